@@ -1,0 +1,125 @@
+"""Files and directories that are either wholly there or not there at all."""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+MANIFEST_NAME = "manifest.json"
+_HASH_CHUNK_BYTES = 1 << 20
+
+
+class DamagedDirectoryError(ValueError):
+    """A published directory differs from its manifest."""
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace `path` with `value` as JSON; a reader sees the old file or the new one, never half."""
+    write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` by write-temp, fsync, rename, fsync of the folder."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def read_json(path: Path) -> Any:
+    """Read one JSON file; raises `FileNotFoundError` or `json.JSONDecodeError`."""
+    return json.loads(path.read_bytes())
+
+
+def append_json_line(path: Path, value: Any) -> None:
+    """Append one line of JSON in a single write, so that lines of two processes never mix."""
+    line = json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """Read every complete line; a last line that is still being written is left for later."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    complete = content[: content.rfind(b"\n") + 1]
+    return [json.loads(line) for line in complete.splitlines() if line.strip()]
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file's content in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_HASH_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def publish_directory(building: Path, final: Path) -> None:
+    """Turn a finished `building` directory into `final`: fsync, manifest last, rename.
+
+    Both must lie on one file system. Raises `FileExistsError` if `final` is there already: what
+    has been published is never replaced.
+    """
+    if final.exists():
+        raise FileExistsError(f"{final.name!r} is published already; published names are not reused")
+    files: dict[str, dict[str, Any]] = {}
+    for path in _list_files(building):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        name = path.relative_to(building).as_posix()
+        files[name] = {"size_bytes": path.stat().st_size, "sha256": hash_file(path)}
+    files.pop(MANIFEST_NAME, None)
+    write_json(building / MANIFEST_NAME, {"files": files})
+    os.rename(building, final)
+    fsync_directory(final.parent)
+
+
+def is_published(directory: Path) -> bool:
+    """Tell whether a directory has its manifest; what has none does not exist."""
+    return (directory / MANIFEST_NAME).is_file()
+
+
+def verify_directory(directory: Path) -> None:
+    """Compare every file of a published directory with its manifest.
+
+    Raises `DamagedDirectoryError` that names the first file that is missing or different.
+    """
+    for name, expected in read_json(directory / MANIFEST_NAME)["files"].items():
+        path = directory / name
+        if not path.is_file():
+            raise DamagedDirectoryError(f"{directory.name}: {name!r} is in the manifest but gone")
+        found = {"size_bytes": path.stat().st_size, "sha256": hash_file(path)}
+        if found != expected:
+            raise DamagedDirectoryError(
+                f"{directory.name}: {name!r} differs from its manifest: found {found}, "
+                f"expected {expected}"
+            )
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make renames inside `directory` survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _list_files(directory: Path) -> Iterator[Path]:
+    return (path for path in sorted(directory.rglob("*")) if path.is_file())

@@ -1,0 +1,83 @@
+"""The names of everything under the storage root; no other module builds these paths by hand.
+
+    <root>/files/<file-id>/     file.json, the uploaded bytes
+    <root>/runs/<run-id>/       spec.json, run.json, events.jsonl, metrics.jsonl, log.txt, ray/
+    <root>/models/<model-id>/   a Hugging Face model directory, lineage.json, manifest.json
+    <root>/aliases.json         which model each alias points to, and pointed to before
+"""
+
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True)
+class StorageLayout:
+    """Paths below one storage root.
+
+    Every method that takes an id raises `ValueError` for one that is not a plain name, so that no
+    client can reach outside the root.
+    """
+
+    root: Path
+
+    def create(self) -> "StorageLayout":
+        """Make the top folders; raises `OSError` where the root cannot be written."""
+        for folder in (self.files, self.runs, self.models):
+            folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    @property
+    def files(self) -> Path:
+        """All uploaded files."""
+        return self.root / "files"
+
+    @property
+    def runs(self) -> Path:
+        """All runs."""
+        return self.root / "runs"
+
+    @property
+    def models(self) -> Path:
+        """All published models."""
+        return self.root / "models"
+
+    @property
+    def aliases(self) -> Path:
+        """The aliases and their history, one JSON file."""
+        return self.root / "aliases.json"
+
+    def file(self, file_id: str) -> Path:
+        """The folder of one uploaded file."""
+        return self.files / check_id(file_id)
+
+    def run(self, run_id: str) -> Path:
+        """The folder of one run."""
+        return self.runs / check_id(run_id)
+
+    def model(self, model_id: str) -> Path:
+        """The folder of one published model."""
+        return self.models / check_id(model_id)
+
+
+def open_storage(root: str | Path) -> StorageLayout:
+    """Open a storage root (`~` is expanded), creating its folders where needed."""
+    return StorageLayout(Path(root).expanduser().resolve()).create()
+
+
+def check_id(identifier: str) -> str:
+    """Return `identifier` if it is a plain name, else raise `ValueError`."""
+    if not _ID_PATTERN.fullmatch(identifier):
+        raise ValueError(
+            f"{identifier!r} is not a valid id: expected 1 to 128 letters, digits, '.', '_' or "
+            "'-', beginning with a letter or digit"
+        )
+    return identifier
+
+
+def new_id(prefix: str) -> str:
+    """Make an id that nobody can guess, such as `ftjob-9f86d081884c7d65`."""
+    return f"{prefix}-{secrets.token_hex(8)}"
