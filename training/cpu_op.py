@@ -1,0 +1,92 @@
+"""DeepSpeed's shared-memory operation for CPU workers, compiled ahead of the first run.
+
+DeepSpeed compiles it the first time that a CPU worker starts and has no fallback. A compiler that
+was killed leaves a lock file behind, on which later runs wait for ever. So it is compiled here,
+under a lock of the operating system's that no dead process can hold; a lock file found then is
+stale.
+"""
+
+import argparse
+import fcntl
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class CompilerError(RuntimeError):
+    """The operation cannot be compiled here."""
+
+
+def ensure_cpu_op() -> bool:
+    """Compile the operation if it is not there yet; returns whether it had to be compiled.
+
+    Raises `CompilerError` without a C++ compiler, or if compiling fails.
+    """
+    builder = _load_builder()
+    folder = _find_build_folder(builder.name)
+    if _is_built(folder, builder.name):
+        return False
+    if shutil.which(os.environ.get("CXX", "c++")) is None and shutil.which("g++") is None:
+        raise CompilerError(
+            "no C++ compiler was found; training on CPUs needs one once: install g++ (on Debian "
+            "and Ubuntu: apt-get install g++)"
+        )
+    with _lock(folder.parent):
+        if _is_built(folder, builder.name):
+            return False
+        (folder / "lock").unlink(missing_ok=True)
+        logger.info("compiling DeepSpeed's shared-memory operation; this happens once")
+        try:
+            builder.load(verbose=False)
+        except (RuntimeError, ImportError, OSError) as exc:
+            raise CompilerError(f"DeepSpeed's CPU operation could not be compiled: {exc}") from exc
+    return True
+
+
+def main() -> int:
+    """Compile the operation from the command line: `python -m training.cpu_op`."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    try:
+        compiled = ensure_cpu_op()
+    except CompilerError as exc:
+        print(f"error: {exc}", file=sys.stderr)  # noqa: T201 - a command line
+        return 1
+    print("compiled" if compiled else "already compiled")  # noqa: T201 - a command line
+    return 0
+
+
+def _load_builder() -> Any:
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    # As `pip` scripts do, so that the environment's own ninja is found without activating it.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder  # noqa: PLC0415
+
+    return ShareMemCommBuilder()
+
+
+def _find_build_folder(name: str) -> Path:
+    from torch.utils.cpp_extension import _get_build_directory  # noqa: PLC0415
+
+    return Path(_get_build_directory(name, verbose=False))
+
+
+def _is_built(folder: Path, name: str) -> bool:
+    return (folder / f"{name}.so").is_file() and not (folder / "lock").exists()
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    with (folder / "tuneserve.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())

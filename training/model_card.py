@@ -1,0 +1,39 @@
+"""The README.md of a model that came out of a run, in the hub's model card format."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+
+def render_model_card(lineage: Mapping[str, Any]) -> str:
+    """Render a card from the lineage: metadata as YAML, then words and figures."""
+    data, spec, metrics = lineage["data"], lineage["spec"], lineage["metrics"]
+    metadata = {
+        "base_model": lineage["base_model"],
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["tuneserve", "fine-tuned"],
+    }
+    packages = ", ".join(f"{name} {found}" for name, found in lineage["packages"].items())
+    return f"""---
+{yaml.safe_dump(metadata, sort_keys=False).strip()}
+---
+
+# {lineage["base_model"]}, fine-tuned on {data["name"]}
+
+`{lineage["base_model"]}` after {spec["epochs"]} epochs on {data["num_rows"]} rows of
+`{data["name"]}` ({data["num_tokens"]:,} tokens, {data["num_learned_tokens"]:,} of them learned).
+
+| | |
+|---|---|
+| run | `{lineage["run_id"]}` |
+| checkpoint | step {lineage["checkpoint_step"]} |
+| training loss of the last epoch | {metrics["loss"]:.4f} |
+| learning rate | {spec["learning_rate"]:g}, {spec["lr_schedule"]} |
+| precision | {spec["precision"]} |
+| data, SHA-256 | `{data["sha256"]}` |
+| made with | {packages} |
+
+The chat template in this folder is the one that the model was trained with.
+"""

@@ -1,0 +1,44 @@
+"""How the weights move: learning rate by step, and what is decayed."""
+
+import math
+from typing import Any
+
+import torch
+
+from training.spec import TrainingSpec
+
+
+def learning_rate_at(step: int, num_steps: int, spec: TrainingSpec) -> float:
+    """Learning rate of optimizer step `step`, counted from 0, of `num_steps`.
+
+    Rises linearly over the first `warmup_ratio` of the steps, then falls to 0 along half a cosine
+    (Loshchilov and Hutter 2017, arXiv 1608.03983, without restarts) or a line, or stays.
+    """
+    num_warmup = math.ceil(spec.warmup_ratio * num_steps)
+    if step < num_warmup:
+        return spec.learning_rate * (step + 1) / num_warmup
+    progress = (step - num_warmup) / max(1, num_steps - num_warmup)
+    if spec.lr_schedule == "cosine":
+        return spec.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+    if spec.lr_schedule == "linear":
+        return spec.learning_rate * (1 - progress)
+    return spec.learning_rate
+
+
+def build_optimizer(model: torch.nn.Module, spec: TrainingSpec) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) with decay on matrices only.
+
+    A sharded parameter is flat, so the shape it has when gathered (`ds_shape`) decides.
+    """
+    decayed: list[torch.nn.Parameter] = []
+    undecayed: list[torch.nn.Parameter] = []
+    for parameter in model.parameters():
+        is_matrix = len(getattr(parameter, "ds_shape", parameter.shape)) > 1
+        (decayed if is_matrix else undecayed).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": decayed, "weight_decay": spec.weight_decay},
+        {"params": undecayed, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=spec.learning_rate, betas=(0.9, 0.95)
+    )

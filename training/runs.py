@@ -1,0 +1,124 @@
+"""What a run writes about itself, in its own folder.
+
+    spec.json      the resolved spec
+    run.json       the record: status, progress, error, and the lease of the one process that writes
+    events.jsonl   what happened, in words
+    metrics.jsonl  one line per optimizer step
+    log.txt        the log
+    data/          the rows as tokens
+    ray/           Ray Train's folder with the sharded checkpoints
+    model/         the finished Hugging Face model, until the application publishes it
+"""
+
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from storage import durable
+from training.spec import TrainingSpec
+
+RunStatus = Literal[
+    "validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"
+]
+FINAL_STATUSES: frozenset[RunStatus] = frozenset({"succeeded", "failed", "cancelled"})
+EventLevel = Literal["info", "warn", "error"]
+
+
+class RunError(BaseModel):
+    """Why a run failed, in the words shown to its user."""
+
+    model_config = ConfigDict(frozen=True)
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+class RunRecord(BaseModel):
+    """The state of a run, replaced as a whole at every change."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    status: RunStatus = "queued"
+    stage: str = Field("", description="What the run is doing right now, in a few words.")
+    created_at: int = Field(description="Unix seconds.")
+    started_at: int | None = None
+    finished_at: int | None = None
+    trained_tokens: int | None = None
+    model_id: str | None = Field(None, description="The model that came of it, once published.")
+    error: RunError | None = None
+    writer: str = Field("", description="The process that may write this record: 'queue', 'job'.")
+    job_id: str | None = Field(None, description="The Ray Job that computes the run.")
+    request: dict[str, Any] = Field(
+        default_factory=dict, description="What the application was asked for; kept, not read here."
+    )
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more will happen to the run."""
+        return self.status in FINAL_STATUSES
+
+
+class RunFolder:
+    """One run's folder: its record, events and metrics."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.spec_file = path / "spec.json"
+        self.record_file = path / "run.json"
+        self.events_file = path / "events.jsonl"
+        self.metrics_file = path / "metrics.jsonl"
+        self.log_file = path / "log.txt"
+        self.data = path / "data"
+        self.ray = path / "ray"
+        self.model = path / "model"
+
+    def create(self, spec: TrainingSpec, record: RunRecord) -> None:
+        """Write a new run; it exists once its record does, which is written last."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        durable.write_json(self.spec_file, spec.model_dump())
+        durable.write_json(self.record_file, record.model_dump())
+
+    def read_spec(self) -> TrainingSpec:
+        """Read the resolved spec."""
+        return TrainingSpec.model_validate(durable.read_json(self.spec_file))
+
+    def read_record(self) -> RunRecord:
+        """Read the record; raises `FileNotFoundError` if there is no such run."""
+        return RunRecord.model_validate(durable.read_json(self.record_file))
+
+    def update_record(self, **changes: Any) -> RunRecord:
+        """Replace fields of the record; only the process that holds it may call this."""
+        record = RunRecord.model_validate({**self.read_record().model_dump(), **changes})
+        durable.write_json(self.record_file, record.model_dump())
+        return record
+
+    def add_event(
+        self, message: str, *, level: EventLevel = "info", data: dict[str, Any] | None = None
+    ) -> None:
+        """Append one event: what happened, in words and in figures."""
+        event = {
+            "created_at": int(time.time()),
+            "level": level,
+            "message": message,
+            "data": data or {},
+        }
+        durable.append_json_line(self.events_file, event)
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """Read all events, oldest first; an event's id is its place in the file."""
+        return [
+            {"id": f"ftevent-{self.path.name}-{number:06d}", **event}
+            for number, event in enumerate(durable.read_json_lines(self.events_file), 1)
+        ]
+
+    def add_metrics(self, metrics: dict[str, float]) -> None:
+        """Append the figures of one optimizer step."""
+        durable.append_json_line(self.metrics_file, metrics)
+
+    def read_metrics(self) -> list[dict[str, float]]:
+        """Read the figures of all steps, oldest first."""
+        return durable.read_json_lines(self.metrics_file)
