@@ -10,6 +10,7 @@ from typing import Any
 
 MANIFEST_NAME = "manifest.json"
 _HASH_CHUNK_BYTES = 1 << 20
+_TAIL_BYTES = 1 << 14
 
 
 class DamagedDirectoryError(ValueError):
@@ -17,7 +18,7 @@ class DamagedDirectoryError(ValueError):
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace `path` with `value` as JSON; a reader sees the old file or the new one, never half."""
+    """Replace `path` with `value` as JSON; a reader sees the old or the new one, never half."""
     write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
@@ -61,6 +62,23 @@ def read_json_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in complete.splitlines() if line.strip()]
 
 
+def read_last_json_line(path: Path) -> Any:
+    """Read the last complete line without reading the whole file; None if there is none."""
+    tail = read_tail(path, _TAIL_BYTES)
+    lines = tail[: tail.rfind(b"\n") + 1].splitlines()
+    return json.loads(lines[-1]) if lines else None
+
+
+def read_tail(path: Path, max_bytes: int) -> bytes:
+    """Read the end of a file; nothing if there is no such file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - max_bytes))
+            return file.read(max_bytes)
+    except FileNotFoundError:
+        return b""
+
+
 def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file's content in hexadecimal."""
     digest = hashlib.sha256()
@@ -77,7 +95,9 @@ def publish_directory(building: Path, final: Path) -> None:
     has been published is never replaced.
     """
     if final.exists():
-        raise FileExistsError(f"{final.name!r} is published already; published names are not reused")
+        raise FileExistsError(
+            f"{final.name!r} is published already; published names are not reused"
+        )
     files: dict[str, dict[str, Any]] = {}
     for path in _list_files(building):
         with path.open("rb") as file:

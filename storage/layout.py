@@ -1,13 +1,14 @@
 """The names of everything under the storage root; no other module builds these paths by hand.
 
-    <root>/files/<file-id>/     file.json, the uploaded bytes
-    <root>/runs/<run-id>/       spec.json, run.json, events.jsonl, metrics.jsonl, log.txt, ray/
-    <root>/models/<model-id>/   a Hugging Face model directory, lineage.json, manifest.json
-    <root>/aliases.json         which model each alias points to, and pointed to before
+<root>/files/<file-id>/     file.json, the uploaded bytes
+<root>/runs/<run-id>/       spec.json, run.json, events.jsonl, metrics.jsonl, log.txt, ray/
+<root>/models/<model-id>/   a Hugging Face model directory, lineage.json, manifest.json
+<root>/aliases.json         which model each alias points to, and pointed to before
 """
 
 import re
 import secrets
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,5 +80,5 @@ def check_id(identifier: str) -> str:
 
 
 def new_id(prefix: str) -> str:
-    """Make an id that nobody can guess, such as `ftjob-9f86d081884c7d65`."""
-    return f"{prefix}-{secrets.token_hex(8)}"
+    """Make an id that nobody else has; ids sort in the order in which they were made."""
+    return f"{prefix}-{time.time_ns():016x}{secrets.token_hex(4)}"

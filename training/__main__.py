@@ -1,6 +1,7 @@
 """`python -m training SPEC.yaml --output DIR`: a whole fine-tune, with no Serve anywhere."""
 
 import argparse
+import logging
 import os
 import sys
 import time
@@ -19,8 +20,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from training.runs import RunFolder, RunRecord
-from training.spec import TrainingSpec, load_spec
+from training.runs import RunFolder, RunRecord, log_to_file
+from training.spec import load_spec
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,17 +46,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _fine_tune(spec_file: Path, output: Path, console: Console) -> Path:
-    from training import launch  # noqa: PLC0415 - slow to import; --help is not
+    from training import launch  # slow to import; --help is not
 
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"{str(output)!r} is not empty: expected a new folder for the run")
     spec = load_spec(spec_file)
+    launch.quiet_libraries()
     with console.status("Reading and tokenising the rows"):
         data = launch.encode_data(spec)
     run = RunFolder(output)
     run.create(spec, RunRecord(id=output.name, created_at=int(time.time()), writer="job"))
     launch.save_data(run, data)
-    with _connect_to_ray(), _show_progress(run, console):
+    with log_to_file(run.log_file), _connect_to_ray(), _show_progress(run, console):
         model = launch.execute_run(run, spec)
         launch.succeed_run(run)
     return model
@@ -64,10 +66,12 @@ def _fine_tune(spec_file: Path, output: Path, console: Console) -> Path:
 @contextmanager
 def _connect_to_ray() -> Iterator[None]:
     """Use the cluster that `RAY_ADDRESS` names, or start one for this command alone."""
-    import ray  # noqa: PLC0415 - slow to import
+    import ray
 
     ray.init(
-        address=os.environ.get("RAY_ADDRESS", "local"), log_to_driver=False, logging_level="ERROR"
+        address=os.environ.get("RAY_ADDRESS", "local"),
+        log_to_driver=False,
+        logging_level=logging.ERROR,
     )
     try:
         yield

@@ -12,7 +12,7 @@ def save_checkpoint(engine: Any, metrics: dict[str, float]) -> None:
 
     `metrics` (step, epoch, loss) go to Ray Train, which keeps or drops checkpoints by them.
     """
-    import ray.train  # noqa: PLC0415 - controllers read this module too, workers alone call this
+    import ray.train
 
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
         engine.save_checkpoint(folder, tag=TAG, client_state={"progress": metrics})

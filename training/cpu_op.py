@@ -53,12 +53,15 @@ def ensure_cpu_op() -> bool:
 def main() -> int:
     """Compile the operation from the command line: `python -m training.cpu_op`."""
     argparse.ArgumentParser(description=__doc__).parse_args()
+    import torch
+
+    if torch.cuda.is_available():
+        return 0  # GPU workers need no operation of this kind
     try:
-        compiled = ensure_cpu_op()
+        ensure_cpu_op()
     except CompilerError as exc:
         print(f"error: {exc}", file=sys.stderr)  # noqa: T201 - a command line
         return 1
-    print("compiled" if compiled else "already compiled")  # noqa: T201 - a command line
     return 0
 
 
@@ -66,13 +69,13 @@ def _load_builder() -> Any:
     os.environ["DS_ACCELERATOR"] = "cpu"
     # As `pip` scripts do, so that the environment's own ninja is found without activating it.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder  # noqa: PLC0415
+    from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 
     return ShareMemCommBuilder()
 
 
 def _find_build_folder(name: str) -> Path:
-    from torch.utils.cpp_extension import _get_build_directory  # noqa: PLC0415
+    from torch.utils.cpp_extension import _get_build_directory
 
     return Path(_get_build_directory(name, verbose=False))
 

@@ -88,7 +88,7 @@ def recognise_format(record: Any) -> DataFormat:
 def parse_row(line: int, record: Any, format: DataFormat) -> Row:  # noqa: A002 - the spec's own word
     """Turn one record into a `Row`; raises `ValueError` that says what is wrong with it."""
     if not isinstance(record, Mapping):
-        raise ValueError(f"expected an object, found {json.dumps(record)[:80]}")  # noqa: TRY004 - users get ValueError
+        raise ValueError(f"expected an object, found {json.dumps(record)[:80]}")
     if format == "text":
         return Row(line, text=_get_text(record, "text"))
     if format == "chat":
@@ -202,7 +202,7 @@ def _render(
 
 
 def _get_template(tokenizer: PreTrainedTokenizerBase) -> str:
-    template = tokenizer.get_chat_template()
+    template = str(tokenizer.get_chat_template())
     return template.replace("{%-", "{%").replace("-%}", "%}")
 
 
@@ -301,7 +301,7 @@ def _parse_messages(messages: Any) -> tuple[Mapping[str, str], ...]:
 
 def _parse_message(index: int, message: Any) -> Mapping[str, str]:
     if not isinstance(message, Mapping):
-        raise ValueError(f"message {index} is {json.dumps(message)[:80]}, expected an object")  # noqa: TRY004 - users get ValueError
+        raise ValueError(f"message {index} is {json.dumps(message)[:80]}, expected an object")
     if message.get("role") not in ROLES:
         raise ValueError(
             f"message {index} has the role {message.get('role')!r}, expected one of {list(ROLES)}"
@@ -314,7 +314,7 @@ def _parse_message(index: int, message: Any) -> Mapping[str, str]:
 def _get_text(record: Mapping[str, Any], key: str) -> str:
     value = record.get(key)
     if not isinstance(value, str):
-        raise ValueError(f"{key!r} is {json.dumps(value)[:80]}, expected text")  # noqa: TRY004 - users get ValueError
+        raise ValueError(f"{key!r} is {json.dumps(value)[:80]}, expected text")
     if not value.strip():
         raise ValueError(f"{key!r} is empty, expected text")
     return value

@@ -11,10 +11,10 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from storage import durable
-from training.dataset import DataFormat, EncodedRow, encode_rows, read_rows
 from training.cpu_op import ensure_cpu_op
+from training.dataset import EncodedRow, encode_rows, read_rows
 from training.runs import RunError, RunFolder
-from training.spec import TrainingSpec
+from training.spec import DataFormat, TrainingSpec
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +59,38 @@ class EncodedData:
 def load_tokenizer(base_model: str) -> PreTrainedTokenizerBase:
     """Load a base model's tokenizer; raises `UnknownModelError` if there is no such model."""
     try:
-        return AutoTokenizer.from_pretrained(base_model, trust_remote_code=False)  # type: ignore[no-any-return]
+        tokenizer = AutoTokenizer.from_pretrained(base_model, trust_remote_code=False)
     except (OSError, ValueError) as exc:
         raise UnknownModelError(_describe_unknown(base_model, exc)) from exc
+    tokenizer.model_max_length = _UNLIMITED_CONTEXT  # lengths are ours to check
+    return tokenizer
+
+
+def split_tokens(row: EncodedRow, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:
+    """Show an encoded row piece by piece: the text of each token and whether it is learned.
+
+    Tokens that hold part of a character are joined until the character is whole.
+    """
+    pieces: list[tuple[str, bool]] = []
+    pending: list[int] = []
+    for token, learned in zip(row.input_ids, row.learned, strict=True):
+        pending.append(token)
+        text = str(tokenizer.decode(pending))
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            pieces.append((text, learned))
+            pending = []
+    if pending:
+        pieces.append((str(tokenizer.decode(pending)), row.learned[-1]))
+    return pieces
+
+
+def quiet_libraries() -> None:
+    """Keep the libraries' own progress bars out of logs and terminals; ours say more."""
+    import datasets
+    from transformers.utils import logging as transformers_logging
+
+    datasets.disable_progress_bars()
+    transformers_logging.disable_progress_bar()
 
 
 def find_context_length(base_model: str) -> int:
@@ -128,7 +157,7 @@ def wants_gpu(spec: TrainingSpec, num_gpus: float) -> bool:
 
 def save_data(run: RunFolder, data: EncodedData) -> None:
     """Put the tokenised rows into the run's folder and tell what they are."""
-    from training.token_rows import save_rows  # noqa: PLC0415 - slow to import
+    from training.token_rows import save_rows
 
     summary = data.summarise()
     save_rows(data.rows, run.data)
@@ -178,9 +207,10 @@ def succeed_run(run: RunFolder, model_id: str | None = None) -> None:
 
 
 def _compute(run: RunFolder, spec: TrainingSpec) -> Path:
-    import ray  # noqa: PLC0415 - preparing a run needs no Ray
+    import ray
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    alive: list[Any] = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes = [node["Resources"] for node in alive if node["Alive"]]
     check_resources(spec, nodes)
     use_gpu = wants_gpu(spec, sum(node.get("GPU", 0.0) for node in nodes))
     if not use_gpu and ensure_cpu_op():
@@ -193,10 +223,10 @@ def train_model(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> Path:
 
     Raises `TrainingFailedError`, or `ConsolidationError` if the weights cannot be trusted.
     """
-    import ray.train  # noqa: PLC0415 - preparing a run needs no Ray
-    from ray.train.torch import TorchTrainer  # noqa: PLC0415
+    import ray.train
+    from ray.train.torch import TorchTrainer
 
-    from training.loop import run_worker  # noqa: PLC0415
+    from training.loop import run_worker
 
     trainer = TorchTrainer(
         run_worker,
@@ -223,7 +253,7 @@ def train_model(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> Path:
 
 
 def _choose_checkpoints(spec: TrainingSpec) -> Any:
-    from ray.train import CheckpointConfig  # noqa: PLC0415
+    from ray.train import CheckpointConfig
 
     if spec.keep == "best":
         return CheckpointConfig(spec.keep_checkpoints, "loss", "min")
@@ -240,9 +270,9 @@ def _choose_result(spec: TrainingSpec, result: Any) -> tuple[Any, dict[str, Any]
 def _consolidate(
     run: RunFolder, spec: TrainingSpec, checkpoint: Path, metrics: Mapping[str, Any]
 ) -> None:
-    import torch  # noqa: PLC0415 - slow to import, and needed only now
+    import torch
 
-    from training.consolidate import consolidate_checkpoint  # noqa: PLC0415
+    from training.consolidate import consolidate_checkpoint
 
     run.add_event(f"Consolidating the checkpoint of step {metrics['step']}", data=dict(metrics))
     started = time.monotonic()
@@ -259,16 +289,18 @@ def _consolidate(
 
 def write_lineage(run: RunFolder, spec: TrainingSpec, metrics: Mapping[str, Any]) -> None:
     """Write where a model came from into its directory: `lineage.json` and the model card."""
-    from training.model_card import render_model_card  # noqa: PLC0415
+    from training.model_card import render_model_card
 
     data = durable.read_json(run.data / "summary.json")
     lineage = {
         "run_id": run.path.name,
-        "base_model": Path(spec.base_model).name if Path(spec.base_model).is_dir() else spec.base_model,
+        "base_model": Path(spec.base_model).name
+        if Path(spec.base_model).is_dir()
+        else spec.base_model,
         "checkpoint_step": metrics["step"],
         "metrics": dict(metrics),
         "data": {"name": Path(spec.train_file).name, **data},
-        "spec": spec.model_dump(),
+        "spec": spec.model_dump(exclude={"base_model", "train_file"}),  # no paths of this machine
         "packages": {name: version(name) for name in _RECORDED_PACKAGES},
         "created_at": int(time.time()),
     }

@@ -5,12 +5,10 @@ micro batches alike: each micro batch contributes its summed loss divided by the
 the whole step. DeepSpeed averages gradients over workers, so the sum is scaled by the world size.
 """
 
-import contextlib
 import logging
 import math
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from training.batching import IGNORED_LABEL, BatchLimits, MicroBatch, Step, plan
 from training.checkpoint import save_checkpoint
 from training.deepspeed_config import build_deepspeed_config
 from training.optimizer import build_optimizer, learning_rate_at
-from training.runs import RunFolder
+from training.runs import RunFolder, log_to_file
 from training.spec import TrainingSpec
 from training.token_rows import TokenRows
 
@@ -70,7 +68,7 @@ def run_worker(config: dict[str, Any]) -> None:
 
 def load_model(spec: TrainingSpec) -> torch.nn.Module:
     """Load the base model; raises `WeightsError` unless file and architecture agree wholly."""
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - after DeepSpeed is set up
+    from transformers import AutoModelForCausalLM
 
     model, info = AutoModelForCausalLM.from_pretrained(
         spec.base_model,
@@ -108,23 +106,8 @@ def sum_loss(model: Any, batch: MicroBatch, device: torch.device) -> torch.Tenso
     )
 
 
-@contextlib.contextmanager
-def log_to_file(path: Path) -> Iterator[None]:
-    """Append the log of the training room to the run's own file."""
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    room = logging.getLogger("training")
-    room.addHandler(handler)
-    room.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        room.removeHandler(handler)
-        handler.close()
-
-
 def _train(spec: TrainingSpec, run: RunFolder) -> None:
-    import ray.train.torch  # noqa: PLC0415 - only workers train
+    import ray.train.torch
 
     context = ray.train.get_context()
     worker = Worker(
@@ -139,8 +122,8 @@ def _train(spec: TrainingSpec, run: RunFolder) -> None:
 def _start_engine(spec: TrainingSpec, worker: Worker) -> Any:
     # DeepSpeed guesses its accelerator at import: say which, and import it here in the worker only.
     os.environ["DS_ACCELERATOR"] = worker.device.type
-    import deepspeed  # noqa: PLC0415
-    from transformers.integrations import HfDeepSpeedConfig  # noqa: PLC0415
+    import deepspeed
+    from transformers.integrations import HfDeepSpeedConfig
 
     deepspeed.init_distributed(dist_backend="nccl" if worker.device.type == "cuda" else "gloo")
     config = build_deepspeed_config(spec, worker.world_size)

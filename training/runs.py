@@ -1,16 +1,19 @@
 """What a run writes about itself, in its own folder.
 
-    spec.json      the resolved spec
-    run.json       the record: status, progress, error, and the lease of the one process that writes
-    events.jsonl   what happened, in words
-    metrics.jsonl  one line per optimizer step
-    log.txt        the log
-    data/          the rows as tokens
-    ray/           Ray Train's folder with the sharded checkpoints
-    model/         the finished Hugging Face model, until the application publishes it
+spec.json      the resolved spec
+run.json       the record: status, progress, error, and the lease of the one process that writes
+events.jsonl   what happened, in words
+metrics.jsonl  one line per optimizer step
+log.txt        the log
+data/          the rows as tokens
+ray/           Ray Train's folder with the sharded checkpoints
+model/         the finished Hugging Face model, until the application publishes it
 """
 
+import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +46,6 @@ class RunRecord(BaseModel):
 
     id: str
     status: RunStatus = "queued"
-    stage: str = Field("", description="What the run is doing right now, in a few words.")
     created_at: int = Field(description="Unix seconds.")
     started_at: int | None = None
     finished_at: int | None = None
@@ -122,3 +124,27 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, float]]:
         """Read the figures of all steps, oldest first."""
         return durable.read_json_lines(self.metrics_file)
+
+    def read_last_metrics(self) -> dict[str, float] | None:
+        """Read the figures of the newest step, or None before the first."""
+        last: dict[str, float] | None = durable.read_last_json_line(self.metrics_file)
+        return last
+
+    def read_log(self, max_bytes: int) -> str:
+        """Read the end of the log, at most `max_bytes` of it."""
+        return durable.read_tail(self.log_file, max_bytes).decode(errors="replace")
+
+
+@contextmanager
+def log_to_file(path: Path) -> Iterator[None]:
+    """Append the log of the training room to the run's own file."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    room = logging.getLogger("training")
+    room.addHandler(handler)
+    room.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        room.removeHandler(handler)
+        handler.close()

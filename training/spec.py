@@ -44,7 +44,9 @@ class TrainingSpec(BaseModel):
     weight_decay: float = Field(
         0.01, ge=0, le=1, description="Decoupled weight decay; never on norms and biases."
     )
-    max_grad_norm: float = Field(1.0, gt=0, description="Global norm at which gradients are clipped.")
+    max_grad_norm: float = Field(
+        1.0, gt=0, description="Global norm at which gradients are clipped."
+    )
     micro_batch_tokens: int = Field(
         1024, ge=8, description="Padded tokens in one micro batch of one worker, at most."
     )
@@ -61,7 +63,7 @@ class TrainingSpec(BaseModel):
 
     keep: Literal["last", "best"] = Field(
         "last",
-        description="Which checkpoint becomes the model: the last, or the one of the epoch with the "
+        description="Which checkpoint becomes the model: the last, or that of the epoch with the "
         "lowest training loss.",
     )
     keep_checkpoints: int = Field(

@@ -1,0 +1,64 @@
+# `make run` starts Tuneserve, `make test` tests it; both set up what they need.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-fast lint format bench setup check wheel clean
+
+help: ## show what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+run: check-port setup ## start the application on the embedded default, and print its address
+	@$(BIN)/tuneserve run deploy.yaml
+
+setup: $(VENV)/.installed $(VENV)/.compiled ## install everything that `make run` needs
+
+test: $(VENV)/.installed-test $(VENV)/.compiled ## run all tests
+	$(BIN)/python -m pytest -m "not e2e"
+	$(BIN)/python -m pytest -m e2e
+
+test-fast: $(VENV)/.installed-test ## run the tests that need no cluster and no browser
+	$(BIN)/python -m pytest -m "not e2e"
+
+lint: $(VENV)/.installed-test ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-test ## put the code into its standard form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.installed-test $(VENV)/.compiled ## measure the embedded default
+	$(BIN)/python -m benchmarks.first_light
+
+wheel: $(VENV)/.installed-test ## build the wheel into dist/
+	$(BIN)/python -m build --wheel --outdir dist .
+
+check: ## see whether this machine has what is needed
+	@$(PYTHON) apps/preflight.py --environment $(VENV)
+
+.PHONY: check-port
+check-port:
+	@$(PYTHON) apps/preflight.py --environment $(VENV) --deploy deploy.yaml
+
+$(VENV)/.installed: pyproject.toml constraints.txt | check
+	@echo "Installing into $(VENV); this takes a few minutes the first time"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@$(PIP) --editable '.[test,lint]'
+	@touch $@
+
+$(VENV)/.compiled: $(VENV)/.installed
+	@echo "Preparing DeepSpeed for this machine"
+	@$(BIN)/python -m training.cpu_op
+	@touch $@
+
+clean: ## remove the environment and everything built
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,198 @@
+"""The application behind HTTP: its Serve deployments and how they are joined.
+
+Api              stateless, any number of replicas; reads the disk, asks the other two
+Generator        any number of replicas; answers chats
+FineTuningQueue  one replica; its state is on disk
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve import Application
+from ray.serve.handle import DeploymentHandle
+from serving.generator import Generator, GeneratorSettings
+
+from apps.access import AccessControl
+from apps.base_models import install_base_models
+from apps.bundled import HANDBOOK_FILE_ID, find_handbook
+from apps.errors import install_error_handlers
+from apps.files import FileStore
+from apps.queue import RunQueue
+from apps.ray_jobs import RayJobRunner
+from apps.routes import chat, files, health, jobs, models
+from apps.services import Services
+from apps.settings import ApplicationSettings, read_api_key
+from serving.model_store import ModelStore
+from storage.layout import open_storage
+
+logger = logging.getLogger(__name__)
+
+MULTIPART_BYTES = 100_000  # what a form adds to the file in it
+RECONCILE_INTERVAL_S = 1.0
+API_CPUS = 0.1
+QUEUE_CPUS = 0.1
+UI_CPUS = 0.1
+GENERATOR_CPUS = 0.4
+# Serving keeps these for good, so fine-tunes can never have them.
+RESERVED_CPUS = API_CPUS + QUEUE_CPUS + UI_CPUS + GENERATOR_CPUS
+
+
+def build_app(settings: ApplicationSettings) -> Application:
+    """Build the application that `deploy.yaml` names, with typed and checked settings."""
+    layout = open_storage(settings.storage)
+    install_base_models(ModelStore(layout), settings.base_models)
+    FileStore(layout).add(HANDBOOK_FILE_ID, find_handbook(), "handbook.jsonl")
+    generator = Generator.bind(
+        GeneratorSettings(
+            storage=str(layout.root),
+            engine=settings.engine,
+            max_loaded_models=settings.max_loaded_models,
+        )
+    )
+    queue = FineTuningQueue.bind(str(layout.root), settings.max_concurrent_runs)
+    return Api.bind(str(layout.root), settings, generator, queue)  # type: ignore[no-any-return]
+
+
+def build_http(services: Services, api_key: str | None) -> AccessControl:
+    """Put the routes together; the same with and without Serve."""
+    app = FastAPI(
+        title="Tuneserve",
+        docs_url="/docs",
+        redoc_url=None,
+        max_body_size=services.max_upload_bytes + MULTIPART_BYTES,  # before it fills the disk
+    )
+    app.state.services = services
+    install_error_handlers(app)
+    for resource in (health, files, jobs, models, chat):
+        app.include_router(resource.router)
+    return AccessControl(app, api_key)
+
+
+@serve.deployment(
+    num_replicas=1,
+    max_ongoing_requests=256,
+    max_queued_requests=256,
+    ray_actor_options={"num_cpus": QUEUE_CPUS},
+    graceful_shutdown_timeout_s=2,
+)
+class FineTuningQueue:
+    """The queue as one replica that looks after the runs on disk once a second."""
+
+    def __init__(self, storage: str, max_concurrent_runs: int) -> None:
+        self._queue = RunQueue(
+            open_storage(storage),
+            RayJobRunner(),
+            max_concurrent_runs=max_concurrent_runs,
+            reserved_cpus=RESERVED_CPUS,
+        )
+        self._task = asyncio.get_event_loop().create_task(self._keep_reconciling())
+
+    async def create(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Check and queue a fine-tune."""
+        return await self._queue.create(body)
+
+    async def preview(self, file_id: str, model: str, num_rows: int) -> dict[str, Any]:
+        """Show rows of a file as tokens."""
+        return await self._queue.preview(file_id, model, num_rows)
+
+    async def get_defaults(self, model: str) -> dict[str, Any]:
+        """Settings that a fine-tune of a model has unless told otherwise."""
+        return self._queue.get_defaults(model)
+
+    async def cancel(self, run_id: str) -> dict[str, Any]:
+        """Stop a fine-tune."""
+        return await self._queue.cancel(run_id)
+
+    def check_health(self) -> None:
+        """Let Serve restart this replica if it looks after the runs no more."""
+        if self._task.done():
+            raise RuntimeError("the queue's loop has ended")
+
+    async def _keep_reconciling(self) -> None:
+        while True:
+            try:
+                await self._queue.reconcile()
+            except Exception:  # one faulty run must not stop all the others
+                logger.exception("looking after the runs failed; trying again")
+            await asyncio.sleep(RECONCILE_INTERVAL_S)
+
+
+class _RemoteChat:
+    """The generator behind a Serve handle."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+
+    async def chat(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Answer one chat; leaving early cancels it."""
+        pieces = self._handle.options(stream=True).chat.remote(body)
+        try:
+            async for piece in pieces:
+                yield piece
+        finally:
+            pieces.cancel()
+
+    async def check(self) -> None:
+        """Raise if no generator answers."""
+        await self._handle.loaded_models.remote()
+
+
+class _RemoteQueue:
+    """The queue behind a Serve handle."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+
+    async def create(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Check and queue a fine-tune."""
+        return await self._handle.create.remote(body)  # type: ignore[no-any-return]
+
+    async def preview(self, file_id: str, model: str, num_rows: int) -> dict[str, Any]:
+        """Show rows of a file as tokens."""
+        return await self._handle.preview.remote(file_id, model, num_rows)  # type: ignore[no-any-return]
+
+    async def get_defaults(self, model: str) -> dict[str, Any]:
+        """Settings that a fine-tune of a model has unless told otherwise."""
+        return await self._handle.get_defaults.remote(model)  # type: ignore[no-any-return]
+
+    async def cancel(self, run_id: str) -> dict[str, Any]:
+        """Stop a fine-tune."""
+        return await self._handle.cancel.remote(run_id)  # type: ignore[no-any-return]
+
+
+@serve.deployment(
+    num_replicas=1,
+    max_ongoing_requests=512,
+    max_queued_requests=512,
+    ray_actor_options={"num_cpus": API_CPUS},
+    graceful_shutdown_timeout_s=5,
+)
+@serve.ingress()
+class Api:
+    """The HTTP API; everything it knows is on disk or asked of the other deployments."""
+
+    def __init__(
+        self,
+        storage: str,
+        settings: ApplicationSettings,
+        generator: DeploymentHandle,
+        queue: DeploymentHandle,
+    ) -> None:
+        layout = open_storage(Path(storage))
+        self._services = Services(
+            layout=layout,
+            files=FileStore(layout),
+            models=ModelStore(layout),
+            chat=_RemoteChat(generator),
+            fine_tuning=_RemoteQueue(queue),
+            max_upload_bytes=settings.max_upload_bytes,
+        )
+
+    def __serve_build_asgi_app__(self) -> AccessControl:
+        """Give Serve the ASGI application, once this replica is set up."""
+        return build_http(self._services, read_api_key())

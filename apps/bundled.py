@@ -1,0 +1,38 @@
+"""The embedded default: what ships with the product so that it works out of the box."""
+
+from pathlib import Path
+
+import yaml
+
+DEMONSTRATION_MODEL = "tuneserve-demo"
+HANDBOOK_FILE_ID = "file-handbook"
+
+
+def find_bundled(name: str) -> Path:
+    """Return the path of a bundled file or folder, in an installed wheel or in a checkout.
+
+    Raises `FileNotFoundError` if the installation lacks it.
+    """
+    here = Path(__file__).parent
+    places = (here / "bundled" / name, here.parent / "examples" / name, here.parent / name)
+    for place in places:
+        if place.exists():
+            return place
+    raise FileNotFoundError(f"the installation lacks {name!r}; install it again")
+
+
+def find_demonstration_model() -> Path:
+    """The folder of the small base model."""
+    return find_bundled(DEMONSTRATION_MODEL)
+
+
+def find_handbook() -> Path:
+    """The rows of the invented company's handbook."""
+    return find_bundled("handbook") / "train.jsonl"
+
+
+def read_demonstration_settings() -> dict[str, object]:
+    """Training settings that suit the demonstration model, as in `handbook.yaml`."""
+    settings = dict(yaml.safe_load(find_bundled("handbook.yaml").read_text()))
+    del settings["base_model"], settings["train_file"]
+    return settings

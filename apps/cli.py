@@ -1,0 +1,112 @@
+"""`tuneserve`: start the application from any folder."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import httpx
+import typer
+from rich.console import Console
+
+from apps import preflight
+from apps.bundled import find_bundled
+
+START_TIMEOUT_S = 300.0
+_POLL_S = 0.5
+_DEPLOY_NAME = "deploy.yaml"
+
+cli = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
+DeployFile = Annotated[Path, typer.Argument(help="Settings of the application.")]
+
+
+@cli.command()
+def init(folder: Annotated[Path, typer.Argument(help="Where to put it.")] = Path()) -> None:
+    """Write a deploy.yaml to start from; `serve run deploy.yaml` or `tuneserve run` starts it."""
+    target = folder / _DEPLOY_NAME
+    if target.exists():
+        _fail(f"{str(target)!r} is there already; it is left as it is")
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(find_bundled(_DEPLOY_NAME), target)
+    Console().print(f"wrote {target}; now run: tuneserve run {target}", highlight=False)
+
+
+@cli.command()
+def run(deploy: DeployFile = Path(_DEPLOY_NAME)) -> None:
+    """Start everything, say when the page answers, and stop it all on Ctrl-C."""
+    if not deploy.is_file():
+        _fail(f"there is no {str(deploy)!r} here; 'tuneserve init' writes one")
+    if faults := list(preflight.find_faults(None, deploy)):
+        _fail("; ".join(faults))
+    address = f"http://127.0.0.1:{preflight.read_port(deploy)}"
+    log = Path(f"{deploy.stem}.log").resolve()
+    console = Console()
+    with log.open("w") as output:
+        server = _start_server(deploy, output.fileno())
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with console.status("Starting Ray, the API, the model and the page"):
+                _wait_until_up(server, address, log)
+            console.print(f"\n  The page:  [bold]{address}/ui/[/bold]")
+            console.print(f"  The API:   {address}/v1   (its description: {address}/docs)")
+            console.print(f"  The log:   {log}\n\n  Ctrl-C stops it.", highlight=False)
+            sys.exit(server.wait())
+        except KeyboardInterrupt:
+            console.print("Stopping")
+        finally:
+            stop_server(server)
+
+
+def main() -> None:
+    """Run the command line."""
+    cli()
+
+
+def stop_server(server: "subprocess.Popen[bytes]", timeout_s: float = 30.0) -> None:
+    """End `serve run` and with it the whole application."""
+    if server.poll() is None:
+        server.terminate()
+        try:
+            server.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _start_server(deploy: Path, output: int) -> "subprocess.Popen[bytes]":
+    # The environment's own `serve` and `ninja`, whether it is activated or not.
+    folder = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"}
+    return subprocess.Popen(  # noqa: S603 - our own command
+        [folder / "serve", "run", deploy],
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,  # Ctrl-C is ours to handle: `serve run` may have it ignored
+    )
+
+
+def _wait_until_up(server: "subprocess.Popen[bytes]", address: str, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not (_answers(f"{address}/healthz") and _answers(f"{address}/ui/")):
+        if server.poll() is not None or time.monotonic() > deadline:
+            lines = log.read_text(errors="replace").strip().splitlines()
+            _fail("the application did not start:\n" + "\n".join(lines[-15:]))
+        time.sleep(_POLL_S)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5.0).status_code in {200, 401}
+    except httpx.HTTPError:
+        return False
+
+
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True).print(f"error: {message}", markup=False, highlight=False)
+    raise typer.Exit(1)

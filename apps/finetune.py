@@ -1,0 +1,62 @@
+"""One fine-tune as a process of its own: what the queue submits as a Ray Job.
+
+It outlives the page and the API that asked for it: it knows only the storage root and the run.
+"""
+
+import argparse
+import logging
+import sys
+
+from apps.queue import name_model
+from serving.model_store import ModelStore
+from storage.layout import StorageLayout, open_storage
+from training import launch
+from training.runs import RunFolder, log_to_file
+
+logger = logging.getLogger(__name__)
+
+LATEST_ALIAS = "latest"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compute one queued run and publish its model; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m apps.finetune", description=__doc__)
+    parser.add_argument("run_id")
+    parser.add_argument("--storage", required=True, help="the storage root")
+    options = parser.parse_args(arguments)
+    layout = open_storage(options.storage)
+    run = RunFolder(layout.run(options.run_id))
+    with log_to_file(run.log_file):
+        return execute_queued_run(layout, run)
+
+
+def execute_queued_run(layout: StorageLayout, run: RunFolder) -> int:
+    """Train, publish, point `latest` at the result; a failure is in the record already."""
+    import ray
+
+    launch.quiet_libraries()
+    ray.init(log_to_driver=False)
+    try:
+        launch.execute_run(run, run.read_spec())
+        launch.succeed_run(run, publish_model(layout, run))
+    except Exception as exc:  # noqa: BLE001 - the process ends here, and its record must say why
+        if not run.read_record().is_final:
+            launch.fail_run(run, exc)
+        return 1
+    finally:
+        ray.shutdown()
+    return 0
+
+
+def publish_model(layout: StorageLayout, run: RunFolder) -> str:
+    """Move a run's model into the store and make it the latest; returns its id."""
+    store = ModelStore(layout)
+    model_id = name_model(run.read_record())
+    store.publish(run.model, model_id)
+    store.point_alias(LATEST_ALIAS, model_id)
+    run.add_event(f"Published as {model_id}, and {LATEST_ALIAS!r} points to it")
+    return model_id
+
+
+if __name__ == "__main__":
+    sys.exit(main())

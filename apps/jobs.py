@@ -1,0 +1,165 @@
+"""Fine-tuning jobs in OpenAI's shapes: what a client asks for, and a run as it is shown."""
+
+import time
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from apps.errors import ApiError
+from training.runs import RunFolder, RunRecord
+from training.spec import TrainingSpec
+
+_SERVER_SETTINGS = frozenset({"base_model", "train_file"})
+
+Auto = Literal["auto"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Hyperparameters(_Model):
+    """OpenAI's names; 'auto' leaves the default of the base model."""
+
+    n_epochs: Auto | int = Field("auto", description="Passes over the rows.")
+    batch_size: Auto | int = Field("auto", description="Rows per optimizer step, all workers.")
+    learning_rate_multiplier: Auto | float = Field(
+        "auto", description="Factor on the base model's default learning rate."
+    )
+
+
+class SupervisedMethod(_Model):
+    """Settings of supervised fine-tuning."""
+
+    hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
+
+
+class Method(_Model):
+    """How to fine-tune; only supervised fine-tuning exists."""
+
+    type: Literal["supervised"] = "supervised"
+    supervised: SupervisedMethod = Field(default_factory=SupervisedMethod)
+
+
+class FineTuneRequest(_Model):
+    """Body of `POST /v1/fine_tuning/jobs`."""
+
+    model: str = Field(min_length=1, description="Id or alias of the model to start from.")
+    training_file: str = Field(min_length=1, description="Id of an uploaded file.")
+    suffix: str | None = Field(
+        None,
+        min_length=1,
+        max_length=40,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$",
+        description="Becomes part of the new model's id.",
+    )
+    seed: int | None = Field(None, description="Seed of the order of rows.")
+    metadata: dict[str, str] | None = Field(None, max_length=16, description="Kept with the job.")
+    hyperparameters: Hyperparameters | None = Field(None, description="OpenAI's older place.")
+    method: Method | None = Field(None, description="OpenAI's newer place for hyperparameters.")
+    training: dict[str, Any] = Field(
+        default_factory=dict, description="Any setting of our own training spec; these win."
+    )
+
+    def resolve_settings(self, defaults: TrainingSpec) -> TrainingSpec:
+        """Lay what was asked for over a base model's defaults.
+
+        Raises `ApiError` or `pydantic.ValidationError` for a setting that cannot be.
+        """
+        if taken := _SERVER_SETTINGS & set(self.training):
+            raise ApiError(
+                400,
+                f"{sorted(taken)} cannot be set in 'training'; use 'model' and 'training_file'",
+                param="training",
+            )
+        settings = defaults.model_dump()
+        if self.seed is not None:
+            settings["seed"] = self.seed
+        settings.update(self.training)
+        return TrainingSpec.model_validate(
+            {**settings, **self._translate_hyperparameters(settings)}
+        )
+
+    def _translate_hyperparameters(self, settings: dict[str, Any]) -> dict[str, Any]:
+        asked = self.hyperparameters or Hyperparameters()
+        if self.method is not None:
+            asked = self.method.supervised.hyperparameters
+        changes: dict[str, Any] = {}
+        if asked.n_epochs != "auto" and "epochs" not in self.training:
+            changes["epochs"] = asked.n_epochs
+        if asked.learning_rate_multiplier != "auto" and "learning_rate" not in self.training:
+            changes["learning_rate"] = settings["learning_rate"] * asked.learning_rate_multiplier
+        if asked.batch_size != "auto" and "micro_batch_size" not in self.training:
+            changes["micro_batch_size"] = _divide_batch(asked.batch_size, settings)
+        return changes
+
+
+def _divide_batch(batch_size: int, settings: dict[str, Any]) -> int:
+    """Rows per micro batch: train batch = micro batch × accumulation × workers."""
+    shares = settings["num_workers"] * settings["gradient_accumulation_steps"]
+    if batch_size < 1 or batch_size % shares:
+        raise ApiError(
+            400,
+            f"batch_size is {batch_size}, expected a positive multiple of {shares} "
+            f"({settings['num_workers']} workers × {settings['gradient_accumulation_steps']} "
+            "accumulation steps)",
+            param="batch_size",
+        )
+    return batch_size // shares
+
+
+def describe_job(run: RunFolder, record: RunRecord | None = None) -> dict[str, Any]:
+    """Show a run as OpenAI's `fine_tuning.job`, with our `progress` beside it."""
+    record = record or run.read_record()
+    spec = run.read_spec()
+    last = run.read_last_metrics()
+    hyperparameters = {
+        "n_epochs": spec.epochs,
+        "batch_size": _count_batch(spec) or "auto",
+        "learning_rate_multiplier": "auto",
+    }
+    is_running = record.status == "running"
+    return {
+        "id": record.id,
+        "object": "fine_tuning.job",
+        "created_at": record.created_at,
+        "started_at": record.started_at,
+        "finished_at": record.finished_at,
+        "estimated_finish": int(time.time() + last["remaining_s"]) if last and is_running else None,
+        "status": record.status,
+        "model": record.request["model"],
+        "fine_tuned_model": record.model_id,
+        "organization_id": "tuneserve",
+        "training_file": record.request["training_file"],
+        "validation_file": None,
+        "result_files": [],
+        "seed": spec.seed,
+        "trained_tokens": record.trained_tokens,
+        "hyperparameters": hyperparameters,
+        "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
+        "error": record.error.model_dump() if record.error else None,
+        "user_provided_suffix": record.request.get("suffix"),
+        "metadata": record.request.get("metadata"),
+        "integrations": None,
+        "training": spec.model_dump(exclude=set(_SERVER_SETTINGS)),
+        "progress": _describe_progress(last),
+    }
+
+
+def describe_event(event: dict[str, Any]) -> dict[str, Any]:
+    """Show an event as OpenAI's `fine_tuning.job.event`."""
+    kind = "metrics" if "loss" in event["data"] else "message"
+    return {"object": "fine_tuning.job.event", "type": kind, **event}
+
+
+def _count_batch(spec: TrainingSpec) -> int | None:
+    if spec.micro_batch_size is None:
+        return None
+    return spec.micro_batch_size * spec.gradient_accumulation_steps * spec.num_workers
+
+
+def _describe_progress(last: dict[str, float] | None) -> dict[str, float] | None:
+    if last is None:
+        return None
+    keys = ("step", "num_steps", "epoch", "loss", "tokens_per_s", "elapsed_s", "remaining_s")
+    return {key: last[key] for key in keys}

@@ -1,0 +1,101 @@
+"""What has to hold before anything long starts; needs nothing but Python itself.
+
+`make` runs this file with the system's Python before there is an environment.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import socket
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+MIN_PYTHON = (3, 11)
+INSTALL_BYTES = 8_000_000_000  # the environment, with a GPU build of torch
+RUN_BYTES = 1_000_000_000  # checkpoints and models of a few small fine-tunes
+DEFAULT_PORT = 8000
+
+
+def main() -> int:
+    """Print each fault in one sentence; returns 1 if there is any."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--environment", type=Path, help="folder that the environment goes into")
+    parser.add_argument("--deploy", type=Path, help="deploy.yaml whose port must be free")
+    options = parser.parse_args()
+    faults = list(find_faults(options.environment, options.deploy))
+    for fault in faults:
+        print(f"error: {fault}", file=sys.stderr)  # noqa: T201 - a command line
+    return 1 if faults else 0
+
+
+def find_faults(environment: Path | None, deploy: Path | None) -> Iterator[str]:
+    """Yield a sentence for everything that is missing, and what to do about it."""
+    if sys.version_info < MIN_PYTHON:
+        yield (
+            f"Python {sys.version_info[0]}.{sys.version_info[1]} is too old; "
+            f"install Python {MIN_PYTHON[0]}.{MIN_PYTHON[1]} or newer"
+        )
+    yield from check_compiler()
+    if environment is not None:
+        needed = RUN_BYTES if environment.is_dir() else INSTALL_BYTES
+        yield from check_disk(environment.resolve().parent, needed)
+    if deploy is not None:
+        yield from check_port(read_port(deploy))
+
+
+def check_compiler() -> Iterator[str]:
+    """Training on CPUs compiles an operation once; it needs a C++ compiler and Python's headers."""
+    if has_gpu_driver():
+        return
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        yield (
+            f"no C++ compiler {compiler!r} was found, and training on CPUs needs one; install it "
+            "(on Debian and Ubuntu: apt-get install g++)"
+        )
+    if not Path(sysconfig.get_paths()["include"], "Python.h").is_file():
+        yield (
+            "Python's C headers are missing, and training on CPUs needs them; install them "
+            "(on Debian and Ubuntu: apt-get install python3-dev)"
+        )
+
+
+def check_disk(folder: Path, needed_bytes: int) -> Iterator[str]:
+    """Compare the free space of a folder's disk with what is needed, in bytes."""
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes:
+        yield (
+            f"only {free / 1e9:.1f} GB are free in {str(folder)!r}, and "
+            f"{needed_bytes / 1e9:.0f} GB are needed; make room or use another disk"
+        )
+
+
+def check_port(port: int) -> Iterator[str]:
+    """Try to listen on a port of this machine."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            yield (
+                f"port {port} is in use; stop the program that has it, or change http_options.port "
+                "and api_url in deploy.yaml"
+            )
+
+
+def read_port(deploy: Path) -> int:
+    """Find the port in a deploy.yaml; read as text, for YAML is not part of Python."""
+    found = re.search(r"^\s+port:\s*(\d+)", deploy.read_text(), re.MULTILINE)
+    return int(found[1]) if found else DEFAULT_PORT
+
+
+def has_gpu_driver() -> bool:
+    """Whether an NVIDIA driver is there; then training runs on GPUs and compiles nothing here."""
+    return shutil.which("nvidia-smi") is not None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

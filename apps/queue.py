@@ -1,0 +1,256 @@
+"""The queue of fine-tunes: checks what is asked for, starts runs in order, ends them.
+
+Everything it knows is on disk in the runs' records, so it may be restarted at any time. It writes
+the record of a run that waits; it hands the record over to the run's own Ray Job when it starts it,
+and takes it back only when that job is known to have ended.
+"""
+
+import asyncio
+import logging
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol
+
+from apps.bundled import DEMONSTRATION_MODEL, read_demonstration_settings
+from apps.errors import ApiError, not_found
+from apps.files import FileStore
+from apps.jobs import FineTuneRequest, describe_job
+from serving.errors import ModelNotFoundError
+from serving.model_store import ModelStore, StoredModel
+from storage.layout import StorageLayout, new_id
+from training import launch
+from training.dataset import DataError
+from training.runs import RunError, RunFolder, RunRecord, RunStatus
+from training.spec import TrainingSpec
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 10.0
+
+JobState = Literal["active", "ended", "unknown"]
+
+
+class JobRunner(Protocol):
+    """What the queue needs of Ray Jobs; job ids are run ids."""
+
+    def start(self, job_id: str, command: str) -> None:
+        """Start a job; does nothing if one of this id was started already."""
+
+    def find_state(self, job_id: str) -> JobState:
+        """Whether a job is under way, has ended, or was never known to this cluster."""
+
+    def stop(self, job_id: str, timeout_s: float) -> bool:
+        """Stop a job and wait until it ended; returns whether it did in time."""
+
+    def read_logs(self, job_id: str) -> str:
+        """What a job printed, as far as it is known."""
+
+    def list_nodes(self) -> list[dict[str, float]]:
+        """Total resources of every node of the cluster."""
+
+
+class RunQueue:
+    """Runs in the order of their creation, `max_concurrent_runs` at once."""
+
+    def __init__(
+        self,
+        layout: StorageLayout,
+        runner: JobRunner,
+        *,
+        max_concurrent_runs: int = 1,
+        reserved_cpus: float = 0.0,
+    ) -> None:
+        self._layout = layout
+        self._runner = runner
+        self._files = FileStore(layout)
+        self._models = ModelStore(layout)
+        self._max_concurrent_runs = max_concurrent_runs
+        self._reserved_cpus = reserved_cpus
+        self._cancelling: set[str] = set()
+
+    async def create(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Check a fine-tune wholly and put it into the queue; returns the job as it is shown.
+
+        Raises `ValueError` or `ApiError` for anything that could not work.
+        """
+        return await asyncio.to_thread(self._create, FineTuneRequest.model_validate(body))
+
+    async def preview(self, file_id: str, model: str, num_rows: int) -> dict[str, Any]:
+        """Show how the first rows of a file become tokens for a model."""
+        return await asyncio.to_thread(self._preview, file_id, model, num_rows)
+
+    def get_defaults(self, model: str) -> dict[str, Any]:
+        """The settings that a fine-tune of `model` has unless told otherwise, and their schema."""
+        hidden = {"base_model", "train_file"}
+        schema = TrainingSpec.model_json_schema()["properties"]
+        return {
+            "object": "fine_tuning.defaults",
+            "model": model,
+            "training": self._default_spec(self._models.resolve(model), "-").model_dump(
+                exclude=hidden
+            ),
+            "schema": {key: value for key, value in schema.items() if key not in hidden},
+        }
+
+    async def cancel(self, run_id: str) -> dict[str, Any]:
+        """Stop a run now, waiting or computing; returns the job as it is shown.
+
+        Raises `ApiError` 404 for an unknown run, 409 for one that has ended.
+        """
+        run = self._find_run(run_id)
+        record = run.read_record()
+        if record.is_final:
+            raise ApiError(409, f"job {run_id!r} has {record.status} already", code="job_ended")
+        self._cancelling.add(run_id)
+        try:
+            run.add_event("Cancelling")
+            if record.writer == "job":
+                stopped = await asyncio.to_thread(self._runner.stop, run_id, STOP_TIMEOUT_S)
+                if not stopped:
+                    raise ApiError(504, f"job {run_id!r} did not stop in {STOP_TIMEOUT_S:g} s")
+                record = run.read_record()
+            if not record.is_final:  # it may have succeeded in the last moment
+                self._end(run, "cancelled", "The fine-tune was cancelled")
+        finally:
+            self._cancelling.discard(run_id)
+        return describe_job(run)
+
+    async def reconcile(self) -> None:
+        """Bring what is on disk and what computes together: end what died, start what waits."""
+        await asyncio.to_thread(self._reconcile)
+
+    def _reconcile(self) -> None:
+        computing = 0
+        waiting: list[RunFolder] = []
+        for run, record in self._list_unfinished():
+            if record.id in self._cancelling:
+                computing += record.writer == "job"
+            elif record.writer == "queue":
+                waiting.append(run)
+            elif (state := self._runner.find_state(record.id)) == "active":
+                computing += 1
+            elif state == "unknown" and record.status == "queued":
+                waiting.append(run)  # we were killed between handing it over and starting it
+            else:
+                self._bury(run)
+        for run in waiting[: max(0, self._max_concurrent_runs - computing)]:
+            self._start(run)
+
+    def _create(self, request: FineTuneRequest) -> dict[str, Any]:
+        model = self._models.resolve(request.model)
+        train_file = self._files.find_content(request.training_file)
+        spec = request.resolve_settings(self._default_spec(model, str(train_file)))
+        launch.check_resources(spec, self._runner.list_nodes(), self._reserved_cpus)
+        try:
+            data = launch.encode_data(spec)
+        except DataError as exc:
+            raise ApiError(
+                400, str(exc), param="training_file", code="invalid_training_file"
+            ) from exc
+        run = RunFolder(self._layout.run(new_id("ftjob")))
+        run.path.mkdir()
+        launch.save_data(run, data)
+        asked = {**request.model_dump(mode="json"), "model": model.id}
+        record = RunRecord(
+            id=run.path.name, created_at=int(time.time()), writer="queue", request=asked
+        )
+        run.add_event("Waiting for its turn")
+        run.create(spec, record)
+        return describe_job(run, record)
+
+    def _preview(self, file_id: str, model: str, num_rows: int) -> dict[str, Any]:
+        stored = self._models.resolve(model)
+        spec = self._default_spec(stored, str(self._files.find_content(file_id)))
+        data = launch.encode_data(spec)
+        tokenizer = launch.load_tokenizer(spec.base_model)
+        rows = [
+            {
+                "line": row.line,
+                "tokens": [
+                    {"text": text, "learned": learned}
+                    for text, learned in launch.split_tokens(row, tokenizer)
+                ],
+            }
+            for row in data.rows[:num_rows]
+        ]
+        return {"object": "file.preview", **data.summarise(), "rows": rows}
+
+    def _default_spec(self, model: StoredModel, train_file: str) -> TrainingSpec:
+        settings = {}
+        if find_root(self._models, model) == DEMONSTRATION_MODEL:
+            settings = read_demonstration_settings()
+        return TrainingSpec.model_validate(
+            {**settings, "base_model": str(model.path), "train_file": train_file}
+        )
+
+    def _start(self, run: RunFolder) -> None:
+        """Hand a run over to its job; the record goes first, and a job starts only once."""
+        record = run.update_record(writer="job", job_id=run.path.name)
+        command = f"{sys.executable} -m apps.finetune --storage {self._layout.root} {record.id}"
+        self._runner.start(record.id, command)
+        logger.info("started run %s", record.id)
+
+    def _bury(self, run: RunFolder) -> None:
+        """End a run whose job has ended without saying so."""
+        if run.read_record().is_final:  # it said so just now
+            return
+        output = self._runner.read_logs(run.path.name).strip()
+        reason = "the application was stopped or its process was killed while it computed"
+        if output:
+            reason = f"its process ended before its time: {output.splitlines()[-1][:300]}"
+        self._end(run, "failed", f"The fine-tune failed: {reason}", reason)
+
+    def _end(
+        self, run: RunFolder, status: RunStatus, message: str, reason: str | None = None
+    ) -> None:
+        run.add_event(message, level="error" if reason else "info")
+        error = RunError(code="interrupted", message=reason).model_dump() if reason else None
+        run.update_record(status=status, finished_at=int(time.time()), writer="queue", error=error)
+
+    def _list_unfinished(self) -> Iterator[tuple[RunFolder, RunRecord]]:
+        """Runs that have not ended, oldest first."""
+        for run, record in reversed(list_runs(self._layout)):
+            if not record.is_final:
+                yield run, record
+
+    def _find_run(self, run_id: str) -> RunFolder:
+        return find_run(self._layout, run_id)
+
+
+def list_runs(layout: StorageLayout) -> list[tuple[RunFolder, RunRecord]]:
+    """All runs with their records, newest first."""
+    folders = [RunFolder(path) for path in layout.runs.iterdir() if (path / "run.json").is_file()]
+    runs = [(run, run.read_record()) for run in folders]
+    return sorted(runs, key=lambda pair: (pair[1].created_at, pair[1].id), reverse=True)
+
+
+def find_run(layout: StorageLayout, run_id: str) -> RunFolder:
+    """Find a run by its id; raises `ApiError` 404."""
+    try:
+        run = RunFolder(layout.run(run_id))
+    except ValueError:
+        raise not_found("job", run_id) from None
+    if not run.record_file.is_file():
+        raise not_found("job", run_id)
+    return run
+
+
+def find_root(models: ModelStore, model: StoredModel) -> str:
+    """Follow a model's lineage to the base model that it came from; returns that one's id."""
+    seen = set()
+    while (parent := model.lineage.get("base_model")) and parent not in seen:
+        seen.add(parent)
+        try:
+            model = models.get(parent)
+        except ModelNotFoundError:
+            return str(parent)
+    return model.id
+
+
+def name_model(record: RunRecord) -> str:
+    """Make the id of the model that a run gives: base model, suffix and a few digits."""
+    suffix = record.request.get("suffix") or "tuned"
+    base = str(record.request["model"])[:60]
+    return f"{base}-{suffix}-{secrets.token_hex(3)}"

@@ -1,0 +1,61 @@
+"""Fine-tunes as Ray Jobs of the cluster that this process belongs to."""
+
+import time
+from typing import Any
+
+from ray.job_submission import JobStatus, JobSubmissionClient
+
+from apps.queue import JobState
+
+_POLL_S = 0.1
+
+
+class RayJobRunner:
+    """The queue's `JobRunner`; a Ray Job's submission id is the run's id."""
+
+    def __init__(self) -> None:
+        self._client = JobSubmissionClient()
+
+    def start(self, job_id: str, command: str) -> None:
+        """Submit a job unless one of this id is known."""
+        if self.find_state(job_id) == "unknown":
+            self._client.submit_job(entrypoint=command, submission_id=job_id)
+
+    def find_state(self, job_id: str) -> JobState:
+        """Ask the cluster about a job."""
+        status = self._find_status(job_id)
+        if status is None:
+            return "unknown"
+        return "ended" if status.is_terminal() else "active"
+
+    def stop(self, job_id: str, timeout_s: float) -> bool:
+        """Stop a job; Ray sends SIGTERM, and SIGKILL to what is left after 3 s."""
+        if self.find_state(job_id) == "active":
+            self._client.stop_job(job_id)
+        deadline = time.monotonic() + timeout_s
+        while self.find_state(job_id) == "active":
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def read_logs(self, job_id: str) -> str:
+        """Read what a job printed; nothing if it is unknown."""
+        if self.find_state(job_id) == "unknown":
+            return ""
+        return str(self._client.get_job_logs(job_id))
+
+    def list_nodes(self) -> list[dict[str, float]]:
+        """Total resources of every node that is alive."""
+        import ray
+
+        nodes: list[dict[str, Any]] = ray.nodes()
+        return [node["Resources"] for node in nodes if node["Alive"]]
+
+    def _find_status(self, job_id: str) -> JobStatus | None:
+        try:
+            return self._client.get_job_status(job_id)
+        except RuntimeError as exc:  # the client's only way to say that it does not know it
+            if "does not exist" in str(exc):
+                return None
+            raise

@@ -1,0 +1,39 @@
+"""The settings of the application, as `deploy.yaml` gives them; the one place for them."""
+
+import os
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from apps.bundled import DEMONSTRATION_MODEL
+from serving.engine import EngineSettings
+
+API_KEY_VARIABLE = "TUNESERVE_API_KEY"
+BUNDLED_SOURCE = "bundled"
+
+
+class ApplicationSettings(BaseModel):
+    """Arguments of `apps.api:build_app`; a misspelt key is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    storage: str = Field(
+        "~/.tuneserve", min_length=1, description="Folder for files, runs and models."
+    )
+    base_models: dict[str, str] = Field(
+        default_factory=lambda: {DEMONSTRATION_MODEL: BUNDLED_SOURCE},
+        description="Models that may be fine-tuned, by the name that clients use: 'bundled', the "
+        "folder of a Hugging Face model, or a model id on the hub.",
+    )
+    max_upload_bytes: int = Field(
+        200_000_000, gt=0, description="Largest file that may be uploaded, in bytes."
+    )
+    max_concurrent_runs: int = Field(1, ge=1, description="Fine-tunes that compute at once.")
+    max_loaded_models: int = Field(3, ge=1, description="Models that a generator keeps in memory.")
+    engine: EngineSettings = Field(
+        default_factory=EngineSettings, description="How the models generate."
+    )
+
+
+def read_api_key() -> str | None:
+    """Return the key that clients must send, if the environment sets one."""
+    return os.environ.get(API_KEY_VARIABLE) or None

@@ -1,0 +1,210 @@
+"""A thin client of Tuneserve's HTTP API."""
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from apps.ui.resources import Defaults, Event, File, Job, Metrics, Model, Piece, Preview
+
+TIMEOUT_S = 30.0
+CANCEL_TIMEOUT_S = 60.0
+CHAT_TIMEOUT_S = 120.0
+CONNECT_TIMEOUT_S = 5.0
+
+Item = TypeVar("Item", bound=BaseModel)
+Message = dict[str, str]
+
+
+class ApiError(Exception):
+    """The API refused or did not answer; the message is meant for the person at the page."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.message, self.status = message, status
+
+
+class ApiClient:
+    """Everything that the page asks of the API; each call raises only `ApiError`."""
+
+    def __init__(
+        self,
+        api_url: str,
+        api_key: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._api_url = api_url.rstrip("/")
+        self._http = httpx.AsyncClient(
+            base_url=self._api_url,
+            headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
+            timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            transport=transport,
+            trust_env=False,  # the API is ours; no proxy stands between
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def list_models(self) -> list[Model]:
+        """All models, newest first."""
+        return _read_list(Model, await self._get("/v1/models"))
+
+    async def list_files(self) -> list[File]:
+        """All files of rows, newest first."""
+        return _read_list(File, await self._get("/v1/files"))
+
+    async def upload_file(self, path: Path) -> File:
+        """Send a file of rows from this machine's disk."""
+        with path.open("rb") as content:
+            request = self._http.build_request(
+                "POST",
+                "/v1/files",
+                data={"purpose": "fine-tune"},
+                files={"file": (path.name, content)},
+            )
+            return _read(File, await self._send(request))
+
+    async def preview_file(self, file_id: str, model: str, num_rows: int = 3) -> Preview:
+        """Show the first rows of a file as a model's tokens."""
+        query = {"model": model, "rows": str(num_rows)}
+        return _read(Preview, await self._get(f"/v1/files/{file_id}/preview", query))
+
+    async def get_defaults(self, model: str) -> Defaults:
+        """The settings of a fine-tune of a model unless told otherwise."""
+        return _read(Defaults, await self._get("/v1/fine_tuning/defaults", {"model": model}))
+
+    async def create_job(
+        self,
+        model: str,
+        training_file: str,
+        suffix: str | None = None,
+        training: Mapping[str, Any] | None = None,
+    ) -> Job:
+        """Start a fine-tune with the settings in `training` in place of the defaults."""
+        body = {"model": model, "training_file": training_file, "training": dict(training or {})}
+        if suffix:
+            body["suffix"] = suffix
+        request = self._http.build_request("POST", "/v1/fine_tuning/jobs", json=body)
+        return _read(Job, await self._send(request))
+
+    async def list_jobs(self, limit: int = 50) -> list[Job]:
+        """The newest fine-tunes, newest first."""
+        return _read_list(Job, await self._get("/v1/fine_tuning/jobs", {"limit": str(limit)}))
+
+    async def get_job(self, job_id: str) -> Job:
+        """One fine-tune."""
+        return _read(Job, await self._get(f"/v1/fine_tuning/jobs/{job_id}"))
+
+    async def cancel_job(self, job_id: str) -> Job:
+        """Stop a fine-tune; answers once it has stopped."""
+        request = self._http.build_request(
+            "POST", f"/v1/fine_tuning/jobs/{job_id}/cancel", timeout=CANCEL_TIMEOUT_S
+        )
+        return _read(Job, await self._send(request))
+
+    async def list_events(self, job_id: str, limit: int = 30) -> list[Event]:
+        """What happened to a fine-tune, newest first."""
+        path = f"/v1/fine_tuning/jobs/{job_id}/events"
+        return _read_list(Event, await self._get(path, {"limit": str(limit)}))
+
+    async def list_metrics(self, job_id: str) -> list[Metrics]:
+        """The figures of every step, oldest first."""
+        return _read_list(Metrics, await self._get(f"/v1/fine_tuning/jobs/{job_id}/metrics"))
+
+    async def read_log(self, job_id: str) -> str:
+        """The end of a fine-tune's log."""
+        return (await self._get(f"/v1/fine_tuning/jobs/{job_id}/logs")).text
+
+    async def stream_chat(
+        self, model: str, messages: Sequence[Message], temperature: float | None, max_tokens: int
+    ) -> AsyncIterator[Piece]:
+        """Answer a chat piece by piece; leaving early closes the connection, which stops it."""
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if temperature is not None:
+            body["temperature"] = temperature
+        request = self._http.build_request(
+            "POST", "/v1/chat/completions", json=body, timeout=CHAT_TIMEOUT_S
+        )
+        response = await self._send(request, stream=True)
+        try:
+            async for line in response.aiter_lines():
+                data = line.removeprefix("data:").strip()
+                if line.startswith("data:") and data != "[DONE]":
+                    yield _read_piece(data, response.headers.get("x-model-id"))
+        except httpx.HTTPError as exc:
+            raise ApiError("The connection broke off in the middle of the answer.") from exc
+        finally:
+            await response.aclose()
+
+    async def _get(self, path: str, query: Mapping[str, str] | None = None) -> httpx.Response:
+        return await self._send(self._http.build_request("GET", path, params=query))
+
+    async def _send(self, request: httpx.Request, *, stream: bool = False) -> httpx.Response:
+        try:
+            response = await self._http.send(request, stream=stream)
+            if response.is_error:
+                await response.aread()
+        except httpx.TimeoutException as exc:
+            raise ApiError("The API took too long to answer; please try again.") from exc
+        except httpx.HTTPError as exc:
+            raise ApiError(
+                f"The API at {self._api_url} does not answer; it may still be starting."
+            ) from exc
+        if response.is_error:
+            raise _describe_error(response)
+        return response
+
+
+def _describe_error(response: httpx.Response) -> ApiError:
+    """Take the message out of an error body, or find words for a status without one."""
+    status = response.status_code
+    try:
+        message = str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = f"The API answered with status {status}."
+    if message.partition(" ")[0].isalpha():  # else it is a name, such as a setting or a file
+        message = message[:1].upper() + message[1:]
+    if status in (429, 503):
+        message = f"{message.rstrip('.')}. Please try again in a moment."
+    return ApiError(message, status)
+
+
+def _read(kind: type[Item], response: httpx.Response) -> Item:
+    try:
+        return kind.model_validate_json(response.content)
+    except ValidationError as exc:
+        raise ApiError("The API answered with something that this page does not know.") from exc
+
+
+def _read_list(kind: type[Item], response: httpx.Response) -> list[Item]:
+    try:
+        return [kind.model_validate(item) for item in response.json()["data"]]
+    except (ValueError, KeyError, TypeError) as exc:  # a ValidationError is a ValueError
+        raise ApiError("The API answered with something that this page does not know.") from exc
+
+
+def _read_piece(data: str, model_id: str | None) -> Piece:
+    try:
+        chunk = json.loads(data)
+    except ValueError as exc:
+        raise ApiError("The API sent a part of the answer that is not JSON.") from exc
+    if "error" in chunk:
+        raise ApiError(str(chunk["error"].get("message", "The answer broke off.")))
+    choices = chunk.get("choices") or [{}]
+    usage = chunk.get("usage") or {}
+    return Piece(
+        text=(choices[0].get("delta") or {}).get("content") or "",
+        model=model_id or chunk.get("model"),
+        num_tokens=usage.get("completion_tokens"),
+        finish_reason=choices[0].get("finish_reason"),
+    )

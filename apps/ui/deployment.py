@@ -1,0 +1,32 @@
+"""The page as a Serve deployment: one replica, because Gradio keeps its sessions in process."""
+
+from ray import serve
+from ray.serve import Application
+
+from apps.ui.access import PageGuard
+from apps.ui.page import build_http
+from apps.ui.settings import UiSettings
+
+
+@serve.deployment(
+    num_replicas=1,
+    max_ongoing_requests=512,  # an open page holds a stream
+    max_queued_requests=512,
+    ray_actor_options={"num_cpus": 0.1},
+    graceful_shutdown_timeout_s=2,
+)
+@serve.ingress()
+class Ui:
+    """The page behind Serve, under whatever `route_prefix` it is given."""
+
+    def __init__(self, settings: UiSettings) -> None:
+        self._settings = settings
+
+    def __serve_build_asgi_app__(self) -> PageGuard:
+        """Give Serve the ASGI application, once this replica is set up."""
+        return build_http(self._settings)
+
+
+def build_app(settings: UiSettings) -> Application:
+    """Build the application that `deploy.yaml` names, with typed and checked settings."""
+    return Ui.bind(settings)  # type: ignore[attr-defined,no-any-return] # serve.ingress hides it

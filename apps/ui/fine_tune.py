@@ -1,0 +1,279 @@
+"""The page "Fine-tune": choose a model and data, look at the data, start."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+
+from apps.ui import markup
+from apps.ui.client import ApiClient, ApiError
+from apps.ui.resources import Defaults, File, Model
+
+HANDBOOK_FILE_ID = "file-handbook"
+INTRODUCTION = (
+    "Choose a model and a file of examples. A fine-tune teaches the model to answer as the "
+    "examples do, and the result can be chatted with at once."
+)
+DEMONSTRATION_NOTE = (
+    "tuneserve-demo is a small demonstration model, made to try everything out on a laptop. It "
+    "learns the handbook in about a minute, but it is no assistant: for real work, add a larger "
+    "base model in deploy.yaml."
+)
+MAIN_SETTINGS = ("epochs", "learning_rate", "micro_batch_tokens", "num_workers")
+LABELS = {
+    "micro_batch_tokens": "Tokens per micro batch",
+    "micro_batch_size": "Rows per micro batch",
+    "num_workers": "Workers",
+    "lr_schedule": "Learning rate schedule",
+    "cpus_per_worker": "CPUs per worker",
+}
+GO_TO_RUN_JS = """(run) => {
+  if (run) window.location.href = "./runs?run=" + encodeURIComponent(run);
+}"""
+
+
+def list_model_choices(models: Sequence[Model]) -> list[tuple[str, str]]:
+    """What the model menu offers: base models first."""
+    ordered = sorted(models, key=lambda model: not model.base)
+    return [(f"{model.id} (base)" if model.base else model.id, model.id) for model in ordered]
+
+
+def list_file_choices(files: Sequence[File]) -> list[tuple[str, str]]:
+    """What the data menu offers: the bundled handbook first."""
+    ordered = sorted(files, key=lambda file: file.id != HANDBOOK_FILE_ID)
+    return [(_name_file(file), file.id) for file in ordered]
+
+
+def _name_file(file: File) -> str:
+    if file.id == HANDBOOK_FILE_ID:
+        return "The bundled handbook"
+    return f"{file.filename} ({markup.format_moment(file.created_at)})"
+
+
+def collect_changes(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that differ from the defaults; an empty field means the default."""
+    changes = {key: read_value(value) for key, value in values.items() if value not in (None, "")}
+    return {key: value for key, value in changes.items() if value != defaults[key]}
+
+
+def read_value(value: Any) -> Any:
+    """Take a number out of a text field; what is none stays text, for the API to refuse."""
+    if not isinstance(value, str):
+        return value
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value.strip()
+
+
+def build_setting(key: str, schema: Mapping[str, Any], value: Any) -> Component:
+    """Make the field of one setting from its JSON schema; the API checks the ranges.
+
+    Each says that it is interactive: inside `gr.render`, Gradio would take it for an output.
+    """
+    label = LABELS.get(key, key.replace("_", " ").capitalize())
+    info = schema.get("description", "")
+    elem_id = f"setting-{key.replace('_', '-')}"
+    if "enum" in schema:
+        return gr.Dropdown(
+            schema["enum"], value=value, label=label, info=info, elem_id=elem_id, interactive=True
+        )
+    if schema.get("type") == "boolean":
+        return gr.Checkbox(value, label=label, info=info, elem_id=elem_id, interactive=True)
+    if schema.get("type") in ("integer", "number"):
+        is_whole = schema["type"] == "integer"
+        return gr.Number(
+            value,
+            label=label,
+            info=info,
+            elem_id=elem_id,
+            precision=0 if is_whole else None,
+            step=1 if is_whole or not value else value / 10,
+            interactive=True,
+        )
+    return gr.Textbox(  # gr.Number would turn "not set" into 0
+        None if value is None else str(value),
+        label=label,
+        info=info,
+        elem_id=elem_id,
+        placeholder="default",
+        interactive=True,
+    )
+
+
+class _Page:
+    """The components of the page and what happens when they are used."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self.notice = gr.HTML(visible=False, elem_id="fine-tune-notice")
+        self.defaults: gr.State = gr.State()
+        self.started_run = gr.Textbox(visible="hidden", elem_id="started-run", show_label=False)
+        with gr.Row(equal_height=False):
+            with gr.Column(scale=2, min_width=320):
+                self.model = gr.Dropdown(
+                    label="Base model", elem_id="base-model", filterable=False
+                )
+                self.data = gr.Dropdown(label="Data", elem_id="data-file", filterable=False)
+                self.upload = gr.UploadButton(
+                    "Upload a file of rows (JSON or JSONL)", elem_id="upload-button", size="sm"
+                )
+                self.settings_place = gr.Column()
+            with gr.Column(scale=3, min_width=320):
+                self.preview = gr.HTML(elem_id="preview", min_height=120)
+
+    async def open(self) -> tuple[Any, Any, Any, Any, Any]:
+        """Fill the menus, the settings and the preview."""
+        try:
+            models = await self._client.list_models()
+            files = await self._client.list_files()
+            model_choices, file_choices = list_model_choices(models), list_file_choices(files)
+            model = next((value for _, value in model_choices), None)
+            data = next((value for _, value in file_choices), None)
+            defaults = await self._read_defaults(model)
+        except ApiError as exc:
+            return show_notice(exc.message), *(gr.skip(),) * 4
+        return (
+            show_notice(""),
+            gr.Dropdown(choices=model_choices, value=model),
+            gr.Dropdown(choices=file_choices, value=data),
+            defaults,
+            await self.show_preview(model, data),
+        )
+
+    async def choose_model(self, model: str | None) -> tuple[Any, Any]:
+        """Show a model's default settings."""
+        try:
+            return show_notice(""), await self._read_defaults(model)
+        except ApiError as exc:
+            return show_notice(exc.message), None
+
+    async def _read_defaults(self, model: str | None) -> dict[str, Any] | None:
+        """A model's default settings as plain data, which Gradio can compare."""
+        if not model:
+            return None
+        return (await self._client.get_defaults(model)).model_dump(by_alias=True)
+
+    async def show_preview(self, model: str | None, data: str | None) -> str:
+        """Show the chosen file as the chosen model's tokens, or what is wrong with it."""
+        if not model or not data:
+            return markup.render_notice("Choose a model and data to see the first rows here.")
+        try:
+            return markup.render_preview(await self._client.preview_file(data, model))
+        except ApiError as exc:
+            return markup.render_notice(exc.message, "error")
+
+    async def add_file(self, path: str) -> Any:
+        """Hand an upload on to the API and choose it."""
+        try:
+            file = await self._client.upload_file(Path(path))
+            files = await self._client.list_files()
+        except ApiError as exc:
+            gr.Warning(escape(exc.message))
+            return gr.skip()
+        return gr.Dropdown(choices=list_file_choices(files), value=file.id)
+
+    async def start(
+        self, model: str | None, data: str | None, suffix: str, training: Mapping[str, Any]
+    ) -> str:
+        """Start a fine-tune; returns its id. Raises `gr.Error` with what the API says."""
+        if not model or not data:
+            raise gr.Error("Choose a model and data first.", print_exception=False)
+        try:
+            job = await self._client.create_job(model, data, suffix.strip() or None, training)
+        except ApiError as exc:
+            raise gr.Error(escape(exc.message), duration=None, print_exception=False) from exc
+        return job.id
+
+
+def show_notice(message: str) -> Any:
+    """Show an error on top of the page, or hide it if there is none."""
+    return gr.HTML(markup.render_notice(message, "error"), visible=bool(message))
+
+
+def _build_settings(page: _Page, defaults: Defaults) -> None:
+    """Lay out the fields of a model's settings, the name and the start button."""
+    keys = [key for key in defaults.training if key in defaults.schemas]
+    more = [key for key in keys if key not in MAIN_SETTINGS]
+
+    def build(key: str) -> Component:
+        return build_setting(key, defaults.schemas[key], defaults.training[key])
+
+    with gr.Row():
+        fields = {key: build(key) for key in MAIN_SETTINGS if key in keys}
+    with gr.Accordion("More settings", open=False, elem_id="more-settings"), gr.Row():
+        fields |= {key: build(key) for key in more}
+    with gr.Row(equal_height=True):
+        suffix = gr.Textbox(
+            label="Name of the result",
+            placeholder="letters, digits, - and _",
+            elem_id="run-name",
+            interactive=True,
+            scale=3,
+        )
+        button = gr.Button("Start", variant="primary", elem_id="start-button", scale=2)
+
+    async def start(model: str | None, data: str | None, name: str, *values: Any) -> str:
+        asked = dict(zip(fields, values, strict=True))
+        return await page.start(model, data, name, collect_changes(defaults.training, asked))
+
+    button.click(
+        start,
+        [page.model, page.data, suffix, *fields.values()],
+        page.started_run,
+        show_progress="minimal",
+        show_progress_on=button,
+        api_visibility="private",
+    ).success(None, page.started_run, js=GO_TO_RUN_JS)
+
+
+def build_fine_tune_page(client: ApiClient) -> None:
+    """Lay out the page and its events inside the current Blocks."""
+    gr.HTML(
+        f'<div class="ts-intro"><p>{INTRODUCTION}</p>'
+        f'<p class="ts-muted">{DEMONSTRATION_NOTE}</p></div>'
+    )
+    page = _Page(client)
+    gr.on(
+        fn=page.open,
+        outputs=[page.notice, page.model, page.data, page.defaults, page.preview],
+        show_progress="hidden",
+        api_visibility="private",
+    )
+    page.model.input(
+        page.choose_model,
+        page.model,
+        [page.notice, page.defaults],
+        show_progress="hidden",
+        api_visibility="private",
+    )
+    page.upload.upload(
+        page.add_file, page.upload, page.data, show_progress="minimal", api_visibility="private"
+    ).success(
+        page.show_preview,
+        [page.model, page.data],
+        page.preview,
+        show_progress="minimal",
+        api_visibility="private",
+    )
+    gr.on(
+        [page.model.input, page.data.input],
+        page.show_preview,
+        [page.model, page.data],
+        page.preview,
+        show_progress="minimal",
+        api_visibility="private",
+    )
+    with page.settings_place:
+
+        @gr.render(  # type: ignore[untyped-decorator] # gradio does not annotate it
+            inputs=page.defaults, triggers=[page.defaults.change], show_progress="hidden"
+        )
+        def render_settings(defaults: dict[str, Any] | None) -> None:
+            if defaults is not None:
+                _build_settings(page, Defaults.model_validate(defaults))

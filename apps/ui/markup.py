@@ -1,0 +1,208 @@
+"""Data as HTML: everything that comes from outside is escaped here."""
+
+import time
+from collections.abc import Iterable, Sequence
+from html import escape
+from urllib.parse import quote
+
+from apps.ui.resources import Event, Job, Preview, Row, Token
+
+STATUS_WORDS = {
+    "validating_files": "Checking data",
+    "queued": "Waiting",
+    "running": "Running",
+    "paused": "Paused",
+    "succeeded": "Succeeded",
+    "failed": "Failed",
+    "cancelled": "Cancelled",
+}
+PAGES = (("", "Fine-tune"), ("runs", "Runs"), ("chat", "Chat"))
+MAX_SHOWN_TOKENS = 160
+
+
+def render_header(current: str) -> str:
+    """The bar on top of each page: name, pages, link to the API's own pages."""
+    links = "".join(
+        f'<a href="./{path}"{" aria-current=page" if path == current else ""}>{label}</a>'
+        for path, label in PAGES
+    )
+    return (
+        '<header class="ts-header"><a class="ts-brand" href="./">Tuneserve</a>'
+        f'<nav aria-label="Pages">{links}</nav>'
+        '<a class="ts-api" href="/docs" target="_blank" rel="noopener">HTTP API</a></header>'
+    )
+
+
+def render_notice(message: str, kind: str = "info") -> str:
+    """A calm box with a message; `kind` is info or error. No message, no box."""
+    if not message:
+        return ""
+    role = "alert" if kind == "error" else "status"
+    return f'<div class="ts-notice ts-{escape(kind)}" role="{role}">{escape(message)}</div>'
+
+
+def render_badge(status: str, elem_id: str | None = None) -> str:
+    """A run's status as a coloured word."""
+    identity = f' id="{elem_id}"' if elem_id else ""
+    word = STATUS_WORDS.get(status, status)
+    return f'<span{identity} class="ts-badge ts-{escape(status)}">{escape(word)}</span>'
+
+
+def render_preview(preview: Preview) -> str:
+    """The counts over a file and its first rows as tokens, the learned ones marked."""
+    share = preview.num_learned_tokens / max(1, preview.num_tokens)
+    figures = [
+        ("Rows", f"{preview.num_rows:,}"),
+        ("Tokens", f"{preview.num_tokens:,}"),
+        ("Learned", f"{share:.0%}"),
+        ("Truncated", f"{preview.num_truncated_rows:,}"),
+        ("Longest allowed", f"{preview.max_length:,}"),
+    ]
+    rows = "".join(_render_row(row) for row in preview.rows)
+    return (
+        f"{render_figures(figures)}"
+        '<p class="ts-legend">The first rows as the model sees them. '
+        '<mark class="ts-learned">Marked</mark> tokens are learned; the rest is context.</p>'
+        f'<div class="ts-rows">{rows}</div>'
+    )
+
+
+def render_figures(figures: Iterable[tuple[str, str]]) -> str:
+    """A row of labelled figures."""
+    cells = "".join(
+        f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in figures
+    )
+    return f'<dl class="ts-figures">{cells}</dl>'
+
+
+def _render_row(row: Row) -> str:
+    tokens = "".join(_render_token(token) for token in row.tokens[:MAX_SHOWN_TOKENS])
+    hidden = len(row.tokens) - MAX_SHOWN_TOKENS
+    rest = f'<span class="ts-muted"> … {hidden:,} more tokens</span>' if hidden > 0 else ""
+    return (
+        f'<div class="ts-row"><span class="ts-line">Row {row.line}</span>'
+        f'<div class="ts-tokens">{tokens}{rest}</div></div>'
+    )
+
+
+def _render_token(token: Token) -> str:
+    """One token; a line end is shown as a sign and kept, so that the layout of the row shows."""
+    tag, kind = ("mark", "ts-learned") if token.learned else ("span", "ts-context")
+    if not token.learned and token.text.startswith("<|"):
+        kind += " ts-special"
+    text = escape(token.text).replace("\n", '<i>↵</i>\n')
+    return f'<{tag} class="ts-token {kind}">{text}</{tag}>'
+
+
+def render_run_list(jobs: Sequence[Job], selected: str, file_names: dict[str, str]) -> str:
+    """All runs as links that select them."""
+    if not jobs:
+        return '<p class="ts-empty">No runs yet. <a href="./">Start a fine-tune</a>.</p>'
+    items = "".join(_render_run_item(job, job.id == selected, file_names) for job in jobs)
+    return f'<nav class="ts-runs" aria-label="Runs">{items}</nav>'
+
+
+def _render_run_item(job: Job, is_selected: bool, file_names: dict[str, str]) -> str:
+    data = file_names.get(job.training_file, job.training_file)
+    current = " aria-current=true" if is_selected else ""
+    return (
+        f'<a class="ts-run" href="./runs?run={quote(job.id)}" data-run="{escape(job.id)}"{current}>'
+        f'<span class="ts-run-name">{escape(name_job(job))}</span>{render_badge(job.status)}'
+        f'<span class="ts-muted">{escape(job.model)} · {escape(data)}</span>'
+        f'<span class="ts-muted ts-right">{format_moment(job.created_at)}'
+        f"{_describe_duration(job)}</span></a>"
+    )
+
+
+def render_run(job: Job, stage: str, file_names: dict[str, str]) -> str:
+    """The selected run: name, status, progress and what it is made of."""
+    data = file_names.get(job.training_file, job.training_file)
+    error = render_notice(job.error.message, "error") if job.error else ""
+    return (
+        f'<div class="ts-run-head" data-run="{escape(job.id)}"><h2>{escape(name_job(job))}</h2>'
+        f"{render_badge(job.status, 'run-status')}</div>"
+        f'<p class="ts-muted">{escape(job.model)} on {escape(data)} · '
+        f"started {format_moment(job.created_at)}</p>"
+        f"{error}{_render_progress(job, stage)}{_render_chat_link(job)}"
+    )
+
+
+def _render_progress(job: Job, stage: str) -> str:
+    progress = job.progress
+    if progress is None or not progress.num_steps:
+        return f'<p id="run-stage" class="ts-stage">{escape(stage)}</p>'
+    step = progress.step or 0
+    figures = [("Step", f"{step:,} of {progress.num_steps:,}")]
+    if progress.loss is not None:
+        figures.append(("Loss", f"{progress.loss:.3f}"))
+    if progress.tokens_per_s is not None:
+        figures.append(("Tokens/s", f"{progress.tokens_per_s:,.0f}"))
+    if job.is_active and progress.remaining_s is not None:
+        figures.append(("Time left", format_duration(progress.remaining_s)))
+    if not job.is_active:
+        figures.append(("Duration", format_duration(measure_duration(job))))
+    share = min(1.0, step / progress.num_steps)
+    stage_line = f'<p id="run-stage" class="ts-stage">{escape(stage)}</p>' if job.is_active else ""
+    return (
+        f'<progress id="run-progress" class="ts-progress ts-{escape(job.status)}" max="1" '
+        f'value="{share:.4f}">{share:.0%}</progress>{render_figures(figures)}{stage_line}'
+    )
+
+
+def _render_chat_link(job: Job) -> str:
+    if job.status != "succeeded" or not job.fine_tuned_model:
+        return ""
+    return (
+        f'<p class="ts-result"><a id="chat-with-it" class="ts-button" '
+        f'href="./chat?model={quote(job.fine_tuned_model)}">Chat with it</a>'
+        f"<code>{escape(job.fine_tuned_model)}</code></p>"
+    )
+
+
+def render_events(events: Sequence[Event]) -> str:
+    """What happened, newest first, without the figures of the steps."""
+    lines = "".join(
+        f'<li class="ts-{escape(event.level)}"><time>{format_clock(event.created_at)}</time>'
+        f"<span>{escape(event.message)}</span></li>"
+        for event in events
+        if event.type != "metrics"
+    )
+    return f'<ol class="ts-events">{lines}</ol>' if lines else '<p class="ts-empty">None yet.</p>'
+
+
+def name_job(job: Job) -> str:
+    """What to call a run: the name it was given, else its model, else its id."""
+    return job.user_provided_suffix or job.fine_tuned_model or job.id
+
+
+def measure_duration(job: Job) -> float:
+    """Seconds from its start to its end or to now; 0 if it never started."""
+    start = job.started_at or (None if job.is_active else job.created_at)
+    return 0.0 if start is None else max(0.0, (job.finished_at or time.time()) - start)
+
+
+def _describe_duration(job: Job) -> str:
+    duration = measure_duration(job)
+    return f" · {format_duration(duration)}" if duration >= 1 else ""
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds in words, such as '45 s', '3 min 20 s' or '2 h 5 min'."""
+    total = round(max(0.0, seconds))
+    if total < 60:
+        return f"{total} s"
+    minutes, rest = divmod(total, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def format_moment(timestamp: float) -> str:
+    """A Unix time as the server's local date and time."""
+    return time.strftime("%-d %b, %H:%M", time.localtime(timestamp))
+
+
+def format_clock(timestamp: float) -> str:
+    """A Unix time as the server's local time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(timestamp))

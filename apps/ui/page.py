@@ -1,0 +1,95 @@
+"""The page as a whole: three pages with their own addresses, one look."""
+
+import warnings
+from pathlib import Path
+
+import gradio as gr
+from fastapi import FastAPI
+from fastapi.responses import RedirectResponse
+
+from apps.ui import markup
+from apps.ui.access import PageGuard
+from apps.ui.chat import build_chat_page
+from apps.ui.client import ApiClient
+from apps.ui.fine_tune import build_fine_tune_page
+from apps.ui.runs import build_runs_page
+from apps.ui.settings import UiSettings
+
+STYLE_FILE = Path(__file__).with_name("style.css")
+MAX_CONCURRENT_EVENTS = 64
+UPLOAD_LIFETIME_S = 3600
+ICON = (
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
+    "%3Cpath d='M2 3c3 9 6 10 12 10' fill='none' stroke='%230d9488' stroke-width='2.5' "
+    "stroke-linecap='round'/%3E%3C/svg%3E"
+)
+
+
+def build_blocks(client: ApiClient) -> gr.Blocks:
+    """Build the three pages; they ask the API only when a browser opens them."""
+    blocks: gr.Blocks
+    with gr.Blocks(
+        analytics_enabled=False,
+        title="Tuneserve",
+        delete_cache=(UPLOAD_LIFETIME_S, UPLOAD_LIFETIME_S),
+    ) as blocks:
+        _start_page("")
+        build_fine_tune_page(client)
+    with blocks.route("Runs", "runs"):
+        _start_page("runs")
+        build_runs_page(client)
+    with blocks.route("Chat", "chat"):
+        _start_page("chat")
+        build_chat_page(client)
+    blocks.queue(default_concurrency_limit=MAX_CONCURRENT_EVENTS)
+    return blocks
+
+
+def build_http(settings: UiSettings) -> PageGuard:
+    """Build the page's ASGI application; it works at any path that the server gives it."""
+    api_key = settings.find_api_key()
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get("/{page}/")
+    async def drop_trailing_slash(page: str) -> RedirectResponse:  # Gradio's own loses the prefix
+        return RedirectResponse(f"../{page}")
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="SSR mode")  # we do not ask for it
+        gr.mount_gradio_app(
+            app,
+            build_blocks(ApiClient(settings.api_url, api_key)),
+            path="/",
+            footer_links=[],
+            run_history=False,
+            ssr_mode=False,
+            mcp_server=False,
+            enable_monitoring=False,
+            pwa=False,
+            theme=build_theme(),
+            css_paths=STYLE_FILE,
+            head=f'<link rel="icon" href="{ICON}">',
+        )
+    return PageGuard(app, api_key)
+
+
+def build_theme() -> gr.themes.Base:
+    """One calm look from system fonts, so that nothing is loaded from elsewhere."""
+    return gr.themes.Base(
+        primary_hue="teal",
+        secondary_hue="teal",
+        neutral_hue="slate",
+        radius_size="md",
+        font=["ui-sans-serif", "system-ui", "sans-serif"],
+        font_mono=["ui-monospace", "monospace"],
+    ).set(
+        body_background_fill="*neutral_50",
+        button_primary_background_fill="*primary_700",
+        button_primary_background_fill_hover="*primary_800",
+        button_primary_text_color="white",
+        block_shadow="none",
+    )
+
+
+def _start_page(path: str) -> None:
+    gr.HTML(markup.render_header(path), elem_id="page-header")

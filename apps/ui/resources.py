@@ -1,0 +1,132 @@
+"""What the HTTP API answers, as far as the page uses it; keys it does not know are ignored."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+ACTIVE_STATUSES = frozenset({"validating_files", "queued", "running"})
+
+
+class _Resource(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+
+class Model(_Resource):
+    """A model that can be chatted with and fine-tuned."""
+
+    id: str
+    created: int = 0
+    aliases: tuple[str, ...] = ()
+    base: bool = False
+    demonstration: bool = False
+    run_id: str | None = None
+
+
+class File(_Resource):
+    """An uploaded file of rows."""
+
+    id: str
+    filename: str
+    bytes: int = 0
+    created_at: int = 0
+
+
+class Token(_Resource):
+    """A piece of a row, and whether the model learns to say it."""
+
+    text: str
+    learned: bool
+
+
+class Row(_Resource):
+    """One row as the model sees it; `line` is its line in the file."""
+
+    line: int
+    tokens: tuple[Token, ...]
+
+
+class Preview(_Resource):
+    """The first rows of a file and counts over all of it."""
+
+    format: str
+    num_rows: int
+    num_tokens: int
+    num_learned_tokens: int
+    num_truncated_rows: int
+    max_length: int
+    rows: tuple[Row, ...]
+
+
+class Defaults(_Resource):
+    """The settings of a fine-tune of one model, and the JSON schema of each."""
+
+    model: str
+    training: dict[str, Any]
+    schemas: dict[str, dict[str, Any]] = Field(alias="schema")
+
+
+class Progress(_Resource):
+    """Where a computing fine-tune stands."""
+
+    step: int | None = None
+    num_steps: int | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    elapsed_s: float | None = None
+    remaining_s: float | None = None
+    stage: str | None = None
+
+
+class JobError(_Resource):
+    """Why a fine-tune failed."""
+
+    message: str
+
+
+class Job(_Resource):
+    """A fine-tune, from its request to its model."""
+
+    id: str
+    status: str
+    model: str
+    fine_tuned_model: str | None = None
+    training_file: str
+    created_at: int
+    started_at: int | None = None
+    finished_at: int | None = None
+    trained_tokens: int | None = None
+    user_provided_suffix: str | None = None
+    error: JobError | None = None
+    progress: Progress | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it waits or computes."""
+        return self.status in ACTIVE_STATUSES
+
+
+class Event(_Resource):
+    """Something that happened to a fine-tune."""
+
+    created_at: int
+    level: str = "info"
+    message: str
+    type: str = "message"
+
+
+class Metrics(_Resource):
+    """The figures of one optimizer step."""
+
+    step: int
+    num_steps: int
+    loss: float
+
+
+class Piece(_Resource):
+    """A part of a streamed answer: some text, or the counts at its end."""
+
+    text: str = ""
+    model: str | None = None
+    num_tokens: int | None = None
+    finish_reason: str | None = None

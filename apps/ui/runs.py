@@ -1,0 +1,163 @@
+"""The page "Runs": what was started, how it goes, and how to stop it.
+
+Nothing is remembered here: every tick asks the API. Which run is selected stands in the address.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+from apps.ui import markup
+from apps.ui.client import ApiClient, ApiError
+from apps.ui.loss_curve import render_loss_curve
+from apps.ui.resources import Event, Job
+
+ACTIVE_INTERVAL_S = 1.5
+IDLE_INTERVAL_S = 8.0
+CANCEL_PATIENCE_S = 20.0
+LOG_CHARACTERS = 20_000
+
+KEEP_SELECTION_JS = """(run) => {
+  if (run) history.replaceState(null, "", location.pathname + "?run=" + encodeURIComponent(run));
+}"""
+
+
+@dataclass(frozen=True)
+class View:
+    """What the page shows of the runs at one moment."""
+
+    selected: str = ""
+    notice: str = ""
+    run_list: str = ""
+    run: str = ""
+    curve: str = ""
+    events: str = ""
+    log: str = ""
+    is_active: bool = False
+    is_cancelling: bool = False
+    interval_s: float = IDLE_INTERVAL_S
+
+    def to_updates(self) -> list[Any]:
+        """The outputs of a tick, in the order of the components."""
+        return [
+            self.selected,
+            gr.HTML(markup.render_notice(self.notice, "error"), visible=bool(self.notice)),
+            self.run_list,
+            self.run,
+            gr.HTML(self.curve, visible=bool(self.curve)),
+            self.events,
+            self.log,
+            gr.Column(visible=bool(self.run)),
+            gr.Button(
+                "Cancelling…" if self.is_cancelling else "Cancel this run",
+                visible=self.is_active,
+                interactive=not self.is_cancelling,
+            ),
+            gr.Timer(self.interval_s),
+        ]
+
+
+async def read_view(client: ApiClient, selected: str) -> View:
+    """Ask the API for everything that the page shows; an error becomes a notice."""
+    try:
+        jobs, files = await asyncio.gather(client.list_jobs(), client.list_files())
+        job = await find_job(client, jobs, selected)
+        file_names = {file.id: file.filename for file in files}
+        run_list = markup.render_run_list(jobs, job.id if job else "", file_names)
+        if job is None:
+            return View(run_list=run_list)
+        events, metrics, log = await asyncio.gather(
+            client.list_events(job.id), client.list_metrics(job.id), client.read_log(job.id)
+        )
+    except ApiError as exc:
+        return View(selected=selected, notice=exc.message)
+    is_any_active = job.is_active or any(other.is_active for other in jobs)
+    return View(
+        selected=job.id,
+        run_list=run_list,
+        run=markup.render_run(job, describe_stage(job, events), file_names),
+        curve=render_loss_curve(metrics) if metrics or job.is_active else "",
+        events=markup.render_events(events),
+        log=log[-LOG_CHARACTERS:],
+        is_active=job.is_active,
+        is_cancelling=job.is_active and has_asked_to_cancel(events),
+        interval_s=ACTIVE_INTERVAL_S if is_any_active else IDLE_INTERVAL_S,
+    )
+
+
+async def find_job(client: ApiClient, jobs: list[Job], selected: str) -> Job | None:
+    """The run of that id, else the one that computes, else the newest.
+
+    Raises `ApiError` for an id that no run has.
+    """
+    if selected:
+        return next((job for job in jobs if job.id == selected), None) or await client.get_job(
+            selected
+        )
+    running = [job for job in jobs if job.status == "running"]
+    return next(iter(running or jobs), None)
+
+
+def describe_stage(job: Job, events: list[Event]) -> str:
+    """What a run does at present, in a few words."""
+    if job.progress is not None and job.progress.stage:
+        return job.progress.stage
+    messages = (event.message for event in events if event.type != "metrics")
+    return next(messages, markup.STATUS_WORDS.get(job.status, job.status))
+
+
+def has_asked_to_cancel(events: list[Event]) -> bool:
+    """Whether somebody, in any browser, asked so a moment ago and it is still being done."""
+    earliest = time.time() - CANCEL_PATIENCE_S
+    return any(
+        event.message.startswith("Cancelling") and event.created_at >= earliest for event in events
+    )
+
+
+def build_runs_page(client: ApiClient) -> None:
+    """Lay out the page and its events inside the current Blocks."""
+    selected = gr.Textbox(visible="hidden", elem_id="selected-run", show_label=False)
+    notice = gr.HTML(visible=False, elem_id="runs-notice")
+    with gr.Row(equal_height=False):
+        with gr.Column(scale=2, min_width=300):
+            run_list = gr.HTML(elem_id="run-list")
+        with gr.Column(scale=3, min_width=320, visible=False) as detail:
+            run = gr.HTML(elem_id="run-detail")
+            curve = gr.HTML(elem_id="loss-plot", visible=False)
+            cancel = gr.Button("Cancel this run", elem_id="cancel-button", visible=False, size="sm")
+            with gr.Accordion("Events", open=True):
+                events = gr.HTML(elem_id="run-events")
+            with gr.Accordion("Log", open=False):
+                log = gr.Textbox(
+                    show_label=False, lines=12, max_lines=12, elem_id="run-log", container=False
+                )
+    timer = gr.Timer(ACTIVE_INTERVAL_S)
+    outputs = [selected, notice, run_list, run, curve, events, log, detail, cancel, timer]
+
+    async def open_page(request: gr.Request) -> list[Any]:
+        return (await read_view(client, request.query_params.get("run", ""))).to_updates()
+
+    async def refresh(selected_id: str) -> list[Any]:
+        return (await read_view(client, selected_id)).to_updates()
+
+    async def cancel_run(selected_id: str) -> list[Any]:
+        try:
+            await client.cancel_job(selected_id)
+        except ApiError as exc:
+            gr.Warning(escape(exc.message))
+        return await refresh(selected_id)
+
+    gr.on(fn=open_page, outputs=outputs, show_progress="hidden", api_visibility="private").then(
+        None, selected, js=KEEP_SELECTION_JS
+    )
+    timer.tick(refresh, selected, outputs, show_progress="hidden", api_visibility="private")
+    cancel.click(
+        lambda: gr.Button("Cancelling…", interactive=False),
+        outputs=cancel,
+        show_progress="hidden",
+        api_visibility="private",
+    ).then(cancel_run, selected, outputs, show_progress="hidden", api_visibility="private")

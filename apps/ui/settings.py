@@ -1,0 +1,29 @@
+"""The settings of the page, as `deploy.yaml` gives them."""
+
+import os
+
+from pydantic import BaseModel, ConfigDict, Field
+
+API_KEY_VARIABLE = "TUNESERVE_API_KEY"
+
+
+class UiSettings(BaseModel):
+    """Arguments of `apps.ui:build_app`; a misspelt key is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    api_url: str = Field(
+        "http://127.0.0.1:8000",
+        pattern=r"^https?://[^/]",
+        description="Where this process finds the HTTP API, without '/v1'.",
+    )
+    api_key: str | None = Field(
+        None,
+        min_length=1,
+        description="Sent to the API, and asked of whoever opens the page; default: the "
+        "environment variable TUNESERVE_API_KEY.",
+    )
+
+    def find_api_key(self) -> str | None:
+        """Return the key to use, if there is one."""
+        return self.api_key or os.environ.get(API_KEY_VARIABLE) or None

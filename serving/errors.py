@@ -1,0 +1,57 @@
+"""What can go wrong between a request and its answer.
+
+    ServingError
+    ├── InvalidRequestError    400, also a ValueError: the request itself is wrong
+    ├── ModelNotFoundError     404: no model or alias has this name
+    ├── OverloadedError        429: no room now; try again after `retry_after_s`
+    ├── DeadlineExceededError  504: the answer took longer than a request may take
+    └── EngineDeadError        503: the model's engine cannot answer at all
+
+The numbers are for the HTTP room, which holds the one mapping to statuses. All of these cross a
+Serve handle: what is not in `args` travels in the instance's dictionary, so they pickle whole.
+"""
+
+
+class ServingError(Exception):
+    """Base of the tree: a message for people, and `param` and `code` for programs."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class InvalidRequestError(ServingError, ValueError):
+    """The request is wrong; `param` names the field where one is to blame."""
+
+
+class ModelNotFoundError(ServingError):
+    """Nothing has the name that was asked for."""
+
+    def __init__(
+        self, message: str, *, param: str | None = "model", code: str | None = "model_not_found"
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+
+
+class OverloadedError(ServingError):
+    """There is no room for one more request; a client may retry after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message, code="overloaded")
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceededError(ServingError):
+    """The request ran past its deadline and was cancelled."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="deadline_exceeded")
+
+
+class EngineDeadError(ServingError):
+    """The engine of a model failed to load, or has died and answers nothing any more."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="engine_dead")

@@ -1,0 +1,75 @@
+"""A published model directory, loaded whole or not at all."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from serving.errors import EngineDeadError
+
+_PROBLEMS = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
+
+
+def load_model(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load weights in the dtype of the file, on the GPU where there is one, and the tokenizer.
+
+    Nothing is fetched and no code of the model's own is run. Raises `EngineDeadError` if the
+    files cannot be read, or if a weight is missing, unexpected or of another shape: transformers
+    would go on with random numbers in its place.
+    """
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype="auto",
+            output_loading_info=True,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as exc:
+        reason = str(exc).replace(str(path), path.name)
+        raise EngineDeadError(f"model {path.name!r} cannot be loaded: {reason}") from exc
+    model, report = loaded
+    _check_report(path.name, report)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return model.to(device).eval(), tokenizer
+
+
+def collect_eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return every token id that ends an answer.
+
+    Those of the generation config and the tokenizer's own: a chat model made from a base model
+    may end its turns with a token that the inherited generation config does not know.
+    """
+    config = model.generation_config
+    ids = {*_as_ids(config.eos_token_id if config else None), *_as_ids(tokenizer.eos_token_id)}
+    return sorted(ids)
+
+
+def _as_ids(value: Any) -> Iterable[int]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else value
+
+
+def _check_report(name: str, report: dict[str, Any]) -> None:
+    found = {problem: sorted(map(str, report[problem])) for problem in _PROBLEMS if report[problem]}
+    if found:
+        raise EngineDeadError(
+            f"model {name!r} is refused because its weights do not fit its config: "
+            + "; ".join(
+                f"{problem.replace('_', ' ')}: {', '.join(names[:5])}"
+                for problem, names in found.items()
+            )
+        )

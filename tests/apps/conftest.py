@@ -1,0 +1,138 @@
+"""The application without Serve: real storage, a real tiny model, and jobs that only get noted."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from apps.api import build_http
+from apps.files import FileStore
+from apps.queue import JobState, RunQueue
+from apps.services import Services
+from serving.model_store import ModelStore
+from storage.layout import StorageLayout, open_storage
+from tests.tiny_model import build_tiny_model
+
+
+@dataclass
+class NotedJobs:
+    """A cluster of two CPUs that notes what it is asked to run and does as the test says."""
+
+    states: dict[str, JobState] = field(default_factory=dict)
+    commands: dict[str, str] = field(default_factory=dict)
+    logs: str = ""
+
+    def start(self, job_id: str, command: str) -> None:
+        assert job_id not in self.commands, "a job was started twice"
+        self.commands[job_id] = command
+        self.states[job_id] = "active"
+
+    def find_state(self, job_id: str) -> JobState:
+        return self.states.get(job_id, "unknown")
+
+    def stop(self, job_id: str, timeout_s: float) -> bool:
+        self.states[job_id] = "ended"
+        return True
+
+    def read_logs(self, job_id: str) -> str:
+        return self.logs
+
+    def list_nodes(self) -> list[dict[str, float]]:
+        return [{"CPU": 2.0}]
+
+
+class Echo:
+    """A generator that says what it was asked, or raises what the test wants."""
+
+    def __init__(self, models: ModelStore) -> None:
+        self._models = models
+        self.failure: Exception | None = None
+
+    async def chat(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        if self.failure is not None:
+            raise self.failure
+        model = self._models.resolve(body["model"])
+        yield {
+            "model_id": model.id,
+            "run_id": model.lineage.get("run_id"),
+            "checkpoint": None,
+            "dataset_sha256": None,
+            "system_fingerprint": "fp_test",
+        }
+        for word in body["messages"][-1]["content"].split():
+            yield {"text": f"{word} ", "finish_reason": None}
+        yield {
+            "text": "",
+            "finish_reason": "stop",
+            "num_prompt_tokens": 3,
+            "num_completion_tokens": 2,
+        }
+
+    async def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+class LocalFineTuning:
+    """The queue in this process, with the asynchronous face that a Serve handle has."""
+
+    def __init__(self, queue: RunQueue) -> None:
+        self._queue = queue
+
+    async def create(self, body: dict[str, Any]) -> dict[str, Any]:
+        return await self._queue.create(body)
+
+    async def preview(self, file_id: str, model: str, num_rows: int) -> dict[str, Any]:
+        return await self._queue.preview(file_id, model, num_rows)
+
+    async def get_defaults(self, model: str) -> dict[str, Any]:
+        return self._queue.get_defaults(model)
+
+    async def cancel(self, run_id: str) -> dict[str, Any]:
+        return await self._queue.cancel(run_id)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def layout(tmp_path: Path, tiny_model: Path) -> StorageLayout:
+    layout = open_storage(tmp_path / "storage")
+    store = ModelStore(layout)
+    store.add(tiny_model, "tiny")
+    store.point_alias("latest", "tiny")
+    return layout
+
+
+@pytest.fixture
+def jobs() -> NotedJobs:
+    return NotedJobs()
+
+
+@pytest.fixture
+def queue(layout: StorageLayout, jobs: NotedJobs) -> RunQueue:
+    return RunQueue(layout, jobs, reserved_cpus=0.5)
+
+
+@pytest.fixture
+def services(layout: StorageLayout, queue: RunQueue) -> Services:
+    models = ModelStore(layout)
+    return Services(
+        layout=layout,
+        files=FileStore(layout),
+        models=models,
+        chat=Echo(models),
+        fine_tuning=LocalFineTuning(queue),
+        max_upload_bytes=10_000,
+    )
+
+
+@pytest.fixture
+def client(services: Services) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(build_http(services, None), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")

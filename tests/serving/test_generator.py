@@ -1,0 +1,266 @@
+import asyncio
+import shutil
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from serving.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+)
+from serving.generator import Generator, GeneratorReplica, GeneratorSettings
+from serving.model_store import ModelStore
+from storage import durable
+from storage.layout import StorageLayout
+from tests.serving.conftest import run_replica, wait_until
+
+
+def _ask(model: str, content: str = "fox", **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": content}]
+    return {"model": model, "messages": messages, "max_tokens": 20, **fields}
+
+
+async def _chat(
+    replica: GeneratorReplica, model: str, **fields: Any
+) -> tuple[dict[str, Any], str, dict[str, Any]]:
+    opening, *pieces = [item async for item in replica.chat(_ask(model, **fields))]
+    return opening, "".join(piece["text"] for piece in pieces), pieces[-1]
+
+
+async def _list_ids(replica: GeneratorReplica) -> list[str]:
+    return [loaded["model_id"] for loaded in await replica.loaded_models()]
+
+
+async def _loads(replica: GeneratorReplica, *model_ids: str) -> bool:
+    return await _list_ids(replica) == sorted(model_ids)
+
+
+def _add_broken(store: ModelStore, layout: StorageLayout, source: Path, model_id: str) -> None:
+    building = Path(shutil.copytree(source, layout.models / ".broken"))
+    (building / "model.safetensors").write_bytes(b"not weights")
+    store.publish(building, model_id)
+
+
+def test_answer_names_what_made_it(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    building = Path(shutil.copytree(tiny_model, layout.models / ".building"))
+    lineage = {"run_id": "ftjob-1", "checkpoint_step": 12, "data": {"sha256": "ab"}}
+    durable.write_json(building / "lineage.json", lineage)
+    model = store.publish(building, "tuned")
+    store.add(tiny_model, "base")
+    store.point_alias("latest", "tuned")
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            assert await _list_ids(replica) == ["tuned"]
+            opening, text, last = await _chat(replica, "latest")
+            assert opening == {
+                "model_id": "tuned",
+                "run_id": "ftjob-1",
+                "checkpoint": "step-12",
+                "dataset_sha256": "ab",
+                "system_fingerprint": model.fingerprint,
+            }
+            assert text
+            assert set(last) == {
+                "text",
+                "finish_reason",
+                "num_prompt_tokens",
+                "num_completion_tokens",
+            }
+            assert (last["finish_reason"], last["num_completion_tokens"]) == ("length", 20)
+            opening, same_text, _ = await _chat(replica, "base")
+            assert opening["run_id"] is opening["checkpoint"] is opening["dataset_sha256"] is None
+            assert opening["model_id"] == "base"
+            assert same_text == text
+
+    asyncio.run(scenario())
+
+
+def test_refusals_come_before_the_first_item(store: ModelStore, layout: StorageLayout) -> None:
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            with pytest.raises(ModelNotFoundError, match="'latest'"):
+                await anext(replica.chat(_ask("latest")))
+            with pytest.raises(InvalidRequestError, match="'n' is not supported"):
+                await anext(replica.chat(_ask("latest", n=3)))
+
+    asyncio.run(scenario())
+
+
+def test_prompt_too_long_is_refused_before_the_first_item(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    store.add(tiny_model, "base")
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            with pytest.raises(InvalidRequestError, match="the model's context holds 128"):
+                await anext(replica.chat(_ask("base", "fox " * 200)))
+            assert (await replica.loaded_models())[0]["num_active"] == 0
+
+    asyncio.run(scenario())
+
+
+def test_requests_at_once_share_one_load(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    store.add(tiny_model, "base")
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            asked = [_chat(replica, "base") for _ in range(6)]
+            assert len({text for _, text, _ in await asyncio.gather(*asked)}) == 1
+            assert await _list_ids(replica) == ["base"]
+
+    asyncio.run(scenario())
+
+
+def test_moving_latest_under_load_drops_nothing(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
+) -> None:
+    store.add(tiny_model, "old")
+    store.point_alias("latest", "old")
+    seen: list[str] = []
+    texts: dict[str, set[str]] = {"old": set(), "new": set()}
+
+    async def scenario() -> None:
+        async with run_replica(layout, max_loaded_models=1) as replica:
+            is_over = False
+
+            async def keep_asking() -> None:
+                while not is_over:
+                    opening, text, last = await _chat(replica, "latest")
+                    assert last["finish_reason"] is not None
+                    seen.append(opening["model_id"])
+                    texts[opening["model_id"]].add(text)
+
+            clients = [asyncio.create_task(keep_asking()) for _ in range(6)]
+            try:
+                await wait_until(lambda: len(seen) > 20)
+                store.add(other_model, "new")
+                store.point_alias("latest", "new")
+                await wait_until(lambda: seen.count("new") > 20)
+                # The old one is put out as soon as nobody uses it, though load goes on.
+                await wait_until(lambda: _loads(replica, "new"))
+            finally:
+                is_over = True
+                await asyncio.gather(*clients)
+            assert (await replica.loaded_models())[0]["aliases"] == ["latest"]
+
+    asyncio.run(scenario())
+    # Every answer is wholly one model's, and no request started after the switch got the old one.
+    assert len(texts["old"]) == len(texts["new"]) == 1
+    assert texts["old"] != texts["new"]
+    last_old = max(i for i, model_id in enumerate(seen) if model_id == "old")
+    assert last_old - seen.index("new") < 6
+
+
+def test_model_that_does_not_load_leaves_the_old_one(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
+) -> None:
+    store.add(tiny_model, "old")
+    store.add(other_model, "new")
+    _add_broken(store, layout, tiny_model, "broken")
+    store.point_alias("latest", "old")
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            store.point_alias("latest", "broken")
+            await wait_until(lambda: "latest" in replica._refused)
+            assert (await _chat(replica, "latest"))[0]["model_id"] == "old"
+            await replica.check_health()
+            with pytest.raises(EngineDeadError, match="'broken' cannot be loaded"):
+                await _chat(replica, "broken")
+            store.point_alias("latest", "new")
+
+            async def is_moved() -> bool:
+                return bool((await _chat(replica, "latest"))[0]["model_id"] == "new")
+
+            await wait_until(is_moved)
+
+    asyncio.run(scenario())
+
+
+def test_least_recently_used_idle_model_goes_first(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    for model_id in ("a", "b", "c", "d"):
+        store.add(tiny_model, model_id)
+    store.point_alias("latest", "a")
+
+    async def scenario() -> None:
+        async with run_replica(layout, max_loaded_models=3) as replica:
+            for model_id in ("b", "c", "b", "d"):
+                await _chat(replica, model_id)
+            # "a" was used least of all, but an alias answers with it.
+            assert await _list_ids(replica) == ["a", "b", "d"]
+
+    asyncio.run(scenario())
+
+
+def test_busy_models_stay_and_one_more_is_refused(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    for model_id in ("a", "b"):
+        store.add(tiny_model, model_id)
+
+    async def scenario() -> None:
+        async with run_replica(layout, max_loaded_models=1) as replica:
+            async with aclosing(replica.chat(_ask("a", max_tokens=100))) as answer:
+                await anext(answer)
+                with pytest.raises(OverloadedError, match="'b' is not loaded") as caught:
+                    await _chat(replica, "b")
+                assert caught.value.retry_after_s > 0
+            assert (await _chat(replica, "b"))[0]["model_id"] == "b"
+            assert await _list_ids(replica) == ["b"]
+
+    asyncio.run(scenario())
+
+
+def test_client_that_leaves_frees_its_place(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    store.add(tiny_model, "a")
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            async with aclosing(replica.chat(_ask("a", max_tokens=100))) as answer:
+                await anext(answer)
+                assert (await replica.loaded_models())[0]["num_active"] == 1
+            assert (await replica.loaded_models())[0]["num_active"] == 0
+
+    asyncio.run(scenario())
+
+
+def test_dead_engine_makes_the_replica_unhealthy(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    store.add(tiny_model, "a")
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            await _chat(replica, "a")
+            await replica.check_health()
+            replica._models.list_loaded()[0].engine.close()
+            with pytest.raises(EngineDeadError, match="'a' has stopped"):
+                await replica.check_health()
+
+    asyncio.run(scenario())
+
+
+def test_settings_refuse_what_they_do_not_know() -> None:
+    with pytest.raises(ValidationError, match="max_loaded_modles"):
+        GeneratorSettings.model_validate({"storage": "x", "max_loaded_modles": 2})
+
+
+def test_deployment_leaves_no_limit_to_chance() -> None:
+    assert Generator.name == "Generator"
+    assert Generator.max_ongoing_requests == 128
+    assert Generator.max_queued_requests == 128
