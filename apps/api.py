@@ -7,7 +7,6 @@ FineTuningQueue  one replica; its state is on disk
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
-from serving.generator import Generator, GeneratorSettings
 
 from apps.access import AccessControl
 from apps.base_models import install_base_models
@@ -24,9 +22,11 @@ from apps.errors import install_error_handlers
 from apps.files import FileStore
 from apps.queue import RunQueue
 from apps.ray_jobs import RayJobRunner
+from apps.remote import RemoteChat, RemoteQueue
 from apps.routes import chat, files, health, jobs, models
 from apps.services import Services
 from apps.settings import ApplicationSettings, read_api_key
+from serving.generator import Generator, GeneratorSettings
 from serving.model_store import ModelStore
 from storage.layout import open_storage
 
@@ -55,7 +55,7 @@ def build_app(settings: ApplicationSettings) -> Application:
         )
     )
     queue = FineTuningQueue.bind(str(layout.root), settings.max_concurrent_runs)
-    return Api.bind(str(layout.root), settings, generator, queue)  # type: ignore[no-any-return]
+    return Api.bind(str(layout.root), settings, generator, queue)
 
 
 def build_http(services: Services, api_key: str | None) -> AccessControl:
@@ -73,14 +73,7 @@ def build_http(services: Services, api_key: str | None) -> AccessControl:
     return AccessControl(app, api_key)
 
 
-@serve.deployment(
-    num_replicas=1,
-    max_ongoing_requests=256,
-    max_queued_requests=256,
-    ray_actor_options={"num_cpus": QUEUE_CPUS},
-    graceful_shutdown_timeout_s=2,
-)
-class FineTuningQueue:
+class FineTuningQueueReplica:
     """The queue as one replica that looks after the runs on disk once a second."""
 
     def __init__(self, storage: str, max_concurrent_runs: int) -> None:
@@ -122,77 +115,46 @@ class FineTuningQueue:
             await asyncio.sleep(RECONCILE_INTERVAL_S)
 
 
-class _RemoteChat:
-    """The generator behind a Serve handle."""
-
-    def __init__(self, handle: DeploymentHandle) -> None:
-        self._handle = handle
-
-    async def chat(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Answer one chat; leaving early cancels it."""
-        pieces = self._handle.options(stream=True).chat.remote(body)
-        try:
-            async for piece in pieces:
-                yield piece
-        finally:
-            pieces.cancel()
-
-    async def check(self) -> None:
-        """Raise if no generator answers."""
-        await self._handle.loaded_models.remote()
-
-
-class _RemoteQueue:
-    """The queue behind a Serve handle."""
-
-    def __init__(self, handle: DeploymentHandle) -> None:
-        self._handle = handle
-
-    async def create(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Check and queue a fine-tune."""
-        return await self._handle.create.remote(body)  # type: ignore[no-any-return]
-
-    async def preview(self, file_id: str, model: str, num_rows: int) -> dict[str, Any]:
-        """Show rows of a file as tokens."""
-        return await self._handle.preview.remote(file_id, model, num_rows)  # type: ignore[no-any-return]
-
-    async def get_defaults(self, model: str) -> dict[str, Any]:
-        """Settings that a fine-tune of a model has unless told otherwise."""
-        return await self._handle.get_defaults.remote(model)  # type: ignore[no-any-return]
-
-    async def cancel(self, run_id: str) -> dict[str, Any]:
-        """Stop a fine-tune."""
-        return await self._handle.cancel.remote(run_id)  # type: ignore[no-any-return]
-
-
-@serve.deployment(
-    num_replicas=1,
-    max_ongoing_requests=512,
-    max_queued_requests=512,
-    ray_actor_options={"num_cpus": API_CPUS},
-    graceful_shutdown_timeout_s=5,
-)
-@serve.ingress()
-class Api:
+class ApiReplica:
     """The HTTP API; everything it knows is on disk or asked of the other deployments."""
 
     def __init__(
         self,
         storage: str,
         settings: ApplicationSettings,
-        generator: DeploymentHandle,
-        queue: DeploymentHandle,
+        generator: DeploymentHandle[Any],
+        queue: DeploymentHandle[Any],
     ) -> None:
         layout = open_storage(Path(storage))
         self._services = Services(
             layout=layout,
             files=FileStore(layout),
             models=ModelStore(layout),
-            chat=_RemoteChat(generator),
-            fine_tuning=_RemoteQueue(queue),
+            chat=RemoteChat(generator),
+            fine_tuning=RemoteQueue(queue),
             max_upload_bytes=settings.max_upload_bytes,
         )
 
     def __serve_build_asgi_app__(self) -> AccessControl:
         """Give Serve the ASGI application, once this replica is set up."""
         return build_http(self._services, read_api_key())
+
+
+FineTuningQueue = serve.deployment(
+    name="FineTuningQueue",
+    num_replicas=1,
+    max_ongoing_requests=256,
+    max_queued_requests=256,
+    ray_actor_options={"num_cpus": QUEUE_CPUS},
+    graceful_shutdown_timeout_s=2,
+)(FineTuningQueueReplica)
+
+
+Api = serve.deployment(
+    name="Api",
+    num_replicas=1,
+    max_ongoing_requests=512,
+    max_queued_requests=512,
+    ray_actor_options={"num_cpus": API_CPUS},
+    graceful_shutdown_timeout_s=5,
+)(serve.ingress()(ApiReplica))

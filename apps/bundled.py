@@ -14,7 +14,7 @@ def find_bundled(name: str) -> Path:
     Raises `FileNotFoundError` if the installation lacks it.
     """
     here = Path(__file__).parent
-    places = (here / "bundled" / name, here.parent / "examples" / name, here.parent / name)
+    places = (here / "embedded" / name, here.parent / "examples" / name, here.parent / name)
     for place in places:
         if place.exists():
             return place

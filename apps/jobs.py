@@ -96,7 +96,7 @@ class FineTuneRequest(_Model):
 
 def _divide_batch(batch_size: int, settings: dict[str, Any]) -> int:
     """Rows per micro batch: train batch = micro batch × accumulation × workers."""
-    shares = settings["num_workers"] * settings["gradient_accumulation_steps"]
+    shares: int = settings["num_workers"] * settings["gradient_accumulation_steps"]
     if batch_size < 1 or batch_size % shares:
         raise ApiError(
             400,

@@ -49,7 +49,7 @@ class RayJobRunner:
         """Total resources of every node that is alive."""
         import ray
 
-        nodes: list[dict[str, Any]] = ray.nodes()
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         return [node["Resources"] for node in nodes if node["Alive"]]
 
     def _find_status(self, job_id: str) -> JobStatus | None:

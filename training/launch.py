@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -125,7 +125,7 @@ def encode_data(spec: TrainingSpec) -> EncodedData:
 
 
 def check_resources(
-    spec: TrainingSpec, nodes: list[Mapping[str, float]], reserved_cpus: float = 0.0
+    spec: TrainingSpec, nodes: Sequence[Mapping[str, float]], reserved_cpus: float = 0.0
 ) -> None:
     """Refuse a run that the cluster can never start.
 

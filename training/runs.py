@@ -137,14 +137,16 @@ class RunFolder:
 
 @contextmanager
 def log_to_file(path: Path) -> Iterator[None]:
-    """Append the log of the training room to the run's own file."""
+    """Append what this process logs to the run's own file; for processes of one run alone."""
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    room = logging.getLogger("training")
-    room.addHandler(handler)
-    room.setLevel(logging.INFO)
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
     try:
         yield
     finally:
-        room.removeHandler(handler)
+        root.removeHandler(handler)
+        root.setLevel(level)
         handler.close()

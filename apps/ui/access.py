@@ -58,16 +58,23 @@ def find_refusal(headers: Headers, api_key: str | None) -> tuple[int, str] | Non
     """Return the status and the reason for refusing a request, or None to let it in."""
     host = headers.get("host", "")
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != host:
+    if origin is not None and origin.partition("://")[2] != host:
         return 403, f"The page {origin!r} may not use this one."
     if api_key is not None:
         password = _read_password(headers.get("authorization", ""))
         if secrets.compare_digest(password, api_key.encode()):
             return None
         return 401, "The API key is needed, as the password."
-    if (urlsplit(f"//{host}").hostname or "") not in _LOOPBACK_HOSTS:
+    if _read_hostname(host) not in _LOOPBACK_HOSTS:
         return 403, f"Without a key only this machine is served, and {host!r} is not its address."
     return None
+
+
+def _read_hostname(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def _read_password(authorization: str) -> bytes:

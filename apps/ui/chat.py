@@ -119,9 +119,7 @@ class _Page:
             self.send = gr.Button(
                 "Send", variant="primary", elem_id="chat-send", scale=1, min_width=72
             )
-            self.stop = gr.Button(
-                "Stop", elem_id="chat-stop", scale=1, min_width=72, visible=False
-            )
+            self.stop = gr.Button("Stop", elem_id="chat-stop", scale=1, min_width=72, visible=False)
             self.clear = gr.Button("Clear", elem_id="chat-clear", scale=1, min_width=72)
         with gr.Accordion("Settings", open=False):
             self.temperature = gr.Slider(

@@ -106,7 +106,7 @@ class ApiClient:
         )
         return _read(Job, await self._send(request))
 
-    async def list_events(self, job_id: str, limit: int = 30) -> list[Event]:
+    async def list_events(self, job_id: str, limit: int = 100) -> list[Event]:
         """What happened to a fine-tune, newest first."""
         path = f"/v1/fine_tuning/jobs/{job_id}/events"
         return _read_list(Event, await self._get(path, {"limit": str(limit)}))

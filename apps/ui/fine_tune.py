@@ -116,9 +116,7 @@ class _Page:
         self.started_run = gr.Textbox(visible="hidden", elem_id="started-run", show_label=False)
         with gr.Row(equal_height=False):
             with gr.Column(scale=2, min_width=320):
-                self.model = gr.Dropdown(
-                    label="Base model", elem_id="base-model", filterable=False
-                )
+                self.model = gr.Dropdown(label="Base model", elem_id="base-model", filterable=False)
                 self.data = gr.Dropdown(label="Data", elem_id="data-file", filterable=False)
                 self.upload = gr.UploadButton(
                     "Upload a file of rows (JSON or JSONL)", elem_id="upload-button", size="sm"
@@ -137,7 +135,8 @@ class _Page:
             data = next((value for _, value in file_choices), None)
             defaults = await self._read_defaults(model)
         except ApiError as exc:
-            return show_notice(exc.message), *(gr.skip(),) * 4
+            message = f"{exc.message} Reload the page to try again."
+            return show_notice(message), *(gr.skip(),) * 4
         return (
             show_notice(""),
             gr.Dropdown(choices=model_choices, value=model),
@@ -208,7 +207,7 @@ def _build_settings(page: _Page, defaults: Defaults) -> None:
         fields = {key: build(key) for key in MAIN_SETTINGS if key in keys}
     with gr.Accordion("More settings", open=False, elem_id="more-settings"), gr.Row():
         fields |= {key: build(key) for key in more}
-    with gr.Row(equal_height=True):
+    with gr.Row(equal_height=False):
         suffix = gr.Textbox(
             label="Name of the result",
             placeholder="letters, digits, - and _",

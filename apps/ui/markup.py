@@ -90,7 +90,7 @@ def _render_token(token: Token) -> str:
     tag, kind = ("mark", "ts-learned") if token.learned else ("span", "ts-context")
     if not token.learned and token.text.startswith("<|"):
         kind += " ts-special"
-    text = escape(token.text).replace("\n", '<i>↵</i>\n')
+    text = escape(token.text).replace("\n", "<i>↵</i>\n")
     return f'<{tag} class="ts-token {kind}">{text}</{tag}>'
 
 

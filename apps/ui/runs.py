@@ -44,8 +44,8 @@ class View:
     def to_updates(self) -> list[Any]:
         """The outputs of a tick, in the order of the components."""
         return [
+            show_notice(self.notice),
             self.selected,
-            gr.HTML(markup.render_notice(self.notice, "error"), visible=bool(self.notice)),
             self.run_list,
             self.run,
             gr.HTML(self.curve, visible=bool(self.curve)),
@@ -62,19 +62,19 @@ class View:
 
 
 async def read_view(client: ApiClient, selected: str) -> View:
-    """Ask the API for everything that the page shows; an error becomes a notice."""
+    """Ask the API for everything that the page shows; raises `ApiError`."""
+    jobs, files = await asyncio.gather(client.list_jobs(), client.list_files())
+    file_names = {file.id: file.filename for file in files}
     try:
-        jobs, files = await asyncio.gather(client.list_jobs(), client.list_files())
         job = await find_job(client, jobs, selected)
-        file_names = {file.id: file.filename for file in files}
-        run_list = markup.render_run_list(jobs, job.id if job else "", file_names)
-        if job is None:
-            return View(run_list=run_list)
-        events, metrics, log = await asyncio.gather(
-            client.list_events(job.id), client.list_metrics(job.id), client.read_log(job.id)
-        )
     except ApiError as exc:
-        return View(selected=selected, notice=exc.message)
+        return View(notice=exc.message, run_list=markup.render_run_list(jobs, "", file_names))
+    run_list = markup.render_run_list(jobs, job.id if job else "", file_names)
+    if job is None:
+        return View(run_list=run_list)
+    events, metrics, log = await asyncio.gather(
+        client.list_events(job.id), client.list_metrics(job.id), client.read_log(job.id)
+    )
     is_any_active = job.is_active or any(other.is_active for other in jobs)
     return View(
         selected=job.id,
@@ -100,6 +100,11 @@ async def find_job(client: ApiClient, jobs: list[Job], selected: str) -> Job | N
         )
     running = [job for job in jobs if job.status == "running"]
     return next(iter(running or jobs), None)
+
+
+def show_notice(message: str) -> Any:
+    """Show an error on top of the page, or hide it if there is none."""
+    return gr.HTML(markup.render_notice(message, "error"), visible=bool(message))
 
 
 def describe_stage(job: Job, events: list[Event]) -> str:
@@ -136,13 +141,16 @@ def build_runs_page(client: ApiClient) -> None:
                     show_label=False, lines=12, max_lines=12, elem_id="run-log", container=False
                 )
     timer = gr.Timer(ACTIVE_INTERVAL_S)
-    outputs = [selected, notice, run_list, run, curve, events, log, detail, cancel, timer]
-
-    async def open_page(request: gr.Request) -> list[Any]:
-        return (await read_view(client, request.query_params.get("run", ""))).to_updates()
+    outputs = [notice, selected, run_list, run, curve, events, log, detail, cancel, timer]
 
     async def refresh(selected_id: str) -> list[Any]:
-        return (await read_view(client, selected_id)).to_updates()
+        try:
+            return (await read_view(client, selected_id)).to_updates()
+        except ApiError as exc:  # what was there stays; the next tick tries again
+            return [show_notice(exc.message), *[gr.skip() for _ in outputs[1:]]]
+
+    async def open_page(request: gr.Request) -> list[Any]:
+        return await refresh(request.query_params.get("run", ""))
 
     async def cancel_run(selected_id: str) -> list[Any]:
         try:

@@ -88,7 +88,7 @@ def train_plainly(spec: TrainingSpec) -> tuple[torch.nn.Module, list[float]]:
         loss = sum_loss(model, batch, torch.device("cpu")) / sum(
             rows[i].num_learned for i in step.rows
         )
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), spec.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()

@@ -203,9 +203,10 @@ def test_cancelling_the_last_one_in_a_full_cache_does_not_stall_the_rest(load_en
     assert processor is not None
 
     async def scenario() -> list[Piece]:
-        leaving = asyncio.create_task(_collect(engine, [50] * 50, Sampling(78)))
+        staying = asyncio.create_task(_collect(engine, [50] * 50, Sampling(78)))
         await wait_until(lambda: bool(processor.scheduler.active_requests))
-        staying = asyncio.create_task(_collect(engine, [60] * 50, Sampling(78)))
+        leaving = asyncio.create_task(_collect(engine, [60] * 50, Sampling(78)))
+        # The older one is the first that needs another page, so it is the one put back.
         await wait_until(lambda: processor.scheduler.block_new_requests)
         leaving.cancel()
         async with asyncio.timeout(10):

@@ -1,0 +1,228 @@
+"""A small real server with the API's shapes, for tests of the page without Ray."""
+
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, Form, Request, UploadFile
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+STEPS = 5
+
+
+class StubApi:
+    """Answers like the HTTP API; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.jobs: dict[str, dict[str, Any]] = {}
+        self.files = [_describe_file("file-handbook", "handbook.jsonl")]
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.closed_streams = 0
+
+    def add_job(self, job_id: str, status: str, **changes: Any) -> dict[str, Any]:
+        """Put a run into the list, newest first."""
+        job = {
+            "id": job_id,
+            "object": "fine_tuning.job",
+            "created_at": int(time.time()) + len(self.jobs),
+            "started_at": int(time.time()) - 3,
+            "finished_at": None,
+            "status": status,
+            "model": "base",
+            "fine_tuned_model": None,
+            "training_file": "file-handbook",
+            "user_provided_suffix": None,
+            "error": None,
+            "hyperparameters": {"n_epochs": 1},
+            "progress": None,
+            "events": [],
+            **changes,
+        }
+        self.jobs = {job_id: job, **self.jobs}
+        return job
+
+
+def _describe_file(file_id: str, filename: str) -> dict[str, Any]:
+    return {
+        "id": file_id,
+        "object": "file",
+        "bytes": 10,
+        "created_at": 1_700_000_000,
+        "filename": filename,
+        "purpose": "fine-tune",
+        "status": "processed",
+    }
+
+
+def refuse(status: int, message: str) -> JSONResponse:
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+    return JSONResponse({"error": error}, status)
+
+
+def build_stub(stub: StubApi) -> FastAPI:
+    app = FastAPI()
+    _add_files(app, stub)
+    _add_jobs(app, stub)
+    _add_chat(app, stub)
+    return app
+
+
+def _add_files(app: FastAPI, stub: StubApi) -> None:
+    @app.get("/v1/files")
+    def list_files(request: Request) -> dict[str, Any]:
+        stub.keys.append(request.headers.get("authorization"))
+        return {"object": "list", "data": stub.files}
+
+    @app.post("/v1/files", response_model=None)
+    async def upload(file: UploadFile, purpose: Annotated[str, Form()]) -> Any:
+        content = await file.read()
+        if not content:
+            return refuse(400, "the file is empty; expected rows as JSON or JSONL")
+        assert purpose == "fine-tune"
+        stub.files.insert(0, _describe_file(f"file-{len(stub.files)}", file.filename or ""))
+        return stub.files[0]
+
+    @app.get("/v1/files/{file_id}/preview", response_model=None)
+    def preview(file_id: str, model: str, rows: int) -> Any:
+        if file_id != "file-handbook":
+            return refuse(400, f"line 2: not JSON, found {HOSTILE}")
+        tokens = [
+            {"text": "<|im_start|>", "learned": False},
+            {"text": f"user {HOSTILE}\n", "learned": False},
+            {"text": f"{model} knows", "learned": True},
+        ]
+        return {
+            "object": "file.preview",
+            "format": "chat",
+            "num_rows": 1200,
+            "num_tokens": 4000,
+            "num_learned_tokens": 1000,
+            "num_truncated_rows": 2,
+            "max_length": 512,
+            "rows": [{"line": line + 1, "tokens": tokens} for line in range(rows)],
+        }
+
+
+def _add_jobs(app: FastAPI, stub: StubApi) -> None:
+    @app.get("/v1/fine_tuning/defaults")
+    def get_defaults(model: str) -> dict[str, Any]:
+        schema = {
+            "epochs": {"type": "integer", "description": "Passes over the rows."},
+            "learning_rate": {"type": "number", "description": "Peak learning rate."},
+            "max_length": {
+                "anyOf": [{"type": "integer"}, {"type": "null"}],
+                "description": "Tokens of one row.",
+            },
+            "precision": {"type": "string", "enum": ["bf16", "fp32"], "description": "Arithmetic."},
+        }
+        training = {"epochs": 3, "learning_rate": 1e-3, "max_length": None, "precision": "bf16"}
+        return {
+            "object": "fine_tuning.defaults",
+            "model": model,
+            "training": training,
+            "schema": schema,
+        }
+
+    @app.post("/v1/fine_tuning/jobs", response_model=None)
+    async def create_job(request: Request) -> Any:
+        body = await request.json()
+        stub.bodies.append(body)
+        if body["training"].get("learning_rate") == 0:
+            return refuse(400, "learning_rate is 0: it should be greater than 0")
+        return stub.add_job("ftjob-new", "queued", user_provided_suffix=body.get("suffix"))
+
+    @app.get("/v1/fine_tuning/jobs")
+    def list_jobs() -> dict[str, Any]:
+        return {"object": "list", "data": list(stub.jobs.values())}
+
+    @app.get("/v1/fine_tuning/jobs/{job_id}", response_model=None)
+    def get_job(job_id: str) -> Any:
+        return stub.jobs.get(job_id) or refuse(404, f"there is no job {job_id!r}")
+
+    @app.post("/v1/fine_tuning/jobs/{job_id}/cancel")
+    def cancel_job(job_id: str) -> Any:
+        stub.jobs[job_id]["status"] = "cancelled"
+        return stub.jobs[job_id]
+
+    @app.get("/v1/fine_tuning/jobs/{job_id}/events")
+    def list_events(job_id: str) -> dict[str, Any]:
+        return {"object": "list", "data": stub.jobs[job_id]["events"]}
+
+    @app.get("/v1/fine_tuning/jobs/{job_id}/metrics")
+    def list_metrics(job_id: str) -> dict[str, Any]:
+        steps = (stub.jobs[job_id]["progress"] or {}).get("step", 0)
+        data = [{"step": i + 1, "num_steps": STEPS, "loss": 4.0 - i} for i in range(steps)]
+        return {"object": "list", "data": data}
+
+    @app.get("/v1/fine_tuning/jobs/{job_id}/logs")
+    def get_log(job_id: str) -> PlainTextResponse:
+        return PlainTextResponse(f"log of {job_id}: {HOSTILE}")
+
+
+def _add_chat(app: FastAPI, stub: StubApi) -> None:
+    @app.get("/v1/models")
+    def list_models() -> dict[str, Any]:
+        tuned = {"id": "base-tuned", "object": "model", "aliases": ["latest"], "base": False}
+        base = {"id": "base", "object": "model", "base": True, "demonstration": True}
+        return {"object": "list", "data": [tuned, base]}
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def chat(request: Request) -> Any:
+        body = await request.json()
+        stub.bodies.append(body)
+        question = body["messages"][-1]["content"]
+        if question == "busy":
+            return refuse(429, "all places are taken")
+        return StreamingResponse(
+            _stream(stub, question), media_type="text/event-stream", headers={"x-model-id": "m-1"}
+        )
+
+
+async def _stream(stub: StubApi, question: str) -> AsyncIterator[str]:
+    try:
+        for word in ("Hello ", "there ", HOSTILE):
+            chunk = {"model": "m-1", "choices": [{"delta": {"content": word}}]}
+            yield f"data: {json.dumps(chunk)}\n\n"
+        if question == "break":
+            yield 'data: {"error": {"message": "the model was unloaded"}}\n\n'
+            return
+        usage = {"completion_tokens": 3, "prompt_tokens": 5, "total_tokens": 8}
+        yield f"data: {json.dumps({'model': 'm-1', 'choices': [], 'usage': usage})}\n\n"
+        yield "data: [DONE]\n\n"
+    finally:
+        stub.closed_streams += 1
+
+
+class LocalServer(uvicorn.Server):
+    """A server in a thread of this process, on a free port."""
+
+    def __init__(self, app: Any) -> None:
+        super().__init__(uvicorn.Config(app, port=0, log_level="warning"))
+        self._thread = threading.Thread(target=self.run, daemon=True)
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        deadline = time.monotonic() + 20
+        while not self.started:
+            assert time.monotonic() < deadline, "the server did not start"
+            self._thread.join(0.02)
+        return f"http://127.0.0.1:{self.servers[0].sockets[0].getsockname()[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self.should_exit = True
+        self._thread.join(20)
+
+
+@pytest.fixture
+def api() -> Iterator[StubApi]:
+    stub = StubApi()
+    with LocalServer(build_stub(stub)) as url:
+        stub.url = url
+        yield stub

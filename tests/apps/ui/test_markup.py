@@ -1,0 +1,129 @@
+"""HTML from data, and that nothing hostile gets through it."""
+
+import re
+import time
+from typing import Any
+
+import pytest
+
+from apps.ui import markup
+from apps.ui.resources import Event, Job, Preview, Progress, Row, Token
+
+HOSTILE = "<img src=x onerror=alert(1)>\"'"
+
+
+def make_job(**changes: Any) -> Job:
+    values = {"id": "ftjob-1", "status": "running", "model": "base", "training_file": "file-1"}
+    return Job.model_validate({**values, "created_at": 1_700_000_000, **changes})
+
+
+def make_preview(tokens: list[Token]) -> Preview:
+    return Preview(
+        format="chat",
+        num_rows=1200,
+        num_tokens=4000,
+        num_learned_tokens=1000,
+        num_truncated_rows=2,
+        max_length=512,
+        rows=(Row(line=7, tokens=tuple(tokens)),),
+    )
+
+
+def find_tags(html: str) -> set[str]:
+    return set(re.findall(r"<([a-z]\w*)", html))
+
+
+def test_a_preview_shows_counts_and_marks_what_is_learned() -> None:
+    html = markup.render_preview(
+        make_preview([Token(text="<|im_start|>", learned=False), Token(text="yes", learned=True)])
+    )
+    assert "1,200" in html
+    assert "25%" in html
+    assert "Row 7" in html
+    assert '<mark class="ts-token ts-learned">yes</mark>' in html
+    assert '<span class="ts-token ts-context ts-special">&lt;|im_start|&gt;</span>' in html
+
+
+def test_a_long_row_is_cut_and_says_so() -> None:
+    html = markup.render_preview(make_preview([Token(text="a", learned=True)] * 200))
+    assert html.count("<mark") == markup.MAX_SHOWN_TOKENS + 1  # and the one in the legend
+    assert "40 more tokens" in html
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        markup.render_preview(make_preview([Token(text=HOSTILE, learned=True)])),
+        markup.render_notice(HOSTILE, "error"),
+        markup.render_badge(HOSTILE),
+        markup.render_events([Event(created_at=0, level=HOSTILE, message=HOSTILE)]),
+        markup.render_run_list([make_job(id=HOSTILE, model=HOSTILE)], "", {"file-1": HOSTILE}),
+        markup.render_run(
+            make_job(
+                id=HOSTILE,
+                status="succeeded",
+                fine_tuned_model=HOSTILE,
+                user_provided_suffix=HOSTILE,
+                error={"message": HOSTILE},
+            ),
+            HOSTILE,
+            {"file-1": HOSTILE},
+        ),
+    ],
+)
+def test_hostile_content_stays_text(html: str) -> None:
+    assert "img" not in find_tags(html)
+    assert HOSTILE not in html
+    assert not re.search(r'="[^"]*onerror=alert\(1\)&gt;"\w', html)
+
+
+def test_a_running_run_shows_its_progress() -> None:
+    progress = Progress(step=3, num_steps=12, loss=1.23456, tokens_per_s=1234.5, remaining_s=75)
+    html = markup.render_run(make_job(progress=progress), "Training", {"file-1": "rows.jsonl"})
+    for part in ("3 of 12", "1.235", "1,234", "1 min 15 s", 'value="0.2500"', "rows.jsonl"):
+        assert part in html
+    assert 'id="run-status" class="ts-badge ts-running">Running' in html
+    assert "chat-with-it" not in html
+
+
+def test_before_the_first_step_a_run_shows_its_stage() -> None:
+    html = markup.render_run(make_job(status="queued"), "Starting workers", {})
+    assert '<p id="run-stage" class="ts-stage">Starting workers</p>' in html
+    assert "<progress" not in html
+
+
+def test_a_finished_run_leads_to_its_chat() -> None:
+    job = make_job(status="succeeded", fine_tuned_model="base/tuned 1")
+    assert 'href="./chat?model=base/tuned%201"' in markup.render_run(job, "", {})
+
+
+def test_the_list_links_to_each_run_and_marks_the_selected_one() -> None:
+    jobs = [make_job(id="ftjob-2"), make_job(id="ftjob-1", status="failed")]
+    html = markup.render_run_list(jobs, "ftjob-1", {})
+    assert 'href="./runs?run=ftjob-2"' in html
+    assert 'data-run="ftjob-1" aria-current=true' in html
+    assert html.count("aria-current") == 1
+
+
+def test_events_leave_out_the_figures_of_steps() -> None:
+    events = [
+        Event(created_at=0, message="Training started"),
+        Event(created_at=0, message="step 1", type="metrics"),
+    ]
+    html = markup.render_events(events)
+    assert "Training started" in html
+    assert "step 1" not in html
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
+)
+def test_durations_read_like_words(seconds: float, words: str) -> None:
+    assert markup.format_duration(seconds) == words
+
+
+def test_the_duration_runs_until_the_end() -> None:
+    assert markup.measure_duration(make_job(started_at=100, finished_at=160)) == 60
+    assert markup.measure_duration(make_job(status="queued")) == 0
+    assert 4 < markup.measure_duration(make_job(started_at=int(time.time()) - 5)) < 8

@@ -1,0 +1,148 @@
+"""What the pages do with what the API says, without a browser."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import gradio as gr
+import pytest
+
+from apps.ui import chat, fine_tune, runs
+from apps.ui.client import ApiClient, ApiError
+from apps.ui.resources import Event, Model
+from tests.apps.ui.conftest import HOSTILE, STEPS, StubApi
+
+Result = TypeVar("Result")
+PROGRESS = {"step": 2, "num_steps": STEPS, "loss": 3.0, "tokens_per_s": 10.0, "remaining_s": 3.0}
+
+
+def ask(api: StubApi, call: Callable[[ApiClient], Awaitable[Result]]) -> Result:
+    async def run() -> Result:
+        client = ApiClient(api.url)
+        try:
+            return await call(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+def test_without_a_choice_the_running_run_is_shown(api: StubApi) -> None:
+    api.add_job("ftjob-1", "running", progress=PROGRESS)
+    api.add_job("ftjob-2", "queued")
+    view = ask(api, lambda client: runs.read_view(client, ""))
+    assert view.selected == "ftjob-1"
+    assert view.is_active
+    assert view.interval_s == runs.ACTIVE_INTERVAL_S
+    assert 'data-points="2"' in view.curve
+    assert HOSTILE in view.log  # a text field shows it, so it stays as it is
+
+
+def test_a_chosen_run_stays_chosen(api: StubApi) -> None:
+    api.add_job("ftjob-1", "succeeded", fine_tuned_model="base-tuned")
+    api.add_job("ftjob-2", "failed", error={"message": "loss is nan"})
+    view = ask(api, lambda client: runs.read_view(client, "ftjob-1"))
+    assert view.selected == "ftjob-1"
+    assert not view.is_active
+    assert view.interval_s == runs.IDLE_INTERVAL_S
+
+
+def test_a_run_that_is_not_there_is_named_beside_the_list(api: StubApi) -> None:
+    api.add_job("ftjob-1", "failed")
+    view = ask(api, lambda client: runs.read_view(client, "ftjob-9"))
+    assert view.notice == "There is no job 'ftjob-9'"
+    assert "ftjob-1" in view.run_list
+    assert view.run == ""
+
+
+def test_no_runs_at_all_lead_to_the_start(api: StubApi) -> None:
+    view = ask(api, lambda client: runs.read_view(client, ""))
+    assert "No runs yet" in view.run_list
+
+
+def test_a_cancel_under_way_shows_in_every_browser(api: StubApi) -> None:
+    job = api.add_job("ftjob-1", "running")
+    job["events"] = [Event(created_at=job["created_at"], message="Cancelling").model_dump()]
+    assert ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_cancelling
+    job["events"][0]["created_at"] -= 10 * runs.CANCEL_PATIENCE_S
+    assert not ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_cancelling
+
+
+def test_only_changed_settings_are_sent() -> None:
+    defaults = {"epochs": 3, "learning_rate": 1e-3, "max_length": None, "precision": "bf16"}
+    values = {"epochs": 5, "learning_rate": 1e-3, "max_length": "", "precision": "bf16"}
+    assert fine_tune.collect_changes(defaults, values) == {"epochs": 5}
+    assert fine_tune.collect_changes(defaults, {"max_length": "64"}) == {"max_length": 64}
+    assert fine_tune.collect_changes(defaults, {"max_length": "six"}) == {"max_length": "six"}
+    assert fine_tune.collect_changes(defaults, {"learning_rate": 0}) == {"learning_rate": 0}
+
+
+def test_each_kind_of_setting_gets_its_field(api: StubApi) -> None:
+    defaults = ask(api, lambda client: client.get_defaults("base"))
+    with gr.Blocks(analytics_enabled=False):
+        fields = {
+            key: fine_tune.build_setting(key, schema, defaults.training[key])
+            for key, schema in defaults.schemas.items()
+        }
+    kinds = {key: type(field) for key, field in fields.items()}
+    assert kinds == {
+        "epochs": gr.Number,
+        "learning_rate": gr.Number,
+        "max_length": gr.Textbox,
+        "precision": gr.Dropdown,
+    }
+    assert fields["learning_rate"].elem_id == "setting-learning-rate"
+
+
+def test_menus_name_the_alias_the_base_and_the_handbook(api: StubApi) -> None:
+    models = ask(api, lambda client: client.list_models())
+    assert chat.list_choices(models) == [
+        ("latest → base-tuned", "latest"),
+        ("base-tuned", "base-tuned"),
+        ("base (base)", "base"),
+    ]
+    assert fine_tune.list_model_choices(models)[0] == ("base (base)", "base")
+    files = ask(api, lambda client: client.list_files())
+    assert fine_tune.list_file_choices(files)[0] == ("The bundled handbook", "file-handbook")
+
+
+def test_a_model_is_found_by_its_alias() -> None:
+    model = Model(id="tuned", aliases=("latest",))
+    assert chat.find_model([model], "latest") is model
+    assert chat.find_model([model], "gone") is None
+
+
+async def collect_answer(client: ApiClient, question: str) -> list[tuple[Any, str]]:
+    history = [{"role": "user", "content": question}]
+    return [step async for step in chat.answer(client, history, "latest", 0.0, 16)]
+
+
+def test_an_answer_grows_and_then_names_its_model(api: StubApi) -> None:
+    steps = ask(api, lambda client: collect_answer(client, "hello"))
+    grown = [chat.read_messages(history)[-1]["content"] for history, _ in steps[:3]]
+    assert grown[0] == "Hello "
+    assert grown[1] == "Hello there "
+    text, note = steps[-1][0][-1]["content"]
+    assert text == grown[-1]
+    assert "Answered by m-1 · 3 tokens" in note.value
+
+
+def test_what_the_page_adds_to_an_answer_is_not_sent_back() -> None:
+    history: list[dict[str, Any]] = [
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "text", "text": "Hello"}, {"type": "component", "value": "x"}],
+        },
+        {"role": "user", "content": "And now?"},
+    ]
+    assert chat.read_messages(history) == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "And now?"},
+    ]
+
+
+def test_a_refused_chat_is_an_error_for_the_page(api: StubApi) -> None:
+    with pytest.raises(ApiError, match="try again in a moment"):
+        ask(api, lambda client: collect_answer(client, "busy"))

@@ -1,0 +1,112 @@
+"""The real application: `serve run deploy.yaml` on a port and a storage root of its own."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from openai import OpenAI
+
+from apps.cli import stop_server
+
+START_TIMEOUT_S = 240.0
+ROOT = Path(__file__).parent.parent.parent
+
+
+@dataclass(frozen=True)
+class Application:
+    """A running application: its address, its storage root, its log and its process."""
+
+    url: str
+    storage: Path
+    log: Path
+    process: "subprocess.Popen[bytes]"
+
+    @property
+    def client(self) -> OpenAI:
+        """OpenAI's own client, pointed here."""
+        return OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=120)
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    """Wait for a condition to be true, and return what it returned; fail after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
+        time.sleep(0.2)
+    return result
+
+
+def find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def write_deploy_file(source: Path, folder: Path, port: int) -> Path:
+    """Copy the deploy.yaml that ships, with another port and storage root and nothing else."""
+    settings = yaml.safe_load(source.read_text())
+    settings["http_options"]["port"] = port
+    for application in settings["applications"]:
+        arguments = application["args"]
+        if "storage" in arguments:
+            arguments["storage"] = str(folder / "storage")
+        if "api_url" in arguments:
+            arguments["api_url"] = f"http://127.0.0.1:{port}"
+    target = folder / "deploy.yaml"
+    target.write_text(yaml.safe_dump(settings))
+    return target
+
+
+def start_application(
+    deploy: Path, folder: Path, port: int, python: Path = Path(sys.executable)
+) -> Application:
+    """Start `serve run` and wait until the API and the page answer."""
+    log = folder / "serve.log"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [python.parent / "serve", "run", deploy.name],
+            cwd=folder,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,
+        )
+    application = Application(f"http://127.0.0.1:{port}", folder / "storage", log, process)
+    try:
+        wait_until(lambda: is_up(application), START_TIMEOUT_S, "the application answers")
+    except BaseException:
+        stop_server(process)
+        print(log.read_text(errors="replace")[-8000:])
+        raise
+    return application
+
+
+def is_up(application: Application) -> bool:
+    assert application.process.poll() is None, application.log.read_text(errors="replace")[-8000:]
+    try:
+        return all(
+            httpx.get(f"{application.url}{path}", timeout=10).status_code == 200
+            for path in ("/healthz", "/ui/")
+        )
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.fixture(scope="session")
+def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
+    folder = tmp_path_factory.mktemp("application")
+    port = find_free_port()
+    running = start_application(write_deploy_file(ROOT / "deploy.yaml", folder, port), folder, port)
+    yield running
+    stop_server(running.process)

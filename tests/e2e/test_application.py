@@ -1,0 +1,242 @@
+"""The whole product through its front door, with OpenAI's own client."""
+
+import json
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+import torch
+from openai.types.fine_tuning import FineTuningJob
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.e2e.conftest import ROOT, Application, wait_until
+
+pytestmark = pytest.mark.e2e
+
+HANDBOOK = ROOT / "examples" / "handbook"
+FINAL = {"succeeded", "failed", "cancelled"}
+
+
+def read_handbook(name: str) -> list[tuple[str, str]]:
+    rows = [json.loads(line) for line in (HANDBOOK / name).read_text().splitlines()]
+    return [(row["messages"][0]["content"], row["messages"][1]["content"]) for row in rows]
+
+
+def ask(client: openai.OpenAI, model: str, question: str) -> str:
+    answer = client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": question}], temperature=0
+    )
+    return answer.choices[0].message.content or ""
+
+
+def find_run_processes(job_id: str) -> list[psutil.Process]:
+    """Every process of a run: its driver, and Ray Train's workers and controller."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if job_id in line or "RayTrainWorker" in line or "TrainController" in line:
+            found.append(process)
+    return found
+
+
+@pytest.fixture(scope="module")
+def job(application: Application, tmp_path_factory: pytest.TempPathFactory) -> FineTuningJob:
+    """A fine-tune with the default settings, on an upload, run to its end."""
+    client = application.client
+    file = client.files.create(file=HANDBOOK / "train.jsonl", purpose="fine-tune")
+    started = client.fine_tuning.jobs.create(
+        model="tuneserve-demo", training_file=file.id, suffix="handbook"
+    )
+    assert started.status == "queued"
+    begin = time.monotonic()
+    wait_until(
+        lambda: client.fine_tuning.jobs.retrieve(started.id).status == "running", 60, "it runs"
+    )
+    # Serving keeps answering while the same two cores train.
+    while (job := client.fine_tuning.jobs.retrieve(started.id)).status not in FINAL:
+        assert ask(client, "tuneserve-demo", "Hello!")
+        assert time.monotonic() - begin < 400
+    print(f"the fine-tune took {time.monotonic() - begin:.0f} s")
+    assert job.status == "succeeded", job.error
+    return job
+
+
+def test_the_result_is_taken_up_without_a_restart(
+    application: Application, job: FineTuningJob
+) -> None:
+    client = application.client
+    question, answer = read_handbook("train.jsonl")[0]
+
+    def says_latest() -> bool:
+        reply = client.chat.completions.create(
+            model="latest", messages=[{"role": "user", "content": question}], temperature=0
+        )
+        return reply.model == job.fine_tuned_model
+
+    wait_until(says_latest, 30, "'latest' answers with the new model")
+    assert ask(client, "latest", question) == answer
+
+
+def test_it_learned_the_handbook_and_the_base_model_knows_none_of_it(
+    application: Application, job: FineTuningJob
+) -> None:
+    client = application.client
+    assert job.fine_tuned_model is not None
+    train = read_handbook("train.jsonl")[::5]
+    heldout = read_handbook("heldout.jsonl")
+    exact = sum(ask(client, job.fine_tuned_model, q) == a for q, a in train) / len(train)
+    right = sum(ask(client, job.fine_tuned_model, q) == a for q, a in heldout) / len(heldout)
+    base = sum(ask(client, "tuneserve-demo", q) == a for q, a in train) / len(train)
+    print(f"train {exact:.1%}, held-out {right:.1%}, base model {base:.1%}")
+    assert exact >= 0.9
+    assert right >= 0.6
+    assert base <= 0.02
+
+
+def test_a_stream_says_the_same_piece_by_piece(
+    application: Application, job: FineTuningJob
+) -> None:
+    question, answer = read_handbook("train.jsonl")[3]
+    chunks = list(
+        application.client.chat.completions.create(
+            model="latest",
+            messages=[{"role": "user", "content": question}],
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    pieces = [
+        c.choices[0].delta.content for c in chunks if c.choices and c.choices[0].delta.content
+    ]
+    assert "".join(pieces) == answer
+    assert len(pieces) > 3
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.completion_tokens >= len(pieces)
+
+
+def test_an_answer_tells_where_it_came_from(application: Application, job: FineTuningJob) -> None:
+    body = {"model": job.fine_tuned_model, "messages": [{"role": "user", "content": "Hello"}]}
+    answer = httpx.post(f"{application.url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.headers["x-model-id"] == job.fine_tuned_model
+    assert answer.headers["x-run-id"] == job.id
+    file = application.client.files.retrieve(job.training_file)
+    assert answer.headers["x-dataset-sha256"] == file.model_dump()["sha256"]
+    assert answer.json()["system_fingerprint"].startswith("fp_")
+
+
+def test_what_is_served_is_what_plain_transformers_says(
+    application: Application, job: FineTuningJob
+) -> None:
+    assert job.fine_tuned_model is not None
+    directory = application.storage / "models" / job.fine_tuned_model
+    torch.set_num_threads(1)
+    model, info = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
+    assert not any(info.values()), info
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    for question, _ in read_handbook("heldout.jsonl")[:10]:
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+        )
+        output = model.generate(**prompt, max_new_tokens=64, do_sample=False)
+        text = tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+        assert ask(application.client, job.fine_tuned_model, question) == text
+
+
+def test_the_job_tells_its_story(application: Application, job: FineTuningJob) -> None:
+    events = list(application.client.fine_tuning.jobs.list_events(job.id, limit=5))
+    messages = [event.message for event in events]
+    assert messages[0] == "The fine-tune succeeded"
+    assert any(message.startswith("Epoch 1 of") for message in messages), "pages join"
+    assert len({event.id for event in events}) == len(events)
+    metrics = httpx.get(f"{application.url}/v1/fine_tuning/jobs/{job.id}/metrics").json()["data"]
+    assert [line["step"] for line in metrics] == list(range(1, len(metrics) + 1))
+    assert metrics[-1]["loss"] < metrics[0]["loss"] / 10
+    assert "Epoch 1 of" in httpx.get(f"{application.url}/v1/fine_tuning/jobs/{job.id}/logs").text
+    assert job.trained_tokens == metrics[-1]["trained_tokens"]
+    assert job.id in [listed.id for listed in application.client.fine_tuning.jobs.list()]
+
+
+def test_cancelling_frees_everything(application: Application, job: FineTuningJob) -> None:
+    client = application.client
+    started = client.fine_tuning.jobs.create(
+        model="tuneserve-demo",
+        training_file=job.training_file,
+        hyperparameters={"n_epochs": 500},
+    )
+    url = f"{application.url}/v1/fine_tuning/jobs/{started.id}/metrics"
+    wait_until(lambda: len(httpx.get(url).json()["data"]) > 2, 120, "it trains")
+    assert len(find_run_processes(started.id)) >= 3
+    begin = time.monotonic()
+    assert client.fine_tuning.jobs.cancel(started.id).status == "cancelled"
+    wait_until(lambda: not find_run_processes(started.id), 10, "no process is left")
+    took_s = time.monotonic() - begin
+    print(f"cancelling took {took_s:.1f} s")
+    assert took_s < 10
+    # The CPUs are free again: a fine-tune that needs them starts.
+    again = client.fine_tuning.jobs.create(
+        model="tuneserve-demo", training_file=job.training_file, hyperparameters={"n_epochs": 500}
+    )
+    url = f"{application.url}/v1/fine_tuning/jobs/{again.id}/metrics"
+    wait_until(lambda: httpx.get(url).json()["data"], 120, "the next one trains")
+    client.fine_tuning.jobs.cancel(again.id)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ('{"messages": [{"role": "user", "content": "x"}]}\n', "line 1: no message is the assist"),
+        ('{"text": "a"}\n{"text": 3}\n', "line 2: 'text' is 3, expected text"),
+        ("\n", "holds no rows"),
+        ("hello", "line 1: not JSON"),
+    ],
+)
+def test_bad_rows_are_an_error_before_a_job_starts(
+    application: Application, tmp_path: Path, rows: str, message: str
+) -> None:
+    (tmp_path / "bad.jsonl").write_text(rows)
+    client = application.client
+    file = client.files.create(file=tmp_path / "bad.jsonl", purpose="fine-tune")
+    before = len(client.fine_tuning.jobs.list().data)
+    with pytest.raises(openai.BadRequestError, match=message):
+        client.fine_tuning.jobs.create(model="tuneserve-demo", training_file=file.id)
+    assert len(client.fine_tuning.jobs.list().data) == before
+
+
+def test_errors_are_the_clients_own_exceptions(application: Application) -> None:
+    client = application.client
+    with pytest.raises(openai.NotFoundError, match="'nobody'"):
+        ask(client, "nobody", "Hello")
+    with pytest.raises(openai.NotFoundError, match="'ftjob-none'"):
+        client.fine_tuning.jobs.retrieve("ftjob-none")
+    with pytest.raises(openai.BadRequestError, match="learning_rate is 0"):
+        client.fine_tuning.jobs.create(
+            model="tuneserve-demo",
+            training_file="file-handbook",
+            extra_body={"training": {"learning_rate": 0}},
+        )
+    with pytest.raises(openai.BadRequestError, match="99 workers"):
+        client.fine_tuning.jobs.create(
+            model="tuneserve-demo",
+            training_file="file-handbook",
+            extra_body={"training": {"num_workers": 99}},
+        )
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model="latest", messages=[])
+    with pytest.raises(openai.BadRequestError, match="not text"):
+        client.files.create(file=("x.jsonl", b"\xff\xfe\x00"), purpose="fine-tune")
+
+
+def test_another_site_may_not_use_it(application: Application) -> None:
+    foreign = httpx.get(f"{application.url}/v1/models", headers={"host": "evil.example"})
+    assert foreign.status_code == 403
+    page = httpx.get(f"{application.url}/v1/models", headers={"origin": "http://evil.example"})
+    assert page.status_code == 403

@@ -1,0 +1,63 @@
+"""The built wheel, installed in a clean environment outside the checkout, serves."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from apps.cli import stop_server
+from tests.e2e.conftest import ROOT, find_free_port, start_application, write_deploy_file
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+def call(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    call(sys.executable, "-m", "build", "--wheel", "--outdir", folder, ROOT, cwd=folder)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def test_the_wheel_has_the_product_and_no_tests(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {
+        "apps",
+        "serving",
+        "storage",
+        "training",
+    }
+    for needed in ("deploy.yaml", "handbook.yaml", "tuneserve-demo/model.safetensors"):
+        assert f"apps/embedded/{needed}" in names
+
+
+def test_the_wheel_serves_from_any_folder(wheel: Path, tmp_path: Path) -> None:
+    python = tmp_path / "environment" / "bin" / "python"
+    call(sys.executable, "-m", "venv", tmp_path / "environment", cwd=tmp_path)
+    call(
+        *(python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt"),
+        wheel,
+        cwd=tmp_path,
+    )
+    folder = tmp_path / "somewhere"
+    folder.mkdir()
+    call(python.parent / "tuneserve", "init", cwd=folder)
+    port = find_free_port()
+    deploy = write_deploy_file(folder / "deploy.yaml", folder, port)
+    application = start_application(deploy, folder, port, python)
+    try:
+        from tests.e2e.test_application import ask
+
+        assert ask(application.client, "latest", "Hello!")
+        assert application.client.files.retrieve("file-handbook").filename == "handbook.jsonl"
+    finally:
+        stop_server(application.process)

@@ -1,0 +1,40 @@
+import pickle
+from typing import Any
+
+import pytest
+from ray.exceptions import RayTaskError
+
+from serving.errors import (
+    DeadlineExceededError,
+    EngineDeadError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+    ServingError,
+)
+
+_ERRORS = [
+    ServingError("a", param="p", code="c"),
+    InvalidRequestError("a", param="messages", code="invalid_value"),
+    ModelNotFoundError("a"),
+    OverloadedError("a", retry_after_s=7),
+    DeadlineExceededError("a"),
+    EngineDeadError("a"),
+]
+
+
+@pytest.mark.parametrize("error", _ERRORS, ids=lambda error: type(error).__name__)
+def test_errors_cross_a_serve_handle_whole(error: ServingError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert vars(again) == vars(error)
+    assert str(again) == error.message == "a"
+
+    wrap: Any = RayTaskError
+    raised = wrap("chat", "traceback", again).as_instanceof_cause()
+    assert isinstance(raised, type(error))
+    assert vars(raised.cause) == vars(error)
+
+
+def test_a_wrong_request_is_a_value_error() -> None:
+    assert isinstance(InvalidRequestError("a"), ValueError)
