@@ -32,8 +32,8 @@ def test_errors_cross_a_serve_handle_whole(error: ServingError) -> None:
 
     wrap: Any = RayTaskError
     raised = wrap("chat", "traceback", again).as_instanceof_cause()
-    assert isinstance(raised, type(error))
     assert vars(raised.cause) == vars(error)
+    assert isinstance(raised, type(error))
 
 
 def test_a_wrong_request_is_a_value_error() -> None:
