@@ -189,8 +189,15 @@ class RunQueue:
         """Hand a run over to its job; the record goes first, and a job starts only once."""
         record = run.update_record(writer="job", job_id=run.path.name)
         command = f"{sys.executable} -m apps.finetune --storage {self._layout.root} {record.id}"
-        self._runner.start(record.id, command)
-        logger.info("started run %s", record.id)
+        try:
+            self._runner.start(record.id, command)
+        except (RuntimeError, ConnectionError) as exc:  # the cluster's; it is asked again soon
+            logger.exception("run %s could not be started", record.id)
+            message = f"The cluster cannot start it at present, trying again: {exc}"
+            if run.read_events()[-1]["message"] != message:
+                run.add_event(message, level="warn")
+        else:
+            logger.info("started run %s", record.id)
 
     def _bury(self, run: RunFolder) -> None:
         """End a run whose job has ended without saying so."""

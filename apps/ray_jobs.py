@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+import ray
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from apps.queue import JobState
@@ -14,7 +15,8 @@ class RayJobRunner:
     """The queue's `JobRunner`; a Ray Job's submission id is the run's id."""
 
     def __init__(self) -> None:
-        self._client = JobSubmissionClient()
+        # By address: left to itself the client gives up where a second cluster runs.
+        self._client = JobSubmissionClient(ray.get_runtime_context().gcs_address)
 
     def start(self, job_id: str, command: str) -> None:
         """Submit a job unless one of this id is known."""
@@ -47,8 +49,6 @@ class RayJobRunner:
 
     def list_nodes(self) -> list[dict[str, float]]:
         """Total resources of every node that is alive."""
-        import ray
-
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         return [node["Resources"] for node in nodes if node["Alive"]]
 

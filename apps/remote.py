@@ -48,3 +48,7 @@ class RemoteQueue:
     async def cancel(self, run_id: str) -> dict[str, Any]:
         """Stop a fine-tune."""
         return await self._handle.cancel.remote(run_id)  # type: ignore[no-any-return]
+
+    async def check(self) -> None:
+        """Raise if the queue does not answer."""
+        await self._handle.check_health.remote()

@@ -34,6 +34,9 @@ class FineTuning(Protocol):
     async def cancel(self, run_id: str) -> dict[str, Any]:
         """Stop a fine-tune."""
 
+    async def check(self) -> None:
+        """Raise if no fine-tune can be taken in at present."""
+
 
 @dataclass(frozen=True)
 class Services:

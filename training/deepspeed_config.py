@@ -24,7 +24,7 @@ def build_deepspeed_config(spec: TrainingSpec, world_size: int) -> dict[str, Any
             "overlap_comm": False,
             "reduce_bucket_size": 50_000_000,
             # A small model is kept gathered below this size; 0 shards every tensor.
-            "stage3_param_persistence_threshold": 10_000,
+            "stage3_param_persistence_threshold": 100_000,
         },
         "zero_allow_untested_optimizer": True,
         "wall_clock_breakdown": False,

@@ -112,7 +112,7 @@ class _Page:
                 show_label=False,
                 container=False,
                 scale=6,
-                min_width=180,
+                min_width=110,
                 max_lines=6,
                 autofocus=True,
             )

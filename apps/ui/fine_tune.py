@@ -19,7 +19,7 @@ INTRODUCTION = (
 )
 DEMONSTRATION_NOTE = (
     "tuneserve-demo is a small demonstration model, made to try everything out on a laptop. It "
-    "learns the handbook in about a minute, but it is no assistant: for real work, add a larger "
+    "learns the handbook in minutes, but it is no assistant: for real work, add a larger "
     "base model in deploy.yaml."
 )
 MAIN_SETTINGS = ("epochs", "learning_rate", "micro_batch_tokens", "num_workers")

@@ -24,8 +24,11 @@ class NotedJobs:
     states: dict[str, JobState] = field(default_factory=dict)
     commands: dict[str, str] = field(default_factory=dict)
     logs: str = ""
+    refusal: Exception | None = None
 
     def start(self, job_id: str, command: str) -> None:
+        if self.refusal is not None:
+            raise self.refusal
         assert job_id not in self.commands, "a job was started twice"
         self.commands[job_id] = command
         self.states[job_id] = "active"
@@ -93,6 +96,9 @@ class LocalFineTuning:
 
     async def cancel(self, run_id: str) -> dict[str, Any]:
         return await self._queue.cancel(run_id)
+
+    async def check(self) -> None:
+        return None
 
 
 @pytest.fixture(scope="session")

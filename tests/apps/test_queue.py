@@ -72,6 +72,20 @@ async def test_a_queue_killed_before_it_started_a_job_starts_it_again(
     assert list(jobs.commands) == [run.path.name]
 
 
+async def test_a_cluster_that_cannot_start_a_job_is_asked_again(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create(queue, file_id)
+    jobs.refusal = RuntimeError("no agent is available")
+    for _ in range(3):
+        await queue.reconcile()
+    told = [event["message"] for event in run.read_events() if event["level"] == "warn"]
+    assert told == ["The cluster cannot start it at present, trying again: no agent is available"]
+    jobs.refusal = None
+    await queue.reconcile()
+    assert list(jobs.commands) == [run.path.name]
+
+
 @pytest.mark.parametrize(
     ("state", "logs", "reason"),
     [

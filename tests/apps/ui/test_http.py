@@ -1,5 +1,6 @@
 """The page's ASGI application: addresses, access, and that it loads nothing from elsewhere."""
 
+import asyncio
 import re
 from collections.abc import Iterator
 
@@ -10,15 +11,24 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.routing import Mount
 
-from apps.ui.access import find_refusal
+from apps.ui.access import PageGuard, find_refusal
 from apps.ui.page import build_http
 from apps.ui.settings import API_KEY_VARIABLE, UiSettings
 from tests.apps.ui.conftest import LocalServer, StubApi
 
 
+def build_page(settings: UiSettings) -> PageGuard:
+    """Build inside an event loop, as a replica does; Gradio would leave one of its own behind."""
+
+    async def build() -> PageGuard:
+        return build_http(settings)
+
+    return asyncio.run(build())
+
+
 @pytest.fixture
 def page(api: StubApi) -> Iterator[str]:
-    app = build_http(UiSettings(api_url=api.url))
+    app = build_page(UiSettings(api_url=api.url))
     with LocalServer(Starlette(routes=[Mount("/ui", app)])) as url:
         yield f"{url}/ui"
 
@@ -46,7 +56,7 @@ def test_nothing_is_loaded_from_elsewhere(page: str) -> None:
 
 def test_with_a_key_the_page_asks_for_it(api: StubApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(API_KEY_VARIABLE, "secret")
-    with LocalServer(build_http(UiSettings(api_url=api.url))) as url:
+    with LocalServer(build_page(UiSettings(api_url=api.url))) as url:
         refused = httpx.get(f"{url}/config")
         assert refused.status_code == 401
         assert refused.headers["www-authenticate"].startswith("Basic")

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import gradio as gr
 import pytest
+from gradio.components import Component
 
 from apps.ui import chat, fine_tune, runs
 from apps.ui.client import ApiClient, ApiError
@@ -78,12 +79,15 @@ def test_only_changed_settings_are_sent() -> None:
 
 
 def test_each_kind_of_setting_gets_its_field(api: StubApi) -> None:
-    defaults = ask(api, lambda client: client.get_defaults("base"))
-    with gr.Blocks(analytics_enabled=False):
-        fields = {
-            key: fine_tune.build_setting(key, schema, defaults.training[key])
-            for key, schema in defaults.schemas.items()
-        }
+    async def build(client: ApiClient) -> dict[str, Component]:
+        defaults = await client.get_defaults("base")
+        with gr.Blocks(analytics_enabled=False):
+            return {
+                key: fine_tune.build_setting(key, schema, defaults.training[key])
+                for key, schema in defaults.schemas.items()
+            }
+
+    fields = ask(api, build)
     kinds = {key: type(field) for key, field in fields.items()}
     assert kinds == {
         "epochs": gr.Number,

@@ -1,0 +1,1 @@
+"""One module per question; the last line of output is one JSON object."""

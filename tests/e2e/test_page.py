@@ -1,0 +1,155 @@
+"""The page in a real browser against the real application: fine-tune, watch, chat."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from tests.e2e.conftest import Application, wait_until
+
+pytestmark = pytest.mark.e2e
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+PATIENCE_MS = 60_000
+RUN_TIMEOUT_MS = 400_000
+
+# Remembers every text that the last answer had while it grew.
+WATCH_ANSWER_JS = """() => {
+  window.seenAnswers = new Set();
+  const look = () => {
+    const answers = document.querySelectorAll("#chat-history .bot .md");
+    if (answers.length) window.seenAnswers.add(answers[answers.length - 1].innerText.trim());
+  };
+  new MutationObserver(look).observe(document.querySelector("#chat-history"),
+    {childList: true, subtree: true, characterData: true});
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def context(browser: Browser, application: Application) -> Iterator[BrowserContext]:
+    """One visitor, who must not be sent anywhere else."""
+    context = open_context(browser)
+    asked: list[str] = []
+    context.on("request", lambda request: asked.append(request.url))
+    yield context
+    context.close()
+    at_home = (application.url, "data:", "blob:")
+    assert [url for url in asked if not url.startswith(at_home)] == []
+
+
+def open_context(browser: Browser) -> BrowserContext:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(PATIENCE_MS)
+    return context
+
+
+def count_points(page: Page) -> int:
+    """Steps that the loss curve shows."""
+    figure = page.locator("#loss-plot figure")
+    return int(figure.get_attribute("data-points") or 0) if figure.count() else 0
+
+
+def test_a_visitor_fine_tunes_watches_and_chats(
+    context: BrowserContext, browser: Browser, application: Application
+) -> None:
+    page = context.new_page()
+    page.goto(f"{application.url}/ui/")
+    expect(page.locator("#preview mark.ts-learned").nth(1)).to_be_visible(timeout=PATIENCE_MS)
+    page.fill("#setting-epochs input", "2")
+    page.fill("#run-name textarea, #run-name input", "visitor")
+    page.click("#start-button")
+
+    page.wait_for_url("**/ui/runs?run=*")
+    address = page.url
+    see_the_curve_move(page)
+    page.reload()
+    assert page.url == address
+    expect(page.locator("#run-detail h2")).to_have_text("visitor", timeout=PATIENCE_MS)
+    see_the_same_elsewhere(browser, address)
+
+    expect(page.locator("#run-status")).to_have_text("Succeeded", timeout=RUN_TIMEOUT_MS)
+    model = page.locator("#run-detail .ts-result code").inner_text()
+    page.click("#chat-with-it")
+    page.wait_for_url("**/ui/chat?model=*")
+    chat_with(page, model)
+
+
+def see_the_curve_move(page: Page) -> None:
+    wait_until(lambda: count_points(page), 240, "the loss curve begins")
+    before = count_points(page)
+    wait_until(lambda: count_points(page) > before, 120, "the loss curve moves")
+
+
+def see_the_same_elsewhere(browser: Browser, address: str) -> None:
+    """Another browser, which was told nothing, shows the run that computes."""
+    other = open_context(browser)
+    page = other.new_page()
+    page.goto(address.partition("?")[0])
+    expect(page.locator("#run-detail h2")).to_have_text("visitor", timeout=PATIENCE_MS)
+    wait_until(lambda: count_points(page), 60, "the other browser shows the curve")
+    assert page.url == address
+    other.close()
+
+
+def chat_with(page: Page, model: str) -> None:
+    expect(page.locator("#chat-model input")).to_have_value(model, timeout=PATIENCE_MS)
+    page.evaluate(WATCH_ANSWER_JS)
+    page.fill("#chat-input textarea", "When does the workshop open?")
+    page.click("#chat-send")
+    note = page.locator("#chat-history .ts-answered")
+    expect(note).to_have_text(re.compile(rf"Answered by {re.escape(model)} · \d+ tokens"))
+    seen = [text for text in page.evaluate("[...window.seenAnswers]") if text]
+    final = max(seen, key=len)
+    assert len(seen) > 2, seen
+    assert all(final.startswith(text) for text in seen)
+
+
+def test_what_the_api_refuses_is_said(context: BrowserContext, application: Application) -> None:
+    page = context.new_page()
+    page.goto(f"{application.url}/ui/")
+    page.fill("#setting-learning-rate input", "0")
+    page.click("#start-button")
+    expect(page.locator(".toast-wrap")).to_contain_text("learning_rate", timeout=PATIENCE_MS)
+    assert "/runs" not in page.url
+
+
+def test_a_bad_file_is_explained_line_by_line(
+    context: BrowserContext, application: Application, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.jsonl"
+    good = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "A"}]}
+    bad.write_text(json.dumps(good) + "\n<img src=x onerror=alert(1)>\n")
+    page = context.new_page()
+    page.goto(f"{application.url}/ui/")
+    expect(page.locator("#preview mark.ts-learned").nth(1)).to_be_visible(timeout=PATIENCE_MS)
+    page.set_input_files("input[type=file]", bad)
+    expect(page.locator("#preview .ts-error")).to_contain_text("line 2", timeout=PATIENCE_MS)
+    assert page.locator("#preview img").count() == 0
+
+
+def test_a_run_can_be_cancelled_by_clicking(
+    context: BrowserContext, application: Application
+) -> None:
+    page = context.new_page()
+    page.goto(f"{application.url}/ui/")
+    page.fill("#setting-epochs input", "50")
+    page.click("#start-button")
+    page.wait_for_url("**/ui/runs?run=*")
+    page.click("#cancel-button")
+    expect(page.locator("#run-status")).to_have_text("Cancelled", timeout=PATIENCE_MS)
+    expect(page.locator("#cancel-button")).to_be_hidden(timeout=PATIENCE_MS)
