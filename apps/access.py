@@ -1,5 +1,6 @@
 """Who may talk to the application: programs on this machine, or whoever has the key."""
 
+import os
 import secrets
 from urllib.parse import urlsplit
 
@@ -7,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from apps.settings import API_KEY_VARIABLE
+API_KEY_VARIABLE = "TUNESERVE_API_KEY"
 
 _LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _OPEN_PATHS = frozenset({"/healthz"})
@@ -39,28 +40,47 @@ class AccessControl:
         await JSONResponse({"error": error}, status)(scope, receive, send)
 
 
+def read_api_key() -> str | None:
+    """Return the key that clients must send, if the environment sets one."""
+    return os.environ.get(API_KEY_VARIABLE) or None
+
+
 def find_refusal(headers: Headers, api_key: str | None) -> tuple[int, str] | None:
     """Return the status and the reason for refusing a request, or None to let it in."""
     if api_key is not None:
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and secrets.compare_digest(
-            given.strip().encode(), api_key.encode()
-        ):
+        if scheme.lower() == "bearer" and is_key(given.strip().encode(), api_key):
             return None
         return 401, "a valid API key is needed: send it as 'Authorization: Bearer <key>'"
+    reason = find_foreign_host(headers) or find_foreign_origin(headers)
+    return (403, reason) if reason else None
+
+
+def is_key(given: bytes, api_key: str) -> bool:
+    """Compare in a time that tells nothing about the key."""
+    return secrets.compare_digest(given, api_key.encode())
+
+
+def find_foreign_host(headers: Headers) -> str | None:
+    """Say why a request did not come to this machine's own address, or return None."""
     host = headers.get("host", "")
-    if _hostname(host) not in _LOOPBACK_HOSTS:
-        return 403, (
-            f"{host!r} is not this machine's loopback address, and without a key only that is "
-            f"served; set {API_KEY_VARIABLE} and start again"
-        )
+    if _read_hostname(host) in _LOOPBACK_HOSTS:
+        return None
+    return (
+        f"{host!r} is not this machine's loopback address, and without a key only that is served; "
+        f"set {API_KEY_VARIABLE} and start again"
+    )
+
+
+def find_foreign_origin(headers: Headers) -> str | None:
+    """Say which other site's page sent a request, or return None."""
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != host:
-        return 403, f"the page {origin!r} may not use this application: it is not part of it"
-    return None
+    if origin is None or urlsplit(origin).netloc == headers.get("host", ""):
+        return None
+    return f"the page {origin!r} may not use this application: it is not part of it"
 
 
-def _hostname(host: str) -> str:
+def _read_hostname(host: str) -> str:
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

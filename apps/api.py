@@ -15,7 +15,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
-from apps.access import AccessControl
+from apps.access import AccessControl, read_api_key
 from apps.base_models import install_base_models
 from apps.bundled import HANDBOOK_FILE_ID, find_handbook
 from apps.errors import install_error_handlers
@@ -25,7 +25,7 @@ from apps.ray_jobs import RayJobRunner
 from apps.remote import RemoteChat, RemoteQueue
 from apps.routes import chat, files, health, jobs, models
 from apps.services import Services
-from apps.settings import ApplicationSettings, read_api_key
+from apps.settings import ApplicationSettings
 from serving.generator import Generator, GeneratorSettings
 from serving.model_store import ModelStore
 from storage.layout import open_storage

@@ -1,13 +1,10 @@
 """The settings of the application, as `deploy.yaml` gives them; the one place for them."""
 
-import os
-
 from pydantic import BaseModel, ConfigDict, Field
 
 from apps.bundled import DEMONSTRATION_MODEL
 from serving.engine import EngineSettings
 
-API_KEY_VARIABLE = "TUNESERVE_API_KEY"
 BUNDLED_SOURCE = "bundled"
 
 
@@ -32,8 +29,3 @@ class ApplicationSettings(BaseModel):
     engine: EngineSettings = Field(
         default_factory=EngineSettings, description="How the models generate."
     )
-
-
-def read_api_key() -> str | None:
-    """Return the key that clients must send, if the environment sets one."""
-    return os.environ.get(API_KEY_VARIABLE) or None

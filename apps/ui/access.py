@@ -5,14 +5,13 @@ The page acts with the API's key, so it must ask for that key itself.
 
 import base64
 import binascii
-import secrets
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+from apps.access import find_foreign_host, find_foreign_origin, is_key
+
 _CONTENT_POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
@@ -56,25 +55,14 @@ class PageGuard:
 
 def find_refusal(headers: Headers, api_key: str | None) -> tuple[int, str] | None:
     """Return the status and the reason for refusing a request, or None to let it in."""
-    host = headers.get("host", "")
-    origin = headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != host:
-        return 403, f"The page {origin!r} may not use this one."
+    if reason := find_foreign_origin(headers):
+        return 403, reason
     if api_key is not None:
-        password = _read_password(headers.get("authorization", ""))
-        if secrets.compare_digest(password, api_key.encode()):
+        if is_key(_read_password(headers.get("authorization", "")), api_key):
             return None
-        return 401, "The API key is needed, as the password."
-    if _read_hostname(host) not in _LOOPBACK_HOSTS:
-        return 403, f"Without a key only this machine is served, and {host!r} is not its address."
-    return None
-
-
-def _read_hostname(host: str) -> str:
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+        return 401, "the API key is needed, as the password"
+    reason = find_foreign_host(headers)
+    return (403, reason) if reason else None
 
 
 def _read_password(authorization: str) -> bytes:

@@ -1,10 +1,8 @@
 """The settings of the page, as `deploy.yaml` gives them."""
 
-import os
-
 from pydantic import BaseModel, ConfigDict, Field
 
-API_KEY_VARIABLE = "TUNESERVE_API_KEY"
+from apps.access import read_api_key
 
 
 class UiSettings(BaseModel):
@@ -26,4 +24,4 @@ class UiSettings(BaseModel):
 
     def find_api_key(self) -> str | None:
         """Return the key to use, if there is one."""
-        return self.api_key or os.environ.get(API_KEY_VARIABLE) or None
+        return self.api_key or read_api_key()

@@ -11,9 +11,10 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.routing import Mount
 
+from apps.access import API_KEY_VARIABLE
 from apps.ui.access import PageGuard, find_refusal
 from apps.ui.page import build_http
-from apps.ui.settings import API_KEY_VARIABLE, UiSettings
+from apps.ui.settings import UiSettings
 from tests.apps.ui.conftest import LocalServer, StubApi
 
 
