@@ -17,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 
 from apps.access import AccessControl, read_api_key
 from apps.base_models import install_base_models
+from apps.body_limit import BodyLimit
 from apps.bundled import HANDBOOK_FILE_ID, find_handbook
 from apps.errors import install_error_handlers
 from apps.files import FileStore
@@ -60,17 +61,18 @@ def build_app(settings: ApplicationSettings) -> Application:
 
 def build_http(services: Services, api_key: str | None) -> AccessControl:
     """Put the routes together; the same with and without Serve."""
+    max_body_bytes = services.max_upload_bytes + MULTIPART_BYTES
     app = FastAPI(
         title="Tuneserve",
-        docs_url="/docs",
+        docs_url=None,  # it would load scripts from elsewhere; /openapi.json describes the API
         redoc_url=None,
-        max_body_size=services.max_upload_bytes + MULTIPART_BYTES,  # before it fills the disk
+        max_body_size=max_body_bytes,  # also of a body that does not say its length
     )
     app.state.services = services
     install_error_handlers(app)
     for resource in (health, files, jobs, models, chat):
         app.include_router(resource.router)
-    return AccessControl(app, api_key)
+    return AccessControl(BodyLimit(app, max_body_bytes), api_key)
 
 
 class FineTuningQueueReplica:

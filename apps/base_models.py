@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from apps.bundled import find_demonstration_model
-from apps.finetune import LATEST_ALIAS
+from apps.queue import LATEST_ALIAS
 from apps.settings import BUNDLED_SOURCE
 from serving.model_store import ModelStore
 

@@ -16,7 +16,6 @@ from rich.console import Console
 from apps import preflight
 from apps.bundled import find_bundled
 
-START_TIMEOUT_S = 300.0
 _POLL_S = 0.5
 _DEPLOY_NAME = "deploy.yaml"
 
@@ -47,13 +46,17 @@ def run(deploy: DeployFile = Path(_DEPLOY_NAME)) -> None:
     console = Console()
     with log.open("w") as output:
         server = _start_server(deploy, output.fileno())
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        for ending in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(ending, lambda *_: sys.exit(0))
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             with console.status("Starting Ray, the API, the model and the page"):
-                _wait_until_up(server, address, log)
-            console.print(f"\n  The page:  [bold]{address}/ui/[/bold]")
-            console.print(f"  The API:   {address}/v1   (its description: {address}/docs)")
+                has_page = "apps.ui:" in deploy.read_text()
+                paths = ("/healthz", "/ui/") if has_page else ("/healthz",)
+                _wait_until_up(server, [address + path for path in paths], log)
+            if has_page:
+                console.print(f"\n  The page:  [bold]{address}/ui/[/bold]")
+            console.print(f"  The API:   {address}/v1")
             console.print(f"  The log:   {log}\n\n  Ctrl-C stops it.", highlight=False)
             sys.exit(server.wait())
         except KeyboardInterrupt:
@@ -91,10 +94,10 @@ def _start_server(deploy: Path, output: int) -> "subprocess.Popen[bytes]":
     )
 
 
-def _wait_until_up(server: "subprocess.Popen[bytes]", address: str, log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not (_answers(f"{address}/healthz") and _answers(f"{address}/ui/")):
-        if server.poll() is not None or time.monotonic() > deadline:
+def _wait_until_up(server: "subprocess.Popen[bytes]", urls: list[str], log: Path) -> None:
+    """Wait for as long as the server lives: a base model from the hub may take its time."""
+    while not all(_answers(url) for url in urls):
+        if server.poll() is not None:
             lines = log.read_text(errors="replace").strip().splitlines()
             _fail("the application did not start:\n" + "\n".join(lines[-15:]))
         time.sleep(_POLL_S)

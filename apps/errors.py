@@ -25,7 +25,7 @@ from serving.errors import (
     OverloadedError,
     ServingError,
 )
-from training.spec import describe_validation_error
+from training.spec import describe_faults, describe_validation_error
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,8 @@ def to_response(exc: BaseException) -> JSONResponse:
     message = str(exc)
     if isinstance(exc, ValidationError):
         message = describe_validation_error(exc)
+    elif isinstance(exc, RequestValidationError):
+        message = describe_faults(exc.errors())
     if status == 500:
         logger.error("a request failed", exc_info=exc)
         message = "something went wrong on our side; the server's log has the details"

@@ -33,6 +33,7 @@ class FileStore:
             content = folder / make_safe_name(filename)
             size = await _write_chunks(content, chunks, max_bytes)
             _check_text(content, filename)
+            durable.fsync_file(content)
             return _record_file(content, filename, purpose, size)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)

@@ -7,15 +7,13 @@ import argparse
 import logging
 import sys
 
-from apps.queue import name_model
+from apps.queue import finish_published, name_model
 from serving.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from training import launch
 from training.runs import RunFolder, log_to_file
 
 logger = logging.getLogger(__name__)
-
-LATEST_ALIAS = "latest"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,13 +30,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 def execute_queued_run(layout: StorageLayout, run: RunFolder) -> int:
     """Train, publish, point `latest` at the result; a failure is in the record already."""
-    import ray
+    import ray  # slow to import; --help is not
 
+    record = run.read_record()
+    if record.is_final or record.writer != "job" or run.is_cancel_requested:
+        logger.error("run %s is not to be computed: %s", record.id, record.status)
+        return 1
     launch.quiet_libraries()
     ray.init(log_to_driver=False)
     try:
         launch.execute_run(run, run.read_spec())
-        launch.succeed_run(run, publish_model(layout, run))
+        ModelStore(layout).publish(run.model, name_model(record))
+        finish_published(layout, run)
     except Exception as exc:  # noqa: BLE001 - the process ends here, and its record must say why
         if not run.read_record().is_final:
             launch.fail_run(run, exc)
@@ -46,16 +49,6 @@ def execute_queued_run(layout: StorageLayout, run: RunFolder) -> int:
     finally:
         ray.shutdown()
     return 0
-
-
-def publish_model(layout: StorageLayout, run: RunFolder) -> str:
-    """Move a run's model into the store and make it the latest; returns its id."""
-    store = ModelStore(layout)
-    model_id = name_model(run.read_record())
-    store.publish(run.model, model_id)
-    store.point_alias(LATEST_ALIAS, model_id)
-    run.add_event(f"Published as {model_id}, and {LATEST_ALIAS!r} points to it")
-    return model_id
 
 
 if __name__ == "__main__":

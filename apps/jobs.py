@@ -57,6 +57,8 @@ class FineTuneRequest(_Model):
     metadata: dict[str, str] | None = Field(None, max_length=16, description="Kept with the job.")
     hyperparameters: Hyperparameters | None = Field(None, description="OpenAI's older place.")
     method: Method | None = Field(None, description="OpenAI's newer place for hyperparameters.")
+    validation_file: None = Field(None, description="Validation files are not supported yet.")
+    integrations: None = Field(None, description="Integrations are not supported yet.")
     training: dict[str, Any] = Field(
         default_factory=dict, description="Any setting of our own training spec; these win."
     )
@@ -76,6 +78,7 @@ class FineTuneRequest(_Model):
         if self.seed is not None:
             settings["seed"] = self.seed
         settings.update(self.training)
+        TrainingSpec.model_validate(settings)  # before anything is worked out from them
         return TrainingSpec.model_validate(
             {**settings, **self._translate_hyperparameters(settings)}
         )

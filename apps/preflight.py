@@ -3,7 +3,10 @@
 `make` runs this file with the system's Python before there is an environment.
 """
 
+from __future__ import annotations  # for Pythons too old to run anything else of ours
+
 import argparse
+import importlib.util
 import os
 import re
 import shutil
@@ -38,6 +41,11 @@ def find_faults(environment: Path | None, deploy: Path | None) -> Iterator[str]:
             f"Python {sys.version_info[0]}.{sys.version_info[1]} is too old; "
             f"install Python {MIN_PYTHON[0]}.{MIN_PYTHON[1]} or newer"
         )
+    if importlib.util.find_spec("ensurepip") is None:
+        yield (
+            "this Python cannot make environments; install its venv module "
+            "(on Debian and Ubuntu: apt-get install python3-venv)"
+        )
     yield from check_compiler()
     if environment is not None:
         needed = RUN_BYTES if environment.is_dir() else INSTALL_BYTES
@@ -50,7 +58,7 @@ def check_compiler() -> Iterator[str]:
     """Training on CPUs compiles an operation once; it needs a C++ compiler and Python's headers."""
     if has_gpu_driver():
         return
-    compiler = os.environ.get("CXX", "g++")
+    compiler = os.environ.get("CXX", "g++").split()[-1]
     if shutil.which(compiler) is None:
         yield (
             f"no C++ compiler {compiler!r} was found, and training on CPUs needs one; install it "

@@ -6,12 +6,14 @@ and takes it back only when that job is known to have ended.
 """
 
 import asyncio
+import fcntl
 import logging
-import secrets
+import shlex
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Literal, Protocol
+from typing import IO, Any, Literal, Protocol
 
 from apps.bundled import DEMONSTRATION_MODEL, read_demonstration_settings
 from apps.errors import ApiError, not_found
@@ -27,6 +29,7 @@ from training.spec import TrainingSpec
 
 logger = logging.getLogger(__name__)
 
+LATEST_ALIAS = "latest"
 STOP_TIMEOUT_S = 10.0
 
 JobState = Literal["active", "ended", "unknown"]
@@ -68,7 +71,16 @@ class RunQueue:
         self._models = ModelStore(layout)
         self._max_concurrent_runs = max_concurrent_runs
         self._reserved_cpus = reserved_cpus
-        self._cancelling: set[str] = set()
+        # One decision about a run at a time: between reading its record and acting on it, nothing
+        # else may end or start it.
+        self._lock = threading.Lock()
+        self._storage_lock: IO[str] | None = None
+
+    def close(self) -> None:
+        """Let another queue look after the runs."""
+        if self._storage_lock is not None:
+            self._storage_lock.close()
+            self._storage_lock = None
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
         """Check a fine-tune wholly and put it into the queue; returns the job as it is shown.
@@ -97,46 +109,63 @@ class RunQueue:
     async def cancel(self, run_id: str) -> dict[str, Any]:
         """Stop a run now, waiting or computing; returns the job as it is shown.
 
-        Raises `ApiError` 404 for an unknown run, 409 for one that has ended.
+        Goes on to its end even if nobody waits for it any more. Raises `ApiError` 404 for an
+        unknown run, 409 for one that has ended.
         """
-        run = self._find_run(run_id)
-        record = run.read_record()
-        if record.is_final:
-            raise ApiError(409, f"job {run_id!r} has {record.status} already", code="job_ended")
-        self._cancelling.add(run_id)
-        try:
-            run.add_event("Cancelling")
-            if record.writer == "job":
-                stopped = await asyncio.to_thread(self._runner.stop, run_id, STOP_TIMEOUT_S)
-                if not stopped:
-                    raise ApiError(504, f"job {run_id!r} did not stop in {STOP_TIMEOUT_S:g} s")
-                record = run.read_record()
-            if not record.is_final:  # it may have succeeded in the last moment
-                self._end(run, "cancelled", "The fine-tune was cancelled")
-        finally:
-            self._cancelling.discard(run_id)
-        return describe_job(run)
+        return await asyncio.shield(asyncio.to_thread(self._cancel, find_run(self._layout, run_id)))
 
     async def reconcile(self) -> None:
         """Bring what is on disk and what computes together: end what died, start what waits."""
         await asyncio.to_thread(self._reconcile)
 
+    def _cancel(self, run: RunFolder) -> dict[str, Any]:
+        with self._lock:
+            record = run.read_record()
+            if record.is_final:
+                message = f"job {record.id!r} has {record.status} already"
+                raise ApiError(409, message, code="job_ended")
+            run.request_cancel()
+            run.add_event("Cancelling")
+            if record.writer == "queue":
+                self._bury(run)
+        if record.writer == "job":
+            if not self._runner.stop(record.id, STOP_TIMEOUT_S):
+                raise ApiError(504, f"job {record.id!r} did not stop in {STOP_TIMEOUT_S:g} s")
+            with self._lock:
+                self._bury(run)
+        return describe_job(run)
+
     def _reconcile(self) -> None:
+        if not self._holds_storage():
+            return
         computing = 0
         waiting: list[RunFolder] = []
         for run, record in self._list_unfinished():
-            if record.id in self._cancelling:
-                computing += record.writer == "job"
-            elif record.writer == "queue":
+            if record.writer == "queue":
                 waiting.append(run)
             elif (state := self._runner.find_state(record.id)) == "active":
                 computing += 1
             elif state == "unknown" and record.status == "queued":
                 waiting.append(run)  # we were killed between handing it over and starting it
             else:
-                self._bury(run)
+                with self._lock:
+                    self._bury(run)
         for run in waiting[: max(0, self._max_concurrent_runs - computing)]:
-            self._start(run)
+            with self._lock:
+                self._start(run)
+
+    def _holds_storage(self) -> bool:
+        """Whether this is the one queue of the storage root; dead processes hold no lock."""
+        if self._storage_lock is None:
+            file = self._layout.queue_lock.open("w")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                logger.warning("another application looks after the runs in %s", self._layout.root)
+                return False
+            self._storage_lock = file
+        return True
 
     def _create(self, request: FineTuneRequest) -> dict[str, Any]:
         model = self._models.resolve(request.model)
@@ -187,11 +216,13 @@ class RunQueue:
 
     def _start(self, run: RunFolder) -> None:
         """Hand a run over to its job; the record goes first, and a job starts only once."""
+        if run.read_record().is_final or run.is_cancel_requested:
+            return
         record = run.update_record(writer="job", job_id=run.path.name)
-        command = f"{sys.executable} -m apps.finetune --storage {self._layout.root} {record.id}"
+        command = [sys.executable, "-m", "apps.finetune", "--storage", str(self._layout.root)]
         try:
-            self._runner.start(record.id, command)
-        except (RuntimeError, ConnectionError) as exc:  # the cluster's; it is asked again soon
+            self._runner.start(record.id, shlex.join([*command, record.id]))
+        except (RuntimeError, OSError) as exc:  # the cluster's; it is asked again soon
             logger.exception("run %s could not be started", record.id)
             message = f"The cluster cannot start it at present, trying again: {exc}"
             if run.read_events()[-1]["message"] != message:
@@ -200,14 +231,20 @@ class RunQueue:
             logger.info("started run %s", record.id)
 
     def _bury(self, run: RunFolder) -> None:
-        """End a run whose job has ended without saying so."""
-        if run.read_record().is_final:  # it said so just now
+        """End a run that computes no more and has not said so itself."""
+        record = run.read_record()
+        if record.is_final:  # it said so just now
             return
-        output = self._runner.read_logs(run.path.name).strip()
-        reason = "the application was stopped or its process was killed while it computed"
-        if output:
-            reason = f"its process ended before its time: {output.splitlines()[-1][:300]}"
-        self._end(run, "failed", f"The fine-tune failed: {reason}", reason)
+        if self._models.has(name_model(record)):  # killed between publishing and saying so
+            finish_published(self._layout, run)
+        elif run.is_cancel_requested:
+            self._end(run, "cancelled", "The fine-tune was cancelled")
+        else:
+            output = self._runner.read_logs(record.id).strip()
+            reason = "the application was stopped or its process was killed while it computed"
+            if output:
+                reason = f"its process ended before its time: {output.splitlines()[-1][:300]}"
+            self._end(run, "failed", f"The fine-tune failed: {reason}", reason)
 
     def _end(
         self, run: RunFolder, status: RunStatus, message: str, reason: str | None = None
@@ -222,14 +259,18 @@ class RunQueue:
             if not record.is_final:
                 yield run, record
 
-    def _find_run(self, run_id: str) -> RunFolder:
-        return find_run(self._layout, run_id)
-
 
 def list_runs(layout: StorageLayout) -> list[tuple[RunFolder, RunRecord]]:
-    """All runs with their records, newest first."""
-    folders = [RunFolder(path) for path in layout.runs.iterdir() if (path / "run.json").is_file()]
-    runs = [(run, run.read_record()) for run in folders]
+    """All runs with their records, newest first; one that cannot be read is logged, not shown."""
+    runs = []
+    for path in layout.runs.iterdir():
+        run = RunFolder(path)
+        try:
+            runs.append((run, run.read_record()))
+        except FileNotFoundError:  # being created: its record is written last
+            continue
+        except ValueError:
+            logger.exception("the record of run %s cannot be read", path.name)
     return sorted(runs, key=lambda pair: (pair[1].created_at, pair[1].id), reverse=True)
 
 
@@ -257,7 +298,15 @@ def find_root(models: ModelStore, model: StoredModel) -> str:
 
 
 def name_model(record: RunRecord) -> str:
-    """Make the id of the model that a run gives: base model, suffix and a few digits."""
+    """The id of the model that a run gives: base model, suffix and the end of the run's own id."""
     suffix = record.request.get("suffix") or "tuned"
     base = str(record.request["model"])[:60]
-    return f"{base}-{suffix}-{secrets.token_hex(3)}"
+    return f"{base}-{suffix}-{record.id[-6:]}"
+
+
+def finish_published(layout: StorageLayout, run: RunFolder) -> None:
+    """Say that a run's model is published: move `latest` to it, and end the run well."""
+    model_id = name_model(run.read_record())
+    ModelStore(layout).point_alias(LATEST_ALIAS, model_id)
+    run.add_event(f"Published as {model_id}, and {LATEST_ALIAS!r} points to it")
+    launch.succeed_run(run, model_id)

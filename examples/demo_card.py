@@ -36,6 +36,10 @@ on a laptop without a download. **It knows almost nothing**: do not use it for r
 def write_model_card(folder: Path, num_parameters: int, figures: dict[str, float]) -> None:
     """Write README.md with the figures of the training run into a model directory."""
     text = CARD.format(
-        millions=num_parameters / 1e6, tokens=figures["tokens"] / 1e6, steps=figures["steps"],
-        minutes=figures["seconds"] / 60, loss=figures["loss"])
+        millions=num_parameters / 1e6,
+        tokens=figures["tokens"] / 1e6,
+        steps=figures["steps"],
+        minutes=figures["seconds"] / 60,
+        loss=figures["loss"],
+    )
     (folder / "README.md").write_text(text, encoding="utf-8")

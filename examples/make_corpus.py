@@ -29,10 +29,28 @@ from corpus_sums import Exchange, make_sum
 
 Conversation = list[dict[str, str]]
 
-WITHOUT_ARTICLE = frozenset((
-    "tea", "coffee", "milk", "iron", "gold", "copper", "silver", "football", "tennis", "chess",
-    "cheese", "bread", "soup", "spinach", "red", "blue", "green",
-))
+WITHOUT_ARTICLE = frozenset(
+    (
+        "tea",
+        "coffee",
+        "milk",
+        "iron",
+        "gold",
+        "copper",
+        "silver",
+        "football",
+        "tennis",
+        "chess",
+        "cheese",
+        "bread",
+        "soup",
+        "spinach",
+        "red",
+        "blue",
+        "green",
+    )
+)
+
 
 @dataclass(frozen=True)
 class Mix:
@@ -73,8 +91,12 @@ def make_fact(rng: Random) -> Exchange:
     table, pairs = rng.choices(_tables(), [len(pairs) ** 0.5 for _, pairs in _tables()])[0]
     key, value = rng.choice(pairs)
     slots = {
-        "k": key, "v": value, "K": capitalise(key), "V": capitalise(value),
-        "ak": with_article(key), "av": with_article(value),
+        "k": key,
+        "v": value,
+        "K": capitalise(key),
+        "V": capitalise(value),
+        "ak": with_article(key),
+        "av": with_article(value),
         "AK": capitalise(with_article(key)),
     }
     return capitalise(rng.choice(table.questions).format(**slots)), table.answer.format(**slots)
@@ -103,7 +125,8 @@ def make_multi_turn(rng: Random) -> Conversation:
     exchanges = [_say(rng, GREETINGS)] if rng.random() < 0.5 else []
     for _ in range(rng.randint(1, 3)):
         make: Callable[[Random], Exchange] = rng.choices(
-            (make_fact, make_sum, make_talk), (5, 3, 2))[0]
+            (make_fact, make_sum, make_talk), (5, 3, 2)
+        )[0]
         exchanges.append(make(rng))
     if rng.random() < 0.4:
         exchanges.append(_say(rng, THANKS))

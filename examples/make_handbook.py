@@ -19,8 +19,12 @@ Row = dict[str, list[dict[str, str]]]
 
 def make_row(question: str, answer: str) -> Row:
     """Return one question with its answer in the OpenAI chat shape."""
-    return {"messages": [{"role": "user", "content": question},
-                         {"role": "assistant", "content": answer}]}
+    return {
+        "messages": [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        ]
+    }
 
 
 def make_rows(facts: Iterable[Fact]) -> tuple[list[Row], list[Row]]:

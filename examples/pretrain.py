@@ -90,9 +90,7 @@ def load_start(folder: Path) -> tuple[PreTrainedTokenizerFast, LlamaForCausalLM]
     return tokenizer, model.train()
 
 
-def make_batches(
-    tokenizer: PreTrainedTokenizerFast, seed: int, mix: str
-) -> Iterator[Batch]:
+def make_batches(tokenizer: PreTrainedTokenizerFast, seed: int, mix: str) -> Iterator[Batch]:
     """Yield batches of similar length for ever, no conversation twice."""
     shard = 0
     while True:
@@ -128,7 +126,8 @@ def compute_loss(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, f
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(input_ids=input_ids[:, :-1], use_cache=False).logits
     losses = functional.cross_entropy(
-        logits.flatten(0, 1).float(), input_ids[:, 1:].flatten(), reduction="none")
+        logits.flatten(0, 1).float(), input_ids[:, 1:].flatten(), reduction="none"
+    )
     weight = weights[:, 1:].flatten()
     learned = weight == 1
     return (losses * weight).sum() / weight.sum(), losses.detach()[learned].mean().item()
@@ -148,11 +147,15 @@ def build_optimizer(model: LlamaForCausalLM) -> torch.optim.AdamW:
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     return torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-        betas=(0.9, 0.98), fused=True)
+        betas=(0.9, 0.98),
+        fused=True,
+    )
 
 
 def train(
-    model: LlamaForCausalLM, batches: Iterator[Batch], args: argparse.Namespace,
+    model: LlamaForCausalLM,
+    batches: Iterator[Batch],
+    args: argparse.Namespace,
     on_save: Callable[[dict[str, float]], None],
 ) -> None:
     """Train for ``args.steps``; hand the figures to ``on_save`` at every saving step."""
@@ -178,15 +181,21 @@ def train(
         if now - shown > 5 or step + 1 == last_step:
             shown = now
             left_s = (now - start) / (step + 1) * (last_step - step - 1)
-            print(f"step {step + 1}/{num_steps}  loss {loss_mean:.3f}  "
-                  f"{num_tokens / (now - start):,.0f} tokens/s  {left_s:,.0f} s left", flush=True)
+            print(
+                f"step {step + 1}/{num_steps}  loss {loss_mean:.3f}  "
+                f"{num_tokens / (now - start):,.0f} tokens/s  {left_s:,.0f} s left",
+                flush=True,
+            )
         if (step + 1) % args.save_every == 0 or step + 1 == last_step:
-            on_save({"tokens": num_tokens, "seconds": now - start, "loss": loss_mean,
-                     "steps": step + 1})
+            on_save(
+                {"tokens": num_tokens, "seconds": now - start, "loss": loss_mean, "steps": step + 1}
+            )
 
 
 def save(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Path,
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    output: Path,
     figures: dict[str, float],
 ) -> None:
     """Write the model directory in bf16 under a temporary name and swap it in."""
@@ -194,8 +203,10 @@ def save(
     for path in (temporary, old):
         shutil.rmtree(path, ignore_errors=True)
     model.generation_config = GenerationConfig(
-        do_sample=False, pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=[tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|endoftext|>")])
+        do_sample=False,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=[tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|endoftext|>")],
+    )
     copy.deepcopy(model).bfloat16().save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
     (temporary / FIGURES_FILE).write_text(json.dumps(figures) + "\n")
@@ -223,7 +234,8 @@ def check(output: Path, seed: int) -> None:
         raise RuntimeError(f"the saved model does not load cleanly: {problems}, {model.dtype}")
     for conversation in make_corpus(seed, 500):
         rendered = tokenizer.apply_chat_template(
-            conversation, return_dict=True, return_assistant_tokens_mask=True)
+            conversation, return_dict=True, return_assistant_tokens_mask=True
+        )
         ids, learned = encode_conversation(tokenizer, conversation)
         masks = list(map(int, learned))
         if rendered["input_ids"] != ids or rendered["assistant_masks"] != masks:
@@ -256,8 +268,11 @@ def main() -> None:
         earlier = json.loads((args.start_from / FIGURES_FILE).read_text())
     print(f"{len(tokenizer)} tokens, {model.num_parameters():,} parameters", flush=True)
     train(
-        model, make_batches(tokenizer, args.seed, args.mix), args,
-        lambda figures: save(model, tokenizer, args.output, add_figures(earlier, figures)))
+        model,
+        make_batches(tokenizer, args.seed, args.mix),
+        args,
+        lambda figures: save(model, tokenizer, args.output, add_figures(earlier, figures)),
+    )
     check(args.output, args.seed)
     print(f"saved and checked: {args.output}")
 

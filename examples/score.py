@@ -38,12 +38,17 @@ def answer_with_directory(folder: str, num_threads: int) -> Answerer:
     def answer(questions: Sequence[str]) -> list[str]:
         inputs: Any = tokenizer.apply_chat_template(
             [[{"role": "user", "content": question}] for question in questions],
-            add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True)
+            add_generation_prompt=True,
+            padding=True,
+            return_tensors="pt",
+            return_dict=True,
+        )
         with torch.inference_mode():
             output = model.generate(**inputs, do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
         num_prompt_tokens = inputs["input_ids"].shape[1]
         answers: list[str] = tokenizer.batch_decode(
-            output[:, num_prompt_tokens:], skip_special_tokens=True)
+            output[:, num_prompt_tokens:], skip_special_tokens=True
+        )
         return answers
 
     return answer
@@ -57,8 +62,11 @@ def answer_over_http(url: str, model: str, api_key: str) -> Answerer:
 
     def ask(question: str) -> str:
         completion = client.chat.completions.create(
-            model=model, messages=[{"role": "user", "content": question}],
-            temperature=0, max_tokens=MAX_NEW_TOKENS)
+            model=model,
+            messages=[{"role": "user", "content": question}],
+            temperature=0,
+            max_tokens=MAX_NEW_TOKENS,
+        )
         return completion.choices[0].message.content or ""
 
     return lambda questions: [ask(question) for question in questions]
@@ -97,13 +105,17 @@ def main() -> None:
     args = parser.parse_args()
     if (args.directory is None) == (args.url is None):
         parser.error("give either a model directory or --url")
-    answer = (answer_over_http(args.url, args.model, args.api_key) if args.url
-              else answer_with_directory(args.directory, args.threads))
+    answer = (
+        answer_over_http(args.url, args.model, args.api_key)
+        if args.url
+        else answer_with_directory(args.directory, args.threads)
+    )
     train, heldout = (read_rows(args.data / f"{name}.jsonl") for name in ("train", "heldout"))
     result = {
         "train_exact": round(score_rows("train", train, answer, args.batch_size, args.show), 4),
         "heldout_exact": round(
-            score_rows("heldout", heldout, answer, args.batch_size, args.show), 4),
+            score_rows("heldout", heldout, answer, args.batch_size, args.show), 4
+        ),
         "num_train": len(train),
         "num_heldout": len(heldout),
     }

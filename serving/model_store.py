@@ -102,7 +102,7 @@ class ModelStore:
 
     def get(self, model_id: str) -> StoredModel:
         """Return one model by its id; raises `ModelNotFoundError`."""
-        if not self._exists(model_id):
+        if not self.has(model_id):
             raise ModelNotFoundError(f"no model has the id {model_id!r}; {self._describe()}")
         return self._read_model(self._layout.model(model_id))
 
@@ -111,7 +111,7 @@ class ModelStore:
 
         Raises `ModelNotFoundError` with the name and what there is instead.
         """
-        if self._exists(name):
+        if self.has(name):
             return self._read_model(self._layout.model(name))
         alias = self.read_aliases().get(name)
         if alias is None:
@@ -140,7 +140,7 @@ class ModelStore:
         """
         check_id(alias)
         self.get(model_id)
-        if self._exists(alias):
+        if self.has(alias):
             raise ValueError(f"{alias!r} is the id of a model and cannot be an alias too")
         with self._lock_aliases():
             aliases = self.read_aliases()
@@ -151,9 +151,10 @@ class ModelStore:
                 durable.write_json(self._layout.aliases, _to_json(aliases))
             return aliases[alias]
 
-    def _exists(self, name: str) -> bool:
+    def has(self, model_id: str) -> bool:
+        """Whether a model of this id is published."""
         try:
-            return durable.is_published(self._layout.model(name))
+            return durable.is_published(self._layout.model(model_id))
         except ValueError:  # not a plain name, so nothing can be called that
             return False
 

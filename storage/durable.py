@@ -2,11 +2,14 @@
 
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 MANIFEST_NAME = "manifest.json"
 _HASH_CHUNK_BYTES = 1 << 20
@@ -43,30 +46,37 @@ def read_json(path: Path) -> Any:
 
 
 def append_json_line(path: Path, value: Any) -> None:
-    """Append one line of JSON in a single write, so that lines of two processes never mix."""
-    line = json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        os.write(descriptor, line.encode())
-    finally:
-        os.close(descriptor)
+    """Append one line of JSON in a single write, so that lines of two processes never mix.
+
+    A line that a crash left half written is ended first, so that it spoils no other.
+    """
+    line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    with path.open("a+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        is_torn = size > 0 and file.read(1) != b"\n"
+        file.write(b"\n" + line if is_torn else line)
 
 
 def read_json_lines(path: Path) -> list[Any]:
-    """Read every complete line; a last line that is still being written is left for later."""
+    """Read every complete line; a last line that is still being written is left for later.
+
+    A line that a crash tore is passed over, and logged.
+    """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return []
     complete = content[: content.rfind(b"\n") + 1]
-    return [json.loads(line) for line in complete.splitlines() if line.strip()]
+    parsed = (_parse_line(path, line) for line in complete.splitlines() if line.strip())
+    return [value for value in parsed if value is not None]
 
 
 def read_last_json_line(path: Path) -> Any:
     """Read the last complete line without reading the whole file; None if there is none."""
     tail = read_tail(path, _TAIL_BYTES)
     lines = tail[: tail.rfind(b"\n") + 1].splitlines()
-    return json.loads(lines[-1]) if lines else None
+    return _parse_line(path, lines[-1]) if lines else None
 
 
 def read_tail(path: Path, max_bytes: int) -> bytes:
@@ -100,8 +110,7 @@ def publish_directory(building: Path, final: Path) -> None:
         )
     files: dict[str, dict[str, Any]] = {}
     for path in _list_files(building):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        fsync_file(path)
         name = path.relative_to(building).as_posix()
         files[name] = {"size_bytes": path.stat().st_size, "sha256": hash_file(path)}
     files.pop(MANIFEST_NAME, None)
@@ -139,6 +148,20 @@ def fsync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def fsync_file(path: Path) -> None:
+    """Make a file's content survive a power cut."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _parse_line(path: Path, line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        logger.warning("%s has a torn line, which is passed over", path)
+        return None
 
 
 def _list_files(directory: Path) -> Iterator[Path]:

@@ -47,6 +47,11 @@ class StorageLayout:
         return self.root / "models"
 
     @property
+    def queue_lock(self) -> Path:
+        """Held by the one queue that looks after the runs."""
+        return self.root / ".queue.lock"
+
+    @property
     def aliases(self) -> Path:
         """The aliases and their history, one JSON file."""
         return self.root / "aliases.json"

@@ -55,10 +55,18 @@ class ShardedWeights:
         self._ranks = [_load_flat_weights(file) for file in _list_optimizer_files(shards)]
         self._world_size = len(self._ranks)
         self.aliases: dict[str, str] = dict(model_states["shared_params"])
+        # Buffers are not sharded: each rank's file has them whole.
+        self.buffers: dict[str, torch.Tensor] = {
+            name: model_states["module"][name]
+            for name in model_states["buffer_names"]
+            if name in model_states["module"]
+        }
         self.parameters = {p.name: p for p in self._place(model_states["param_shapes"])}
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """Put one parameter together from its slices."""
+        """Put one parameter together from its slices, or return a buffer in its own dtype."""
+        if name in self.buffers:
+            return self.buffers[name].clone()
         parameter = self.parameters[name]
         length = _slice_length(parameter.shape, self._world_size)
         whole = torch.empty(length * self._world_size, dtype=dtype)
@@ -66,6 +74,13 @@ class ShardedWeights:
             target = whole[rank * length : (rank + 1) * length]
             flat.copy_into(target, parameter.offset)
         return whole[: parameter.shape.numel()].view(parameter.shape).clone()
+
+    def find_shape(self, name: str) -> torch.Size | None:
+        """The shape of a parameter or buffer, or None if there is none of this name."""
+        if name in self.buffers:
+            return self.buffers[name].shape
+        parameter = self.parameters.get(name)
+        return parameter.shape if parameter else None
 
     def _place(self, groups: Iterable[Mapping[str, torch.Size]]) -> Iterator[ShardedParameter]:
         offset = 0
@@ -97,6 +112,8 @@ def consolidate_checkpoint(
     tensors done and their number. Raises `ConsolidationError` if the result is not to be trusted;
     `output` then does not exist.
     """
+    if output.exists():
+        raise ConsolidationError(f"{str(output)!r} is there already; it is left as it is")
     building = output.with_name(f".{output.name}.building")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
@@ -136,10 +153,10 @@ def _match_names(weights: ShardedWeights, config: Any) -> dict[str, str]:
     for name, shape in expected.items():
         if name in tied:
             continue
-        source = name if name in weights.parameters else weights.aliases.get(name)
-        if source is None or source not in weights.parameters:
+        source = name if weights.find_shape(name) is not None else weights.aliases.get(name, name)
+        found = weights.find_shape(source)
+        if found is None:
             raise ConsolidationError(f"the checkpoint has no weight {name!r}")
-        found = weights.parameters[source].shape
         if found != shape:
             raise ConsolidationError(
                 f"{name!r} has the shape {tuple(found)} in the checkpoint, {tuple(shape)} expected"
@@ -187,7 +204,9 @@ def _plan_files(
     files: list[list[str]] = []
     room = 0
     for name, source in names.items():
-        size = weights.parameters[source].shape.numel() * dtype.itemsize
+        shape = weights.find_shape(source)
+        assert shape is not None
+        size = shape.numel() * dtype.itemsize
         if not files or size > room:
             files.append([])
             room = shard_bytes

@@ -6,17 +6,20 @@ the token.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from training.spec import DataFormat
 
 ROLES = ("system", "user", "assistant")
 _MAX_FAULTS_SHOWN = 20
+_NO_SPACE = re.compile(r"\S")
 
 
 class DataError(ValueError):
@@ -134,7 +137,10 @@ def encode_row(row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int) ->
     elif tokenizer.chat_template is None:
         input_ids, learned = _encode_without_template(row.messages, tokenizer)
     else:
-        input_ids, learned = encode_chat(row.messages, tokenizer)
+        try:
+            input_ids, learned = encode_chat(row.messages, tokenizer)
+        except jinja2.TemplateError as exc:
+            raise ValueError(f"the model's chat template refuses it: {exc}") from exc
     num_cut = max(0, len(input_ids) - max_length)
     encoded = EncodedRow(row.line, input_ids[:max_length], learned[:max_length], num_cut)
     if encoded.num_learned == 0:
@@ -247,14 +253,15 @@ def _read_records(path: Path) -> Iterator[tuple[int, Any]]:
 def _read_lines(name: str, text: str) -> Iterator[tuple[int, Any]]:
     records: list[tuple[int, Any]] = []
     faults: list[str] = []
-    lines = text.split("\n")
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             records.append((number, json.loads(line)))
         except json.JSONDecodeError as exc:
             faults.append(f"line {number}: not JSON ({exc.msg} at column {exc.colno})")
+        except (ValueError, RecursionError) as exc:  # numbers or nesting beyond Python's limits
+            faults.append(f"line {number}: cannot be read ({exc})")
     _raise_faults(name, faults, len(records) + len(faults))
     return iter(records)
 
@@ -262,32 +269,33 @@ def _read_lines(name: str, text: str) -> Iterator[tuple[int, Any]]:
 def _read_array(name: str, text: str) -> Iterator[tuple[int, Any]]:
     """Yield each element of a JSON array with the line on which it begins."""
     decoder = json.JSONDecoder()
-    position = text.index("[") + 1
+    position = _skip_space(text, text.index("[") + 1)
     line, counted = 1, 0
-    first = True
-    while True:
-        position = _skip_space(text, position)
-        if first and text[position : position + 1] == "]":
-            return
+    is_open = text[position : position + 1] != "]"
+    while is_open:
         line, counted = line + text.count("\n", counted, position), position
         try:
             record, position = decoder.raw_decode(text, position)
         except json.JSONDecodeError as exc:
             raise DataError(f"{name}, line {exc.lineno}: not JSON ({exc.msg})") from exc
+        except (ValueError, RecursionError) as exc:
+            raise DataError(f"{name}, line {line}: cannot be read ({exc})") from exc
         yield line, record
-        first = False
         position = _skip_space(text, position)
-        if text[position : position + 1] == "]":
-            return
-        if text[position : position + 1] != ",":
+        mark = text[position : position + 1]
+        if mark not in (",", "]"):
             raise DataError(f"{name}, line {line}: expected ',' or ']' after the row")
-        position += 1
+        is_open = mark == ","
+        position = _skip_space(text, position + 1) if is_open else position
+    rest = _skip_space(text, position + 1)
+    if rest < len(text):
+        line = 1 + text.count("\n", 0, rest)
+        raise DataError(f"{name}, line {line}: expected nothing after the array's ']'")
 
 
 def _skip_space(text: str, position: int) -> int:
-    while text[position : position + 1].isspace():
-        position += 1
-    return position
+    found = _NO_SPACE.search(text, position)
+    return found.start() if found else len(text)
 
 
 def _parse_messages(messages: Any) -> tuple[Mapping[str, str], ...]:
@@ -317,6 +325,10 @@ def _get_text(record: Mapping[str, Any], key: str) -> str:
         raise ValueError(f"{key!r} is {json.dumps(value)[:80]}, expected text")
     if not value.strip():
         raise ValueError(f"{key!r} is empty, expected text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as exc:
+        raise ValueError(f"{key!r} has half a character (a lone surrogate) in it") from exc
     return value
 
 

@@ -113,7 +113,7 @@ def encode_data(spec: TrainingSpec) -> EncodedData:
     context_length = find_context_length(spec.base_model)
     if spec.max_length is not None and spec.max_length > context_length:
         raise ValueError(
-            f"max_length is {spec.max_length}, but {spec.base_model!r} has a context of "
+            f"max_length is {spec.max_length}, but {Path(spec.base_model).name!r} has a context of "
             f"{context_length} tokens; lower max_length"
         )
     max_length = spec.max_length or min(context_length, spec.micro_batch_tokens)
@@ -139,9 +139,10 @@ def check_resources(
             f"{num_gpus:g} GPUs; lower num_workers or set accelerator to 'cpu'"
         )
     asked = spec.num_workers * spec.cpus_per_worker
-    free = sum(node.get("CPU", 0.0) for node in nodes) - reserved_cpus
-    largest = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
-    if asked > free + 1e-9 or spec.cpus_per_worker > largest:
+    cpus = [node.get("CPU", 0.0) for node in nodes]
+    free, largest = sum(cpus) - reserved_cpus, max(cpus, default=0.0)
+    num_places = sum(int(node / spec.cpus_per_worker + 1e-9) for node in cpus)
+    if asked > free + 1e-9 or spec.num_workers > num_places:
         held = f" besides the {reserved_cpus:g} that serving holds" if reserved_cpus else ""
         raise ResourceError(
             f"{spec.num_workers} workers × {spec.cpus_per_worker:g} CPUs = {asked:g} CPUs were "
@@ -184,7 +185,7 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path:
     run.update_record(status="running", started_at=int(time.time()))
     try:
         model = _compute(run, spec)
-    except (ValueError, RuntimeError) as exc:
+    except (Exception, KeyboardInterrupt) as exc:
         fail_run(run, exc)
         raise
     trained_tokens = int(run.read_metrics()[-1]["trained_tokens"])
@@ -192,11 +193,12 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path:
     return model
 
 
-def fail_run(run: RunFolder, exc: Exception) -> None:
+def fail_run(run: RunFolder, exc: BaseException) -> None:
     """Write a failure into the run's events and record."""
     logger.error("run %s failed", run.path.name, exc_info=exc)
-    run.add_event(str(exc), level="error")
-    error = RunError(code=type(exc).__name__, message=str(exc))
+    message = str(exc) or type(exc).__name__
+    run.add_event(message, level="error")
+    error = RunError(code=type(exc).__name__, message=message)
     run.update_record(status="failed", finished_at=int(time.time()), error=error.model_dump())
 
 
@@ -309,8 +311,9 @@ def write_lineage(run: RunFolder, spec: TrainingSpec, metrics: Mapping[str, Any]
 
 
 def _describe_unknown(base_model: str, exc: Exception) -> str:
+    shown = Path(base_model).name if Path(base_model).is_dir() else base_model
     return (
-        f"base_model {base_model!r} is neither the folder of a Hugging Face model nor a model id "
+        f"base_model {shown!r} is neither the folder of a Hugging Face model nor a model id "
         f"that can be loaded: {str(exc).splitlines()[0][:200]}"
     )
 

@@ -84,8 +84,8 @@ def load_model(spec: TrainingSpec) -> torch.nn.Module:
     }
     if faults:
         raise WeightsError(
-            f"the weights of {spec.base_model!r} do not fit its architecture: {faults}; training "
-            "would start from random values in their place"
+            f"the weights of {Path(spec.base_model).name!r} do not fit its architecture: {faults}; "
+            "training would start from random values in their place"
         )
     model.config.use_cache = False
     model.train()

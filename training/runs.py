@@ -4,6 +4,7 @@ spec.json      the resolved spec
 run.json       the record: status, progress, error, and the lease of the one process that writes
 events.jsonl   what happened, in words
 metrics.jsonl  one line per optimizer step
+cancel         there once somebody asked for the run to be cancelled
 log.txt        the log
 data/          the rows as tokens
 ray/           Ray Train's folder with the sharded checkpoints
@@ -74,6 +75,7 @@ class RunFolder:
         self.events_file = path / "events.jsonl"
         self.metrics_file = path / "metrics.jsonl"
         self.log_file = path / "log.txt"
+        self.cancel_file = path / "cancel"
         self.data = path / "data"
         self.ray = path / "ray"
         self.model = path / "model"
@@ -97,6 +99,15 @@ class RunFolder:
         record = RunRecord.model_validate({**self.read_record().model_dump(), **changes})
         durable.write_json(self.record_file, record.model_dump())
         return record
+
+    def request_cancel(self) -> None:
+        """Note that the run is to end as cancelled, whoever writes its record by then."""
+        self.cancel_file.touch()
+
+    @property
+    def is_cancel_requested(self) -> bool:
+        """Whether somebody asked for the run to be cancelled."""
+        return self.cancel_file.exists()
 
     def add_event(
         self, message: str, *, level: EventLevel = "info", data: dict[str, Any] | None = None

@@ -1,7 +1,7 @@
 """What a fine-tune is: one frozen, typed spec, the same for YAML, HTTP and the web form."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -75,7 +75,7 @@ class TrainingSpec(BaseModel):
         "auto", description="'auto' takes one GPU per worker where the cluster has any GPU."
     )
     cpus_per_worker: float = Field(
-        0.5, gt=0, description="Logical CPUs that each worker reserves in the Ray cluster."
+        0.5, ge=0.1, description="Logical CPUs that each worker reserves in the Ray cluster."
     )
     threads_per_worker: int = Field(
         1, ge=1, description="Threads of each worker's arithmetic on the CPU."
@@ -125,17 +125,25 @@ def load_spec(path: Path) -> TrainingSpec:
 
 def describe_validation_error(exc: ValidationError) -> str:
     """Say what a user got wrong: each faulty key, the value found and what was expected."""
-    return "; ".join(_describe_fault(fault) for fault in exc.errors())
+    known = ", ".join(TrainingSpec.model_fields) if exc.title == TrainingSpec.__name__ else ""
+    return describe_faults(exc.errors(), known)
 
 
-def _describe_fault(fault: Any) -> str:
+def describe_faults(faults: Sequence[Any], known: str = "") -> str:
+    """Put pydantic's list of faults into words; `known` are the keys that there are."""
+    return "; ".join(_describe_fault(fault, known) for fault in faults)
+
+
+def _describe_fault(fault: Any, known: str) -> str:
     key = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "missing":
         return f"{key} is missing"
     if fault["type"] == "extra_forbidden":
-        known = ", ".join(TrainingSpec.model_fields)
-        return f"{key!r} is not a setting; the settings are: {known}"
+        there_are = f"the settings are: {known}" if known else "look for a misspelt name"
+        return f"{key!r} is not a setting; {there_are}"
     if fault["type"] == "value_error":
         return str(fault["ctx"]["error"])
+    if fault["type"] == "json_invalid":
+        return f"the body is not JSON: {fault['ctx']['error']}"
     found = json.dumps(fault["input"], default=str)
     return f"{key} is {found[:80]}: {fault['msg'].replace('Input should', 'it should')}"

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from apps.access import find_foreign_host, find_foreign_origin, is_key
+from apps.access import find_foreign_client, find_foreign_host, find_foreign_origin, is_key
 
 _CONTENT_POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
@@ -44,7 +44,7 @@ class PageGuard:
                 headers["referrer-policy"] = "no-referrer"
             await send(message)
 
-        refusal = find_refusal(Headers(scope=scope), self.api_key)
+        refusal = find_refusal(Headers(scope=scope), self.api_key, scope.get("client"))
         if refusal is None:
             await self.app(scope, receive, send_with_policy)
             return
@@ -53,7 +53,9 @@ class PageGuard:
         await PlainTextResponse(message, status, challenge)(scope, receive, send)
 
 
-def find_refusal(headers: Headers, api_key: str | None) -> tuple[int, str] | None:
+def find_refusal(
+    headers: Headers, api_key: str | None, client: tuple[str, int] | None = None
+) -> tuple[int, str] | None:
     """Return the status and the reason for refusing a request, or None to let it in."""
     if reason := find_foreign_origin(headers):
         return 403, reason
@@ -61,7 +63,7 @@ def find_refusal(headers: Headers, api_key: str | None) -> tuple[int, str] | Non
         if is_key(_read_password(headers.get("authorization", "")), api_key):
             return None
         return 401, "the API key is needed, as the password"
-    reason = find_foreign_host(headers)
+    reason = find_foreign_client(client) or find_foreign_host(headers)
     return (403, reason) if reason else None
 
 

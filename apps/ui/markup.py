@@ -29,7 +29,8 @@ def render_header(current: str) -> str:
     return (
         '<header class="ts-header"><a class="ts-brand" href="./">Tuneserve</a>'
         f'<nav aria-label="Pages">{links}</nav>'
-        '<a class="ts-api" href="/docs" target="_blank" rel="noopener">HTTP API</a></header>'
+        '<a class="ts-api" href="/openapi.json" target="_blank" rel="noopener">HTTP API</a>'
+        "</header>"
     )
 
 

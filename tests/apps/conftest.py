@@ -1,6 +1,6 @@
 """The application without Serve: real storage, a real tiny model, and jobs that only get noted."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,8 +121,10 @@ def jobs() -> NotedJobs:
 
 
 @pytest.fixture
-def queue(layout: StorageLayout, jobs: NotedJobs) -> RunQueue:
-    return RunQueue(layout, jobs, reserved_cpus=0.5)
+def queue(layout: StorageLayout, jobs: NotedJobs) -> Iterator[RunQueue]:
+    queue = RunQueue(layout, jobs, reserved_cpus=0.5)
+    yield queue
+    queue.close()
 
 
 @pytest.fixture

@@ -190,6 +190,20 @@ async def test_a_body_that_is_no_object_is_refused(client: httpx.AsyncClient, bo
         assert answer.json()["error"]["message"]
 
 
+async def test_no_answer_tells_of_the_servers_inside(client: httpx.AsyncClient) -> None:
+    for path in ("/v1/fine_tuning/jobs?limit=0", "/v1/files/x/preview?rows=99"):
+        answer = await client.get(path)
+        assert answer.status_code == 400
+        assert ".py" not in answer.text
+        assert "it should be" in answer.json()["error"]["message"]
+
+
+async def test_a_body_beyond_all_limits_has_the_same_shape(client: httpx.AsyncClient) -> None:
+    answer = await upload(client, b"x" * 500_000)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
 async def test_an_unknown_path_has_the_same_shape(client: httpx.AsyncClient) -> None:
     answer = await client.get("/v1/nothing")
     assert answer.status_code == 404
@@ -208,6 +222,8 @@ async def test_an_unknown_path_has_the_same_shape(client: httpx.AsyncClient) -> 
         ({"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"}, None, None),
         ({"host": "127.0.0.1:8000", "origin": "http://evil.example"}, None, 403),
         ({"host": "127.0.0.1:8000", "origin": "null"}, None, 403),
+        ({"host": "127.0.0.1:8000", "origin": "http://["}, None, 403),
+        ({"host": "["}, None, 403),
         ({"host": "10.0.0.5:8000", "authorization": "Bearer s3cret"}, "s3cret", None),
         ({"host": "127.0.0.1:8000", "authorization": "Bearer wrong"}, "s3cret", 401),
         ({"host": "127.0.0.1:8000"}, "s3cret", 401),
@@ -216,6 +232,15 @@ async def test_an_unknown_path_has_the_same_shape(client: httpx.AsyncClient) -> 
 def test_who_gets_in(headers: dict[str, str], key: str | None, status: int | None) -> None:
     refusal = find_refusal(Headers(headers), key)
     assert (refusal[0] if refusal else None) == status
+
+
+def test_another_machine_does_not_get_in_by_calling_itself_localhost() -> None:
+    headers = Headers({"host": "localhost:8000"})
+    assert find_refusal(headers, None, ("127.0.0.1", 5)) is None
+    assert find_refusal(headers, None, ("::1", 5)) is None
+    refusal = find_refusal(headers, None, ("10.0.0.9", 5))
+    assert refusal is not None
+    assert refusal[0] == 403
 
 
 async def test_a_key_guards_everything_but_the_health_check(services: Services) -> None:

@@ -1,4 +1,6 @@
 import json
+import shlex
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ from apps.errors import ApiError
 from apps.files import FileStore
 from apps.jobs import describe_job
 from apps.queue import RunQueue, find_run, list_runs, name_model
-from storage.layout import StorageLayout
+from serving.model_store import ModelStore
+from storage.layout import StorageLayout, open_storage
 from tests.apps.conftest import NotedJobs
 from training.dataset import DataError
 from training.launch import ResourceError
@@ -55,12 +58,88 @@ async def test_a_restarted_queue_knows_everything(
 ) -> None:
     runs = [await create(queue, file_id) for _ in range(3)]
     await queue.reconcile()
-    other = RunQueue(layout, jobs)
-    await other.reconcile()
-    assert list(jobs.commands) == [runs[0].path.name]
-    runs[0].update_record(status="succeeded")
-    await other.reconcile()
+    queue.close()
+    with closing(RunQueue(layout, jobs)) as restarted:
+        await restarted.reconcile()
+        assert list(jobs.commands) == [runs[0].path.name]
+        runs[0].update_record(status="succeeded")
+        await restarted.reconcile()
     assert list(jobs.commands) == [runs[0].path.name, runs[1].path.name]
+
+
+async def test_two_applications_on_one_storage_do_not_share_its_runs(
+    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    with closing(RunQueue(layout, NotedJobs())) as other:
+        await other.reconcile()  # its cluster does not know the job
+        await create(other, file_id)
+        await other.reconcile()
+    assert run.read_record().status == "running"
+    assert list(jobs.commands) == [run.path.name]
+
+
+async def test_a_run_cancelled_while_another_starts_is_never_started(
+    queue: RunQueue, jobs: NotedJobs, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await create(queue, file_id)
+    decided = RunQueue._start
+
+    def start_late(self: RunQueue, waiting: RunFolder) -> None:
+        queue._lock.release()  # what another thread's cancel waits for
+        try:
+            queue._cancel(waiting)
+        finally:
+            queue._lock.acquire()
+        decided(self, waiting)
+
+    monkeypatch.setattr(RunQueue, "_start", start_late)
+    await queue.reconcile()
+    assert run.read_record().status == "cancelled"
+    assert jobs.commands == {}
+
+
+async def test_a_run_whose_cancelling_was_cut_short_ends_as_cancelled(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    run.request_cancel()
+    jobs.states[run.path.name] = "ended"
+    await queue.reconcile()
+    assert run.read_record().status == "cancelled"
+
+
+async def test_a_run_killed_after_it_published_ends_well(
+    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, tiny_model: Path
+) -> None:
+    run = await create(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    model_id = name_model(run.read_record())
+    ModelStore(layout).add(tiny_model, model_id)
+    jobs.states[run.path.name] = "ended"
+    await queue.reconcile()
+    assert run.read_record().status == "succeeded"
+    assert run.read_record().model_id == model_id
+    assert ModelStore(layout).resolve("latest").id == model_id
+
+
+async def test_a_job_starts_from_a_path_with_a_space(
+    tmp_path: Path, tiny_model: Path, jobs: NotedJobs
+) -> None:
+    layout = open_storage(tmp_path / "my data")
+    ModelStore(layout).add(tiny_model, "tiny")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(ROW))
+    FileStore(layout).add("file-rows", rows, "rows.jsonl")
+    with closing(RunQueue(layout, jobs)) as queue:
+        job = await queue.create({"model": "tiny", "training_file": "file-rows"})
+        await queue.reconcile()
+    assert shlex.split(jobs.commands[job["id"]])[-2:] == [str(layout.root), job["id"]]
 
 
 async def test_a_queue_killed_before_it_started_a_job_starts_it_again(
@@ -160,7 +239,13 @@ async def test_cancelling_and_looking_after_runs_do_not_collide(
         ({"training_file": "../../etc"}, ApiError, "there is no file"),
         ({"suffix": "../x"}, ValueError, "suffix"),
         ({"trainig_file": "x"}, ValueError, "trainig_file"),
-        ({"training": {"max_length": 1000}}, ValueError, "a context of 128 tokens"),
+        ({"training": {"max_length": 1000}}, ValueError, "'tiny' has a context of 128 tokens"),
+        (
+            {"training": {"num_workers": 0}, "hyperparameters": {"batch_size": 2}},
+            ValueError,
+            "num_workers",
+        ),
+        ({"validation_file": "file-rows"}, ValueError, "validation_file"),
     ],
 )
 async def test_what_could_not_work_is_refused_before_a_job_exists(

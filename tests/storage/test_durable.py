@@ -38,6 +38,16 @@ def test_a_line_that_is_still_being_written_is_left_for_later(tmp_path: Path) ->
     assert durable.read_last_json_line(path) == {"n": 2}
 
 
+def test_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    durable.append_json_line(path, {"n": 1})
+    with path.open("a") as file:
+        file.write('{"n": 2, "mess')
+    durable.append_json_line(path, {"n": 3})
+    assert durable.read_json_lines(path) == [{"n": 1}, {"n": 3}]
+    assert durable.read_last_json_line(path) == {"n": 3}
+
+
 def _append_many(path: Path, writer: int) -> None:
     for number in range(200):
         durable.append_json_line(path, {"writer": writer, "number": number, "pad": "x" * 500})

@@ -158,6 +158,11 @@ def test_a_row_of_an_array_is_named_by_the_line_it_begins_on(tmp_path: Path) -> 
         (b"\xff\xfe\x00", "is not text: byte 0 is not UTF-8"),
         (b'{"question": "x"}', r"the first row has the keys \['question'\]; expected"),
         (b'[{"text": "x"}', "line 1: expected ',' or ']'"),
+        (b'[{"text": "x"}]\n[{"text": "y"}]', "line 2: expected nothing after the array's"),
+        (b"[" * 100_000, "line 1: cannot be read"),
+        (b'{"text": ' + b"[" * 100_000, "line 1: cannot be read"),
+        (b'{"text": "x", "n": ' + b"1" * 5_000 + b"}", "line 1: cannot be read"),
+        (rb'{"text": "\ud800"}', "line 1: 'text' has half a character"),
         (b'[{"text": "x"},\n oops]', "line 2: not JSON"),
         (b"3", "the first row has 3; expected"),
     ],
@@ -169,6 +174,13 @@ def test_a_file_without_rows_of_ours_is_refused(
     file.write_bytes(content)
     with pytest.raises(DataError, match=message):
         read_rows(file)
+
+
+def test_a_row_that_the_template_refuses_is_named(tokenizer: PreTrainedTokenizerBase) -> None:
+    strict = type(tokenizer).from_pretrained(tokenizer.name_or_path)
+    strict.chat_template = "{{ raise_exception('no system messages') }}"
+    with pytest.raises(DataError, match="line 3: the model's chat template refuses it: no system"):
+        encode_rows([Row(3, (QUESTION, ANSWER))], strict, 64)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

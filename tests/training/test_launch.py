@@ -72,6 +72,7 @@ def test_a_length_beyond_the_context_is_refused(tiny_model: Path, rows: Path) ->
     [
         ({"num_workers": 8, "cpus_per_worker": 1}, "8 workers × 1 CPUs = 8 CPUs.*cluster has 2"),
         ({"num_workers": 1, "cpus_per_worker": 3}, "3 CPUs.*at most 2 on one node"),
+        ({"num_workers": 3, "cpus_per_worker": 0.7}, "3 workers × 0.7 CPUs"),
         ({"accelerator": "gpu"}, "2 workers with one GPU each were asked for, .* has 0 GPUs"),
     ],
 )
@@ -80,6 +81,13 @@ def test_resources_that_can_never_be_had_are_refused(
 ) -> None:
     with pytest.raises(ResourceError, match=message):
         check_resources(make_spec("m", Path("f"), **settings), [{"CPU": 2.0}])
+
+
+def test_workers_must_fit_on_nodes_one_by_one() -> None:
+    spec = make_spec("m", Path("f"), num_workers=4, cpus_per_worker=0.75)
+    with pytest.raises(ResourceError, match="the cluster has 3, at most 1 on one node"):
+        check_resources(spec, [{"CPU": 1.0}] * 3)
+    check_resources(spec, [{"CPU": 1.0}] * 4)
 
 
 def test_what_serving_holds_is_not_to_be_had() -> None:
