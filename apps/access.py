@@ -69,7 +69,7 @@ def is_key(given: bytes, api_key: str) -> bool:
 
 def find_foreign_client(client: tuple[str, int] | None) -> str | None:
     """Say that a request came from another machine, or return None."""
-    if client is None or ipaddress.ip_address(client[0]).is_loopback:
+    if client is None or _is_loopback(client[0]):
         return None
     return f"without a key only this machine is served; set {API_KEY_VARIABLE} and start again"
 
@@ -91,6 +91,13 @@ def find_foreign_origin(headers: Headers) -> str | None:
     if origin is None or origin.partition("://")[2] == headers.get("host", ""):
         return None
     return f"the page {origin!r} may not use this application: it is not part of it"
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def _read_hostname(host: str) -> str:
