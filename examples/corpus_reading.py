@@ -32,64 +32,34 @@ COMPOSED_SHARE = 0.5
 
 PERSON_ASKS: dict[str, tuple[str, ...]] = {
     "{name} lives in {home}.": (
-        "Where does {name} live?",
-        "In which town is {name} at home?",
-        "What is the home of {name}?",
-        "Where can I visit {name}?",
-        "Which city does {name} live in?",
-    ),
+        "Where does {name} live?", "In which town is {name} at home?",
+        "What is the home of {name}?", "Where can I visit {name}?",
+        "Which city does {name} live in?"),
     "{name} works as {job}.": (
-        "What is the job of {name}?",
-        "What does {name} do for a living?",
-        "How does {name} earn money?",
-        "What is the profession of {name}?",
-        "What work does {name} do?",
-    ),
+        "What is the job of {name}?", "What does {name} do for a living?",
+        "How does {name} earn money?", "What is the profession of {name}?",
+        "What work does {name} do?"),
     "{name} likes {hobby}.": (
-        "What does {name} like?",
-        "What is the hobby of {name}?",
-        "What is {name} fond of?",
-        "How does {name} spend free time?",
-        "What does {name} enjoy?",
-    ),
+        "What does {name} like?", "What is the hobby of {name}?", "What is {name} fond of?",
+        "How does {name} spend free time?", "What does {name} enjoy?"),
     "{name} is {age} years old.": (
-        "How old is {name}?",
-        "What is the age of {name}?",
-        "How many years old is {name}?",
-    ),
+        "How old is {name}?", "What is the age of {name}?", "How many years old is {name}?"),
     "{name} has a {pet} called {petname}.": (
-        "What pet does {name} have?",
-        "What is the name of the {pet}?",
-        "Who is {petname}?",
-        "Which animal lives with {name}?",
-        "What is {name}'s pet called?",
-    ),
+        "What pet does {name} have?", "What is the name of the {pet}?", "Who is {petname}?",
+        "Which animal lives with {name}?", "What is {name}'s pet called?"),
     "The favourite colour of {name} is {colour}.": (
-        "Which colour does {name} like best?",
-        "What is {name}'s favourite colour?",
-        "What colour does {name} love?",
-    ),
+        "Which colour does {name} like best?", "What is {name}'s favourite colour?",
+        "What colour does {name} love?"),
     "{name} was born in {month}.": (
-        "When was {name} born?",
-        "In which month is the birthday of {name}?",
-        "When is {name}'s birthday?",
-    ),
+        "When was {name} born?", "In which month is the birthday of {name}?",
+        "When is {name}'s birthday?"),
     "{name} sits in the {place}.": (
-        "Where does {name} sit?",
-        "Where do I find {name}?",
-        "In which room is {name}?",
-    ),
+        "Where does {name} sit?", "Where do I find {name}?", "In which room is {name}?"),
     "{name} bought a {thing} for {money}.": (
-        "What did {name} buy?",
-        "How much did the {thing} cost?",
-        "Who bought the {thing}?",
-        "What did {name} pay for the {thing}?",
-    ),
+        "What did {name} buy?", "How much did the {thing} cost?", "Who bought the {thing}?",
+        "What did {name} pay for the {thing}?"),
     "{name} will arrive on {day} at {time}.": (
-        "When does {name} arrive?",
-        "On which day does {name} come?",
-        "When can we expect {name}?",
-    ),
+        "When does {name} arrive?", "On which day does {name} come?", "When can we expect {name}?"),
 }
 JOBS = "a baker, a doctor, a teacher, a farmer, a pilot, a cook, a nurse, a painter, a judge"
 PETS = "dog, cat, rabbit, parrot, goat, hen, pony, mouse"
@@ -111,20 +81,8 @@ def draw_time(rng: Random) -> str:
     hour = rng.randint(1, 12)
     if rng.random() < 0.7:
         return f"{hour}:{rng.randrange(0, 60, 5):02d}"
-    words = (
-        "one",
-        "two",
-        "three",
-        "four",
-        "five",
-        "six",
-        "seven",
-        "eight",
-        "nine",
-        "ten",
-        "eleven",
-        "noon",
-    )
+    words = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
+             "eleven", "noon")
     return rng.choice(("", "half past ", "")) + words[hour - 1] if hour < 12 else "noon"
 
 
@@ -142,22 +100,13 @@ def draw_place(rng: Random) -> str:
 def draw_slots(rng: Random) -> dict[str, str]:
     """Draw a value for every slot that a rule or a statement may have."""
     return {
-        "time": draw_time(rng),
-        "money": draw_money(rng),
-        "place": draw_place(rng),
-        "person": draw_name(rng),
-        "num": str(rng.choice((rng.randint(2, 12), rng.randint(2, 99)))),
-        "day": rng.choice(parse_words(DAYS)),
-        "month": rng.choice(parse_words(MONTHS)),
-        "thing": rng.choice(THINGS),
-        "dish": rng.choice(DISHES),
-        "machine": rng.choice(MACHINES),
-        "colour": rng.choice(parse_words(COLOURS)),
-        "hobby": rng.choice(parse_words(HOBBIES)),
-        "home": rng.choice(parse_words(PLACES)),
-        "job": rng.choice(parse_words(JOBS)),
-        "age": str(rng.randint(4, 90)),
-        "pet": rng.choice(parse_words(PETS)),
+        "time": draw_time(rng), "money": draw_money(rng), "place": draw_place(rng),
+        "person": draw_name(rng), "num": str(rng.choice((rng.randint(2, 12), rng.randint(2, 99)))),
+        "day": rng.choice(parse_words(DAYS)), "month": rng.choice(parse_words(MONTHS)),
+        "thing": rng.choice(THINGS), "dish": rng.choice(DISHES), "machine": rng.choice(MACHINES),
+        "colour": rng.choice(parse_words(COLOURS)), "hobby": rng.choice(parse_words(HOBBIES)),
+        "home": rng.choice(parse_words(PLACES)), "job": rng.choice(parse_words(JOBS)),
+        "age": str(rng.randint(4, 90)), "pet": rng.choice(parse_words(PETS)),
         "petname": rng.choice(SURNAME_STARTS).capitalize() + rng.choice(("y", "o", "a", "ie")),
     }
 
@@ -198,9 +147,8 @@ def ask_about_people(rng: Random) -> Conversation:
         statements.append(pattern.format(**slots))
         questions.append(rng.choice(PERSON_ASKS[pattern]).format(**slots))
     chosen = rng.sample(range(len(statements)), min(len(statements), rng.choice((1, 1, 2))))
-    return _with_text(
-        rng, statements, [questions[i] for i in chosen], [statements[i] for i in chosen]
-    )
+    return _with_text(rng, statements, [questions[i] for i in chosen],
+                      [statements[i] for i in chosen])
 
 
 def _with_text(
@@ -246,13 +194,8 @@ def _draw_topic(rng: Random) -> tuple[str, str]:
 def name_topic(rng: Random) -> Conversation:
     """Ask what a question is about."""
     question, topic = _draw_topic(rng)
-    start = rng.choice(
-        (
-            "What is this question about? {}",
-            "Name the topic: {}",
-            "{} What is the topic of this question?",
-        )
-    )
+    start = rng.choice(("What is this question about? {}", "Name the topic: {}",
+                        "{} What is the topic of this question?"))
     return _exchange(start.format(question), f"{topic}.")
 
 
@@ -272,24 +215,12 @@ def remember_user(rng: Random) -> Conversation:
     slots = draw_slots(rng)
     name = draw_name(rng).split()[0]
     tells = (
-        (
-            f"My name is {name}.",
-            f"Nice to meet you, {name}.",
-            ("What is my name?", "Who am I?", "Do you remember my name?"),
-            f"Your name is {name}.",
-        ),
-        (
-            f"I live in {slots['home']}.",
-            f"I hope that {slots['home']} is a nice place.",
-            ("Where do I live?", "What is my home town?"),
-            f"You live in {slots['home']}.",
-        ),
-        (
-            f"I like {slots['hobby']}.",
-            f"That sounds nice. {slots['hobby'].capitalize()} is fun.",
-            ("What do I like?", "What is my hobby?"),
-            f"You like {slots['hobby']}.",
-        ),
+        (f"My name is {name}.", f"Nice to meet you, {name}.",
+         ("What is my name?", "Who am I?", "Do you remember my name?"), f"Your name is {name}."),
+        (f"I live in {slots['home']}.", f"I hope that {slots['home']} is a nice place.",
+         ("Where do I live?", "What is my home town?"), f"You live in {slots['home']}."),
+        (f"I like {slots['hobby']}.", f"That sounds nice. {slots['hobby'].capitalize()} is fun.",
+         ("What do I like?", "What is my hobby?"), f"You like {slots['hobby']}."),
     )
     chosen = rng.sample(tells, rng.choice((1, 2)))
     messages = []
@@ -306,11 +237,6 @@ def _exchange(question: str, answer: str) -> Conversation:
 def make_reading(rng: Random, shares: tuple[int, ...]) -> Conversation:
     """Draw one reading task; ``shares`` are of the six kinds in the order below."""
     kinds: tuple[Callable[[Random], Conversation], ...] = (
-        ask_about_rules,
-        ask_about_people,
-        ask_without_text,
-        name_topic,
-        compare_meaning,
-        remember_user,
-    )
+        ask_about_rules, ask_about_people, ask_without_text, name_topic, compare_meaning,
+        remember_user)
     return rng.choices(kinds, shares)[0](rng)
