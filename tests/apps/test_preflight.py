@@ -1,0 +1,83 @@
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from apps import preflight
+from apps.base_models import install_base_models
+from apps.bundled import find_bundled, read_demonstration_settings
+from apps.cli import cli
+from serving.model_store import ModelStore
+from storage.layout import open_storage
+from training.spec import TrainingSpec
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_a_machine_that_has_everything_has_no_faults(tmp_path: Path) -> None:
+    assert list(preflight.find_faults(tmp_path / ".venv", None)) == []
+
+
+def test_a_busy_port_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        deploy = tmp_path / "deploy.yaml"
+        deploy.write_text(f"http_options:\n  host: 127.0.0.1\n  port: {port}\n")
+        (fault,) = preflight.find_faults(None, deploy)
+    assert f"port {port} is in use" in fault
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    (fault,) = preflight.check_compiler()
+    assert "no C++ compiler 'no-such-compiler' was found" in fault
+    assert "apt-get install g++" in fault
+
+
+def test_too_little_disk_is_named(tmp_path: Path) -> None:
+    (fault,) = preflight.check_disk(tmp_path, 10**18)
+    assert "GB are free in" in fault
+    assert "1000000000 GB are needed" in fault
+
+
+def test_it_needs_nothing_but_python() -> None:
+    command = [sys.executable, "-I", "-S", str(ROOT / "apps" / "preflight.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_port_that_ships_is_found() -> None:
+    assert preflight.read_port(ROOT / "deploy.yaml") == 8000
+
+
+def test_init_writes_a_deploy_file_once(tmp_path: Path) -> None:
+    first = CliRunner().invoke(cli, ["init", str(tmp_path)])
+    assert first.exit_code == 0
+    assert (tmp_path / "deploy.yaml").read_text() == (ROOT / "deploy.yaml").read_text()
+    second = CliRunner().invoke(cli, ["init", str(tmp_path)])
+    assert second.exit_code == 1
+
+
+def test_the_bundled_settings_are_a_valid_spec() -> None:
+    settings = read_demonstration_settings()
+    TrainingSpec.model_validate({**settings, "base_model": "m", "train_file": "f"})
+
+
+def test_the_bundled_model_is_small_and_becomes_latest(tmp_path: Path) -> None:
+    folder = find_bundled("tuneserve-demo")
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 15_000_000
+    store = ModelStore(open_storage(tmp_path))
+    install_base_models(store, {"tuneserve-demo": "bundled"})
+    install_base_models(store, {"tuneserve-demo": "bundled"})
+    assert [model.id for model in store.list_models()] == ["tuneserve-demo"]
+    assert store.resolve("latest").id == "tuneserve-demo"
+
+
+def test_a_base_model_that_cannot_be_had_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="base_models: 'mine' cannot be had from 'no/such-model'"):
+        install_base_models(ModelStore(open_storage(tmp_path)), {"mine": "no/such-model"})
