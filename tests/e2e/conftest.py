@@ -23,17 +23,17 @@ ROOT = Path(__file__).parent.parent.parent
 
 @dataclass(frozen=True)
 class Application:
-    """A running application: its address, its storage root, its log and its process."""
+    """A running application, and OpenAI's own client pointed at it."""
 
     url: str
     storage: Path
     log: Path
     process: "subprocess.Popen[bytes]"
+    client: OpenAI
 
-    @property
-    def client(self) -> OpenAI:
-        """OpenAI's own client, pointed here."""
-        return OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=120)
+    def stop(self) -> None:
+        self.client.close()
+        stop_server(self.process)
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
@@ -82,11 +82,13 @@ def start_application(
             start_new_session=True,
             env=environment,
         )
-    application = Application(f"http://127.0.0.1:{port}", folder / "storage", log, process)
+    url = f"http://127.0.0.1:{port}"
+    client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
+    application = Application(url, folder / "storage", log, process, client)
     try:
         wait_until(lambda: is_up(application), START_TIMEOUT_S, "the application answers")
     except BaseException:
-        stop_server(process)
+        application.stop()
         print(log.read_text(errors="replace")[-8000:])
         raise
     return application
@@ -109,4 +111,4 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applicatio
     port = find_free_port()
     running = start_application(write_deploy_file(ROOT / "deploy.yaml", folder, port), folder, port)
     yield running
-    stop_server(running.process)
+    running.stop()

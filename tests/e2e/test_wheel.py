@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from apps.cli import stop_server
 from tests.e2e.conftest import ROOT, find_free_port, start_application, write_deploy_file
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -60,4 +59,4 @@ def test_the_wheel_serves_from_any_folder(wheel: Path, tmp_path: Path) -> None:
         assert ask(application.client, "latest", "Hello!")
         assert application.client.files.retrieve("file-handbook").filename == "handbook.jsonl"
     finally:
-        stop_server(application.process)
+        application.stop()
