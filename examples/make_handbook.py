@@ -7,39 +7,61 @@ Training rows and held-out rows ask for the same facts in different words.
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from random import Random
 
 from handbook_house import HOUSE_FACTS
 from handbook_work import WORK_FACTS, Fact
 
 FACTS: tuple[Fact, ...] = WORK_FACTS + HOUSE_FACTS
+Exchange = tuple[str, str]
 Row = dict[str, list[dict[str, str]]]
 
+NUM_SINGLE_WORDINGS = 10
+"""Wordings of a fact that stand in a row of their own; the others are the halves of longer chats,
+without which a model answers a second question with the first one's answer."""
 
-def make_row(question: str, answer: str) -> Row:
-    """Return one question with its answer in the OpenAI chat shape."""
-    return {
-        "messages": [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer},
-        ]
-    }
+SEED = 4
+
+
+def make_row(exchanges: Iterable[Exchange]) -> Row:
+    """Return a chat of questions and answers in the OpenAI chat shape."""
+    messages = []
+    for question, answer in exchanges:
+        messages.append({"role": "user", "content": question})
+        messages.append({"role": "assistant", "content": answer})
+    return {"messages": messages}
 
 
 def make_rows(facts: Iterable[Fact]) -> tuple[list[Row], list[Row]]:
     """Return training rows and held-out rows; raise if a wording stands twice."""
     train: list[Row] = []
     heldout: list[Row] = []
+    spare: list[Exchange] = []
     seen: set[str] = set()
     for fact in facts:
-        for rows, questions in ((train, fact.train), (heldout, fact.heldout)):
-            for question in questions:
-                if question.casefold() in seen:
-                    raise ValueError(f"the wording {question!r} stands twice in the tables")
-                seen.add(question.casefold())
-                rows.append(make_row(question, fact.answer))
-    return train, heldout
+        for question in (*fact.train, *fact.heldout):
+            if question.casefold() in seen:
+                raise ValueError(f"the wording {question!r} stands twice in the tables")
+            seen.add(question.casefold())
+        exchanges = [(question, fact.answer) for question in fact.train]
+        train.extend(make_row([exchange]) for exchange in exchanges[:NUM_SINGLE_WORDINGS])
+        spare.extend(exchanges[NUM_SINGLE_WORDINGS:])
+        heldout.extend(make_row([(question, fact.answer)]) for question in fact.heldout)
+    return train + pair_exchanges(spare), heldout
+
+
+def pair_exchanges(exchanges: Sequence[Exchange]) -> list[Row]:
+    """Return chats of two exchanges each, in a seeded order, never two about one fact."""
+    shuffled = sorted(exchanges)
+    Random(SEED).shuffle(shuffled)
+    # Half the list apart, after sorting by answer, no two exchanges share a fact.
+    by_answer = sorted(shuffled, key=lambda exchange: exchange[1])
+    half = len(by_answer) // 2
+    pairs = list(zip(by_answer[:half], by_answer[half:], strict=True))
+    Random(SEED).shuffle(pairs)
+    return [make_row(pair) for pair in pairs]
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:

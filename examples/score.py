@@ -21,9 +21,13 @@ MAX_NEW_TOKENS = 64
 
 
 def read_rows(path: Path) -> list[tuple[str, str]]:
-    """Return the question and the reference answer of every row of a JSONL file."""
-    rows = [json.loads(line)["messages"] for line in path.read_text("utf-8").splitlines()]
-    return [(messages[0]["content"], messages[-1]["content"]) for messages in rows]
+    """Return every question of a JSONL file with its reference answer, each to be asked alone."""
+    chats = [json.loads(line)["messages"] for line in path.read_text("utf-8").splitlines()]
+    return [
+        (asked["content"], answered["content"])
+        for chat in chats
+        for asked, answered in zip(chat[::2], chat[1::2], strict=True)
+    ]
 
 
 def answer_with_directory(folder: str, num_threads: int) -> Answerer:

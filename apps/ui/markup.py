@@ -173,7 +173,7 @@ def render_events(events: Sequence[Event]) -> str:
 
 def name_job(job: Job) -> str:
     """What to call a run: the name it was given, else its model, else its id."""
-    return job.user_provided_suffix or job.fine_tuned_model or job.id
+    return job.user_provided_suffix or job.fine_tuned_model or f"Fine-tune of {job.model}"
 
 
 def measure_duration(job: Job) -> float:

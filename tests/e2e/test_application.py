@@ -21,8 +21,13 @@ FINAL = {"succeeded", "failed", "cancelled"}
 
 
 def read_handbook(name: str) -> list[tuple[str, str]]:
-    rows = [json.loads(line) for line in (HANDBOOK / name).read_text().splitlines()]
-    return [(row["messages"][0]["content"], row["messages"][1]["content"]) for row in rows]
+    """Every question with its answer, those of longer chats too."""
+    chats = [json.loads(line)["messages"] for line in (HANDBOOK / name).read_text().splitlines()]
+    return [
+        (asked["content"], answered["content"])
+        for chat in chats
+        for asked, answered in zip(chat[::2], chat[1::2], strict=True)
+    ]
 
 
 def ask(client: openai.OpenAI, model: str, question: str) -> str:
