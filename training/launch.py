@@ -241,7 +241,7 @@ def train_model(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> Path:
         run_config=ray.train.RunConfig(
             name=run.ray.name,
             storage_path=str(run.ray.parent),
-            checkpoint_config=_choose_checkpoints(spec),
+            checkpoint_config=choose_checkpoints(spec),
         ),
     )
     run.add_event("Starting the workers", data={"num_workers": spec.num_workers})
@@ -249,12 +249,13 @@ def train_model(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> Path:
         result = trainer.fit()
     except ray.train.TrainingFailedError as exc:
         raise TrainingFailedError(_describe_failure(exc)) from exc
-    checkpoint, metrics = _choose_result(spec, result)
+    checkpoint, metrics = choose_result(spec, result)
     _consolidate(run, spec, Path(checkpoint.path), metrics)
     return run.model
 
 
-def _choose_checkpoints(spec: TrainingSpec) -> Any:
+def choose_checkpoints(spec: TrainingSpec) -> Any:
+    """Tell Ray Train which checkpoints to keep; it always keeps the newest as well."""
     from ray.train import CheckpointConfig
 
     if spec.keep == "best":
@@ -262,7 +263,8 @@ def _choose_checkpoints(spec: TrainingSpec) -> Any:
     return CheckpointConfig(spec.keep_checkpoints)
 
 
-def _choose_result(spec: TrainingSpec, result: Any) -> tuple[Any, dict[str, Any]]:
+def choose_result(spec: TrainingSpec, result: Any) -> tuple[Any, dict[str, Any]]:
+    """Choose the checkpoint that becomes the model, with its metrics."""
     kept = result.best_checkpoints or []
     if spec.keep == "best":
         return min(kept, key=lambda pair: float(pair[1]["loss"]))  # type: ignore[no-any-return]
