@@ -21,13 +21,14 @@ from apps.body_limit import BodyLimit
 from apps.bundled import HANDBOOK_FILE_ID, find_handbook
 from apps.errors import install_error_handlers
 from apps.files import FileStore
+from apps.logical_cpus import API_CPUS, PAGE_CPUS, QUEUE_CPUS
 from apps.queue import RunQueue
 from apps.ray_jobs import RayJobRunner
 from apps.remote import RemoteChat, RemoteQueue
 from apps.routes import chat, files, health, jobs, models
 from apps.services import Services
 from apps.settings import ApplicationSettings
-from serving.generator import Generator, GeneratorSettings
+from serving.generator import GENERATOR_CPUS, Generator, GeneratorSettings
 from serving.model_store import ModelStore
 from storage.layout import open_storage
 
@@ -35,12 +36,6 @@ logger = logging.getLogger(__name__)
 
 MULTIPART_BYTES = 100_000  # what a form adds to the file in it
 RECONCILE_INTERVAL_S = 1.0
-API_CPUS = 0.1
-QUEUE_CPUS = 0.1
-UI_CPUS = 0.1
-GENERATOR_CPUS = 0.4
-# Serving keeps these for good, so fine-tunes can never have them.
-RESERVED_CPUS = API_CPUS + QUEUE_CPUS + UI_CPUS + GENERATOR_CPUS
 
 
 def build_app(settings: ApplicationSettings) -> Application:
@@ -83,7 +78,7 @@ class FineTuningQueueReplica:
             open_storage(storage),
             RayJobRunner(),
             max_concurrent_runs=max_concurrent_runs,
-            reserved_cpus=RESERVED_CPUS,
+            reserved_cpus=API_CPUS + QUEUE_CPUS + PAGE_CPUS + GENERATOR_CPUS,
         )
         self._task = asyncio.get_event_loop().create_task(self._keep_reconciling())
 

@@ -4,9 +4,8 @@ import logging
 from pathlib import Path
 
 from apps.bundled import find_demonstration_model
-from apps.queue import LATEST_ALIAS
 from apps.settings import BUNDLED_SOURCE
-from serving.model_store import ModelStore
+from serving.model_store import LATEST_ALIAS, ModelStore
 
 logger = logging.getLogger(__name__)
 

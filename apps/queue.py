@@ -20,7 +20,7 @@ from apps.errors import ApiError, not_found
 from apps.files import FileStore
 from apps.jobs import FineTuneRequest, describe_job
 from serving.errors import ModelNotFoundError
-from serving.model_store import ModelStore, StoredModel
+from serving.model_store import LATEST_ALIAS, ModelStore, StoredModel
 from storage.layout import StorageLayout, new_id
 from training import launch
 from training.dataset import DataError
@@ -29,7 +29,6 @@ from training.spec import TrainingSpec
 
 logger = logging.getLogger(__name__)
 
-LATEST_ALIAS = "latest"
 STOP_TIMEOUT_S = 10.0
 
 JobState = Literal["active", "ended", "unknown"]

@@ -13,15 +13,15 @@ from ray import serve
 from serving.engine import Engine, EngineSettings
 from serving.errors import EngineDeadError
 from serving.loaded_models import LoadedModels
-from serving.model_store import ModelStore, StoredModel
+from serving.model_store import LATEST_ALIAS, ModelStore, StoredModel
 from serving.protocol import ChatCompletionRequest, parse_chat_request
 from serving.sampling import Sampling
 from storage.layout import open_storage
 
 logger = logging.getLogger(__name__)
 
-LATEST = "latest"
-"""The alias that a replica loads before anybody asks for it."""
+GENERATOR_CPUS = 0.4
+"""Logical CPUs of one replica; the application subtracts them from what a fine-tune may have."""
 
 
 class GeneratorSettings(BaseModel):
@@ -144,7 +144,7 @@ class GeneratorReplica:
             except (OSError, ValueError, KeyError):
                 logger.exception("the aliases cannot be read; they stay as they were")
                 aliases = {}
-            for name in {LATEST, *self._targets} & aliases.keys():
+            for name in {LATEST_ALIAS, *self._targets} & aliases.keys():
                 await self._follow(name, aliases[name].model_id)
             self._has_looked.set()
             await asyncio.sleep(self._settings.alias_poll_s)
@@ -205,6 +205,6 @@ Generator = serve.deployment(
     graceful_shutdown_timeout_s=150.0,
     health_check_period_s=5.0,
     health_check_timeout_s=30.0,
-    ray_actor_options={"num_cpus": 0.4},
+    ray_actor_options={"num_cpus": GENERATOR_CPUS},
 )(GeneratorReplica)
 """The deployment: `Generator.bind(GeneratorSettings(...))`."""

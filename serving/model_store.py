@@ -16,6 +16,8 @@ from storage import durable
 from storage.layout import StorageLayout, check_id
 
 LINEAGE_NAME = "lineage.json"
+LATEST_ALIAS = "latest"
+"""The alias that moves to every newly tuned model, and that a generator loads unasked."""
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 

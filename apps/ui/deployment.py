@@ -3,6 +3,7 @@
 from ray import serve
 from ray.serve import Application
 
+from apps.logical_cpus import PAGE_CPUS
 from apps.ui.access import PageGuard
 from apps.ui.page import build_http
 from apps.ui.settings import UiSettings
@@ -12,7 +13,7 @@ from apps.ui.settings import UiSettings
     num_replicas=1,
     max_ongoing_requests=512,  # an open page holds a stream
     max_queued_requests=512,
-    ray_actor_options={"num_cpus": 0.1},
+    ray_actor_options={"num_cpus": PAGE_CPUS},
     graceful_shutdown_timeout_s=2,
 )
 @serve.ingress()
