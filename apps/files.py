@@ -97,7 +97,7 @@ async def _write_chunks(path: Path, chunks: AsyncIterable[bytes], max_bytes: int
                 )
             file.write(chunk)
     if size == 0:
-        raise ApiError(400, "the file is empty; expected rows as JSON or JSONL", param="file")
+        raise ApiError(400, "the file is empty; expected rows as JSON, JSONL or CSV", param="file")
     return size
 
 
@@ -109,7 +109,7 @@ def _check_text(path: Path, filename: str) -> None:
         except UnicodeDecodeError as exc:
             raise ApiError(
                 400,
-                f"{filename!r} is not text ({exc.reason} in UTF-8); expected JSON or JSONL",
+                f"{filename!r} is not text ({exc.reason} in UTF-8); expected JSON, JSONL or CSV",
                 param="file",
             ) from exc
 

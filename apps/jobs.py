@@ -9,7 +9,18 @@ from apps.errors import ApiError
 from training.runs import RunFolder, RunRecord
 from training.spec import TrainingSpec
 
-_SERVER_SETTINGS = frozenset({"base_model", "train_file"})
+# Paths, accounts and switches of the machine: the operator's to set, never a client's.
+SERVER_SETTINGS = frozenset(
+    {
+        "base_model",
+        "train_file",
+        "train_dataset",
+        "validation_file",
+        "validation_dataset",
+        "deepspeed",
+        "trackers",
+    }
+)
 
 Auto = Literal["auto"]
 
@@ -68,7 +79,7 @@ class FineTuneRequest(_Model):
 
         Raises `ApiError` or `pydantic.ValidationError` for a setting that cannot be.
         """
-        if taken := _SERVER_SETTINGS & set(self.training):
+        if taken := SERVER_SETTINGS & set(self.training):
             raise ApiError(
                 400,
                 f"{sorted(taken)} cannot be set in 'training'; use 'model' and 'training_file'",
@@ -144,7 +155,7 @@ def describe_job(run: RunFolder, record: RunRecord | None = None) -> dict[str, A
         "user_provided_suffix": record.request.get("suffix"),
         "metadata": record.request.get("metadata"),
         "integrations": None,
-        "training": spec.model_dump(exclude=set(_SERVER_SETTINGS)),
+        "training": spec.model_dump(exclude=set(SERVER_SETTINGS)),
         "progress": _describe_progress(last),
     }
 

@@ -12,24 +12,30 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import IO, Any, Literal, Protocol
 
 from apps.bundled import DEMONSTRATION_MODEL, read_demonstration_settings
 from apps.errors import ApiError, not_found
 from apps.files import FileStore
-from apps.jobs import FineTuneRequest, describe_job
+from apps.jobs import SERVER_SETTINGS, FineTuneRequest, describe_job
 from serving.errors import ModelNotFoundError
 from serving.model_store import LATEST_ALIAS, ModelStore, StoredModel
 from storage.layout import StorageLayout, new_id
 from training import launch
-from training.dataset import DataError
+from training.data.faults import DataError
+from training.data.prepare import link_data, prepare_data
+from training.data.preview import preview_rows, split_tokens
+from training.resources import check_resources
 from training.runs import RunError, RunFolder, RunRecord, RunStatus
 from training.spec import TrainingSpec
 
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 10.0
+# Counts over a whole file are part of its preview where counting takes a few seconds at most.
+_MAX_BYTES_COUNTED = 4 << 20
+_COUNTS = ("num_rows", "num_tokens", "num_learned_tokens", "num_truncated_rows", "num_dropped_rows")
 
 JobState = Literal["active", "ended", "unknown"]
 
@@ -94,15 +100,14 @@ class RunQueue:
 
     def get_defaults(self, model: str) -> dict[str, Any]:
         """The settings that a fine-tune of `model` has unless told otherwise, and their schema."""
-        hidden = {"base_model", "train_file"}
         schema = TrainingSpec.model_json_schema()["properties"]
         return {
             "object": "fine_tuning.defaults",
             "model": model,
             "training": self._default_spec(self._models.resolve(model), "-").model_dump(
-                exclude=hidden
+                exclude=set(SERVER_SETTINGS)
             ),
-            "schema": {key: value for key, value in schema.items() if key not in hidden},
+            "schema": {key: value for key, value in schema.items() if key not in SERVER_SETTINGS},
         }
 
     async def cancel(self, run_id: str) -> dict[str, Any]:
@@ -170,16 +175,17 @@ class RunQueue:
         model = self._models.resolve(request.model)
         train_file = self._files.find_content(request.training_file)
         spec = request.resolve_settings(self._default_spec(model, str(train_file)))
-        launch.check_resources(spec, self._runner.list_nodes(), self._reserved_cpus)
+        check_resources(spec, self._runner.list_nodes(), self._reserved_cpus)
         try:
-            data = launch.encode_data(spec)
+            data = prepare_data(spec, self._layout.token_cache)
         except DataError as exc:
             raise ApiError(
                 400, str(exc), param="training_file", code="invalid_training_file"
             ) from exc
         run = RunFolder(self._layout.run(new_id("ftjob")))
         run.path.mkdir()
-        launch.save_data(run, data)
+        link_data(data, run.data)
+        launch.tell_data(run, data.summary)
         asked = {**request.model_dump(mode="json"), "model": model.id}
         record = RunRecord(
             id=run.path.name, created_at=int(time.time()), writer="queue", request=asked
@@ -190,20 +196,29 @@ class RunQueue:
 
     def _preview(self, file_id: str, model: str, num_rows: int) -> dict[str, Any]:
         stored = self._models.resolve(model)
-        spec = self._default_spec(stored, str(self._files.find_content(file_id)))
-        data = launch.encode_data(spec)
-        tokenizer = launch.load_tokenizer(spec.base_model)
+        file = self._files.find_content(file_id)
+        spec = self._default_spec(stored, str(file))
+        counts: Mapping[str, Any] = dict.fromkeys(_COUNTS)
+        if file.stat().st_size <= _MAX_BYTES_COUNTED:
+            counts = prepare_data(spec, self._layout.token_cache).summary
+        shown = preview_rows(spec, num_rows)
         rows = [
             {
                 "line": row.line,
                 "tokens": [
                     {"text": text, "learned": learned}
-                    for text, learned in launch.split_tokens(row, tokenizer)
+                    for text, learned in split_tokens(row, shown.tokenizer)
                 ],
             }
-            for row in data.rows[:num_rows]
+            for row in shown.rows
         ]
-        return {"object": "file.preview", **data.summarise(), "rows": rows}
+        return {
+            "object": "file.preview",
+            "format": shown.format,
+            "max_length": shown.max_length,
+            **{name: counts[name] for name in _COUNTS},
+            "rows": rows,
+        }
 
     def _default_spec(self, model: StoredModel, train_file: str) -> TrainingSpec:
         settings = {}

@@ -47,6 +47,11 @@ class StorageLayout:
         return self.root / "models"
 
     @property
+    def token_cache(self) -> Path:
+        """Rows of earlier runs as tokens; may be emptied at any time."""
+        return self.root / "cache" / "tokens"
+
+    @property
     def queue_lock(self) -> Path:
         """Held by the one queue that looks after the runs."""
         return self.root / ".queue.lock"

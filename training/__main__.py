@@ -3,9 +3,10 @@
 import argparse
 import logging
 import os
+import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
@@ -13,6 +14,7 @@ from threading import Event, Thread
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     TextColumn,
@@ -20,8 +22,14 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from training.data.token_cache import default_cache
+from training.rerun import reopen_run
 from training.runs import RunFolder, RunRecord, log_to_file
 from training.spec import load_spec
+from training.trackers import check_trackers
+
+PAUSED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again
+INTERRUPTED_STATUS = 130  # what shells say of a process that SIGINT ended
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,38 +37,99 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training", description=__doc__)
     parser.add_argument("spec", type=Path, help="the fine-tune as YAML or JSON")
     parser.add_argument(
-        "--output", type=Path, required=True, help="new folder for the run; the model is in model/"
+        "--output",
+        type=Path,
+        required=True,
+        help="folder for the run; the model is in model/. That of an interrupted run goes on, that "
+        "of a finished one too if the spec has more epochs",
+    )
+    parser.add_argument(
+        "--cache", type=Path, default=default_cache(), help="where rows are kept as tokens"
     )
     options = parser.parse_args(arguments)
     console = Console(stderr=True)
     try:
-        model = _fine_tune(options.spec, options.output.resolve(), console)
+        model = _fine_tune(options.spec, options.output.resolve(), options.cache, console)
     except ValueError as exc:
         console.print(f"error: {exc}", style="red", markup=False, highlight=False)
         return 2
+    except KeyboardInterrupt:
+        console.print("stopped: the same command goes on from its last checkpoint", highlight=False)
+        return INTERRUPTED_STATUS
     except RuntimeError as exc:
         console.print(f"failed: {exc}", style="red", markup=False, highlight=False)
         return 1
+    if model is None:
+        console.print("paused: the same command goes on with it", highlight=False)
+        return PAUSED_STATUS
     print(model)  # noqa: T201 - the result, for a shell to take
     return 0
 
 
-def _fine_tune(spec_file: Path, output: Path, console: Console) -> Path:
+def _fine_tune(spec_file: Path, output: Path, cache: Path, console: Console) -> Path | None:
     from training import launch  # slow to import; --help is not
+    from training.data.prepare import link_data, prepare_data
 
-    if output.exists() and any(output.iterdir()):
-        raise ValueError(f"{str(output)!r} is not empty: expected a new folder for the run")
-    spec = load_spec(spec_file)
-    launch.quiet_libraries()
-    with console.status("Reading and tokenising the rows"):
-        data = launch.encode_data(spec)
     run = RunFolder(output)
-    run.create(spec, RunRecord(id=output.name, created_at=int(time.time()), writer="job"))
-    launch.save_data(run, data)
-    with log_to_file(run.log_file), _connect_to_ray(), _show_progress(run, console):
+    is_new = not run.record_file.is_file()
+    if is_new and output.exists() and any(output.iterdir()):
+        raise ValueError(
+            f"{str(output)!r} is not empty and holds no run: expected a new folder for the run, or "
+            "that of one to go on with"
+        )
+    spec = load_spec(spec_file)
+    check_trackers(spec)
+    launch.quiet_libraries()
+    with _show_preparing(console) as on_progress:
+        data = prepare_data(spec, cache, on_progress)
+    if is_new:
+        run.path.mkdir(parents=True, exist_ok=True)
+        link_data(data, run.data)
+        launch.tell_data(run, data.summary)
+        run.create(spec, RunRecord(id=output.name, created_at=int(time.time()), writer="job"))
+    else:
+        spec = reopen_run(run, spec, data.summary["sha256"])
+    with (
+        log_to_file(run.log_file),
+        _pause_on_interrupt(run, console),
+        _connect_to_ray(),
+        _show_progress(run, console),
+    ):
         model = launch.execute_run(run, spec)
-        launch.succeed_run(run)
+        if model is not None:
+            launch.succeed_run(run)
     return model
+
+
+@contextmanager
+def _pause_on_interrupt(run: RunFolder, console: Console) -> Iterator[None]:
+    """Let the first Ctrl-C pause the run, and the second stop it at once."""
+
+    def pause(*_: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        run.request_pause()
+        console.print("Pausing after this step; press Ctrl-C again to stop now", highlight=False)
+
+    before = signal.signal(signal.SIGINT, pause)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _show_preparing(console: Console) -> Iterator[Callable[[int, int], None]]:
+    bar = Progress(
+        TextColumn("Reading and tokenising the rows"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager

@@ -1,152 +1,179 @@
-"""The order of an epoch: rows of similar length share a micro batch under a token budget.
+"""The order of an epoch: which rows share a micro batch, and which micro batches share a step.
 
-The plan of an epoch is a pure function of the lengths, the seed and the epoch, so every worker
-works it out alone, and a position in it is just the number of a step.
+The plan of an epoch is a pure function of the lengths, the limits, the seed and the epoch, so every
+worker works it out alone, and a position in it is just the number of a step. It does not depend on
+how many workers there are at the moment: they only deal the micro batches of a step out among
+themselves. So a run that goes on with fewer or more workers takes the same steps.
 """
 
-import random
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
-IGNORED_LABEL = -100
+from training.spec import TrainingSpec
+
+BatchLayout = Literal["padded", "flattened"]
 # Rows are shuffled first and sorted by length only within windows of so many micro batches, so
 # that an epoch is no march from the shortest row to the longest.
 _WINDOW_MICRO_BATCHES = 32
 
+Lengths = npt.NDArray[np.int32]
+_Indices = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True)
-class BatchLimits:
-    """What one micro batch of one worker may hold: padded tokens, and rows if limited."""
+class BatchPlan:
+    """How rows become micro batches, and micro batches steps.
 
+    `num_tokens` bounds a micro batch: counted with padding where rows are padded. Its rows may be
+    bounded as well. A step has `num_shares` × `accumulation` micro batches; the shares of a round
+    are alike in length, so that workers that compute them side by side end together.
+    """
+
+    layout: BatchLayout
     num_tokens: int
-    num_rows: int | None = None
+    num_rows: int | None
+    num_shares: int
+    accumulation: int
+    seed: int
 
-    def admits(self, num_rows: int, longest: int) -> bool:
-        """Tell whether `num_rows` rows, padded to the `longest`, fit."""
-        return num_rows * longest <= self.num_tokens and (
-            self.num_rows is None or num_rows <= self.num_rows
+    @classmethod
+    def from_spec(cls, spec: TrainingSpec, layout: BatchLayout, num_shares: int) -> "BatchPlan":
+        """Take from a spec what decides about batches."""
+        return cls(
+            layout,
+            spec.micro_batch_tokens,
+            spec.micro_batch_size,
+            num_shares,
+            spec.gradient_accumulation_steps,
+            spec.seed,
         )
+
+    def admits(self, num_rows: int, num_tokens: int, longest: int) -> bool:
+        """Tell whether rows of so many tokens in all, the `longest` of so many, fit."""
+        size = num_rows * longest if self.layout == "padded" else num_tokens
+        return size <= self.num_tokens and (self.num_rows is None or num_rows <= self.num_rows)
 
 
 @dataclass(frozen=True)
 class Step:
-    """The rows of one optimizer step: `micro_batches[i][rank]` are row numbers.
+    """The rows of one optimizer step: `micro_batches[i]` are row numbers."""
 
-    Every rank has as many micro batches as every other, because ZeRO-3 gathers weights in each
-    forward pass together. A rank whose share ran out has an empty one: it goes through the motions
-    and adds nothing to the gradient.
-    """
-
-    micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
+    micro_batches: tuple[tuple[int, ...], ...]
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The rows of all workers."""
-        return tuple(row for shares in self.micro_batches for share in shares for row in share)
+        """The rows of all micro batches."""
+        return tuple(row for micro_batch in self.micro_batches for row in micro_batch)
+
+    def deal(self, rank: int, world_size: int) -> list[tuple[int, ...]]:
+        """The micro batches of one worker.
+
+        Every rank gets as many as every other, because ZeRO-3 gathers weights in each forward pass
+        together. Where there are none left, an empty one: its worker goes through the motions and
+        adds nothing to the gradient.
+        """
+        num_rounds = -(-len(self.micro_batches) // world_size)
+        mine = list(self.micro_batches[rank::world_size])
+        return mine + [()] * (num_rounds - len(mine))
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """Padded tensors of `num_rows` rows; all have shape `[num_rows, longest]`."""
+class EpochPlan(Sequence[Step]):
+    """The steps of one epoch, in which every row is seen exactly once.
 
-    input_ids: torch.Tensor  # int64, padded on the right
-    attention_mask: torch.Tensor  # int64, 1 for a token, 0 for padding
-    labels: torch.Tensor  # int64, IGNORED_LABEL where nothing is learned
+    Holds 8 bytes a row: rows in their order and where each micro batch begins.
+    """
+
+    def __init__(self, rows: _Indices, bounds: _Indices, micro_batches_per_step: int) -> None:
+        self._rows = rows  # [num_rows]
+        self._bounds = bounds  # [num_micro_batches + 1]
+        self._per_step = micro_batches_per_step
+
+    def __len__(self) -> int:
+        return -(-(len(self._bounds) - 1) // self._per_step)
+
+    def __getitem__(self, index: int) -> Step:  # type: ignore[override]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        bounds = self._bounds[index * self._per_step : (index + 1) * self._per_step + 1].tolist()
+        rows = self._rows[bounds[0] : bounds[-1]].tolist()
+        starts = [bound - bounds[0] for bound in bounds]
+        micro_batches = (tuple(rows[begin:end]) for begin, end in pairwise(starts))
+        return Step(tuple(batch for batch in micro_batches if batch))
+
+    def compute_fingerprint(self) -> str:
+        """Hash the order; a run that resumes checks that it goes on in the same one."""
+        digest = hashlib.sha256(self._rows.tobytes())
+        digest.update(self._bounds.tobytes())
+        return digest.hexdigest()
 
 
-def plan_epoch(
-    lengths: Sequence[int],
-    limits: BatchLimits,
-    *,
-    world_size: int,
-    accumulation: int,
-    seed: int,
-    epoch: int,
-) -> list[Step]:
-    """Plan one epoch in which every row is seen exactly once.
+def plan_epoch(lengths: Lengths, plan: BatchPlan, epoch: int) -> EpochPlan:
+    """Plan one epoch over rows of these lengths in tokens; shape `[num_rows]`.
 
     Raises `ValueError` if a row is longer than a micro batch may be.
     """
-    if lengths and max(lengths) > limits.num_tokens:
+    if len(lengths) and int(lengths.max()) > plan.num_tokens:
         raise ValueError(
-            f"a row has {max(lengths)} tokens, more than micro_batch_tokens {limits.num_tokens}; "
+            f"a row has {lengths.max()} tokens, more than micro_batch_tokens {plan.num_tokens}; "
             "raise micro_batch_tokens or lower max_length"
         )
-    order = random.Random(f"{seed}/{epoch}")  # noqa: S311 - a reproducible shuffle, no secret
-    micro_batches = _form_micro_batches(lengths, limits, order)
-    rounds = _form_rounds(micro_batches, world_size)
-    order.shuffle(rounds)
-    return [
-        Step(tuple(rounds[start : start + accumulation]))
-        for start in range(0, len(rounds), accumulation)
-    ]
+    random = np.random.default_rng([plan.seed, epoch])
+    order = random.permutation(len(lengths))
+    if plan.layout == "padded":
+        order = _sort_within_windows(order, lengths, plan)
+    rows, bounds = _form_rounds(order, _cut(order, lengths, plan), plan.num_shares, random)
+    return EpochPlan(rows, bounds, plan.num_shares * plan.accumulation)
 
 
-def collate_rows(rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> MicroBatch:
-    """Pad rows of (token ids, learned mask) on the right to their longest.
-
-    Padding is token 0, neither attended to nor learned, so it need not be the model's own padding
-    token. No row at all gives one such token, attended to but not learned.
-    """
-    longest = max((len(input_ids) for input_ids, _ in rows), default=1)
-    shape = (max(1, len(rows)), longest)
-    input_ids = torch.zeros(shape, dtype=torch.long)
-    attention_mask = torch.zeros(shape, dtype=torch.long)
-    labels = torch.full(shape, IGNORED_LABEL, dtype=torch.long)
-    attention_mask[:, 0] = 1
-    for index, (ids, learned) in enumerate(rows):
-        row = torch.tensor(ids, dtype=torch.long)
-        mask = torch.tensor(learned, dtype=torch.bool)
-        input_ids[index, : len(ids)] = row
-        attention_mask[index, : len(ids)] = 1
-        labels[index, : len(ids)] = torch.where(mask, row, IGNORED_LABEL)
-    return MicroBatch(input_ids, attention_mask, labels)
+def plan_evaluation(lengths: Lengths, plan: BatchPlan) -> EpochPlan:
+    """Plan a pass over rows to evaluate on: by length, the whole of it as if it were one epoch."""
+    order = np.argsort(lengths, kind="stable")
+    bounds = _cut(order, lengths, plan)
+    return EpochPlan(order, bounds, plan.num_shares)
 
 
-def _form_micro_batches(
-    lengths: Sequence[int], limits: BatchLimits, order: random.Random
-) -> list[tuple[int, ...]]:
-    indices = list(range(len(lengths)))
-    order.shuffle(indices)
-    window = _choose_window(lengths, limits)
-    micro_batches: list[tuple[int, ...]] = []
-    for start in range(0, len(indices), window):
-        by_length = sorted(indices[start : start + window], key=lambda index: lengths[index])
-        micro_batches.extend(_cut(by_length, lengths, limits))
-    return micro_batches
+def _sort_within_windows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> _Indices:
+    average = max(1, int(lengths.mean())) if len(lengths) else 1
+    num_rows = max(1, plan.num_tokens // average)
+    if plan.num_rows is not None:
+        num_rows = min(num_rows, plan.num_rows)
+    window = np.arange(len(order)) // (num_rows * _WINDOW_MICRO_BATCHES)
+    # Up in one window and down in the next, so that neighbours are alike across the border too.
+    direction = np.where(window % 2, -1, 1)
+    return order[np.lexsort((lengths[order] * direction, window))]
 
 
-def _choose_window(lengths: Sequence[int], limits: BatchLimits) -> int:
-    average = max(1, sum(lengths) // max(1, len(lengths)))
-    num_rows = max(1, limits.num_tokens // average)
-    if limits.num_rows is not None:
-        num_rows = min(num_rows, limits.num_rows)
-    return num_rows * _WINDOW_MICRO_BATCHES
-
-
-def _cut(
-    by_length: Sequence[int], lengths: Sequence[int], limits: BatchLimits
-) -> list[tuple[int, ...]]:
-    batches: list[list[int]] = []
-    for index in by_length:
-        if batches and limits.admits(len(batches[-1]) + 1, lengths[index]):
-            batches[-1].append(index)
-        else:
-            batches.append([index])
-    return [tuple(batch) for batch in batches]
+def _cut(order: _Indices, lengths: Lengths, plan: BatchPlan) -> _Indices:
+    """Cut rows in their order into micro batches; returns where each begins, and the end."""
+    bounds = [0]
+    num_tokens = longest = 0
+    for place, length in enumerate(lengths[order].tolist()):
+        num_rows = place - bounds[-1] + 1
+        if not plan.admits(num_rows, num_tokens + length, max(longest, length)):
+            bounds.append(place)
+            num_tokens = longest = 0
+        num_tokens += length
+        longest = max(longest, length)
+    return np.array([*bounds, len(order)] if len(order) else [0], dtype=np.int64)
 
 
 def _form_rounds(
-    micro_batches: Sequence[tuple[int, ...]], world_size: int
-) -> list[tuple[tuple[int, ...], ...]]:
-    """Give each rank one micro batch per round; neighbours in length, so no rank waits long."""
-    full = len(micro_batches) // world_size * world_size
-    rounds = [
-        tuple(micro_batches[start : start + world_size]) for start in range(0, full, world_size)
-    ]
-    rest = [index for batch in micro_batches[full:] for index in batch]
-    if rest:  # too few micro batches for all ranks: share their rows out evenly
-        rounds.append(tuple(tuple(rest[rank::world_size]) for rank in range(world_size)))
-    return rounds
+    order: _Indices, bounds: _Indices, num_shares: int, random: np.random.Generator
+) -> tuple[_Indices, _Indices]:
+    """Shuffle rounds of `num_shares` neighbours; what is left over is shared out evenly."""
+    micro_batches = [order[begin:end] for begin, end in pairwise(bounds)]
+    num_full = len(micro_batches) // num_shares
+    rounds = [micro_batches[place * num_shares :][:num_shares] for place in range(num_full)]
+    if num_full * num_shares < len(micro_batches):
+        rest = order[bounds[num_full * num_shares] :]
+        rounds.append([rest[share::num_shares] for share in range(num_shares)])
+    shuffled = [batch for place in random.permutation(len(rounds)) for batch in rounds[place]]
+    sizes = [len(batch) for batch in shuffled]
+    rows = np.concatenate(shuffled) if shuffled else np.zeros(0, dtype=np.int64)
+    return rows, np.cumsum([0, *sizes], dtype=np.int64)

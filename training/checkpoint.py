@@ -1,33 +1,239 @@
-"""Sharded checkpoints: every worker writes its own shard, and Ray Train joins them."""
+"""Sharded checkpoints: saved by every worker, complete or not there, and taken up again.
 
+A checkpoint is a folder `checkpoint_<step>` that every worker fills with its own files. Each copies
+them there in the background while training goes on, and writes its manifest (size and SHA-256 of
+each file) last. A checkpoint exists when the manifests of all its workers do and every file has its
+size: Ray Train's own snapshot is replaced in place, and a kill can tear it.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
 import tempfile
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import torch.distributed as dist
+
+from storage import durable
+from training.engine import Place, sum_over_workers
+from training.progress import Progress
+
+logger = logging.getLogger(__name__)
 
 TAG = "state"
+_PREFIX = "checkpoint_"
+_COPY_CHUNK_BYTES = 4 << 20
 
 
-def save_checkpoint(engine: Any, metrics: dict[str, float]) -> None:
-    """Save the engine's shards and report them; every worker must call this together.
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be taken up; the message says which and why."""
 
-    `metrics` (step, epoch, loss) go to Ray Train, which keeps or drops checkpoints by them.
-    """
-    import ray.train
 
-    with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
-        engine.save_checkpoint(folder, tag=TAG, client_state={"progress": metrics})
-        ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
+@dataclass(frozen=True)
+class Checkpoint:
+    """One complete checkpoint on disk."""
+
+    path: Path
+    world_size: int
+    progress: Progress
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken before it was saved."""
+        return self.progress.step
 
 
 def find_shards(checkpoint: Path) -> Path:
     """Return the folder of shards that a checkpoint's `latest` file names.
 
-    Raises `ValueError` if this is no DeepSpeed checkpoint.
+    Raises `CheckpointError` if this is no DeepSpeed checkpoint.
     """
     latest = checkpoint / "latest"
     if not latest.is_file():
-        raise ValueError(f"{str(checkpoint)!r} is no DeepSpeed checkpoint: it has no file 'latest'")
+        raise CheckpointError(f"{checkpoint.name!r} is no checkpoint: it has no file 'latest'")
     shards = checkpoint / latest.read_text().strip()
     if not shards.is_dir():
-        raise ValueError(f"{str(checkpoint)!r} names the shards {shards.name!r}, which are gone")
+        raise CheckpointError(
+            f"{checkpoint.name!r} names the shards {shards.name!r}: they are gone"
+        )
     return shards
+
+
+def list_checkpoints(folder: Path) -> list[Checkpoint]:
+    """List the complete checkpoints under `folder`, newest first; others are not there."""
+    found = [_read_checkpoint(path) for path in folder.glob(f"{_PREFIX}*")]
+    complete = [checkpoint for checkpoint in found if checkpoint is not None]
+    return sorted(complete, key=lambda checkpoint: checkpoint.step, reverse=True)
+
+
+def find_damage(checkpoint: Checkpoint, rank: int, world_size: int) -> str | None:
+    """Hash this worker's share of a checkpoint's files; returns what differs, or None."""
+    for writer in range(rank, checkpoint.world_size, world_size):
+        for name, entry in _read_manifest(checkpoint.path, writer)["files"].items():
+            if durable.hash_file(checkpoint.path / name) != entry["sha256"]:
+                return f"{name} differs from what was written"
+    return None
+
+
+def remove_leftovers(folder: Path, newest: Checkpoint | None) -> None:
+    """Remove what is newer than the checkpoint a run goes on from, and what is incomplete."""
+    complete = {checkpoint.path for checkpoint in list_checkpoints(folder)}
+    for path in folder.glob(f"{_PREFIX}*"):
+        if path not in complete or newest is None or path.name > newest.path.name:
+            shutil.rmtree(path)
+
+
+def choose_superseded(
+    checkpoints: list[Checkpoint], *, num_kept: int, best_step: int | None
+) -> list[Checkpoint]:
+    """Choose what may go: all but the `num_kept` newest and that of the best step."""
+    newest_first = sorted(checkpoints, key=lambda checkpoint: checkpoint.step, reverse=True)
+    return [old for old in newest_first[num_kept:] if old.step != best_step]
+
+
+def choose_result(checkpoints: list[Checkpoint], keep: Literal["last", "best"]) -> Checkpoint:
+    """Choose the checkpoint that becomes the model.
+
+    Raises `CheckpointError` if it is not among them.
+    """
+    newest = max(checkpoints, key=lambda checkpoint: checkpoint.step, default=None)
+    if newest is None or keep == "last":
+        chosen = newest
+    else:
+        best_step = newest.progress.best_step
+        chosen = next((found for found in checkpoints if found.step == best_step), None)
+    if chosen is None:
+        raise CheckpointError(f"the {keep} checkpoint is not complete on disk")
+    return chosen
+
+
+class CheckpointWriter:
+    """Saves the engine's shards; one upload at a time goes on behind the training.
+
+    Every worker has one, and all call its methods together.
+    """
+
+    def __init__(self, folder: Path, place: Place, num_kept: int) -> None:
+        self._folder = folder
+        self._place = place
+        self._num_kept = num_kept
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._upload: Future[None] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        owner = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+        self._staging_prefix = f"tuneserve-{owner}-{place.rank}-"
+        for leftover in Path(tempfile.gettempdir()).glob(f"{self._staging_prefix}*"):
+            shutil.rmtree(leftover, ignore_errors=True)  # of a worker that was killed
+
+    def save(self, engine: Any, progress: Progress) -> None:
+        """Save a checkpoint: shards to local disk now, from there to storage in the background.
+
+        Waits for the upload before. Raises `OSError` if that one failed.
+        """
+        self.finish(progress.best_step)
+        target = self._folder / f"{_PREFIX}{progress.step:010d}"
+        staging = Path(tempfile.mkdtemp(prefix=self._staging_prefix))
+        try:
+            engine.save_checkpoint(str(staging), tag=TAG)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        manifest: dict[str, Any] = {"rank": self._place.rank, "world_size": self._place.world_size}
+        if self._place.rank == 0:
+            manifest["progress"] = progress.model_dump()
+        self._upload = self._thread.submit(_upload, staging, target, manifest)
+
+    def finish(self, best_step: int | None) -> None:
+        """Wait until the last checkpoint is complete, and let go of superseded ones.
+
+        Raises `OSError` if the upload failed, on any worker.
+        """
+        if self._upload is None:
+            return
+        error = self._upload.exception()
+        self._upload = None
+        num_failed = sum_over_workers(error is not None, self._place)
+        if error is not None:
+            raise error
+        if num_failed:
+            raise OSError(f"{num_failed:.0f} other workers could not write their checkpoint")
+        if self._place.rank == 0:
+            complete = list_checkpoints(self._folder)
+            for old in choose_superseded(complete, num_kept=self._num_kept, best_step=best_step):
+                _remove(old.path)
+
+
+def agree_on_checkpoint(folder: Path, place: Place) -> Checkpoint | None:
+    """Find the newest checkpoint that is whole, hashing every file; the same on all workers.
+
+    A damaged one is passed over with a warning, for the one before it.
+    """
+    candidates: list[Any] = [list_checkpoints(folder) if place.rank == 0 else None]
+    dist.broadcast_object_list(candidates, src=0, device=place.device)
+    for checkpoint in candidates[0]:
+        damage = find_damage(checkpoint, place.rank, place.world_size)
+        if damage is not None:
+            logger.warning("checkpoint of step %d is damaged: %s", checkpoint.step, damage)
+        if sum_over_workers(damage is not None, place) == 0:
+            return checkpoint  # type: ignore[no-any-return]
+    return None
+
+
+def _upload(staging: Path, target: Path, manifest: Mapping[str, Any]) -> None:
+    try:
+        files: dict[str, dict[str, Any]] = {}
+        for source in sorted(path for path in staging.rglob("*") if path.is_file()):
+            name = source.relative_to(staging)
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            files[str(name)] = _copy(source, target / name)
+        for folder in {(target / name).parent for name in files}:
+            durable.fsync_directory(folder)
+        durable.write_json(_name_manifest(target, manifest["rank"]), {**manifest, "files": files})
+        durable.fsync_directory(target.parent)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _copy(source: Path, target: Path) -> dict[str, Any]:
+    """Copy a file to stay, hashing it on the way; returns its line in the manifest."""
+    digest = hashlib.sha256()
+    with source.open("rb") as reader, target.open("wb") as writer:
+        while chunk := reader.read(_COPY_CHUNK_BYTES):
+            digest.update(chunk)
+            writer.write(chunk)
+        writer.flush()
+        os.fsync(writer.fileno())
+        return {"size": writer.tell(), "sha256": digest.hexdigest()}
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint; its first manifest goes first, so that half of it is none."""
+    _name_manifest(path, 0).unlink()
+    shutil.rmtree(path)
+
+
+def _read_checkpoint(path: Path) -> Checkpoint | None:
+    try:
+        first = _read_manifest(path, 0)
+        for rank in range(first["world_size"]):
+            manifest = _read_manifest(path, rank)
+            for name, entry in manifest["files"].items():
+                if (path / name).stat().st_size != entry["size"]:
+                    return None
+    except FileNotFoundError:
+        return None
+    return Checkpoint(path, first["world_size"], Progress.model_validate(first["progress"]))
+
+
+def _read_manifest(path: Path, rank: int) -> dict[str, Any]:
+    manifest: dict[str, Any] = durable.read_json(_name_manifest(path, rank))
+    return manifest
+
+
+def _name_manifest(path: Path, rank: int) -> Path:
+    return path / f"manifest-{rank:05d}.json"

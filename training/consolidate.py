@@ -1,10 +1,10 @@
-"""ZeRO-3 shards to a complete Hugging Face model directory.
+"""Checkpoint shards to a complete Hugging Face model directory.
 
-Each rank's file holds one flat fp32 vector: for every trained parameter, in the order in which the
-checkpoint lists them, that rank's slice of ceil(numel / world size) elements. A parameter is its
-slices in the order of the ranks, cut to its size (the last slice may be padded). Files are
-memory-mapped and one output shard is put together at a time, so memory does not grow with the
-model.
+At ZeRO-3 each rank's file holds one flat fp32 vector: for every trained parameter, in the order in
+which the checkpoint lists them, that rank's slice of ceil(numel / world size) elements. A parameter
+is its slices in the order of the ranks, cut to its size (the last slice may be padded). Below stage
+3 rank 0's file holds the module as it is. Files are memory-mapped and one output shard is put
+together at a time, so memory does not grow with the model.
 
 Tied weights are one parameter under several names. As `save_pretrained` does, the file has only
 the name that the architecture does not tie to another; loading ties it again.
@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import save_file
@@ -23,6 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from storage import durable
 from training.checkpoint import find_shards
+from training.model import find_weight_faults
 
 DEFAULT_SHARD_BYTES = 2_000_000_000
 _INDEX_NAME = "model.safetensors.index.json"
@@ -43,6 +44,50 @@ class ShardedParameter:
     offset: int
 
 
+class Weights(Protocol):
+    """The weights of a checkpoint, read one tensor at a time."""
+
+    aliases: Mapping[str, str]  # names of shared parameters, to the one that holds them
+    parameter_names: frozenset[str]
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """Read a whole parameter in a dtype, or a buffer in its own."""
+
+    def find_shape(self, name: str) -> torch.Size | None:
+        """The shape of a parameter or buffer, or None if there is none of this name."""
+
+
+def open_weights(checkpoint: Path) -> Weights:
+    """Open the weights of a checkpoint of any ZeRO stage; raises `ConsolidationError`."""
+    whole = find_shards(checkpoint) / "mp_rank_00_model_states.pt"
+    return WholeWeights(whole) if whole.is_file() else ShardedWeights(checkpoint)
+
+
+class WholeWeights:
+    """The weights of a checkpoint of ZeRO stage 0 to 2, where rank 0 saves the module as it is.
+
+    They have the precision of training: in bf16 they are the fp32 master weights rounded, which is
+    what is exported.
+    """
+
+    def __init__(self, file: Path) -> None:
+        states = _load(file)
+        self._module: Mapping[str, torch.Tensor] = states["module"]
+        self.aliases: Mapping[str, str] = dict(states.get("shared_params") or {})
+        self._buffers = frozenset(states["buffer_names"])
+        # A shared parameter stands in the module under each of its names.
+        self.parameter_names = frozenset(self._module) - self._buffers - set(self.aliases)
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """Copy a parameter in a dtype, or a buffer in its own."""
+        tensor = self._module[name]
+        return tensor.clone() if name in self._buffers else tensor.to(dtype, copy=True)
+
+    def find_shape(self, name: str) -> torch.Size | None:
+        """The shape of a parameter or buffer, or None if there is none of this name."""
+        return self._module[name].shape if name in self._module else None
+
+
 class ShardedWeights:
     """The weights of one ZeRO-3 checkpoint, read one parameter at a time.
 
@@ -54,7 +99,7 @@ class ShardedWeights:
         model_states = _load(shards / "zero_pp_rank_0_mp_rank_00_model_states.pt")
         self._ranks = [_load_flat_weights(file) for file in _list_optimizer_files(shards)]
         self._world_size = len(self._ranks)
-        self.aliases: dict[str, str] = dict(model_states["shared_params"])
+        self.aliases: Mapping[str, str] = dict(model_states["shared_params"])
         # Buffers are not sharded: each rank's file has them whole.
         self.buffers: dict[str, torch.Tensor] = {
             name: model_states["module"][name]
@@ -62,6 +107,7 @@ class ShardedWeights:
             if name in model_states["module"]
         }
         self.parameters = {p.name: p for p in self._place(model_states["param_shapes"])}
+        self.parameter_names = frozenset(self.parameters)
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """Put one parameter together from its slices, or return a buffer in its own dtype."""
@@ -104,7 +150,7 @@ def consolidate_checkpoint(
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     on_progress: OnProgress | None = None,
 ) -> None:
-    """Write the model of a ZeRO-3 checkpoint as a Hugging Face directory that loads by itself.
+    """Write the model of a checkpoint as a Hugging Face directory that loads by itself.
 
     Configuration, tokenizer, chat template and generation settings come from `base_model`. The
     result is checked before this returns: names and shapes as the architecture wants them, nothing
@@ -119,7 +165,7 @@ def consolidate_checkpoint(
     building.mkdir(parents=True)
     config = AutoConfig.from_pretrained(base_model, trust_remote_code=False)
     config.dtype = dtype
-    weights = ShardedWeights(checkpoint)
+    weights = open_weights(checkpoint)
     names = _match_names(weights, config)
     _write_weights(weights, names, building, dtype, shard_bytes, on_progress)
     config.save_pretrained(building)
@@ -134,12 +180,11 @@ def check_loads(directory: Path) -> None:
     _, info = AutoModelForCausalLM.from_pretrained(
         directory, output_loading_info=True, local_files_only=True, use_safetensors=True
     )
-    faults = {kind: sorted(map(str, keys)) for kind, keys in info.items() if keys}
-    if faults:
+    if faults := find_weight_faults(info):
         raise ConsolidationError(f"the consolidated model does not load as a whole: {faults}")
 
 
-def _match_names(weights: ShardedWeights, config: Any) -> dict[str, str]:
+def _match_names(weights: Weights, config: Any) -> dict[str, str]:
     """Map each name that the file must have to the parameter of the checkpoint that holds it.
 
     `_tied_weights_keys` of an architecture names what loading ties to something else.
@@ -162,13 +207,13 @@ def _match_names(weights: ShardedWeights, config: Any) -> dict[str, str]:
                 f"{name!r} has the shape {tuple(found)} in the checkpoint, {tuple(shape)} expected"
             )
         names[name] = source
-    if unused := set(weights.parameters) - set(names.values()):
+    if unused := weights.parameter_names - set(names.values()):
         raise ConsolidationError(f"the architecture has no place for {sorted(unused)}")
     return names
 
 
 def _write_weights(
-    weights: ShardedWeights,
+    weights: Weights,
     names: Mapping[str, str],
     directory: Path,
     dtype: torch.dtype,
@@ -198,7 +243,7 @@ def _write_weights(
 
 
 def _plan_files(
-    weights: ShardedWeights, names: Mapping[str, str], dtype: torch.dtype, shard_bytes: int
+    weights: Weights, names: Mapping[str, str], dtype: torch.dtype, shard_bytes: int
 ) -> list[list[str]]:
     """Fill files in order of names, each up to `shard_bytes` or one tensor."""
     files: list[list[str]] = []

@@ -1,229 +1,224 @@
-"""One ZeRO-3 worker: what every Ray Train worker runs, from start to end.
+"""One worker: what every Ray Train worker runs, from start to end.
 
-The gradient of an optimizer step is the mean over the step's learned tokens, across workers and
-micro batches alike: each micro batch contributes its summed loss divided by the learned tokens of
-the whole step. DeepSpeed averages gradients over workers, so the sum is scaled by the world size.
+All workers walk the same plan in step. Everything that a step needs besides weights and optimizer
+state is a function of its number, so a run that was interrupted goes on as if it had not been.
 """
 
 import logging
-import math
-import os
 import time
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 
-from training.batching import IGNORED_LABEL, BatchLimits, MicroBatch, Step, plan_epoch
-from training.checkpoint import save_checkpoint
-from training.deepspeed_config import build_deepspeed_config
-from training.optimizer import build_optimizer, learning_rate_at
+from training.batching import BatchPlan, EpochPlan, Step, plan_epoch
+from training.checkpoint import Checkpoint, CheckpointError, CheckpointWriter
+from training.data.token_table import TokenTable
+from training.engine import (
+    NonFiniteLossError,
+    Place,
+    StepResult,
+    count_parameters,
+    init_distributed,
+    seed_step,
+    start_engine,
+    take_step,
+)
+from training.evaluation import evaluate
+from training.journal import Journal, compute_perplexity
+from training.model import WeightsError, choose_layout
+from training.optimizer import learning_rate_at
+from training.progress import Progress
+from training.resume import find_start, is_resharded, load_checkpoint
 from training.runs import RunFolder, log_to_file
 from training.spec import TrainingSpec
-from training.token_rows import TokenRows
+from training.trackers import open_trackers
 
 logger = logging.getLogger(__name__)
 
+Ending = Literal["finished", "stopped_early", "paused"]
 
-class WeightsError(RuntimeError):
-    """The base model's file and its architecture do not name the same weights."""
-
-
-class NonFiniteLossError(RuntimeError):
-    """The loss is infinite or not a number; the optimizer was not stepped."""
+_HANDOVER_S = 120.0
+# What other workers would only meet again.
+_NOT_WORTH_ANOTHER_TRY = (NonFiniteLossError, WeightsError, CheckpointError, ValueError)
 
 
-@dataclass(frozen=True)
-class Worker:
-    """Where this worker stands: its rank among `world_size`, its device and its run."""
+def run_worker(config: dict[str, Any]) -> dict[str, str]:
+    """Train; Ray Train calls this in each worker with the spec and the path of the run's folder.
 
-    rank: int
-    world_size: int
-    device: torch.device
-    run: RunFolder
-
-    def tell(self, message: str, **data: float) -> None:
-        """Put an event into the run's file and its log; rank 0 speaks for all."""
-        if self.rank == 0:
-            logger.info(message)
-            self.run.add_event(message, data=data)
-
-
-def run_worker(config: dict[str, Any]) -> None:
-    """Train; Ray Train calls this in each worker with the spec and the path of the run's folder."""
+    Returns `{"ending": …}`, or `{"error": …, "code": …}` for what a new worker group could not
+    change. Anything else is raised: Ray Train then replaces the workers, and they go on from the
+    last checkpoint.
+    """
     spec = TrainingSpec.model_validate(config["spec"])
-    torch.set_num_threads(spec.threads_per_worker)
-    torch.manual_seed(spec.seed)
     run = RunFolder(Path(config["run"]))
-    with log_to_file(run.log_file):
+    torch.set_num_threads(spec.threads_per_worker)
+    place = _find_place()
+    # Workers of a driver that was killed live on for a moment: wait until they write no more.
+    alone = run.hold("writer", _HANDOVER_S) if place.rank == 0 else nullcontext()
+    with log_to_file(run.log_file), alone:
         try:
-            _train(spec, run)
+            return {"ending": _train(spec, run, place)}
+        except _NOT_WORTH_ANOTHER_TRY as exc:
+            logger.exception("worker failed")
+            return {"error": str(exc), "code": type(exc).__name__}
         except Exception:
             logger.exception("worker failed")
             raise
 
 
-def load_model(spec: TrainingSpec) -> torch.nn.Module:
-    """Load the base model; raises `WeightsError` unless file and architecture agree wholly."""
-    from transformers import AutoModelForCausalLM
-
-    model, info = AutoModelForCausalLM.from_pretrained(
-        spec.base_model,
-        dtype=torch.bfloat16 if spec.precision == "bf16" else torch.float32,
-        trust_remote_code=False,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
-    faults = {
-        kind: sorted(str(key) for key in info[kind])
-        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
-        if info.get(kind)
-    }
-    if faults:
-        raise WeightsError(
-            f"the weights of {Path(spec.base_model).name!r} do not fit its architecture: {faults}; "
-            "training would start from random values in their place"
-        )
-    model.config.use_cache = False
-    model.train()
-    return model  # type: ignore[no-any-return]
-
-
-def sum_loss(model: Any, batch: MicroBatch, device: torch.device) -> torch.Tensor:
-    """Cross entropy summed over the batch's learned tokens, in fp32; shape `[]`."""
-    labels = batch.labels.to(device)
-    logits = model(
-        input_ids=batch.input_ids.to(device), attention_mask=batch.attention_mask.to(device)
-    ).logits  # [rows, longest, vocabulary]
-    return F.cross_entropy(
-        logits[:, :-1].float().flatten(0, 1),
-        labels[:, 1:].flatten(),
-        ignore_index=IGNORED_LABEL,
-        reduction="sum",
-    )
-
-
-def _train(spec: TrainingSpec, run: RunFolder) -> None:
+def _find_place() -> Place:
     import ray.train.torch
 
     context = ray.train.get_context()
-    worker = Worker(
-        context.get_world_rank(), context.get_world_size(), ray.train.torch.get_device(), run
-    )
-    worker.tell(f"{worker.world_size} workers are up on {worker.device.type}; loading the model")
-    engine = _start_engine(spec, worker)
-    rows = TokenRows(run.data)
-    _run_epochs(spec, worker, engine, rows)
+    return Place(context.get_world_rank(), context.get_world_size(), ray.train.torch.get_device())
 
 
-def _start_engine(spec: TrainingSpec, worker: Worker) -> Any:
-    # DeepSpeed guesses its accelerator at import: say which, and import it here in the worker only.
-    os.environ["DS_ACCELERATOR"] = worker.device.type
-    import deepspeed
-    from transformers.integrations import HfDeepSpeedConfig
+def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
+    init_distributed(place.device)
+    start = find_start(run, place)
+    progress = start.progress if start else Progress(num_shares=spec.num_workers)
+    rows = TokenTable(run.data / "train.arrow")
+    plan = BatchPlan.from_spec(spec, choose_layout(spec), progress.num_shares)
+    num_steps = sum(len(plan_epoch(rows.lengths, plan, epoch)) for epoch in range(spec.epochs))
+    with open_trackers(spec, run.path, progress.step, speaks=place.rank == 0) as trackers:
+        journal = Journal(run, place, trackers, num_steps)
+        journal.tell(f"{place.world_size} workers are up on {place.device.type}; loading the model")
+        engine = _start_engine(spec, run, place, plan, start)
+        num_parameters = count_parameters(engine)
+        journal.tell(f"Loaded {num_parameters:,} parameters", num_parameters=num_parameters)
+        if start:
+            journal.tell(f"Going on after step {start.step} of {num_steps}", step=start.step)
+        else:
+            journal.tell(f"Training for {num_steps} steps in {spec.epochs} epochs")
+        worker = _Worker(spec, run, place, engine, plan, rows, journal)
+        return worker.walk(progress, num_steps)
 
-    deepspeed.init_distributed(dist_backend="nccl" if worker.device.type == "cuda" else "gloo")
-    config = build_deepspeed_config(spec, worker.world_size)
-    shards_on_load = HfDeepSpeedConfig(config)  # must live across from_pretrained
-    model = load_model(spec)
-    del shards_on_load
-    engine, *_ = deepspeed.initialize(
-        model=model, optimizer=build_optimizer(model, spec), config=config
-    )
-    num_parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
-    worker.tell(f"Loaded {num_parameters:,} parameters, sharded", num_parameters=num_parameters)
+
+def _start_engine(
+    spec: TrainingSpec, run: RunFolder, place: Place, plan: BatchPlan, start: Checkpoint | None
+) -> Any:
+    if start is None:
+        return start_engine(spec, place, plan)
+    is_universal = is_resharded(start, place, spec.zero_stage)
+    engine = start_engine(spec, place, plan, load_universal=is_universal)
+    load_checkpoint(engine, start, place, run.ray / "universal")
     return engine
 
 
-class _Progress:
-    """Which step of how many, and how long the rest will take."""
+class _Worker:
+    """One worker's way through the steps."""
 
-    def __init__(self, num_steps: int) -> None:
-        self.step = 0
-        self.num_steps = num_steps
-        self._started = time.monotonic()
-        self._tokens = 0.0
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        run: RunFolder,
+        place: Place,
+        engine: Any,
+        plan: BatchPlan,
+        rows: TokenTable,
+        journal: Journal,
+    ) -> None:
+        self._spec = spec
+        self._run = run
+        self._place = place
+        self._engine = engine
+        self._plan = plan
+        self._rows = rows
+        self._journal = journal
+        validation = run.data / "validation.arrow"
+        self._validation = TokenTable(validation) if validation.is_file() else None
+        self._writer = CheckpointWriter(run.checkpoints, place, spec.keep_checkpoints)
 
-    def advance(self, metrics: dict[str, float], epoch: float) -> dict[str, float]:
-        """Count one step; returns the line of `metrics.jsonl` for it."""
-        self.step += 1
-        self._tokens += metrics["tokens"]
-        elapsed_s = time.monotonic() - self._started
-        return {
-            "step": self.step,
-            "num_steps": self.num_steps,
-            "epoch": round(epoch, 4),
-            **metrics,
-            "trained_tokens": self._tokens,
-            "tokens_per_s": round(self._tokens / elapsed_s, 1),
-            "elapsed_s": round(elapsed_s, 3),
-            "remaining_s": round(elapsed_s / self.step * (self.num_steps - self.step), 3),
-        }
+    def walk(self, progress: Progress, num_steps: int) -> Ending:
+        """Take every step from `progress` on; returns how it ended, all checkpoints complete."""
+        steps, progress = self._enter_epoch(progress)
+        ending: Ending | None = None
+        marked = time.monotonic()
+        while progress.step < num_steps and ending is None:
+            if progress.step_in_epoch == len(steps):
+                steps, progress = self._enter_epoch(progress.begin_epoch())
+            result = self._take_step(steps[progress.step_in_epoch], progress, num_steps)
+            now = time.monotonic()
+            progress = progress.take_step(result, elapsed_s=now - marked)
+            marked = now
+            ends_epoch = progress.step_in_epoch == len(steps)
+            if ends_epoch or _is_due(progress.step, self._spec.evaluate_every_steps):
+                progress = self._evaluate(progress)
+            self._journal.record_step(result, progress, len(steps))
+            if ends_epoch:
+                self._tell_epoch(progress)
+            if progress.step < num_steps:
+                ending = self._choose_ending(progress, result)
+            if ends_epoch or ending or self._is_worth_saving(progress):
+                self._writer.save(self._engine, progress)
+        self._writer.finish(progress.best_step)
+        return ending or "finished"
 
+    def _enter_epoch(self, progress: Progress) -> tuple[EpochPlan, Progress]:
+        """Plan the epoch that `progress` is in; where it stands inside, the order must not move."""
+        steps = plan_epoch(self._rows.lengths, self._plan, progress.epoch)
+        fingerprint = steps.compute_fingerprint()
+        if progress.step_in_epoch and progress.plan != fingerprint:
+            raise CheckpointError(
+                f"the rows stand in another order than when the checkpoint of step {progress.step} "
+                "was saved, so some would be seen twice and others never: their data or the "
+                "settings of the batches have changed; start a new run"
+            )
+        return steps, progress.follow_plan(fingerprint)
 
-def _run_epochs(spec: TrainingSpec, worker: Worker, engine: Any, rows: TokenRows) -> None:
-    def plan(epoch: int) -> list[Step]:
-        return plan_epoch(
-            rows.lengths,
-            BatchLimits(spec.micro_batch_tokens, spec.micro_batch_size),
-            world_size=worker.world_size,
-            accumulation=spec.gradient_accumulation_steps,
-            seed=spec.seed,
+    def _take_step(self, step: Step, progress: Progress, num_steps: int) -> StepResult:
+        seed_step(self._spec.seed, progress.step, self._place.rank)
+        return take_step(
+            self._engine,
+            self._place,
+            self._rows,
+            step,
+            self._plan.layout,
+            learning_rate_at(progress.step, num_steps, self._spec),
+            stop=self._place.rank == 0 and self._run.is_pause_requested,
+        )
+
+    def _evaluate(self, progress: Progress) -> Progress:
+        if self._validation is None:
+            return progress
+        loss = evaluate(self._engine, self._place, self._validation, self._plan)
+        progress = progress.evaluate(loss)
+        self._journal.tell(
+            f"Step {progress.step}: validation loss {loss:.4f}, perplexity "
+            f"{compute_perplexity(loss):.2f} per token",
+            step=progress.step,
+            eval_loss=loss,
+        )
+        return progress
+
+    def _choose_ending(self, progress: Progress, result: StepResult) -> Ending | None:
+        patience = self._spec.early_stopping_patience
+        if patience is not None and progress.num_worse >= patience:
+            self._journal.tell(
+                f"Stopping early: {patience} evaluations since step {progress.best_step} were no "
+                f"better than its {progress.best_loss:.4f}"
+            )
+            return "stopped_early"
+        if result.was_asked_to_stop:
+            self._journal.tell(f"Pausing after step {progress.step}", step=progress.step)
+            return "paused"
+        return None
+
+    def _is_worth_saving(self, progress: Progress) -> bool:
+        is_best = self._spec.keep == "best" and progress.best_step == progress.step
+        return is_best or _is_due(progress.step, self._spec.save_every_steps)
+
+    def _tell_epoch(self, progress: Progress) -> None:
+        epoch, loss = progress.epoch + 1, progress.epoch_loss
+        self._journal.tell(
+            f"Epoch {epoch} of {self._spec.epochs}: loss {loss:.4f}",
             epoch=epoch,
-        )
-
-    progress = _Progress(sum(len(plan(epoch)) for epoch in range(spec.epochs)))
-    worker.tell(
-        f"Training for {progress.num_steps} steps in {spec.epochs} epochs",
-        num_steps=progress.num_steps,
-    )
-    for epoch in range(spec.epochs):
-        loss_sum = num_learned = 0.0
-        steps = plan(epoch)
-        for index, step in enumerate(steps, 1):
-            rate = learning_rate_at(progress.step, progress.num_steps, spec)
-            metrics = _take_step(engine, worker, rows, step, rate)
-            loss_sum += metrics["loss"] * metrics["learned_tokens"]
-            num_learned += metrics["learned_tokens"]
-            line = progress.advance(metrics, epoch + index / len(steps))
-            if worker.rank == 0:
-                worker.run.add_metrics(line)
-        summary = {"epoch": epoch + 1, "step": progress.step, "loss": loss_sum / num_learned}
-        save_checkpoint(engine, summary)
-        worker.tell(
-            f"Epoch {epoch + 1} of {spec.epochs}: loss {summary['loss']:.4f}; checkpoint saved",
-            **summary,
+            step=progress.step,
+            loss=loss,
         )
 
 
-def _take_step(
-    engine: Any, worker: Worker, rows: TokenRows, step: Step, learning_rate: float
-) -> dict[str, float]:
-    """Take one optimizer step; returns its loss, gradient norm and token counts, over all ranks."""
-    num_learned = rows.count_learned(step)
-    for group in engine.optimizer.param_groups:
-        group["lr"] = learning_rate
-    total = torch.zeros((), dtype=torch.float64, device=worker.device)
-    for index, micro_batch in enumerate(step.micro_batches):
-        engine.set_gradient_accumulation_boundary(index == len(step.micro_batches) - 1)
-        loss_sum = sum_loss(engine, rows.collate(micro_batch[worker.rank]), worker.device)
-        engine.backward(loss_sum * (worker.world_size / num_learned), scale_wrt_gas=False)
-        total += loss_sum.detach()
-    dist.all_reduce(total)
-    loss = float(total) / num_learned
-    if not math.isfinite(loss):
-        raise NonFiniteLossError(
-            f"the loss is {loss} on the rows of lines {rows.find_lines(step)}; nothing was learned "
-            "from them. Lower the learning rate, or look at these rows"
-        )
-    engine.step()
-    return {
-        "loss": loss,
-        "learning_rate": learning_rate,
-        "grad_norm": float(engine.get_global_grad_norm()),
-        "learned_tokens": num_learned,
-        "tokens": rows.count_tokens(step),
-    }
+def _is_due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0

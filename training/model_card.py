@@ -29,11 +29,17 @@ def render_model_card(lineage: Mapping[str, Any]) -> str:
 |---|---|
 | run | `{lineage["run_id"]}` |
 | checkpoint | step {lineage["checkpoint_step"]} |
-| training loss of the last epoch | {metrics["loss"]:.4f} |
-| learning rate | {spec["learning_rate"]:g}, {spec["lr_schedule"]} |
+| training loss of the epoch | {metrics["loss"]:.4f} |
+{_render_validation(metrics)}| learning rate | {spec["learning_rate"]:g}, {spec["lr_schedule"]} |
 | precision | {spec["precision"]} |
 | data, SHA-256 | `{data["sha256"]}` |
 | made with | {packages} |
 
 The chat template in this folder is the one that the model was trained with.
 """
+
+
+def _render_validation(metrics: Mapping[str, Any]) -> str:
+    if "eval_loss" not in metrics:
+        return ""
+    return f"| validation loss | {metrics['eval_loss']:.4f} |\n"

@@ -5,12 +5,16 @@ run.json       the record: status, progress, error, and the lease of the one pro
 events.jsonl   what happened, in words
 metrics.jsonl  one line per optimizer step
 cancel         there once somebody asked for the run to be cancelled
+pause          there once somebody asked for the run to be paused, until it goes on
 log.txt        the log
 data/          the rows as tokens
 ray/           Ray Train's folder with the sharded checkpoints
+tensorboard/   the same figures for TensorBoard
 model/         the finished Hugging Face model, until the application publishes it
 """
 
+import fcntl
+import json
 import logging
 import time
 from collections.abc import Iterator
@@ -29,6 +33,12 @@ RunStatus = Literal[
 FINAL_STATUSES: frozenset[RunStatus] = frozenset({"succeeded", "failed", "cancelled"})
 EventLevel = Literal["info", "warn", "error"]
 
+_LOCK_INTERVAL_S = 0.1
+
+
+class RunBusyError(RuntimeError):
+    """Another process computes this run."""
+
 
 class RunError(BaseModel):
     """Why a run failed, in the words shown to its user."""
@@ -38,6 +48,17 @@ class RunError(BaseModel):
     code: str
     message: str
     param: str | None = None
+
+
+class Extension(BaseModel):
+    """An earlier end of a run that was then extended by more epochs."""
+
+    model_config = ConfigDict(frozen=True)
+
+    epochs: int
+    step: int
+    model_id: str | None
+    ended_at: int = Field(description="Unix seconds.")
 
 
 class RunRecord(BaseModel):
@@ -53,6 +74,7 @@ class RunRecord(BaseModel):
     trained_tokens: int | None = None
     model_id: str | None = Field(None, description="The model that came of it, once published.")
     error: RunError | None = None
+    extends: tuple[Extension, ...] = Field((), description="Earlier ends, oldest first.")
     writer: str = Field("", description="The process that may write this record: 'queue', 'job'.")
     job_id: str | None = Field(None, description="The Ray Job that computes the run.")
     request: dict[str, Any] = Field(
@@ -76,19 +98,30 @@ class RunFolder:
         self.metrics_file = path / "metrics.jsonl"
         self.log_file = path / "log.txt"
         self.cancel_file = path / "cancel"
+        self.pause_file = path / "pause"
         self.data = path / "data"
         self.ray = path / "ray"
+        self.checkpoints = self.ray / "checkpoints"
         self.model = path / "model"
 
     def create(self, spec: TrainingSpec, record: RunRecord) -> None:
         """Write a new run; it exists once its record does, which is written last."""
         self.path.mkdir(parents=True, exist_ok=True)
-        durable.write_json(self.spec_file, spec.model_dump())
+        self.write_spec(spec)
         durable.write_json(self.record_file, record.model_dump())
+
+    def write_spec(self, spec: TrainingSpec) -> None:
+        """Replace the resolved spec of a run that goes on under another."""
+        durable.write_json(self.spec_file, spec.model_dump(mode="json"))
 
     def read_spec(self) -> TrainingSpec:
         """Read the resolved spec."""
         return TrainingSpec.model_validate(durable.read_json(self.spec_file))
+
+    def read_data_summary(self) -> dict[str, Any]:
+        """Read what is known about the rows: their format, counts and hash."""
+        summary: dict[str, Any] = durable.read_json(self.data / "summary.json")
+        return summary
 
     def read_record(self) -> RunRecord:
         """Read the record; raises `FileNotFoundError` if there is no such run."""
@@ -100,6 +133,27 @@ class RunFolder:
         durable.write_json(self.record_file, record.model_dump())
         return record
 
+    @contextmanager
+    def hold(self, role: str, timeout_s: float) -> Iterator[None]:
+        """Be the only process in a role ('driver', 'writer') of this run; the dead hold nothing.
+
+        Waits for another one to end, at most `timeout_s`. Raises `RunBusyError`.
+        """
+        deadline = time.monotonic() + timeout_s
+        with (self.path / f".{role}.lock").open("w") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise RunBusyError(
+                            f"another process computes run {self.path.name!r}; wait for its end, "
+                            "or stop it"
+                        ) from None
+                time.sleep(_LOCK_INTERVAL_S)
+            yield
+
     def request_cancel(self) -> None:
         """Note that the run is to end as cancelled, whoever writes its record by then."""
         self.cancel_file.touch()
@@ -108,6 +162,15 @@ class RunFolder:
     def is_cancel_requested(self) -> bool:
         """Whether somebody asked for the run to be cancelled."""
         return self.cancel_file.exists()
+
+    def request_pause(self) -> None:
+        """Note that the run is to finish its step, save a checkpoint and free its resources."""
+        self.pause_file.touch()
+
+    @property
+    def is_pause_requested(self) -> bool:
+        """Whether somebody asked for the run to be paused."""
+        return self.pause_file.exists()
 
     def add_event(
         self, message: str, *, level: EventLevel = "info", data: dict[str, Any] | None = None
@@ -135,6 +198,14 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, float]]:
         """Read the figures of all steps, oldest first."""
         return durable.read_json_lines(self.metrics_file)
+
+    def forget_metrics_after(self, step: int) -> None:
+        """Drop the figures of steps that will be taken again."""
+        lines = self.read_metrics()
+        kept = [line for line in lines if line["step"] <= step]
+        if len(kept) < len(lines):
+            content = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in kept)
+            durable.write_bytes(self.metrics_file, content.encode())
 
     def read_last_metrics(self) -> dict[str, float] | None:
         """Read the figures of the newest step, or None before the first."""

@@ -8,7 +8,20 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-DataFormat = Literal["auto", "chat", "prompt_completion", "alpaca", "text"]
+from training.deepspeed_settings import adopt_settings, check_batch_size
+
+DataFormat = Literal["auto", "chat", "prompt_completion", "alpaca", "sharegpt", "text"]
+
+
+class HubDataset(BaseModel):
+    """Rows of a data set on the Hugging Face hub, or of one in its local cache."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(min_length=1, description="Id on the hub, as in 'owner/name'.")
+    name: str | None = Field(None, description="Configuration, where the data set has several.")
+    split: str = Field("train", min_length=1, description="Split, as in 'train' or 'test[:10%]'.")
+    revision: str | None = Field(None, description="Branch, tag or commit; default: the newest.")
 
 
 class TrainingSpec(BaseModel):
@@ -23,14 +36,37 @@ class TrainingSpec(BaseModel):
     base_model: str = Field(
         min_length=1, description="Folder of a Hugging Face model, or a model id on the hub."
     )
-    train_file: str = Field(min_length=1, description="File of rows to learn from: JSON or JSONL.")
+    train_file: str | None = Field(
+        None, min_length=1, description="File of rows to learn from: JSON, JSONL or CSV."
+    )
+    train_dataset: HubDataset | None = Field(
+        None, description="Rows to learn from on the Hugging Face hub, in place of a file."
+    )
+    validation_file: str | None = Field(
+        None, min_length=1, description="File of rows to evaluate on, in the same format."
+    )
+    validation_dataset: HubDataset | None = Field(
+        None, description="Rows to evaluate on on the hub, in place of a file."
+    )
+    validation_fraction: float = Field(
+        0.0, ge=0, le=0.5, description="Share of the rows held out to evaluate on, by 'seed'."
+    )
     format: DataFormat = Field(
         "auto", description="Shape of a row; 'auto' recognises it by the keys of the first row."
+    )
+    columns: dict[str, str] = Field(
+        default_factory=dict,
+        description="Where the rows' own names differ: our key to theirs, as in "
+        "{'prompt': 'question', 'completion': 'answer'}.",
     )
     max_length: int | None = Field(
         None,
         ge=8,
-        description="Tokens of one row, longer ones are truncated; default: the model's context.",
+        description="Tokens of one row at most; default: the model's context, within a micro "
+        "batch.",
+    )
+    overlong: Literal["truncate", "drop", "refuse"] = Field(
+        "truncate", description="What becomes of a row with more tokens than 'max_length'."
     )
 
     epochs: int = Field(3, ge=1, le=1000, description="Passes over the rows.")
@@ -44,6 +80,12 @@ class TrainingSpec(BaseModel):
     weight_decay: float = Field(
         0.01, ge=0, le=1, description="Decoupled weight decay; never on norms and biases."
     )
+    adam_betas: tuple[float, float] = Field(
+        (0.9, 0.95), description="Decay of AdamW's running means of the gradient and its square."
+    )
+    adam_epsilon: float = Field(
+        1e-8, gt=0, description="Added to the root of AdamW's second moment."
+    )
     max_grad_norm: float = Field(
         1.0, gt=0, description="Global norm at which gradients are clipped."
     )
@@ -56,21 +98,72 @@ class TrainingSpec(BaseModel):
     gradient_accumulation_steps: int = Field(
         1, ge=1, description="Micro batches of one worker per optimizer step."
     )
-    precision: Literal["bf16", "fp32"] = Field(
-        "bf16", description="Arithmetic of the forward and backward pass; master weights are fp32."
+    batch_layout: Literal["auto", "padded", "flattened"] = Field(
+        "auto",
+        description="Rows of a micro batch: 'padded' to the longest, or 'flattened' into one "
+        "sequence without padding; 'auto' flattens where a variable-length kernel is present.",
+    )
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
+        "auto",
+        description="Arithmetic of the forward and backward pass; master weights are fp32. 'auto' "
+        "takes bf16 on GPUs and on CPUs that compute in it, else fp32.",
     )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of the order of rows and of dropout.")
 
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        3,
+        description="What DeepSpeed shards over the workers: 0 nothing, 1 the optimizer's state, "
+        "2 gradients too, 3 parameters too.",
+    )
+    offload_optimizer: bool = Field(
+        False, description="Keep the optimizer's state and step in CPU memory; stages 1 to 3."
+    )
+    offload_parameters: bool = Field(
+        False, description="Keep the parameters in CPU memory between their uses; stage 3."
+    )
+    activation_checkpointing: bool = Field(
+        False, description="Compute activations again in the backward pass instead of keeping them."
+    )
+    wall_clock_breakdown: bool = Field(
+        False, description="Let DeepSpeed log how long each part of a step takes."
+    )
+    deepspeed: dict[str, Any] = Field(
+        default_factory=dict,
+        description="A DeepSpeed configuration of your own, or the file of one; 'auto' values are "
+        "filled in from this spec, and what contradicts it is refused.",
+    )
+
+    evaluate_every_steps: int | None = Field(
+        None, ge=1, description="Optimizer steps between evaluations; default: once an epoch."
+    )
+    early_stopping_patience: int | None = Field(
+        None, ge=1, description="Evaluations without a lower loss after which training stops."
+    )
+    save_every_steps: int | None = Field(
+        None, ge=1, description="Optimizer steps between checkpoints; default: once an epoch."
+    )
     keep: Literal["last", "best"] = Field(
         "last",
-        description="Which checkpoint becomes the model: the last, or that of the epoch with the "
-        "lowest training loss.",
+        description="Which checkpoint becomes the model: the last, or the one with the lowest "
+        "validation loss.",
     )
     keep_checkpoints: int = Field(
-        2, ge=1, description="Checkpoints kept on disk, by the same choice as 'keep'."
+        2, ge=1, description="Newest checkpoints kept on disk; the best one is kept besides."
+    )
+    max_failures: int = Field(
+        3, ge=0, description="Times that lost workers are replaced before the run fails."
+    )
+    trackers: tuple[Literal["mlflow", "wandb"], ...] = Field(
+        (), description="Where to send metrics besides metrics.jsonl and TensorBoard."
     )
 
     num_workers: int = Field(2, ge=1, description="Ray Train workers; the world size.")
+    min_workers: int | None = Field(
+        None,
+        ge=1,
+        description="Fewest workers to go on with where the cluster shrinks, growing back to "
+        "'num_workers' with it; default: never fewer.",
+    )
     accelerator: Literal["auto", "cpu", "gpu"] = Field(
         "auto", description="'auto' takes one GPU per worker where the cluster has any GPU."
     )
@@ -80,6 +173,52 @@ class TrainingSpec(BaseModel):
     threads_per_worker: int = Field(
         1, ge=1, description="Threads of each worker's arithmetic on the CPU."
     )
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there are rows to evaluate on."""
+        return bool(self.validation_file or self.validation_dataset or self.validation_fraction)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _adopt_deepspeed(cls, values: Any) -> Any:
+        return (
+            adopt_settings(values)
+            if isinstance(values, dict) and values.get("deepspeed")
+            else values
+        )
+
+    @model_validator(mode="after")
+    def _check_batch_size(self) -> Self:
+        check_batch_size(
+            self.deepspeed,
+            self.micro_batch_size,
+            self.gradient_accumulation_steps,
+            self.num_workers,
+        )
+        return self
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> Self:
+        if (self.train_file is None) == (self.train_dataset is None):
+            found = "both are" if self.train_file else "neither is"
+            raise ValueError(
+                f"rows come from train_file or from train_dataset, and {found} set: set one of them"
+            )
+        sources = ("validation_file", "validation_dataset", "validation_fraction")
+        if len(several := [name for name in sources if getattr(self, name)]) > 1:
+            raise ValueError(f"{' and '.join(several)} are set: set one of them")
+        for name, needs in (
+            ("keep", self.keep == "best"),
+            ("early_stopping_patience", self.early_stopping_patience),
+            ("evaluate_every_steps", self.evaluate_every_steps),
+        ):
+            if needs and not self.has_validation:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}, which needs rows to evaluate on: set "
+                    "validation_file, validation_dataset or validation_fraction"
+                )
+        return self
 
     @model_validator(mode="after")
     def _check_budget(self) -> Self:
@@ -91,16 +230,31 @@ class TrainingSpec(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_sharding(self) -> Self:
+        if self.offload_parameters and self.zero_stage != 3:
+            raise ValueError(
+                f"offload_parameters needs zero_stage 3, which alone shards parameters; it is "
+                f"{self.zero_stage}"
+            )
+        if self.offload_optimizer and self.zero_stage == 0:
+            raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3; it is 0")
+        if self.min_workers is not None and self.min_workers > self.num_workers:
+            raise ValueError(
+                f"min_workers is {self.min_workers}, more than num_workers {self.num_workers}"
+            )
+        return self
+
     def pin_paths(self, folder: Path) -> "TrainingSpec":
         """Make relative paths absolute: they are meant relative to the spec's own folder."""
-        train_file = folder / Path(self.train_file).expanduser()
+        changes: dict[str, str] = {}
+        for name in ("train_file", "validation_file"):
+            if (path := getattr(self, name)) is not None:
+                changes[name] = str(folder / Path(path).expanduser())
         base_model = folder / Path(self.base_model).expanduser()
-        return self.model_copy(
-            update={
-                "train_file": str(train_file),
-                "base_model": str(base_model) if base_model.is_dir() else self.base_model,
-            }
-        )
+        if base_model.is_dir():
+            changes["base_model"] = str(base_model)
+        return self.model_copy(update=changes)
 
 
 def load_spec(path: Path) -> TrainingSpec:
@@ -116,11 +270,23 @@ def load_spec(path: Path) -> TrainingSpec:
         raise ValueError(f"{str(path)!r} is neither YAML nor JSON: {exc}") from exc
     if not isinstance(content, Mapping):
         raise ValueError(f"{str(path)!r} holds {type(content).__name__}, expected keys and values")
+    folder = path.resolve().parent
+    if isinstance(content.get("deepspeed"), str):
+        content = {**content, "deepspeed": _read_deepspeed(folder / content["deepspeed"])}
     try:
         spec = TrainingSpec.model_validate(content)
     except ValidationError as exc:
         raise ValueError(f"{path.name}: {describe_validation_error(exc)}") from exc
-    return spec.pin_paths(path.resolve().parent)
+    return spec.pin_paths(folder)
+
+
+def _read_deepspeed(path: Path) -> Any:
+    try:
+        return json.loads(path.expanduser().read_text())
+    except OSError as exc:
+        raise ValueError(f"no DeepSpeed configuration at {str(path)!r}: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise ValueError(f"{str(path)!r} is not JSON: {exc}") from exc
 
 
 def describe_validation_error(exc: ValidationError) -> str:

@@ -18,6 +18,7 @@ STATUS_WORDS = {
 }
 PAGES = (("", "Fine-tune"), ("runs", "Runs"), ("chat", "Chat"))
 MAX_SHOWN_TOKENS = 160
+UNKNOWN = "–"
 
 
 def render_header(current: str) -> str:
@@ -50,13 +51,15 @@ def render_badge(status: str, elem_id: str | None = None) -> str:
 
 
 def render_preview(preview: Preview) -> str:
-    """The counts over a file and its first rows as tokens, the learned ones marked."""
-    share = preview.num_learned_tokens / max(1, preview.num_tokens)
+    """The counts over a file and its first rows as tokens, the learned ones marked.
+
+    A large file is counted when the fine-tune is created.
+    """
     figures = [
-        ("Rows", f"{preview.num_rows:,}"),
-        ("Tokens", f"{preview.num_tokens:,}"),
-        ("Learned", f"{share:.0%}"),
-        ("Truncated", f"{preview.num_truncated_rows:,}"),
+        ("Rows", _show_count(preview.num_rows)),
+        ("Tokens", _show_count(preview.num_tokens)),
+        ("Learned", _show_share(preview.num_learned_tokens, preview.num_tokens)),
+        ("Truncated", _show_count(preview.num_truncated_rows)),
         ("Longest allowed", f"{preview.max_length:,}"),
     ]
     rows = "".join(_render_row(row) for row in preview.rows)
@@ -66,6 +69,14 @@ def render_preview(preview: Preview) -> str:
         '<mark class="ts-learned">Marked</mark> tokens are learned; the rest is context.</p>'
         f'<div class="ts-rows">{rows}</div>'
     )
+
+
+def _show_count(count: int | None) -> str:
+    return UNKNOWN if count is None else f"{count:,}"
+
+
+def _show_share(part: int | None, whole: int | None) -> str:
+    return UNKNOWN if part is None or whole is None else f"{part / max(1, whole):.0%}"
 
 
 def render_figures(figures: Iterable[tuple[str, str]]) -> str:

@@ -46,13 +46,14 @@ class Row(_Resource):
 
 
 class Preview(_Resource):
-    """The first rows of a file and counts over all of it."""
+    """The first rows of a file, and counts over all of it unless it is large."""
 
     format: str
-    num_rows: int
-    num_tokens: int
-    num_learned_tokens: int
-    num_truncated_rows: int
+    num_rows: int | None
+    num_tokens: int | None
+    num_learned_tokens: int | None
+    num_truncated_rows: int | None
+    num_dropped_rows: int | None
     max_length: int
     rows: tuple[Row, ...]
 

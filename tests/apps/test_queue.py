@@ -14,8 +14,8 @@ from apps.queue import RunQueue, find_run, list_runs, name_model
 from serving.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from tests.apps.conftest import NotedJobs
-from training.dataset import DataError
-from training.launch import ResourceError
+from training.data.faults import DataError
+from training.resources import ResourceError
 from training.runs import RunFolder
 
 pytestmark = pytest.mark.anyio
@@ -263,7 +263,8 @@ async def test_bad_rows_are_named_before_a_job_exists(
     rows.write_text(json.dumps(ROW) + "\n" + json.dumps({"prompt": "x"}) + "\n")
     FileStore(layout).add("file-bad", rows, "bad.jsonl")
     with pytest.raises(
-        ApiError, match="bad.jsonl: 1 of 2 rows .* line 2: 'completion' is null"
+        ApiError,
+        match=r"bad.jsonl: 1 of 2 rows .*'completion' is missing, .* \(line 2\)",
     ) as caught:
         await queue.create({"model": "tiny", "training_file": "file-bad"})
     assert caught.value.param == "training_file"

@@ -1,73 +1,228 @@
-import random
+import time
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 
+import numpy as np
 import pytest
-import torch
 
-from training.batching import IGNORED_LABEL, BatchLimits, collate_rows, plan_epoch
+from training.batching import (
+    BatchLayout,
+    BatchPlan,
+    EpochPlan,
+    Lengths,
+    plan_epoch,
+    plan_evaluation,
+)
+from training.spec import TrainingSpec
 
-LENGTHS = [random.Random(7).randint(3, 100) for _ in range(211)]
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-@pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("limits", [BatchLimits(256), BatchLimits(256, 3)])
-def test_every_row_is_seen_exactly_once(
-    world_size: int, accumulation: int, limits: BatchLimits
-) -> None:
-    plan = plan_epoch(
-        LENGTHS, limits, world_size=world_size, accumulation=accumulation, seed=1, epoch=0
-    )
-    assert Counter(row for step in plan for row in step.rows) == Counter(range(len(LENGTHS)))
-    for step in plan:
-        assert 1 <= len(step.micro_batches) <= accumulation
-        for shares in step.micro_batches:
-            assert len(shares) == world_size
-            for rows in filter(None, shares):
-                assert limits.admits(len(rows), max(LENGTHS[row] for row in rows))
+PLAN = BatchPlan("padded", num_tokens=256, num_rows=None, num_shares=2, accumulation=1, seed=0)
+LAYOUTS: tuple[BatchLayout, ...] = ("padded", "flattened")
 
 
-def test_fewer_rows_than_workers_leave_empty_shares() -> None:
-    (step,) = plan_epoch([5], BatchLimits(64), world_size=4, accumulation=2, seed=0, epoch=0)
-    assert step.micro_batches == (((0,), (), (), ()),)
+def make_lengths(num_rows: int, longest: int = 100, seed: int = 7) -> Lengths:
+    return np.random.default_rng(seed).integers(3, longest + 1, num_rows).astype(np.int32)
+
+
+LENGTHS = make_lengths(211)
+
+
+def iterate_plans() -> Iterator[BatchPlan]:
+    for layout, num_rows, num_shares, accumulation in product(
+        LAYOUTS, (None, 3), (1, 2, 3, 8), (1, 4)
+    ):
+        yield BatchPlan(layout, 256, num_rows, num_shares, accumulation, seed=1)
+
+
+def list_micro_batches(steps: EpochPlan) -> list[tuple[int, ...]]:
+    return [rows for step in steps for rows in step.micro_batches]
+
+
+def find_oversized(steps: EpochPlan, plan: BatchPlan, lengths: Lengths) -> list[list[int]]:
+    """The lengths of those micro batches that the plan does not admit."""
+    tokens = [lengths[list(rows)].tolist() for rows in list_micro_batches(steps)]
+    return [of for of in tokens if not plan.admits(len(of), sum(of), max(of))]
+
+
+@pytest.mark.parametrize("plan", iterate_plans(), ids=str)
+def test_every_row_is_seen_exactly_once_an_epoch(plan: BatchPlan) -> None:
+    for epoch in range(3):
+        steps = plan_epoch(LENGTHS, plan, epoch)
+        assert Counter(row for step in steps for row in step.rows) == Counter(range(len(LENGTHS)))
+        full = plan.num_shares * plan.accumulation
+        assert [len(step.micro_batches) for step in list(steps)[:-1]].count(full) >= len(steps) - 2
+        assert all(1 <= len(step.micro_batches) <= full for step in steps)
+        assert all(list_micro_batches(steps))
+
+
+@pytest.mark.parametrize("plan", iterate_plans(), ids=str)
+def test_every_micro_batch_is_within_the_limits(plan: BatchPlan) -> None:
+    for num_rows, seed in product((1, 5, 40, 211), range(10)):
+        lengths = make_lengths(num_rows, longest=256, seed=seed)
+        steps = plan_epoch(lengths, replace(plan, seed=seed), 0)
+        assert find_oversized(steps, plan, lengths) == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_left_over_is_shared_out_within_the_limits(layout: BatchLayout) -> None:
+    """One long row and many short ones: a share of the last round still fits a micro batch."""
+    lengths = np.array([100] * 2 + [2] * 60, dtype=np.int32)
+    for num_shares, seed in product((3, 4, 8), range(20)):
+        plan = BatchPlan(layout, 100, None, num_shares, accumulation=1, seed=seed)
+        assert find_oversized(plan_epoch(lengths, plan, 0), plan, lengths) == []
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_all_workers_get_equally_many_and_together_the_whole_step(world_size: int) -> None:
+    for plan in iterate_plans():
+        for step in plan_epoch(LENGTHS, plan, 0):
+            dealt = [step.deal(rank, world_size) for rank in range(world_size)]
+            assert {len(of) for of in dealt} == {-(-len(step.micro_batches) // world_size)}
+            everyones = [rows for of in dealt for rows in of if rows]
+            assert sorted(everyones) == sorted(step.micro_batches)
+
+
+def test_workers_of_a_round_compute_neighbours_in_length() -> None:
+    plan = replace(PLAN, num_shares=4, num_rows=4)
+    rounds = [
+        [LENGTHS[list(rows)].max() for rows in step.micro_batches]
+        for step in plan_epoch(LENGTHS, plan, 0)
+    ]
+    spread = [max(of) - min(of) for of in rounds[:-1]]
+    assert np.mean(spread) < 0.2 * LENGTHS.max()
 
 
 def test_the_order_is_a_function_of_seed_and_epoch() -> None:
-    def plan(seed: int, epoch: int) -> object:
-        return plan_epoch(
-            LENGTHS, BatchLimits(256), world_size=2, accumulation=1, seed=seed, epoch=epoch
-        )
+    def list_steps(seed: int, epoch: int) -> list[object]:
+        return list(plan_epoch(LENGTHS, replace(PLAN, seed=seed), epoch))
 
-    assert plan(1, 0) == plan(1, 0)
-    assert plan(1, 0) != plan(1, 1)
-    assert plan(1, 0) != plan(2, 0)
+    assert list_steps(1, 0) == list_steps(1, 0)
+    others = [list_steps(1, 1), list_steps(2, 0), list_steps(0, 1), list_steps(0, 2)]
+    assert all(list_steps(1, 0) != other for other in others)
+    assert list_steps(0, 1) != list_steps(1, 0)
+
+
+def test_an_epoch_is_no_march_from_the_shortest_row_to_the_longest() -> None:
+    lengths = make_lengths(5000)
+    steps = plan_epoch(lengths, PLAN, 0)
+    means = [lengths[list(step.rows)].mean() for step in steps]
+    assert abs(np.corrcoef(np.arange(len(means)), means)[0, 1]) < 0.2
+
+
+def test_the_fingerprint_tells_one_order_from_another() -> None:
+    def compute(plan: BatchPlan, lengths: Lengths = LENGTHS, epoch: int = 0) -> str:
+        return plan_epoch(lengths, plan, epoch).compute_fingerprint()
+
+    changed = LENGTHS.copy()
+    changed[:20] = changed[:20][::-1]
+    found = [
+        compute(PLAN),
+        compute(PLAN, epoch=1),
+        compute(PLAN, lengths=changed),
+        compute(PLAN, lengths=LENGTHS[:-1]),
+        compute(replace(PLAN, seed=1)),
+        compute(replace(PLAN, num_tokens=128)),
+        compute(replace(PLAN, num_rows=2)),
+        compute(replace(PLAN, num_shares=3)),
+        compute(replace(PLAN, layout="flattened")),
+    ]
+    assert len(set(found)) == len(found)
+    assert compute(PLAN, lengths=LENGTHS.copy()) == found[0]
+
+
+def test_the_fingerprint_tells_where_micro_batches_begin() -> None:
+    rows = np.arange(6)
+    found = {
+        EpochPlan(rows, np.array(bounds), 1).compute_fingerprint()
+        for bounds in ([0, 3, 6], [0, 2, 6], [0, 2, 4, 6])
+    }
+    assert len(found) == 3
+
+
+def test_the_plan_does_not_ask_how_many_workers_there_are() -> None:
+    spec = TrainingSpec(
+        base_model="m",
+        train_file="f",
+        micro_batch_tokens=256,
+        micro_batch_size=3,
+        gradient_accumulation_steps=4,
+        seed=5,
+        num_workers=2,
+    )
+    expected = BatchPlan("padded", 256, 3, num_shares=2, accumulation=4, seed=5)
+    assert BatchPlan.from_spec(spec, "padded", num_shares=2) == expected
+    shrunk = spec.model_copy(update={"num_workers": 1})
+    assert BatchPlan.from_spec(shrunk, "padded", num_shares=2) == expected
 
 
 def test_rows_of_similar_length_share_a_micro_batch() -> None:
-    plan = plan_epoch(LENGTHS, BatchLimits(512), world_size=1, accumulation=1, seed=0, epoch=0)
-    padded = sum(
-        len(rows) * max(LENGTHS[row] for row in rows)
-        for step in plan
-        for shares in step.micro_batches
-        for rows in shares
-    )
-    assert padded < 1.1 * sum(LENGTHS)
+    lengths = make_lengths(2000)
+    for num_rows in (None, 4):
+        plan = replace(PLAN, num_tokens=512, num_rows=num_rows)
+        of_batches = [
+            lengths[list(rows)] for rows in list_micro_batches(plan_epoch(lengths, plan, 0))
+        ]
+        padded = sum(len(of) * int(of.max()) for of in of_batches)
+        assert padded < 1.1 * lengths.sum()
 
 
-def test_a_row_that_fits_no_micro_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match="a row has 300 tokens, more than micro_batch_tokens 256"):
-        plan_epoch([300], BatchLimits(256), world_size=1, accumulation=1, seed=0, epoch=0)
+def test_flattened_micro_batches_are_nearly_full() -> None:
+    lengths = make_lengths(2000, longest=40)
+    plan = replace(PLAN, layout="flattened")
+    sizes = [
+        int(lengths[list(rows)].sum()) for rows in list_micro_batches(plan_epoch(lengths, plan, 0))
+    ]
+    assert np.mean(sizes) > 0.88 * plan.num_tokens
 
 
-def test_padding_is_neither_attended_to_nor_learned() -> None:
-    batch = collate_rows([([5, 6, 7], [False, True, True]), ([8], [True])])
-    assert batch.input_ids.tolist() == [[5, 6, 7], [8, 0, 0]]
-    assert batch.attention_mask.tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert batch.labels.tolist() == [[IGNORED_LABEL, 6, 7], [8, IGNORED_LABEL, IGNORED_LABEL]]
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_row_that_fits_no_micro_batch_is_refused(layout: BatchLayout) -> None:
+    with pytest.raises(
+        ValueError,
+        match="a row has 300 tokens, more than micro_batch_tokens 256; raise micro_batch_tokens or "
+        "lower max_length",
+    ):
+        plan_epoch(np.array([9, 300], dtype=np.int32), replace(PLAN, layout=layout), 0)
+    assert len(plan_epoch(np.array([256], dtype=np.int32), replace(PLAN, layout=layout), 0)) == 1
 
 
-def test_an_empty_share_has_something_to_compute_and_nothing_to_learn() -> None:
-    batch = collate_rows([])
-    assert batch.input_ids.shape == (1, 1)
-    assert bool((batch.labels == IGNORED_LABEL).all())
-    assert torch.equal(batch.attention_mask, torch.ones(1, 1, dtype=torch.long))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fewer_rows_than_shares_are_shared_out_one_by_one(layout: BatchLayout) -> None:
+    plan = replace(PLAN, layout=layout, num_shares=8, accumulation=2)
+    for num_rows in (1, 3, 7):
+        (step,) = plan_epoch(make_lengths(num_rows), plan, 0)
+        assert sorted(step.micro_batches) == [(row,) for row in range(num_rows)]
+        assert [len(step.deal(rank, 8)) for rank in range(8)] == [1] * 8
+
+
+def test_no_rows_make_no_steps() -> None:
+    assert len(plan_epoch(np.zeros(0, dtype=np.int32), PLAN, 0)) == 0
+    assert list(plan_evaluation(np.zeros(0, dtype=np.int32), PLAN)) == []
+
+
+def test_a_step_is_found_by_its_number() -> None:
+    steps = plan_epoch(LENGTHS, PLAN, 0)
+    assert steps[len(steps) - 1] == list(steps)[-1]
+    for index in (-1, len(steps)):
+        with pytest.raises(IndexError):
+            steps[index]
+
+
+@pytest.mark.parametrize("plan", iterate_plans(), ids=str)
+def test_an_evaluation_sees_every_row_once(plan: BatchPlan) -> None:
+    rounds = plan_evaluation(LENGTHS, plan)
+    assert sorted(row for step in rounds for row in step.rows) == list(range(len(LENGTHS)))
+    assert find_oversized(rounds, plan, LENGTHS) == []
+    assert all(len(step.micro_batches) <= plan.num_shares for step in rounds)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_large_epoch_is_planned_soon_and_kept_small(layout: BatchLayout) -> None:
+    lengths = make_lengths(300_000, longest=512)
+    plan = BatchPlan(layout, 8192, None, num_shares=4, accumulation=2, seed=0)
+    began = time.perf_counter()
+    steps = plan_epoch(lengths, plan, 0)
+    assert time.perf_counter() - began < 5
+    held = sum(array.nbytes for array in vars(steps).values() if isinstance(array, np.ndarray))
+    assert 8 * len(lengths) <= held < 8.5 * len(lengths)

@@ -1,37 +1,43 @@
-from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from training.launch import choose_checkpoints, choose_result
-from training.spec import TrainingSpec
+from training.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    choose_result,
+    choose_superseded,
+)
+from training.progress import Progress
 
 
-@dataclass
-class Finished:
-    """What Ray Train gives back: the checkpoints that it kept, each with its metrics."""
-
-    best_checkpoints: list[tuple[str, dict[str, Any]]] = field(
-        default_factory=lambda: [
-            ("third", {"step": 30, "loss": 0.5}),
-            ("first", {"step": 10, "loss": 0.2}),
-            ("second", {"step": 20, "loss": 0.9}),
-        ]
-    )
+def make_checkpoints(*steps: int, best_step: int | None = None) -> list[Checkpoint]:
+    return [
+        Checkpoint(Path(f"c{step}"), 2, Progress(step=step, num_shares=2, best_step=best_step))
+        for step in steps
+    ]
 
 
-@pytest.mark.parametrize(("keep", "chosen"), [("last", "third"), ("best", "first")])
-def test_the_checkpoint_that_was_asked_for_becomes_the_model(keep: str, chosen: str) -> None:
-    spec = TrainingSpec.model_validate({"base_model": "m", "train_file": "f", "keep": keep})
-    assert choose_result(spec, Finished())[0] == chosen
+def test_the_last_or_the_best_checkpoint_becomes_the_model() -> None:
+    checkpoints = make_checkpoints(30, 10, 20, best_step=10)
+    assert choose_result(checkpoints, "last").step == 30
+    assert choose_result(checkpoints, "best").step == 10
 
 
-@pytest.mark.parametrize(("keep", "attribute"), [("last", None), ("best", "loss")])
-def test_checkpoints_are_kept_by_the_same_choice(keep: str, attribute: str | None) -> None:
-    spec = TrainingSpec.model_validate(
-        {"base_model": "m", "train_file": "f", "keep": keep, "keep_checkpoints": 3}
-    )
-    config = choose_checkpoints(spec)
-    assert config.num_to_keep == 3
-    assert config.checkpoint_score_attribute == attribute
-    assert attribute is None or config.checkpoint_score_order == "min"
+def test_a_checkpoint_that_is_gone_is_missed() -> None:
+    with pytest.raises(CheckpointError, match="the best checkpoint is not complete"):
+        choose_result(make_checkpoints(30, 20, best_step=10), "best")
+    with pytest.raises(CheckpointError, match="the last checkpoint is not complete"):
+        choose_result([], "last")
+
+
+@pytest.mark.parametrize(
+    ("num_kept", "best_step", "gone"),
+    [(2, None, [20, 10]), (2, 10, [20]), (1, 30, [40 - 10, 20, 10][1:]), (9, 10, [])],
+)
+def test_the_newest_and_the_best_are_kept(
+    num_kept: int, best_step: int | None, gone: list[int]
+) -> None:
+    checkpoints = make_checkpoints(20, 40, 10, 30)
+    superseded = choose_superseded(checkpoints, num_kept=num_kept, best_step=best_step)
+    assert [checkpoint.step for checkpoint in superseded] == gone

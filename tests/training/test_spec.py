@@ -5,9 +5,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from training.spec import TrainingSpec, describe_validation_error, load_spec
+from training.spec import HubDataset, TrainingSpec, describe_validation_error, load_spec
 
 MINIMAL = {"base_model": "m", "train_file": "rows.jsonl"}
+
+
+def describe_refusal(change: dict[str, Any]) -> str:
+    with pytest.raises(ValidationError) as caught:
+        TrainingSpec.model_validate({**MINIMAL, **change})
+    return describe_validation_error(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +47,20 @@ def test_paths_are_relative_to_the_spec_not_to_the_caller(tmp_path: Path) -> Non
         ({"num_workers": 0}, "num_workers is 0"),
         ({"learning_rat": 1}, "'learning_rat' is not a setting; the settings are: base_model"),
         ({"format": "xml"}, 'format is "xml"'),
-        ({"train_file": None}, "train_file is null"),
+        ({"train_file": 3}, "train_file is 3"),
+        ({"train_file": ""}, 'train_file is ""'),
+        ({"precision": "fp8"}, "precision is \"fp8\": it should be 'auto', 'bf16'"),
+        ({"zero_stage": 4}, "zero_stage is 4"),
+        ({"validation_fraction": 0.6}, "validation_fraction is 0.6"),
+        ({"overlong": "split"}, 'overlong is "split"'),
+        ({"batch_layout": "packed"}, 'batch_layout is "packed"'),
+        ({"keep_checkpoints": 0}, "keep_checkpoints is 0"),
+        ({"max_failures": -1}, "max_failures is -1"),
+        ({"min_workers": 0}, "min_workers is 0"),
+        ({"trackers": ["aim"]}, "trackers.0 is \"aim\": it should be 'mlflow' or 'wandb'"),
+        ({"columns": {"prompt": 3}}, "columns.prompt is 3"),
+        ({"adam_betas": [0.9]}, "adam_betas.1 is missing"),
+        ({"adam_betas": [0.9, 1.5]}, "adam_betas"),
         (
             {"max_length": 600, "micro_batch_tokens": 512},
             "micro_batch_tokens is 512, less than max_length 600",
@@ -49,9 +68,131 @@ def test_paths_are_relative_to_the_spec_not_to_the_caller(tmp_path: Path) -> Non
     ],
 )
 def test_a_bad_value_is_named_with_what_was_expected(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError) as caught:
-        TrainingSpec.model_validate({**MINIMAL, **change})
-    assert message in describe_validation_error(caught.value)
+    assert message in describe_refusal(change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"train_file": None},
+            "rows come from train_file or from train_dataset, and neither is set: set one of them",
+        ),
+        (
+            {"train_dataset": {"id": "owner/rows"}},
+            "rows come from train_file or from train_dataset, and both are set: set one of them",
+        ),
+        (
+            {"validation_file": "v.jsonl", "validation_fraction": 0.1},
+            "validation_file and validation_fraction are set: set one of them",
+        ),
+        (
+            {"validation_file": "v.jsonl", "validation_dataset": {"id": "owner/rows"}},
+            "validation_file and validation_dataset are set: set one of them",
+        ),
+        ({"train_file": None, "train_dataset": {"split": "train"}}, "train_dataset.id is missing"),
+        ({"train_file": None, "train_dataset": {"id": ""}}, 'train_dataset.id is ""'),
+        (
+            {"train_file": None, "train_dataset": {"id": "owner/rows", "splt": "test"}},
+            "'train_dataset.splt' is not a setting",
+        ),
+    ],
+)
+def test_rows_come_from_one_place(change: dict[str, Any], message: str) -> None:
+    assert message in describe_refusal(change)
+
+
+def test_rows_may_come_from_the_hub() -> None:
+    rows = {"id": "owner/rows", "name": "small", "split": "train[:10%]", "revision": "v1"}
+    spec = TrainingSpec.model_validate(
+        {"base_model": "m", "train_dataset": rows, "validation_dataset": {"id": "owner/rows"}}
+    )
+    assert spec.train_dataset == HubDataset(**rows)
+    assert spec.validation_dataset == HubDataset(
+        id="owner/rows", name=None, split="train", revision=None
+    )
+    assert TrainingSpec.model_validate_json(spec.model_dump_json()) == spec
+    assert spec.pin_paths(Path("/specs")) == spec
+
+
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [
+        ({"keep": "best"}, "keep is 'best'"),
+        ({"early_stopping_patience": 2}, "early_stopping_patience is 2"),
+        ({"evaluate_every_steps": 10}, "evaluate_every_steps is 10"),
+    ],
+)
+def test_what_compares_evaluations_needs_rows_for_them(setting: dict[str, Any], found: str) -> None:
+    assert describe_refusal(setting) == (
+        f"{found}, which needs rows to evaluate on: set validation_file, validation_dataset or "
+        "validation_fraction"
+    )
+    for source in (
+        {"validation_file": "v.jsonl"},
+        {"validation_dataset": {"id": "owner/rows"}},
+        {"validation_fraction": 0.1},
+    ):
+        assert TrainingSpec.model_validate({**MINIMAL, **setting, **source}).has_validation
+    assert not TrainingSpec.model_validate(MINIMAL).has_validation
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_only_what_is_sharded_is_offloaded(stage: int) -> None:
+    optimizer = {"zero_stage": stage, "offload_optimizer": True}
+    parameters = {"zero_stage": stage, "offload_parameters": True}
+    if stage == 0:
+        assert (
+            describe_refusal(optimizer) == "offload_optimizer needs zero_stage 1, 2 or 3; it is 0"
+        )
+    else:
+        assert TrainingSpec.model_validate({**MINIMAL, **optimizer}).offload_optimizer
+    if stage < 3:
+        assert describe_refusal(parameters) == (
+            f"offload_parameters needs zero_stage 3, which alone shards parameters; it is {stage}"
+        )
+    else:
+        assert TrainingSpec.model_validate({**MINIMAL, **parameters}).offload_parameters
+
+
+def test_an_elastic_run_has_no_fewer_workers_than_its_fewest() -> None:
+    assert describe_refusal({"num_workers": 2, "min_workers": 3}) == (
+        "min_workers is 3, more than num_workers 2"
+    )
+    for fewest in (None, 1, 4):
+        spec = TrainingSpec.model_validate({**MINIMAL, "num_workers": 4, "min_workers": fewest})
+        assert spec.min_workers == fewest
+
+
+def test_a_step_has_so_many_micro_batches_however_many_workers_there_are() -> None:
+    spec = TrainingSpec.model_validate(
+        {**MINIMAL, "num_workers": 3, "min_workers": 1, "gradient_accumulation_steps": 4}
+    )
+    assert spec.micro_batches_per_step == 12
+
+
+def test_precision_is_left_open_unless_it_is_set() -> None:
+    assert TrainingSpec.model_validate(MINIMAL).precision == "auto"
+    for precision in ("auto", "bf16", "fp16", "fp32"):
+        spec = TrainingSpec.model_validate({**MINIMAL, "precision": precision})
+        assert spec.precision == precision
+        assert TrainingSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_a_row_of_full_length_fits_a_micro_batch() -> None:
+    spec = TrainingSpec.model_validate({**MINIMAL, "max_length": 512, "micro_batch_tokens": 512})
+    assert spec.max_length == 512
+
+
+def test_rows_to_evaluate_on_lie_beside_the_spec_or_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    file = tmp_path / "spec.json"
+    file.write_text(json.dumps({**MINIMAL, "train_file": "~/t.jsonl", "validation_file": "v.csv"}))
+    spec = load_spec(file)
+    assert spec.train_file == "/home/somebody/t.jsonl"
+    assert spec.validation_file == str(tmp_path / "v.csv")
 
 
 def test_every_fault_is_told_at_once() -> None:

@@ -84,7 +84,7 @@ def _add_files(app: FastAPI, stub: StubApi) -> None:
     async def upload(file: UploadFile, purpose: Annotated[str, Form()]) -> Any:
         content = await file.read()
         if not content:
-            return refuse(400, "the file is empty; expected rows as JSON or JSONL")
+            return refuse(400, "the file is empty; expected rows as JSON, JSONL or CSV")
         assert purpose == "fine-tune"
         stub.files.insert(0, _describe_file(f"file-{len(stub.files)}", file.filename or ""))
         return stub.files[0]
@@ -104,6 +104,7 @@ def _add_files(app: FastAPI, stub: StubApi) -> None:
             "num_rows": 1200,
             "num_tokens": 4000,
             "num_learned_tokens": 1000,
+            "num_dropped_rows": 0,
             "num_truncated_rows": 2,
             "max_length": 512,
             "rows": [{"line": line + 1, "tokens": tokens} for line in range(rows)],

@@ -23,6 +23,7 @@ def make_preview(tokens: list[Token]) -> Preview:
         num_rows=1200,
         num_tokens=4000,
         num_learned_tokens=1000,
+        num_dropped_rows=0,
         num_truncated_rows=2,
         max_length=512,
         rows=(Row(line=7, tokens=tuple(tokens)),),

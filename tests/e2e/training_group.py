@@ -1,0 +1,199 @@
+"""DeepSpeed workers without Ray: processes of one gloo group that run the engine's own steps.
+
+One group runs many cases, because starting processes takes longer than the cases do.
+"""
+
+import os
+import pickle
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+from training.batching import BatchLayout, BatchPlan, Step, plan_epoch
+from training.checkpoint import TAG, Checkpoint
+from training.collate import collate_rows
+from training.data.encoding import EncodedRow
+from training.data.token_table import TokenTable, TokenWriter
+from training.engine import Place, init_distributed, seed_step, start_engine, take_step
+from training.model import load_model, sum_loss
+from training.optimizer import build_optimizer, learning_rate_at
+from training.progress import Progress
+from training.resume import is_resharded, load_checkpoint
+from training.spec import TrainingSpec
+
+NUM_STEPS = 40  # that the learning rate is worked out over; fewer are taken
+
+Parameters = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training to compute: the spec's settings, and which of its steps are taken."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    layout: BatchLayout = "padded"
+    num_shares: int = 2
+    first: int = 0
+    last: int = 10
+    save_after: int | None = None
+    checkpoint: Path | None = None  # saved to, or loaded from if `first` is not 0
+    saved_by: int = 0  # workers that wrote it
+    allow_fp16: bool = False
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a case: the loss and the gradient norm of every step, and the weights."""
+
+    losses: list[float]
+    grad_norms: list[float]
+    parameters: Parameters
+    num_skipped: int = 0
+
+
+def write_table(path: Path, num_rows: int = 60, vocabulary: int = 300) -> Path:
+    """Write rows of random tokens, the first third of each not learned."""
+    random = np.random.default_rng(0)
+    with TokenWriter(path) as writer:
+        for line in range(num_rows):
+            length = int(random.integers(5, 60))
+            ids = random.integers(4, vocabulary, length).astype(np.int32)
+            writer.write(EncodedRow(line, ids, np.arange(length) >= length // 3))
+    return path
+
+
+def train_in_group(world_size: int, folder: Path, cases: Sequence[Case]) -> list[Trained]:
+    """Compute cases one after another with `world_size` workers; `folder` has model and rows."""
+    results = folder / "results.pickle"
+    results.unlink(missing_ok=True)
+    rendezvous = tempfile.mktemp(dir=folder)
+    torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
+        _work, (world_size, folder, list(cases), rendezvous, results), nprocs=world_size
+    )
+    trained: list[Trained] = pickle.loads(results.read_bytes())
+    return trained
+
+
+def train_plainly(folder: Path, case: Case) -> Trained:
+    """The same steps in one process, with nothing but PyTorch, each as one padded batch."""
+    torch.set_num_threads(1)
+    spec, rows = make_spec(folder, case), TokenTable(folder / "rows.arrow")
+    torch.manual_seed(0)
+    model = load_model(spec)
+    optimizer = build_optimizer(model, spec)
+    losses, grad_norms = [], []
+    for number, step in enumerate(plan_steps(spec, rows, case)[: case.last]):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate_at(number, NUM_STEPS, spec)
+        loss = sum_loss(model, collate_rows(rows.read(step.rows), "padded"))
+        loss = loss / int(rows.num_learned[list(step.rows)].sum())
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), spec.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+        grad_norms.append(float(norm))
+    weights = {name: p.detach().float() for name, p in model.named_parameters()}
+    return Trained(losses, grad_norms, weights)
+
+
+def make_spec(folder: Path, case: Case) -> TrainingSpec:
+    """The spec of a case: large steps, so that a slip would show."""
+    return TrainingSpec.model_validate(
+        {
+            "base_model": str(folder / "tiny"),
+            "train_file": "-",
+            "learning_rate": 0.01,
+            "micro_batch_tokens": 128,
+            "weight_decay": 0.5,
+            "precision": "fp32",
+            "num_workers": case.num_shares,
+            **case.settings,
+        }
+    )
+
+
+def plan_steps(spec: TrainingSpec, rows: TokenTable, case: Case) -> list[Step]:
+    """The steps of as many epochs as the case needs."""
+    plan = BatchPlan.from_spec(spec, case.layout, case.num_shares)
+    steps: list[Step] = []
+    for epoch in count():
+        steps.extend(plan_epoch(rows.lengths, plan, epoch))
+        if len(steps) >= case.last:
+            break
+    return steps
+
+
+def _work(
+    rank: int, world_size: int, folder: Path, cases: list[Case], rendezvous: str, results: Path
+) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="0",  # DeepSpeed wants one to be set; the group is made through a file
+    )
+    dist.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
+    )
+    place = Place(rank, world_size, torch.device("cpu"))
+    init_distributed(place.device)
+    trained = [_train(folder, case, place) for case in cases]
+    if rank == 0:
+        results.write_bytes(pickle.dumps(trained))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _train(folder: Path, case: Case, place: Place) -> Trained:
+    if case.allow_fp16:
+        _allow_fp16()
+    spec, rows = make_spec(folder, case), TokenTable(folder / "rows.arrow")
+    checkpoint = Checkpoint(case.checkpoint or folder, case.saved_by, Progress(num_shares=2))
+    is_universal = case.first > 0 and is_resharded(checkpoint, place, spec.zero_stage)
+    plan = BatchPlan.from_spec(spec, case.layout, case.num_shares)
+    engine = start_engine(spec, place, plan, load_universal=is_universal)
+    if case.first > 0:
+        load_checkpoint(engine, checkpoint, place, folder / "universal")
+    losses, grad_norms = [], []
+    for number, step in enumerate(plan_steps(spec, rows, case)[: case.last]):
+        if number < case.first:
+            continue
+        seed_step(spec.seed, number, place.rank)
+        rate = learning_rate_at(number, NUM_STEPS, spec)
+        result = take_step(engine, place, rows, step, case.layout, rate)
+        losses.append(result.loss)
+        grad_norms.append(result.grad_norm)
+        if case.save_after == number + 1:
+            engine.save_checkpoint(str(case.checkpoint), tag=TAG)
+    return Trained(losses, grad_norms, _gather_parameters(engine), int(engine.skipped_steps))
+
+
+def _gather_parameters(engine: Any) -> Parameters:
+    import deepspeed
+
+    parameters = {}
+    for name, parameter in engine.module.named_parameters():
+        sharded = [parameter] if hasattr(parameter, "ds_id") else []
+        with deepspeed.zero.GatheredParameters(sharded):
+            parameters[name] = parameter.detach().float().clone()
+    return parameters
+
+
+def _allow_fp16() -> None:
+    """Let DeepSpeed compute in fp16 on a CPU without fp16 instructions: slow, and the same."""
+    from deepspeed.accelerator import get_accelerator
+
+    kind: Any = type(get_accelerator())
+    kind.is_fp16_supported = lambda _: True
+    kind.supported_dtypes = lambda _: [torch.float, torch.bfloat16, torch.float16]

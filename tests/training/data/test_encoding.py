@@ -1,0 +1,224 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from training.data.encoding import EncodedRow, encode_rows
+from training.data.faults import RowFault
+from training.data.formats import Row, choose_parser
+from training.data.preview import split_tokens
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+QUESTION = {"role": "user", "content": "How many loaves?"}
+ANSWER = {"role": "assistant", "content": "Twelve, and two for the fox."}
+OTHER = {"role": "assistant", "content": "Grüße 🚀"}
+SILENT = {**OTHER, "weight": 0}
+TOOL = {"type": "function", "function": {"name": "count_loaves"}}
+CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"function": {"name": "count_loaves", "arguments": '{"day": "Monday"}'}}],
+}
+
+TOOL_TEMPLATE = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}</call>{% endfor %}"
+    "<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def chat(*messages: dict[str, Any], line: int = 1, **more: Any) -> Row:
+    record = {"messages": list(messages), **more}
+    return choose_parser(record, "chat", {}).parse(line, record)
+
+
+def encode(row: Row, tokenizer: PreTrainedTokenizerBase) -> EncodedRow:
+    (encoded,) = encode_rows([row], tokenizer)
+    if isinstance(encoded, RowFault):
+        raise encoded
+    return encoded
+
+
+def with_template(tokenizer: PreTrainedTokenizerBase, template: str | None) -> Any:
+    other = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
+    other.chat_template = template
+    return other
+
+
+def without_markers(tokenizer: PreTrainedTokenizerBase) -> Any:
+    template = str(tokenizer.get_chat_template())
+    for marker in ("{%- generation -%}", "{%- endgeneration -%}"):
+        assert marker in template
+        template = template.replace(marker, "")
+    return with_template(tokenizer, template)
+
+
+def learned_text(row: EncodedRow, tokenizer: PreTrainedTokenizerBase) -> str:
+    return str(tokenizer.decode(row.input_ids[row.learned].tolist()))
+
+
+def test_only_the_assistants_tokens_are_learned(tokenizer: PreTrainedTokenizerBase) -> None:
+    row = encode(chat(SYSTEM, QUESTION, ANSWER, QUESTION, ANSWER), tokenizer)
+    assert learned_text(row, tokenizer) == f"{ANSWER['content']}<|im_end|>" * 2
+
+
+def test_what_is_trained_is_what_a_chat_will_see(tokenizer: PreTrainedTokenizerBase) -> None:
+    row = encode(chat(QUESTION, ANSWER), tokenizer)
+    prompt = tokenizer.apply_chat_template([QUESTION], add_generation_prompt=True, return_dict=True)
+    assert row.input_ids[: row.learned.argmax()].tolist() == prompt["input_ids"]
+    whole = tokenizer.apply_chat_template(
+        [QUESTION, ANSWER], return_dict=True, return_assistant_tokens_mask=True
+    )
+    assert row.input_ids.tolist() == whole["input_ids"]
+    assert row.learned.tolist() == [bool(mark) for mark in whole["assistant_masks"]]
+
+
+def test_a_template_without_markers_learns_the_same(tokenizer: PreTrainedTokenizerBase) -> None:
+    row = chat(QUESTION, ANSWER, QUESTION, ANSWER)
+    marked, plain = encode(row, tokenizer), encode(row, without_markers(tokenizer))
+    assert plain.input_ids.tolist() == marked.input_ids.tolist()
+    # Without markers the line break after an answer counts as the assistant's too.
+    differing = plain.input_ids[plain.learned != marked.learned].tolist()
+    assert {str(tokenizer.decode([token])) for token in differing} <= {"\n"}
+
+
+def test_a_message_of_weight_0_is_not_learned(tokenizer: PreTrainedTokenizerBase) -> None:
+    row = chat(QUESTION, SILENT, ANSWER, QUESTION, SILENT)
+    end = f"{ANSWER['content']}<|im_end|>"
+    assert learned_text(encode(row, tokenizer), tokenizer) == end
+    assert learned_text(encode(row, without_markers(tokenizer)), tokenizer) == f"{end}\n"
+
+
+def test_weight_0_holds_where_a_message_has_several_marked_blocks(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}[{% generation %}{{ m.content }}"
+        "{% endgeneration %}|{% generation %}!{% endgeneration %}]{% else %}{{ m.content }}"
+        "{% endif %}{% endfor %}"
+    )
+    several = with_template(tokenizer, template)
+    row = encode(chat(QUESTION, SILENT, ANSWER), several)
+    assert learned_text(row, tokenizer) == f"{ANSWER['content']}!"
+
+
+def test_weight_0_is_refused_where_it_cannot_be_found(tokenizer: PreTrainedTokenizerBase) -> None:
+    template = (
+        "{{ messages | length }}{% generation %}{% for m in messages %}{{ m.content }}"
+        "{% endfor %}{% endgeneration %}"
+    )
+    with pytest.raises(RowFault, match="rewrites earlier turns, so message 2 cannot be found"):
+        encode(chat(QUESTION, SILENT, ANSWER), with_template(tokenizer, template))
+
+
+def test_a_template_that_rewrites_turns_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
+    rewriting = with_template(
+        tokenizer, "{% for m in messages %}{{ loop.revindex }}{{ m.content }}{% endfor %}"
+    )
+    with pytest.raises(RowFault, match="rewrites earlier turns.*add {% generation %} markers"):
+        encode(chat(QUESTION, ANSWER, QUESTION, ANSWER), rewriting)
+
+
+def test_tools_and_calls_are_rendered_and_calls_are_learned(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    with_tools = with_template(tokenizer, TOOL_TEMPLATE)
+    result = {"role": "tool", "content": "12"}
+    row = encode(chat(QUESTION, CALL, result, ANSWER, tools=[TOOL]), with_tools)
+    assert str(tokenizer.decode(row.input_ids.tolist())).startswith("<tools>[{")
+    assert learned_text(row, tokenizer) == (
+        '<call>{"name": "count_loaves", "arguments": {"day": "Monday"}}</call><|im_end|>'
+        f"{ANSWER['content']}<|im_end|>"
+    )
+
+
+def test_a_call_that_is_not_rendered_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
+    forgetful = TOOL_TEMPLATE.replace("<call>{{ c.function | tojson }}</call>", "")
+    with pytest.raises(RowFault, match="the tool 'count_loaves' or a call of it is missing"):
+        encode(chat(QUESTION, CALL, tools=[TOOL]), with_template(tokenizer, forgetful))
+
+
+def test_a_row_that_the_template_refuses_spoils_no_other(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    strict = with_template(
+        tokenizer,
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system messages') }}"
+        "{% endif %}" + TOOL_TEMPLATE,
+    )
+    good, bad = chat(QUESTION, ANSWER), chat(SYSTEM, QUESTION, ANSWER)
+    first, second, third = encode_rows([good, bad, good], strict)
+    assert isinstance(first, EncodedRow)
+    assert isinstance(third, EncodedRow)
+    assert str(second) == "the model's chat template refuses it: no system messages"
+
+
+@pytest.mark.parametrize("kind", ["marked", "plain", "no template", "text"])
+def test_many_rows_become_the_tokens_that_each_becomes_alone(
+    tokenizer: PreTrainedTokenizerBase, kind: str
+) -> None:
+    contents = ["a", "Grüße 🙂🚀", "x" * 300, " spaces  ", "你好", "<|im_end|> in it", "\n\n"]
+    rows = [
+        chat(QUESTION, {**ANSWER, "content": f"{content}."}, line=line)
+        for line, content in enumerate(contents)
+    ]
+    if kind == "text":
+        rows = [Row(line, text=content) for line, content in enumerate(contents)]
+    other = {
+        "plain": without_markers(tokenizer),
+        "no template": with_template(tokenizer, None),
+    }.get(kind, tokenizer)
+    together = encode_rows(rows, other)
+    assert len(together) == len(rows)
+    for row, encoded in zip(rows, together, strict=True):
+        assert isinstance(encoded, EncodedRow)
+        alone = encode(row, other)
+        assert encoded.line == row.line
+        assert encoded.input_ids.tolist() == alone.input_ids.tolist()
+        assert encoded.learned.tolist() == alone.learned.tolist()
+
+
+def test_without_a_template_prompt_and_answer_are_joined(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    base = with_template(tokenizer, None)
+    row = encode(chat(QUESTION, ANSWER), base)
+    assert learned_text(row, tokenizer) == f"{ANSWER['content']}<|im_end|>"
+    assert str(tokenizer.decode(row.input_ids.tolist())) == (
+        f"{QUESTION['content']}{ANSWER['content']}<|im_end|>"
+    )
+    with pytest.raises(RowFault, match="the base model has no chat template, so only rows of one"):
+        encode(chat(SYSTEM, QUESTION, ANSWER), base)
+
+
+def test_plain_text_is_learned_wholly_and_ended(tokenizer: PreTrainedTokenizerBase) -> None:
+    row = encode(Row(1, text="A small model."), tokenizer)
+    assert row.learned.all()
+    assert row.num_learned == len(row.input_ids) - 1
+    assert row.input_ids[-1] == tokenizer.eos_token_id
+
+
+def test_a_row_is_shown_token_by_token(tokenizer: PreTrainedTokenizerBase) -> None:
+    row = encode(chat({"role": "user", "content": "你好?"}, OTHER), tokenizer)
+    pieces = split_tokens(row, tokenizer)
+    assert "".join(text for text, _ in pieces) == (
+        "<|im_start|>user\n你好?<|im_end|>\n<|im_start|>assistant\nGrüße 🚀<|im_end|>\n"
+    )
+    assert "".join(text for text, learned in pieces if learned) == "Grüße 🚀<|im_end|>"
+
+
+def test_a_character_of_several_tokens_is_learned_wholly(
+    tokenizer: PreTrainedTokenizerBase, tiny_model: Path
+) -> None:
+    """The library's own mask has only the first token of a character that ends a span."""
+    ending = with_template(
+        tokenizer,
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}",
+    )
+    row = encode(chat(QUESTION, {**ANSWER, "content": "ok 🦊"}), ending)
+    assert learned_text(row, tokenizer) == "ok 🦊"

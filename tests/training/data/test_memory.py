@@ -1,0 +1,50 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+MEASURE = """
+import re, sys
+from pathlib import Path
+from training.data.prepare import prepare_data
+from training.spec import TrainingSpec
+
+def read_anonymous_kib():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text()).group(1))
+
+model, cache, *files = sys.argv[1:]
+for file in files:
+    peaks = []
+    watch = lambda done, total: peaks.append(read_anonymous_kib())
+    prepare_data(TrainingSpec(base_model=model, train_file=file), Path(cache), watch)
+    print(max(peaks))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc of Linux")
+def test_memory_does_not_grow_with_the_file(tiny_model: Path, tmp_path: Path) -> None:
+    """60 MB in either kind of file take no more anonymous memory than 15 MB, but for buffers."""
+    record = {
+        "prompt": "How many loaves?",
+        "completion": "Twelve.",
+        "notes": "not for the model " * 1_680,
+    }
+    rows = [json.dumps(record)] * 2_000
+    texts = {
+        "small": "\n".join(rows[:512]),
+        "lines": "\n".join(rows),
+        "array": "[" + ",\n".join(rows) + "]",
+    }
+    files = [tmp_path / name for name in texts]
+    for file, text in zip(files, texts.values(), strict=True):
+        file.write_text(text)
+    assert files[1].stat().st_size > 60_000_000
+    command = [sys.executable, "-c", MEASURE, *map(str, [tiny_model, tmp_path / "cache", *files])]
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    small_kib, lines_kib, array_kib = map(int, output.split())
+    assert lines_kib - small_kib < 16 * 1024
+    assert array_kib - small_kib < 16 * 1024

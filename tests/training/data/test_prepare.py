@@ -1,0 +1,359 @@
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from tests.tiny_model import CONTEXT_LENGTH
+from training.base_model import UnknownModelError
+from training.data import token_cache
+from training.data.faults import DataError
+from training.data.prepare import PreparedData, link_data, prepare_data
+from training.data.preview import preview_rows
+from training.data.token_cache import default_cache, prune_cache
+from training.data.token_table import TokenTable
+from training.spec import TrainingSpec
+
+
+def make_records(num_rows: int) -> list[dict[str, str]]:
+    return [
+        {"prompt": f"How many loaves on day {day}?", "completion": f"{day * 12}, and two."}
+        for day in range(num_rows)
+    ]
+
+
+def write_rows(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return path
+
+
+def make_spec(base_model: Path, **settings: Any) -> TrainingSpec:
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in settings.items()}
+    return TrainingSpec.model_validate({"base_model": str(base_model), **settings})
+
+
+def read_texts(table: Path, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    tokens = TokenTable(table)
+    return [str(tokenizer.decode(ids)) for ids, _ in tokens.read(range(len(tokens)))]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    return write_rows(tmp_path / "rows.jsonl", make_records(20))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def test_rows_become_a_table_and_a_summary(tiny_model: Path, rows: Path, cache: Path) -> None:
+    told: list[tuple[int, int]] = []
+    prepared = prepare_data(
+        make_spec(tiny_model, train_file=rows), cache, lambda *done: told.append(done)
+    )
+    table = TokenTable(prepared.folder / "train.arrow")
+    assert prepared.summary == {
+        "format": "prompt_completion",
+        "num_rows": 20,
+        "num_tokens": table.lengths.sum(),
+        "num_learned_tokens": table.num_learned.sum(),
+        "num_truncated_rows": 0,
+        "num_dropped_rows": 0,
+        "dropped_lines": [],
+        "max_length": CONTEXT_LENGTH,
+        "name": "rows.jsonl",
+        "sha256": prepared.summary["sha256"],
+        "cache": "miss",
+        "validation": None,
+    }
+    assert table.find_lines([4, 0]) == [5, 1]
+    assert told[-1] == (rows.stat().st_size, rows.stat().st_size)
+    for (ids, learned), length, num in zip(
+        table.read(range(20)), table.lengths, table.num_learned, strict=True
+    ):
+        assert (len(ids), learned[1:].sum()) == (length, num)
+
+
+def test_the_same_rows_are_found_again_under_any_name(
+    tiny_model: Path, rows: Path, cache: Path
+) -> None:
+    first = prepare_data(make_spec(tiny_model, train_file=rows), cache)
+    renamed = rows.rename(rows.with_name("others.jsonl"))
+    again = prepare_data(make_spec(tiny_model, train_file=renamed, learning_rate=1e-5), cache)
+    assert again.folder == first.folder
+    assert again.summary == {**first.summary, "name": "others.jsonl", "cache": "hit"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_length": 64},
+        {"overlong": "drop"},
+        {"format": "prompt_completion"},
+        {"columns": {"prompt": "completion", "completion": "prompt"}},
+        {"validation_fraction": 0.1},
+    ],
+)
+def test_what_decides_about_tokens_makes_another_entry(
+    tiny_model: Path, rows: Path, cache: Path, settings: dict[str, Any]
+) -> None:
+    prepare_data(make_spec(tiny_model, train_file=rows), cache)
+    other = prepare_data(make_spec(tiny_model, train_file=rows, **settings), cache)
+    assert other.summary["cache"] == "miss"
+
+
+def test_other_rows_or_another_template_make_another_entry(
+    tiny_model: Path, rows: Path, cache: Path, tmp_path: Path
+) -> None:
+    spec = make_spec(tiny_model, train_file=rows)
+    prepare_data(spec, cache)
+    write_rows(rows, make_records(21))
+    assert prepare_data(spec, cache).summary["num_rows"] == 21
+    copy = tmp_path / "other"
+    copy.mkdir()
+    for file in tiny_model.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    template = copy / "chat_template.jinja"
+    template.write_text("Talk:" + template.read_text())
+    other = spec.model_copy(update={"base_model": str(copy)})
+    assert prepare_data(other, cache).summary["cache"] == "miss"
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "manifest"])
+def test_a_damaged_entry_is_made_again(
+    tiny_model: Path, rows: Path, cache: Path, damage: str
+) -> None:
+    spec = make_spec(tiny_model, train_file=rows)
+    first = prepare_data(spec, cache)
+    table = first.folder / "train.arrow"
+    whole = table.read_bytes()
+    if damage == "cut":
+        table.write_bytes(whole[:-8])
+    elif damage == "gone":
+        table.unlink()
+    else:
+        (first.folder / "manifest.json").write_text("{")
+    again = prepare_data(spec, cache)
+    assert again.summary["cache"] == "miss"
+    assert table.read_bytes() == whole
+    assert [path.name for path in cache.iterdir()] == [first.folder.name]
+
+
+def test_nothing_is_left_of_rows_that_are_refused(
+    tiny_model: Path, rows: Path, cache: Path
+) -> None:
+    write_rows(rows, [*make_records(3), {"prompt": "x", "completion": ""}])
+    with pytest.raises(DataError, match="rows.jsonl: 1 of 4 rows cannot be used"):
+        prepare_data(make_spec(tiny_model, train_file=rows), cache)
+    assert list(cache.iterdir()) == []
+
+
+def test_the_cache_keeps_to_its_size(tiny_model: Path, rows: Path, cache: Path) -> None:
+    made = []
+    for length in (32, 64, 96, 128):
+        spec = make_spec(tiny_model, train_file=rows, max_length=length)
+        made.append(prepare_data(spec, cache).folder)
+    for age, folder in enumerate(made):
+        os.utime(folder / "manifest.json", (age, age))
+    prepare_data(make_spec(tiny_model, train_file=rows, max_length=32), cache)  # used just now
+    size = sum(path.stat().st_size for path in made[0].iterdir())
+    prune_cache(cache, made[1].name, int(2.5 * size))
+    assert {path.name for path in cache.iterdir()} == {made[0].name, made[1].name}
+    prune_cache(cache, made[1].name, 0)
+    assert {path.name for path in cache.iterdir()} == {made[1].name}
+
+
+def test_what_a_dead_process_left_is_removed_in_time(cache: Path) -> None:
+    old, new = cache / ".unfinished-a", cache / ".unfinished-b"
+    old.mkdir(parents=True)
+    new.mkdir()
+    os.utime(old, (0, 0))
+    prune_cache(cache, "none")
+    assert list(cache.iterdir()) == [new]
+
+
+def test_several_may_prepare_the_same_at_once(tiny_model: Path, rows: Path, cache: Path) -> None:
+    write_rows(rows, make_records(300))
+    spec = make_spec(tiny_model, train_file=rows)
+    with ThreadPoolExecutor(4) as pool:
+        several = list(pool.map(lambda _: prepare_data(spec, cache), range(4)))
+    assert len({data.folder for data in several}) == 1
+    assert [path.name for path in cache.iterdir()] == [several[0].folder.name]
+    assert len(TokenTable(several[0].folder / "train.arrow")) == 300
+
+
+def test_who_comes_second_takes_what_is_published(
+    tiny_model: Path, rows: Path, cache: Path
+) -> None:
+    spec = make_spec(tiny_model, train_file=rows)
+    first = prepare_data(spec, cache)
+    inode = (first.folder / "train.arrow").stat().st_ino
+    with token_cache.build_entry(cache, first.folder.name) as building:
+        (building / "train.arrow").write_text("the same, made at the same time")
+    assert (first.folder / "train.arrow").stat().st_ino == inode
+    assert [path.name for path in cache.iterdir()] == [first.folder.name]
+
+
+def test_a_share_is_held_out_by_the_seed(
+    tiny_model: Path, rows: Path, cache: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    def prepare(seed: int, where: Path) -> PreparedData:
+        spec = make_spec(tiny_model, train_file=rows, validation_fraction=0.25, seed=seed)
+        return prepare_data(spec, where)
+
+    data = prepare(1, cache)
+    train = TokenTable(data.folder / "train.arrow")
+    held_out = TokenTable(data.folder / "validation.arrow")
+    lines = [train.find_lines(range(len(train))), held_out.find_lines(range(len(held_out)))]
+    assert (len(train), len(held_out)) == (15, 5)
+    assert sorted(lines[0] + lines[1]) == list(range(1, 21))
+    assert lines == [sorted(lines[0]), sorted(lines[1])]
+    assert data.summary["num_rows"] == 15
+    assert data.summary["validation"]["num_tokens"] == held_out.lengths.sum()
+    texts = read_texts(data.folder / "validation.arrow", tokenizer)
+    assert all(f"day {line - 1}?" in text for line, text in zip(lines[1], texts, strict=True))
+    again = prepare(1, tmp_path / "elsewhere").folder / "validation.arrow"
+    assert again.read_bytes() == (data.folder / "validation.arrow").read_bytes()
+    assert read_texts(prepare(2, cache).folder / "validation.arrow", tokenizer) != texts
+
+
+def test_one_row_cannot_be_split(tiny_model: Path, rows: Path, cache: Path) -> None:
+    write_rows(rows, make_records(1))
+    with pytest.raises(DataError, match="rows.jsonl: 1 row is too few to hold out a validation"):
+        prepare_data(make_spec(tiny_model, train_file=rows, validation_fraction=0.1), cache)
+    write_rows(rows, make_records(2))
+    spec = make_spec(tiny_model, train_file=rows, validation_fraction=0.01)
+    summary = prepare_data(spec, cache).summary
+    assert (summary["num_rows"], summary["validation"]["num_rows"]) == (1, 1)
+
+
+def test_a_validation_file_is_checked_as_wholly(
+    tiny_model: Path, rows: Path, cache: Path, tmp_path: Path
+) -> None:
+    other = write_rows(tmp_path / "heldout.jsonl", [{"instruction": "a", "output": "b"}] * 3)
+    spec = make_spec(tiny_model, train_file=rows, validation_file=other)
+    assert prepare_data(spec, cache).summary["validation"]["num_rows"] == 3
+    write_rows(other, [*make_records(1), {"prompt": "x", "completion": 3}])
+    with pytest.raises(DataError, match="heldout.jsonl: 1 of 2 rows .* is 3, expected text"):
+        prepare_data(spec, cache)
+    write_rows(other, [{"prompt": "x"}])  # no format of its own: that of the training rows
+    with pytest.raises(DataError, match="heldout.jsonl: .* 'completion' is missing"):
+        prepare_data(spec, cache)
+
+
+@pytest.mark.parametrize("overlong", ["truncate", "drop"])
+def test_long_rows_are_cut_or_dropped_and_counted(
+    tiny_model: Path, rows: Path, cache: Path, overlong: str
+) -> None:
+    long_answer = {"prompt": "x", "completion": "loaves " * 300}
+    long_prompt = {"prompt": "loaves " * 300, "completion": "x"}
+    write_rows(rows, [*make_records(2), long_answer, long_prompt])
+    spec = make_spec(tiny_model, train_file=rows, overlong=overlong, max_length=64)
+    prepared = prepare_data(spec, cache)
+    counts = [prepared.summary[f"num_{what}_rows"] for what in ("truncated", "dropped")]
+    if overlong == "truncate":
+        assert counts == [1, 1]
+        assert prepared.summary["dropped_lines"] == [4]
+        assert TokenTable(prepared.folder / "train.arrow").lengths[2] == 64
+    else:
+        assert counts == [0, 2]
+        assert prepared.summary["dropped_lines"] == [3, 4]
+
+
+@pytest.mark.parametrize("can_link", [True, False])
+def test_a_run_stays_whole_without_the_cache(
+    tiny_model: Path,
+    rows: Path,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    can_link: bool,
+) -> None:
+    prepared = prepare_data(make_spec(tiny_model, train_file=rows, validation_fraction=0.1), cache)
+    if not can_link:
+
+        def refuse(*paths: Path) -> None:
+            raise OSError("no hard links here")
+
+        monkeypatch.setattr(os, "link", refuse)
+    data = tmp_path / "run" / "data"
+    for _ in range(2):  # a run that is prepared again is none the worse
+        link_data(prepared, data)
+    inodes = {(folder / "train.arrow").stat().st_ino for folder in (data, prepared.folder)}
+    assert len(inodes) == (1 if can_link else 2)
+    prune_cache(cache, "none", 0)
+    assert len(TokenTable(data / "train.arrow")) == 18
+    assert len(TokenTable(data / "validation.arrow")) == 2
+    summary = json.loads((data / "summary.json").read_text())
+    assert summary == {k: v for k, v in prepared.summary.items() if k != "cache"}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_rows_come_from_a_data_set_in_a_folder(
+    tiny_model: Path,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
+    datasets.disable_progress_bars()
+    first = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Two."}]
+    silent = {"role": "assistant", "content": "No.", "weight": 0}
+    records: list[Any] = [{"messages": first}, {"messages": [*first, silent]}]
+    folder = tmp_path / "loaves"
+    folder.mkdir()
+    if kind == "parquet":
+        datasets.Dataset.from_list(records).to_parquet(folder / "train.parquet")
+    else:
+        write_rows(folder / "train.jsonl", records)
+    spec = make_spec(tiny_model, train_dataset={"id": str(folder)})
+    prepared = prepare_data(spec, cache)
+    assert (prepared.summary["format"], prepared.summary["name"]) == ("chat", "loaves")
+    table = TokenTable(prepared.folder / "train.arrow")
+    assert table.find_lines([0, 1]) == [1, 2]
+    assert table.num_learned[0] == table.num_learned[1]  # weight 0 and nulls are understood
+    assert prepare_data(spec, cache).summary["cache"] == "hit"
+    spec = make_spec(tiny_model, train_dataset={"id": str(folder), "split": "tset"})
+    with pytest.raises(DataError, match=r"'loaves' \(split 'tset'\) cannot be loaded: .*tset") as e:
+        prepare_data(spec, cache)
+    assert str(tmp_path) not in str(e.value)
+
+
+def test_an_unknown_data_set_is_named(tiny_model: Path, cache: Path) -> None:
+    spec = make_spec(tiny_model, train_dataset={"id": "no/such-data"})
+    with pytest.raises(DataError, match="the data set 'no/such-data' .* cannot be loaded"):
+        prepare_data(spec, cache)
+
+
+def test_a_preview_reads_no_further_than_it_shows(tiny_model: Path, rows: Path) -> None:
+    with rows.open("a") as file:
+        file.write("this is no JSON\n")
+    shown = preview_rows(make_spec(tiny_model, train_file=rows), 3)
+    assert (shown.format, shown.max_length) == ("prompt_completion", CONTEXT_LENGTH)
+    assert [row.line for row in shown.rows] == [1, 2, 3]
+    with pytest.raises(DataError, match="1 of 21 rows"):
+        preview_rows(make_spec(tiny_model, train_file=rows), 21)
+
+
+def test_an_unknown_base_model_is_named(rows: Path, cache: Path) -> None:
+    spec = make_spec(Path("no/such-model"), train_file=rows)
+    with pytest.raises(UnknownModelError, match="base_model 'no/such-model' is neither the folder"):
+        prepare_data(spec, cache)
+
+
+def test_a_length_beyond_the_context_is_refused(tiny_model: Path, rows: Path, cache: Path) -> None:
+    with pytest.raises(ValueError, match="max_length is 512, but .* a context of 128 tokens"):
+        prepare_data(make_spec(tiny_model, train_file=rows, max_length=512), cache)
+
+
+def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert default_cache() == Path("/somewhere/tuneserve/tokens")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_cache() == Path.home() / ".cache" / "tuneserve" / "tokens"

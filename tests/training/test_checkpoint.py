@@ -1,0 +1,298 @@
+import logging
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from training.checkpoint import (
+    TAG,
+    Checkpoint,
+    CheckpointError,
+    CheckpointWriter,
+    agree_on_checkpoint,
+    choose_result,
+    find_damage,
+    find_shards,
+    list_checkpoints,
+    remove_leftovers,
+)
+from training.engine import Place
+from training.progress import Progress
+
+ALONE = Place(0, 1, torch.device("cpu"))
+
+
+class FakeEngine:
+    """Writes files such as DeepSpeed's: shards of every rank, and `latest` of the first."""
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.staged: list[Path] = []
+
+    def save_checkpoint(self, folder: str, tag: str) -> None:
+        self.staged.append(Path(folder))
+        shards = Path(folder) / tag
+        shards.mkdir()
+        (shards / f"zero_pp_rank_{self.rank}.pt").write_bytes(bytes(range(256)) * 40)
+        if self.rank == 0:
+            (shards / "mp_rank_00.pt").write_bytes(b"weights")
+            (Path(folder) / "latest").write_text(tag)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    store = tmp_path_factory.mktemp("group") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "local"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+def make_progress(step: int, best_step: int | None = None) -> Progress:
+    return Progress(step=step, num_shares=1, best_step=best_step, epoch_loss_sum=0.1 + step)
+
+
+def save(folder: Path, *steps: int, num_kept: int = 9, best_step: int | None = None) -> None:
+    writer = CheckpointWriter(folder, ALONE, num_kept)
+    for step in steps:
+        writer.save(FakeEngine(), make_progress(step, best_step))
+    writer.finish(best_step)
+
+
+def save_as_two_workers(folder: Path, step: int) -> Checkpoint:
+    """Save as rank 0 and rank 1 do, short of the collective that a later save begins with."""
+    writers = [CheckpointWriter(folder, Place(rank, 2, ALONE.device), 9) for rank in range(2)]
+    for rank, writer in enumerate(writers):
+        writer.save(FakeEngine(rank), make_progress(step))
+    deadline = time.monotonic() + 10
+    while not (found := list_checkpoints(folder)):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return found[0]
+
+
+def wait_until_gone(path: Path) -> None:
+    deadline = time.monotonic() + 10
+    while path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def list_steps(folder: Path) -> list[int]:
+    return [checkpoint.step for checkpoint in list_checkpoints(folder)]
+
+
+def flip_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_checkpoint_is_complete_once_it_is_finished(folder: Path, local_disk: Path) -> None:
+    progress = make_progress(7)
+    writer = CheckpointWriter(folder, ALONE, 2)
+    assert list_checkpoints(folder) == []
+    writer.save(FakeEngine(), progress)
+    writer.finish(None)
+    (checkpoint,) = list_checkpoints(folder)
+    assert checkpoint == Checkpoint(folder / "checkpoint_0000000007", 1, progress)
+    assert checkpoint.step == 7
+    assert find_damage(checkpoint, 0, 1) is None
+    assert sorted(path.name for path in find_shards(checkpoint.path).iterdir()) == [
+        "mp_rank_00.pt",
+        "zero_pp_rank_0.pt",
+    ]
+    assert list(local_disk.iterdir()) == []
+
+
+def test_saving_waits_for_the_checkpoint_before(folder: Path) -> None:
+    writer = CheckpointWriter(folder, ALONE, 2)
+    writer.save(FakeEngine(), make_progress(1))
+    writer.save(FakeEngine(), make_progress(2))
+    assert 1 in list_steps(folder)
+    writer.finish(None)
+    writer.finish(None)
+    assert list_steps(folder) == [2, 1]
+
+
+def test_checkpoints_are_listed_newest_first(folder: Path) -> None:
+    save(folder, 9, 10, 100, 99)
+    assert list_steps(folder) == [100, 99, 10, 9]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["first manifest", "second manifest", "short file", "long file", "missing file", "no shards"],
+)
+def test_an_incomplete_checkpoint_does_not_exist(folder: Path, damage: str) -> None:
+    checkpoint = save_as_two_workers(folder, 4)
+    assert (checkpoint.world_size, checkpoint.step) == (2, 4)
+    shard = find_shards(checkpoint.path) / "zero_pp_rank_1.pt"
+    if damage == "first manifest":
+        (checkpoint.path / "manifest-00000.json").unlink()
+    elif damage == "second manifest":
+        (checkpoint.path / "manifest-00001.json").unlink()
+    elif damage == "short file":
+        shard.write_bytes(shard.read_bytes()[:-1])
+    elif damage == "long file":
+        shard.write_bytes(shard.read_bytes() + b"\0")
+    elif damage == "missing file":
+        shard.unlink()
+    else:
+        shard.parent.rename(folder.parent / "elsewhere")
+    assert list_checkpoints(folder) == []
+    assert agree_on_checkpoint(folder, ALONE) is None
+
+
+def test_every_worker_hashes_its_share_of_the_files(folder: Path) -> None:
+    checkpoint = save_as_two_workers(folder, 4)
+    flip_byte(checkpoint.path / TAG / "zero_pp_rank_1.pt")
+    assert list_steps(folder) == [4]
+    said = f"{TAG}/zero_pp_rank_1.pt differs from what was written"
+    assert find_damage(checkpoint, 0, 1) == said
+    assert [find_damage(checkpoint, rank, 2) for rank in range(2)] == [None, said]
+    assert [find_damage(checkpoint, rank, 3) for rank in range(3)] == [None, said, None]
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(folder, 1, 2, 3)
+    newest, older, oldest = list_checkpoints(folder)
+    assert agree_on_checkpoint(folder, ALONE) == newest
+    flip_byte(find_shards(newest.path) / "mp_rank_00.pt")
+    flip_byte(older.path / "latest")
+    with caplog.at_level(logging.WARNING):
+        assert agree_on_checkpoint(folder, ALONE) == oldest
+    assert [record.message for record in caplog.records] == [
+        f"checkpoint of step 3 is damaged: {TAG}/mp_rank_00.pt differs from what was written",
+        "checkpoint of step 2 is damaged: latest differs from what was written",
+    ]
+
+
+def test_a_run_without_a_whole_checkpoint_starts_at_its_beginning(folder: Path) -> None:
+    assert agree_on_checkpoint(folder, ALONE) is None
+    save(folder, 1)
+    flip_byte(folder / "checkpoint_0000000001" / "latest")
+    assert agree_on_checkpoint(folder, ALONE) is None
+
+
+@pytest.mark.parametrize(
+    ("num_kept", "best_step", "kept"),
+    [(1, None, [5]), (2, None, [5, 4]), (2, 2, [5, 4, 2]), (2, 5, [5, 4]), (9, 1, [5, 4, 3, 2, 1])],
+)
+def test_the_newest_and_the_best_stay_on_disk(
+    folder: Path, num_kept: int, best_step: int | None, kept: list[int]
+) -> None:
+    save(folder, 1, 2, 3, 4, 5, num_kept=num_kept, best_step=best_step)
+    assert list_steps(folder) == kept
+    assert len(list(folder.iterdir())) == len(kept)
+
+
+def test_the_best_so_far_stays_until_a_better_one_is_complete(folder: Path) -> None:
+    """Else a run that goes on from the newest of them has no best one to choose at its end."""
+    writer = CheckpointWriter(folder, ALONE, 1)
+    for step in (1, 2):
+        writer.save(FakeEngine(), make_progress(step, best_step=1))
+    (folder / "checkpoint_0000000003" / "latest").mkdir(parents=True)  # so that it fails
+    writer.save(FakeEngine(), make_progress(3, best_step=3))
+    with pytest.raises(IsADirectoryError):
+        writer.finish(3)
+    checkpoints = list_checkpoints(folder)
+    assert checkpoints[0].step == 2
+    assert choose_result(checkpoints, "best").step == 1
+
+
+def test_what_is_newer_or_incomplete_is_removed_when_a_run_goes_on(folder: Path) -> None:
+    save(folder, 1, 2, 9, 10)
+    (folder / "checkpoint_0000000002" / "latest").unlink()
+    (folder / "unrelated").mkdir()
+    newest = next(found for found in list_checkpoints(folder) if found.step == 9)
+    remove_leftovers(folder, newest)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoint_0000000001",
+        "checkpoint_0000000009",
+        "unrelated",
+    ]
+    remove_leftovers(folder, None)
+    assert [path.name for path in folder.iterdir()] == ["unrelated"]
+
+
+def test_what_a_killed_worker_left_on_local_disk_is_removed(folder: Path, local_disk: Path) -> None:
+    others = {Path(f"{folder}-of-another-run"): ALONE, folder: Place(1, 2, ALONE.device)}
+    staged: list[Path] = []
+    for target, place in [(folder, ALONE), *others.items()]:
+        engine = FakeEngine()
+        writer = CheckpointWriter(target, place, 9)
+        writer.save(engine, make_progress(1))
+        manifest = target / "checkpoint_0000000001" / f"manifest-{place.rank:05d}.json"
+        wait_until_gone(engine.staged[0])
+        assert manifest.is_file()
+        staged += engine.staged
+    for path in staged:  # as a kill leaves them
+        (path / TAG).mkdir(parents=True)
+    CheckpointWriter(folder, ALONE, 9)
+    assert set(local_disk.iterdir()) == set(staged[1:])
+
+
+def test_an_engine_that_fails_leaves_nothing_behind(folder: Path, local_disk: Path) -> None:
+    class BrokenEngine(FakeEngine):
+        def save_checkpoint(self, folder: str, tag: str) -> None:
+            super().save_checkpoint(folder, tag)
+            raise OSError("no space left on device")
+
+    writer = CheckpointWriter(folder, ALONE, 2)
+    with pytest.raises(OSError, match="no space left"):
+        writer.save(BrokenEngine(), make_progress(1))
+    assert list(local_disk.iterdir()) == []
+    assert list(folder.iterdir()) == []
+
+
+def test_an_upload_that_failed_is_told_at_the_next_save(folder: Path, local_disk: Path) -> None:
+    in_the_way = folder / "checkpoint_0000000001" / TAG / "mp_rank_00.pt"
+    in_the_way.mkdir(parents=True)
+    writer = CheckpointWriter(folder, ALONE, 2)
+    writer.save(FakeEngine(), make_progress(1))
+    with pytest.raises(IsADirectoryError, match="mp_rank_00.pt"):
+        writer.save(FakeEngine(), make_progress(2))
+    assert list_checkpoints(folder) == []
+    assert list(local_disk.iterdir()) == []
+    writer.save(FakeEngine(), make_progress(2))
+    writer.finish(None)
+    assert list_steps(folder) == [2]
+
+
+def test_an_upload_that_failed_is_told_at_the_end(folder: Path) -> None:
+    (folder / "checkpoint_0000000001" / "latest").mkdir(parents=True)
+    writer = CheckpointWriter(folder, ALONE, 2)
+    writer.save(FakeEngine(), make_progress(1))
+    with pytest.raises(IsADirectoryError, match="latest"):
+        writer.finish(None)
+
+
+def test_a_folder_that_is_no_checkpoint_is_named(folder: Path) -> None:
+    save(folder, 1)
+    path = folder / "checkpoint_0000000001"
+    assert find_shards(path) == path / TAG
+    (path / "latest").write_text("step3\n")
+    with pytest.raises(CheckpointError, match="'checkpoint_0000000001' names the shards 'step3'"):
+        find_shards(path)
+    (path / "latest").unlink()
+    with pytest.raises(CheckpointError, match="is no checkpoint: it has no file 'latest'"):
+        find_shards(path)

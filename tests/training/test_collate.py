@@ -1,0 +1,134 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+
+from training.batching import BatchLayout
+from training.collate import IGNORED_LABEL, TokenRow, collate_rows
+from training.model import load_model, sum_loss
+from training.spec import TrainingSpec
+
+LAYOUTS: tuple[BatchLayout, ...] = ("padded", "flattened")
+NONE = IGNORED_LABEL
+
+
+def make_row(ids: list[int], learned: list[int]) -> TokenRow:
+    return np.array(ids, dtype=np.int32), np.array(learned, dtype=np.bool_)
+
+
+# The first token of a row is marked as learned in the second: nothing precedes it to predict it.
+ROWS = [make_row([5, 6, 7, 8], [0, 0, 1, 1]), make_row([9, 3], [1, 1]), make_row([4], [1])]
+
+
+def test_padded_rows_are_filled_up_on_the_right() -> None:
+    batch = collate_rows(ROWS, "padded")
+    assert set(batch.inputs) == {"input_ids"}
+    assert batch.inputs["input_ids"].tolist() == [[5, 6, 7, 8], [9, 3, 0, 0], [4, 0, 0, 0]]
+    assert batch.labels.tolist() == [[NONE, 7, 8, NONE], [3, NONE, NONE, NONE], [NONE] * 4]
+
+
+def test_flattened_rows_follow_one_another() -> None:
+    batch = collate_rows(ROWS, "flattened")
+    assert set(batch.inputs) == {"input_ids", "position_ids"}
+    assert batch.inputs["input_ids"].tolist() == [[5, 6, 7, 8, 9, 3, 4]]
+    assert batch.inputs["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 0]]
+    assert batch.labels.tolist() == [[NONE, 7, 8, NONE, 3, NONE, NONE]]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_tensor_is_int64_and_of_one_shape(layout: BatchLayout) -> None:
+    batch = collate_rows(ROWS, layout).to(torch.device("cpu"))
+    tensors = [*batch.inputs.values(), batch.labels]
+    assert {tensor.dtype for tensor in tensors} == {torch.int64}
+    assert len({tensor.shape for tensor in tensors}) == 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_empty_share_has_something_to_compute_and_nothing_to_learn(layout: BatchLayout) -> None:
+    batch = collate_rows([], layout)
+    assert batch.inputs["input_ids"].tolist() == [[0]]
+    assert batch.labels.tolist() == [[IGNORED_LABEL]]
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[TokenRow]:
+    random = np.random.default_rng(3)
+    return [
+        (random.integers(4, 300, length, dtype=np.int32), random.random(length) < 0.6)
+        for length in (17, 3, 40, 40, 1, 25)
+    ]
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def layout(request: pytest.FixtureRequest) -> BatchLayout:
+    layout: BatchLayout = request.param
+    return layout
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path, layout: BatchLayout) -> Any:
+    spec = TrainingSpec(base_model=str(tiny_model), train_file="f", precision="fp32")
+    return load_model(spec, layout)
+
+
+def compute_loss_by_hand(model: Any, rows: list[TokenRow]) -> float:
+    """As a textbook has it: one row at a time, labels masked, logits and labels shifted."""
+    total = 0.0
+    for ids, learned in rows:
+        input_ids = torch.from_numpy(ids.astype(np.int64))[None]
+        labels = input_ids.masked_fill(~torch.from_numpy(learned)[None], IGNORED_LABEL)
+        with torch.no_grad():
+            logits = model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).logits
+        total += float(
+            F.cross_entropy(
+                logits[0, :-1], labels[0, 1:], ignore_index=IGNORED_LABEL, reduction="sum"
+            )
+        )
+    return total
+
+
+def test_the_loss_is_that_of_a_textbook(
+    model: Any, rows: list[TokenRow], layout: BatchLayout
+) -> None:
+    with torch.no_grad():
+        together = float(sum_loss(model, collate_rows(rows, layout)))
+        one_by_one = sum(float(sum_loss(model, collate_rows([row], layout))) for row in rows)
+    by_hand = compute_loss_by_hand(model, rows)
+    assert by_hand > 0
+    assert together == pytest.approx(by_hand, rel=1e-5)
+    assert one_by_one == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_the_loss_is_that_of_transformers(
+    model: Any, rows: list[TokenRow], layout: BatchLayout
+) -> None:
+    """Transformers shifts by itself and takes the mean over the labels that are left."""
+    expected = 0.0
+    for ids, learned in rows:
+        if num_learned := int(learned[1:].sum()):
+            input_ids = torch.from_numpy(ids.astype(np.int64))[None]
+            labels = input_ids.masked_fill(~torch.from_numpy(learned)[None], IGNORED_LABEL)
+            with torch.no_grad():
+                expected += float(model(input_ids=input_ids, labels=labels).loss) * num_learned
+    with torch.no_grad():
+        assert float(sum_loss(model, collate_rows(rows, layout))) == pytest.approx(
+            expected, rel=1e-5
+        )
+
+
+def test_gradients_of_both_layouts_agree(model: Any, rows: list[TokenRow]) -> None:
+    gradients = []
+    for layout in LAYOUTS:
+        loss = sum_loss(model, collate_rows(rows, layout))
+        parts = torch.autograd.grad(loss, list(model.parameters()))
+        gradients.append(torch.cat([part.flatten() for part in parts]))
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)
+
+
+def test_an_empty_share_adds_nothing_to_the_gradient(model: Any, layout: BatchLayout) -> None:
+    loss = sum_loss(model, collate_rows([], layout))
+    assert loss.item() == 0
+    assert not any(part.any() for part in torch.autograd.grad(loss, list(model.parameters())))

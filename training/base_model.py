@@ -1,0 +1,60 @@
+"""What a base model says about rows: its tokenizer and how many tokens it has positions for."""
+
+from pathlib import Path
+
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+
+from training.spec import TrainingSpec
+
+_UNLIMITED_CONTEXT = 1_000_000  # tokenizers say 10^30 when they do not know
+
+
+class UnknownModelError(ValueError):
+    """There is no such base model, or it is not one that can be fine-tuned."""
+
+
+def load_tokenizer(base_model: str) -> PreTrainedTokenizerBase:
+    """Load a base model's tokenizer; raises `UnknownModelError` if there is no such model."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(base_model, trust_remote_code=False)
+    except (OSError, ValueError) as exc:
+        raise UnknownModelError(_describe_unknown(base_model, exc)) from exc
+    if not tokenizer.is_fast:
+        raise UnknownModelError(
+            f"base_model {_show_name(base_model)!r} has no tokenizer.json, which says where in the "
+            "text each token stands; convert its tokenizer with transformers"
+        )
+    tokenizer.model_max_length = _UNLIMITED_CONTEXT  # lengths are ours to check
+    return tokenizer
+
+
+def find_context_length(base_model: str) -> int:
+    """Tokens that a base model's positions allow; raises `UnknownModelError`."""
+    try:
+        config = AutoConfig.from_pretrained(base_model, trust_remote_code=False)
+    except (OSError, ValueError) as exc:
+        raise UnknownModelError(_describe_unknown(base_model, exc)) from exc
+    length = getattr(config, "max_position_embeddings", None)
+    return int(length) if length else _UNLIMITED_CONTEXT
+
+
+def choose_max_length(spec: TrainingSpec) -> int:
+    """Tokens that one row may have; raises `ValueError` if the model has no positions for them."""
+    context_length = find_context_length(spec.base_model)
+    if spec.max_length is not None and spec.max_length > context_length:
+        raise ValueError(
+            f"max_length is {spec.max_length}, but {Path(spec.base_model).name!r} has a context of "
+            f"{context_length} tokens; lower max_length"
+        )
+    return spec.max_length or min(context_length, spec.micro_batch_tokens)
+
+
+def _describe_unknown(base_model: str, exc: Exception) -> str:
+    return (
+        f"base_model {_show_name(base_model)!r} is neither the folder of a Hugging Face model nor "
+        f"a model id that can be loaded: {str(exc).splitlines()[0][:200]}"
+    )
+
+
+def _show_name(base_model: str) -> str:
+    return Path(base_model).name if Path(base_model).is_dir() else base_model

@@ -1,0 +1,79 @@
+"""What is wrong with rows: one fault of one row, and all faults of a file grouped by kind."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_LINES_SHOWN = 20
+_MAX_VALUE_CHARACTERS = 80
+
+
+class DataError(ValueError):
+    """The rows cannot be learned from; the message names the file, the lines and the reasons."""
+
+
+class RowFault(ValueError):  # noqa: N818 - handed about as a value more than raised
+    """Why one row cannot be used: a pattern, which is the kind of fault, and what fills it in."""
+
+    def __init__(self, pattern: str, *values: object) -> None:
+        super().__init__(pattern.format(*values))
+        self.kind = pattern
+
+
+@dataclass
+class _Kind:
+    first: str
+    count: int = 0
+    lines: list[int] = field(default_factory=list)
+
+
+class FaultLog:
+    """The faults of one source of rows, by kind; its size does not depend on how many there are.
+
+    `name` is the source's, `unit` is what its rows are counted in: lines of a file, or rows.
+    """
+
+    def __init__(self, name: str, unit: str) -> None:
+        self._name = name
+        self._unit = unit
+        self._kinds: dict[str, _Kind] = {}
+
+    def __len__(self) -> int:
+        return sum(kind.count for kind in self._kinds.values())
+
+    def add(self, line: int, fault: RowFault) -> None:
+        """Note the fault of one row."""
+        kind = self._kinds.setdefault(fault.kind, _Kind(str(fault)))
+        kind.count += 1
+        if len(kind.lines) < MAX_LINES_SHOWN:
+            kind.lines.append(line)
+
+    def raise_if_any(self, num_rows: int) -> None:
+        """Raise `DataError` that tells every kind of fault, the most frequent first."""
+        if not self._kinds:
+            return
+        kinds = sorted(self._kinds.values(), key=lambda kind: (-kind.count, kind.lines[0]))
+        reasons = "; ".join(self._describe(kind) for kind in kinds)
+        raise DataError(f"{self._name}: {len(self)} of {num_rows} rows cannot be used: {reasons}")
+
+    def _describe(self, kind: _Kind) -> str:
+        rows = "1 row" if kind.count == 1 else f"{kind.count} rows"
+        return f"{rows}: {kind.first} ({describe_lines(kind.lines, kind.count, self._unit)})"
+
+
+def describe_lines(lines: list[int], count: int, unit: str = "line") -> str:
+    """Name lines, as in 'lines 3, 9 and 4 more', where `lines` are the first of `count`."""
+    if count == 1:
+        return f"{unit} {lines[0]}"
+    more = f" and {count - len(lines)} more" if count > len(lines) else ""
+    return f"{unit}s {', '.join(map(str, lines))}{more}"
+
+
+def show_value(value: Any) -> str:
+    """Quote a value that was found as JSON, cut to a readable length."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except (ValueError, RecursionError):
+        text = type(value).__name__
+    text = text.encode(errors="replace").decode()
+    return text if len(text) <= _MAX_VALUE_CHARACTERS else f"{text[:_MAX_VALUE_CHARACTERS]}…"

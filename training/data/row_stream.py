@@ -1,0 +1,131 @@
+"""One source of rows to encoded rows, as they come, and what became of those that are left out."""
+
+from collections.abc import Iterable, Iterator
+
+from transformers import PreTrainedTokenizerBase
+
+from training.data.encoding import EncodedRow, encode_rows
+from training.data.faults import MAX_LINES_SHOWN, DataError, FaultLog, RowFault, describe_lines
+from training.data.formats import Row, RowParser, choose_parser
+from training.data.readers import RowSource
+from training.spec import DataFormat, TrainingSpec
+
+# A batch for the tokenizer is bounded by both: it takes some 200 bytes a token while it works.
+_BATCH_ROWS = 512
+_BATCH_CHARACTERS = 1 << 18
+
+
+class RowStream:
+    """The way of one source's rows: read, parse, encode, fit to `max_length`.
+
+    `fallback` is the format of rows whose own is not recognised. Counts are right once `encode` is
+    through.
+    """
+
+    def __init__(
+        self,
+        source: RowSource,
+        spec: TrainingSpec,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+        fallback: DataFormat | None = None,
+    ) -> None:
+        self.source = source
+        self.num_rows = 0
+        self.num_dropped = 0
+        self.dropped_lines: list[int] = []  # the first of them
+        self._spec = spec
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        self._fallback = fallback
+        self._parser: RowParser | None = None
+        self._faults = FaultLog(source.name, source.unit)
+
+    @property
+    def format(self) -> DataFormat:
+        """The format of the rows; raises `DataError` if there are none."""
+        if self._parser is None:
+            raise DataError(f"{self.source.name} holds no rows: expected at least one")
+        return self._parser.format
+
+    def encode(self, num_rows: int | None = None) -> Iterator[EncodedRow]:
+        """Yield those of the rows, or of the first `num_rows`, that can be learned from.
+
+        Raises `DataError` at the end, for all rows together, if any cannot be used; at once if the
+        first row has none of our formats.
+        """
+        for batch in _form_batches(self._parse(num_rows)):
+            for row, encoded in zip(batch, encode_rows(batch, self._tokenizer), strict=True):
+                fitted = self._fit(row.line, encoded)
+                if fitted is not None:
+                    yield fitted
+        self._faults.raise_if_any(self.num_rows)
+        if self.num_dropped == self.num_rows and self.format:
+            lines = describe_lines(self.dropped_lines, self.num_dropped, self.source.unit)
+            raise DataError(
+                f"{self.source.name}: no row is left: all have more than max_length "
+                f"{self._max_length} tokens, or no answer within them ({lines}); raise max_length"
+            )
+
+    def _parse(self, num_rows: int | None) -> Iterator[Row]:
+        for line, record in self.source.read():
+            self.num_rows += 1
+            try:
+                yield self._parse_record(line, record)
+            except RowFault as fault:
+                self._faults.add(line, fault)
+            if self.num_rows == num_rows:
+                return
+
+    def _parse_record(self, line: int, record: object) -> Row:
+        if isinstance(record, RowFault):
+            raise record
+        if self._parser is None:
+            self._parser = self._choose_parser(record)
+        return self._parser.parse(line, record)
+
+    def _choose_parser(self, record: object) -> RowParser:
+        try:
+            return choose_parser(record, self._spec.format, self._spec.columns)
+        except DataError as exc:
+            if self._fallback is None:
+                raise DataError(f"{self.source.name}: {exc}") from exc
+        return RowParser(self._fallback, self._spec.columns)
+
+    def _fit(self, line: int, encoded: EncodedRow | RowFault) -> EncodedRow | None:
+        """Bring a row to its length; of one that is left out, tell why and return None."""
+        if isinstance(encoded, RowFault):
+            self._faults.add(line, encoded)
+            return None
+        num_tokens = len(encoded.input_ids)
+        if encoded.num_learned == 0:
+            self._faults.add(line, RowFault("nothing in its {} tokens is learned", num_tokens))
+            return None
+        if num_tokens <= self._max_length:
+            return encoded
+        if self._spec.overlong == "refuse":
+            pattern = (
+                "{} tokens, more than max_length {}; shorten it, or set overlong to 'truncate'"
+            )
+            self._faults.add(line, RowFault(pattern, num_tokens, self._max_length))
+            return None
+        cut = encoded.truncate(self._max_length)
+        if self._spec.overlong == "truncate" and cut.num_learned:
+            return cut
+        self.num_dropped += 1
+        if len(self.dropped_lines) < MAX_LINES_SHOWN:
+            self.dropped_lines.append(line)
+        return None
+
+
+def _form_batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    batch: list[Row] = []
+    num_characters = 0
+    for row in rows:
+        batch.append(row)
+        num_characters += row.num_characters
+        if len(batch) == _BATCH_ROWS or num_characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, num_characters = [], 0
+    if batch:
+        yield batch

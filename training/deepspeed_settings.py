@@ -1,0 +1,209 @@
+"""A DeepSpeed configuration of the user's own: what of it is ours to set, and what is refused.
+
+Where it says the same thing as a setting of the spec, the two must agree: a value that only one of
+them has is taken over, 'auto' takes the spec's, and a contradiction is refused by name. The rest is
+handed to DeepSpeed as it is.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class _Twin:
+    """A key of DeepSpeed's that says the same as a field of the spec."""
+
+    key: str  # path in the configuration, with dots
+    field: str
+    translate: Callable[[Any], Any] = lambda value: value
+
+
+def _is_on_cpu(device: Any) -> bool:
+    if device not in ("cpu", "none", None):
+        raise ValueError(f"is {device!r}, expected 'cpu' or 'none'")
+    return bool(device == "cpu")
+
+
+def _name_schedule(scheduler: Any) -> str:
+    schedules = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+    if scheduler not in schedules:
+        raise ValueError(f"is {scheduler!r}, expected one of {sorted(schedules)}")
+    return schedules[scheduler]
+
+
+_TWINS = (
+    _Twin("zero_optimization.stage", "zero_stage"),
+    _Twin("zero_optimization.offload_optimizer.device", "offload_optimizer", _is_on_cpu),
+    _Twin("zero_optimization.offload_param.device", "offload_parameters", _is_on_cpu),
+    _Twin("gradient_clipping", "max_grad_norm"),
+    _Twin("gradient_accumulation_steps", "gradient_accumulation_steps"),
+    _Twin("train_micro_batch_size_per_gpu", "micro_batch_size"),
+    _Twin("wall_clock_breakdown", "wall_clock_breakdown"),
+    _Twin("optimizer.params.lr", "learning_rate"),
+    _Twin("scheduler.params.warmup_max_lr", "learning_rate"),
+    _Twin("optimizer.params.weight_decay", "weight_decay"),
+    _Twin("optimizer.params.betas", "adam_betas", tuple),
+    _Twin("optimizer.params.eps", "adam_epsilon"),
+    _Twin("scheduler.type", "lr_schedule", _name_schedule),
+)
+# Filled in from the size of the model, as Transformers does; see `fill_in_auto`.
+_FILLED = (
+    "zero_optimization.reduce_bucket_size",
+    "zero_optimization.stage3_prefetch_bucket_size",
+    "zero_optimization.stage3_param_persistence_threshold",
+)
+# What this program decides itself; DeepSpeed gets it from the spec alone.
+_OURS = (
+    "train_batch_size",
+    "optimizer",
+    "scheduler",
+    "bf16.enabled",
+    "fp16.enabled",
+    *(twin.key for twin in _TWINS),
+)
+_REFUSED = {
+    "amp": "mixed precision is set by 'precision'",
+    "autotuning": "it starts runs of its own",
+    "checkpoint.load_universal": "a run knows itself what its checkpoint is",
+    "compression_training": "it changes the model",
+    "curriculum_learning": "the order of rows is ours, or a run could not be resumed",
+    "data_efficiency": "the order of rows is ours, or a run could not be resumed",
+    "elasticity": "the number of workers is set by 'num_workers' and 'min_workers'",
+}
+_SET_ELSEWHERE = {
+    "scheduler.params.warmup_num_steps": "warmup_ratio",
+    "scheduler.params.total_num_steps": "epochs",
+    "scheduler.params.warmup_min_lr": "lr_schedule",
+    "scheduler.params.warmup_type": "lr_schedule",
+}
+
+
+def adopt_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Take over into a spec's values what its DeepSpeed configuration says of them.
+
+    Raises `ValueError` that names a key which contradicts the spec or is not supported.
+    """
+    config = values["deepspeed"]
+    if not isinstance(config, Mapping):
+        raise ValueError(f"deepspeed is {config!r}, expected keys and values, or a file of them")
+    _refuse_unsupported(config)
+    adopted = dict(values)
+    for twin in _TWINS:
+        found = _find(config, twin.key)
+        if found in (None, AUTO):
+            continue
+        try:
+            value = twin.translate(found)
+        except ValueError as exc:
+            raise ValueError(f"deepspeed.{twin.key} {exc}") from None
+        _adopt(adopted, twin.field, value, f"deepspeed.{twin.key} is {found!r}")
+    if (precision := _find_precision(config)) is not None:
+        said = f"deepspeed's bf16.enabled and fp16.enabled mean {precision}"
+        _adopt(adopted, "precision", precision, said)
+    return adopted
+
+
+def check_batch_size(
+    config: Mapping[str, Any], micro_batch_size: int | None, accumulation: int, num_workers: int
+) -> None:
+    """Check DeepSpeed's identity: train batch = micro batch × accumulation × workers.
+
+    Raises `ValueError` with the figures on both sides.
+    """
+    found = config.get("train_batch_size", AUTO)
+    if found == AUTO:
+        return
+    if micro_batch_size is None:
+        raise ValueError(
+            f"deepspeed.train_batch_size is {found}, but how many rows a micro batch has is left "
+            "to micro_batch_tokens: set micro_batch_size as well, or train_batch_size to 'auto'"
+        )
+    expected = micro_batch_size * accumulation * num_workers
+    if found != expected:
+        raise ValueError(
+            f"deepspeed.train_batch_size is {found}, but micro batch {micro_batch_size} × "
+            f"accumulation {accumulation} × {num_workers} workers = {expected}: change one of "
+            "them, or set it to 'auto'"
+        )
+
+
+def select_extras(config: Mapping[str, Any], hidden_size: int) -> dict[str, Any]:
+    """Select what DeepSpeed gets from the user's configuration besides what the spec says.
+
+    'auto' sizes of buckets are filled in by the model's hidden size, as Transformers does.
+    """
+    sizes = {
+        "zero_optimization.reduce_bucket_size": hidden_size * hidden_size,
+        "zero_optimization.stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
+        "zero_optimization.stage3_param_persistence_threshold": 10 * hidden_size,
+    }
+    extras: dict[str, Any] = {}
+    for key, value in _flatten(config):
+        if any(key == ours or key.startswith(f"{ours}.") for ours in _OURS):
+            continue
+        _put(extras, key, sizes[key] if value == AUTO else value)
+    return extras
+
+
+def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+    for key, reason in _REFUSED.items():
+        if _find(config, key) is not None:
+            raise ValueError(f"deepspeed.{key} is not supported: {reason}")
+    for key, field in _SET_ELSEWHERE.items():
+        if _find(config, key) not in (None, AUTO):
+            raise ValueError(
+                f"deepspeed.{key} is {_find(config, key)!r}: set {field} instead, and it to 'auto'"
+            )
+    optimizer = _find(config, "optimizer.type")
+    if optimizer not in (None, AUTO, "Adam", "AdamW"):
+        raise ValueError(f"deepspeed.optimizer.type is {optimizer!r}: AdamW is the only optimizer")
+    for key, value in _flatten(config):
+        is_ours = any(key == ours or key.startswith(f"{ours}.") for ours in _OURS)
+        if value == AUTO and not is_ours and key not in _FILLED:
+            raise ValueError(f"deepspeed.{key} is 'auto', which cannot be filled in: give a value")
+
+
+def _adopt(values: dict[str, Any], field: str, value: Any, said: str) -> None:
+    set_here = values.get(field)
+    if isinstance(set_here, list):
+        set_here = tuple(set_here)
+    if field in values and set_here != value:
+        raise ValueError(f"{said}, but {field} is {set_here!r}: set one of them, or it to 'auto'")
+    values[field] = value
+
+
+def _find_precision(config: Mapping[str, Any]) -> str | None:
+    """The precision that the two switches mean together, or None if they leave it open."""
+    bf16, fp16 = _find(config, "bf16.enabled"), _find(config, "fp16.enabled")
+    if bf16 is True and fp16 is True:
+        raise ValueError("deepspeed has both bf16.enabled and fp16.enabled: enable one of them")
+    if bf16 is True or fp16 is True:
+        return "bf16" if bf16 is True else "fp16"
+    return "fp32" if False in (bf16, fp16) and AUTO not in (bf16, fp16) else None
+
+
+def _find(config: Mapping[str, Any], key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _put(config: dict[str, Any], key: str, value: Any) -> None:
+    *folders, name = key.split(".")
+    for folder in folders:
+        config = config.setdefault(folder, {})
+    config[name] = value

@@ -1,0 +1,195 @@
+"""DeepSpeed's engine around the model, and one optimizer step with it.
+
+The gradient of a step is the mean over the step's learned tokens, across workers and micro batches
+alike: each micro batch contributes its summed loss divided by the learned tokens of the whole step.
+DeepSpeed averages gradients over workers, so the sum is scaled by the world size.
+"""
+
+import hashlib
+import math
+import os
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from training.batching import BatchLayout, BatchPlan, Step
+from training.collate import MicroBatch, collate_rows
+from training.data.token_table import TokenTable
+from training.deepspeed_config import build_deepspeed_config
+from training.model import find_hidden_size, load_model, sum_loss
+from training.optimizer import build_optimizer
+from training.spec import TrainingSpec
+
+_MAX_LINES_SHOWN = 20
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss is infinite or not a number; the optimizer was not stepped."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker stands: its rank among `world_size`, and its device."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step did, over all workers."""
+
+    loss: float  # mean over the learned tokens, nats
+    learning_rate: float
+    grad_norm: float  # before clipping
+    num_learned: int
+    num_tokens: int
+    took_s: float
+    was_skipped: bool  # fp16 alone: the gradients overflowed, and the loss scale was lowered
+    peak_memory_bytes: int  # of the worker that needs most
+    was_asked_to_stop: bool  # by any worker
+
+
+def init_distributed(device: torch.device) -> None:
+    """Set up DeepSpeed's collectives in the process group that Ray Train made."""
+    # DeepSpeed guesses its accelerator at import: say which, and import it in the worker only.
+    os.environ["DS_ACCELERATOR"] = device.type
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo")
+
+
+def start_engine(
+    spec: TrainingSpec, place: Place, plan: BatchPlan, *, load_universal: bool = False
+) -> Any:
+    """Load the base model, sharded as it arrives, and put DeepSpeed's engine around it.
+
+    `load_universal` prepares the engine for a checkpoint of another number of workers. Raises
+    `WeightsError` if the weights do not fit.
+    """
+    import deepspeed
+    from transformers.integrations import HfDeepSpeedConfig
+
+    config = build_deepspeed_config(
+        spec,
+        place.world_size,
+        hidden_size=find_hidden_size(spec.base_model),
+        num_shares=plan.num_shares,
+        load_universal=load_universal,
+    )
+    shards_on_load = HfDeepSpeedConfig(config)  # must live across from_pretrained
+    model = load_model(spec, plan.layout)
+    del shards_on_load
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=build_optimizer(model, spec), config=config
+    )
+    return engine
+
+
+def count_parameters(engine: Any) -> int:
+    """Parameters of the whole model, sharded or not."""
+    return sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seed what is random inside a step (dropout) by the step, so that a resumed run repeats it."""
+    digest = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def take_step(
+    engine: Any,
+    place: Place,
+    rows: TokenTable,
+    step: Step,
+    layout: BatchLayout,
+    learning_rate: float,
+    *,
+    stop: bool = False,
+) -> StepResult:
+    """Take one optimizer step; every worker calls this together, and `stop` of any reaches all.
+
+    Raises `NonFiniteLossError` before the optimizer has moved anything.
+    """
+    began = time.monotonic()
+    num_learned = int(rows.num_learned[list(step.rows)].sum())
+    for group in engine.optimizer.param_groups:
+        group["lr"] = learning_rate
+    loss_sum = torch.zeros((), dtype=torch.float64, device=place.device)
+    micro_batches = step.deal(place.rank, place.world_size)
+    for index, micro_batch in enumerate(micro_batches):
+        engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
+        loss = sum_loss(engine, read_micro_batch(rows, micro_batch, place, layout))
+        engine.backward(loss * (place.world_size / num_learned), scale_wrt_gas=False)
+        loss_sum += loss.detach()
+    shares = _gather([loss_sum, _measure_peak_memory(place.device), stop], place)
+    mean_loss = float(shares[:, 0].sum()) / num_learned
+    if not math.isfinite(mean_loss):
+        raise NonFiniteLossError(
+            f"the loss of step {engine.global_steps + 1} is {mean_loss}, on the rows of lines "
+            f"{_shorten(rows.find_lines(step.rows))}; nothing was learned from them. Lower the "
+            "learning rate, or look at these rows"
+        )
+    num_skipped = engine.skipped_steps
+    grad_norm = _measure_unsharded_norm(engine)
+    engine.step()
+    return StepResult(
+        loss=mean_loss,
+        learning_rate=learning_rate,
+        grad_norm=float(engine.get_global_grad_norm() if grad_norm is None else grad_norm),
+        num_learned=num_learned,
+        num_tokens=int(rows.lengths[list(step.rows)].sum()),
+        took_s=time.monotonic() - began,
+        was_skipped=engine.skipped_steps > num_skipped,
+        peak_memory_bytes=int(shares[:, 1].max()),
+        was_asked_to_stop=bool(shares[:, 2].any()),
+    )
+
+
+def read_micro_batch(
+    rows: TokenTable, indices: Sequence[int], place: Place, layout: BatchLayout
+) -> MicroBatch:
+    """Read rows as one micro batch on this worker's device."""
+    return collate_rows(rows.read(indices), layout).to(place.device)
+
+
+def sum_over_workers(value: float | torch.Tensor, place: Place) -> float:
+    """Add up a figure of every worker."""
+    return float(_gather([value], place).sum())
+
+
+def _gather(values: Sequence[float | torch.Tensor], place: Place) -> torch.Tensor:
+    """Collect figures of every worker; shape `[world_size, len(values)]`, float64."""
+    mine = torch.stack(
+        [torch.as_tensor(value, dtype=torch.float64, device=place.device) for value in values]
+    )
+    everyones = [torch.empty_like(mine) for _ in range(place.world_size)]
+    dist.all_gather(everyones, mine)
+    return torch.stack(everyones).cpu()
+
+
+def _measure_unsharded_norm(engine: Any) -> torch.Tensor | None:
+    """Norm of the gradients at stage 0 in fp32, the one case that DeepSpeed does not tell of."""
+    if engine.zero_optimization() or engine.fp16_enabled() or engine.bfloat16_enabled():
+        return None
+    gradients = [p.grad for p in engine.module.parameters() if p.grad is not None]
+    return torch.nn.utils.get_total_norm(gradients)
+
+
+def _measure_peak_memory(device: torch.device) -> int:
+    """Bytes that this worker has held at most: allocated on a GPU, resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
+
+
+def _shorten(lines: list[int]) -> str:
+    shown = ", ".join(str(line) for line in lines[:_MAX_LINES_SHOWN])
+    more = len(lines) - _MAX_LINES_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown

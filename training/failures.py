@@ -1,0 +1,27 @@
+"""Tells a run's user when workers were lost and are being replaced."""
+
+from pathlib import Path
+from typing import Any
+
+from ray.train import UserCallback
+
+from training.runs import RunFolder
+
+_MAX_CHARACTERS = 200
+
+
+class TellOfFailures(UserCallback):
+    """Writes an event for every failure of workers; Ray Train calls it in its controller."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002 - Ray calls it so
+        """Name the worker that failed first in rank, and why."""
+        rank, exception = min(worker_exceptions.items())
+        reason = str(exception).strip().splitlines()[-1][:_MAX_CHARACTERS]
+        RunFolder(Path(self._run)).add_event(
+            f"Worker {rank} was lost ({reason}); starting the workers again",
+            level="warn",
+            data={"ranks": sorted(worker_exceptions)},
+        )

@@ -1,0 +1,91 @@
+"""What a run says about itself while it trains: events in words, a line of figures a step."""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Sequence
+
+from training.engine import Place, StepResult
+from training.progress import Progress
+from training.runs import EventLevel, RunFolder
+from training.trackers import Tracker
+
+logger = logging.getLogger(__name__)
+
+_WINDOW_STEPS = 50
+_LARGEST_EXPONENT = 700.0
+
+
+class Journal:
+    """Writes events, `metrics.jsonl` and trackers; every worker has one, and rank 0's speaks."""
+
+    def __init__(
+        self, run: RunFolder, place: Place, trackers: Sequence[Tracker], num_steps: int
+    ) -> None:
+        self._run = run
+        self._speaks = place.rank == 0
+        self._trackers = trackers
+        self._num_steps = num_steps
+        self._speed = _Speedometer()
+
+    def tell(self, message: str, level: EventLevel = "info", **data: float) -> None:
+        """Put an event into the run's file and its log."""
+        if self._speaks:
+            logger.info(message)
+            self._run.add_event(message, level=level, data=data)
+
+    def record_step(self, result: StepResult, progress: Progress, steps_in_epoch: int) -> None:
+        """Write the figures of a step, with those of the evaluation after it if there was one."""
+        self._speed.add(result)
+        if result.was_skipped:
+            self.tell(
+                f"Step {progress.step} was skipped: its fp16 gradients overflowed, and the loss "
+                "scale was lowered",
+                level="warn",
+            )
+        line: dict[str, float] = {
+            "step": progress.step,
+            "num_steps": self._num_steps,
+            "epoch": round(progress.epoch + progress.step_in_epoch / steps_in_epoch, 4),
+            "loss": result.loss,
+            "learning_rate": result.learning_rate,
+            "grad_norm": result.grad_norm,
+            "learned_tokens": result.num_learned,
+            "tokens": result.num_tokens,
+            "trained_tokens": progress.trained_tokens,
+            **self._speed.describe(self._num_steps - progress.step),
+            "elapsed_s": round(progress.elapsed_s, 3),
+            "peak_memory_bytes": result.peak_memory_bytes,
+        }
+        if progress.evaluated_step == progress.step and progress.eval_loss is not None:
+            line["eval_loss"] = progress.eval_loss
+            line["eval_perplexity"] = compute_perplexity(progress.eval_loss)
+        if self._speaks:
+            self._run.add_metrics(line)
+            for tracker in self._trackers:
+                tracker.log(line, progress.step)
+
+
+def compute_perplexity(loss: float) -> float:
+    """Perplexity per token of a mean loss in nats, as far as a float holds it."""
+    return math.exp(min(loss, _LARGEST_EXPONENT))
+
+
+class _Speedometer:
+    """Throughput over the last 50 steps, in tokens without padding over all workers."""
+
+    def __init__(self) -> None:
+        self._steps: deque[StepResult] = deque(maxlen=_WINDOW_STEPS)
+
+    def add(self, step: StepResult) -> None:
+        self._steps.append(step)
+
+    def describe(self, num_left: int) -> dict[str, float]:
+        took_s = sum(step.took_s for step in self._steps)
+        return {
+            "tokens_per_s": round(sum(step.num_tokens for step in self._steps) / took_s, 1),
+            "learned_tokens_per_s": round(
+                sum(step.num_learned for step in self._steps) / took_s, 1
+            ),
+            "remaining_s": round(took_s / len(self._steps) * num_left, 3),
+        }

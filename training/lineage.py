@@ -1,0 +1,53 @@
+"""Where a model came from, written into its directory."""
+
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from storage import durable
+from training.model_card import render_model_card
+from training.runs import RunFolder
+from training.spec import TrainingSpec
+
+LINEAGE_FILE = "lineage.json"
+_RECORDED_PACKAGES = ("ray", "deepspeed", "torch", "transformers", "tokenizers", "safetensors")
+# What names a place on this machine has no business in a model that others may get.
+_PLACES = {"base_model", "train_file", "validation_file"}
+
+
+def write_lineage(run: RunFolder, spec: TrainingSpec, metrics: Mapping[str, Any]) -> None:
+    """Write `lineage.json` and the model card into a run's model directory.
+
+    A base model that was itself tuned brings its own lineage: `parent` is its run, step and data.
+    """
+    lineage = {
+        "run_id": run.path.name,
+        "base_model": name_base_model(spec.base_model),
+        "parent": _read_parent(spec.base_model),
+        "extends": [end.model_dump() for end in run.read_record().extends],
+        "checkpoint_step": metrics["step"],
+        "metrics": dict(metrics),
+        "data": run.read_data_summary(),
+        "spec": spec.model_dump(mode="json", exclude=_PLACES),
+        "packages": {name: version(name) for name in _RECORDED_PACKAGES},
+        "created_at": int(time.time()),
+    }
+    durable.write_json(run.model / LINEAGE_FILE, lineage)
+    (run.model / "README.md").write_text(render_model_card(lineage))
+
+
+def name_base_model(base_model: str) -> str:
+    """A base model's name without the folder that it lies in."""
+    return Path(base_model).name if Path(base_model).is_dir() else base_model
+
+
+def _read_parent(base_model: str) -> dict[str, Any] | None:
+    try:
+        lineage = durable.read_json(Path(base_model) / LINEAGE_FILE)
+    except FileNotFoundError:
+        return None
+    keys = ("run_id", "base_model", "checkpoint_step", "parent")
+    parent = {key: lineage.get(key) for key in keys}
+    return {**parent, "data": {key: lineage["data"].get(key) for key in ("name", "sha256")}}

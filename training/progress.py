@@ -1,0 +1,88 @@
+"""How far a run has come: what a checkpoint holds besides weights, and what a step adds to it."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from training.engine import StepResult
+
+
+class Progress(BaseModel):
+    """The position of a run; a resumed run goes on from exactly this.
+
+    The order of rows, the learning rate and the seeds of dropout are functions of the step, so
+    the step is all that they need.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int = Field(0, description="Optimizer steps taken.")
+    epoch: int = Field(0, description="The epoch under way, counted from 0.")
+    step_in_epoch: int = Field(0, description="Steps taken of it.")
+    num_shares: int = Field(description="Workers that the batches were planned for.")
+    plan: str = Field("", description="Fingerprint of the order of the epoch under way.")
+
+    epoch_loss_sum: float = Field(0.0, description="Loss of the epoch so far, over its tokens.")
+    epoch_num_learned: int = Field(0, description="Learned tokens of the epoch so far.")
+    trained_tokens: int = Field(0, description="Tokens trained on, padding left out.")
+    learned_tokens: int = Field(0, description="Those of them that the loss counted.")
+    elapsed_s: float = Field(0.0, description="Seconds of training, interruptions left out.")
+
+    eval_loss: float | None = Field(None, description="Loss of the last evaluation.")
+    evaluated_step: int | None = Field(None, description="Step of the last evaluation.")
+    best_loss: float | None = Field(None, description="Lowest loss of all evaluations.")
+    best_step: int | None = Field(None, description="Step of that evaluation.")
+    num_worse: int = Field(0, description="Evaluations since then.")
+
+    def take_step(self, result: StepResult, elapsed_s: float) -> "Progress":
+        """Count one optimizer step, and the seconds since the one before."""
+        return self._change(
+            step=self.step + 1,
+            step_in_epoch=self.step_in_epoch + 1,
+            epoch_loss_sum=self.epoch_loss_sum + result.loss * result.num_learned,
+            epoch_num_learned=self.epoch_num_learned + result.num_learned,
+            trained_tokens=self.trained_tokens + result.num_tokens,
+            learned_tokens=self.learned_tokens + result.num_learned,
+            elapsed_s=self.elapsed_s + elapsed_s,
+        )
+
+    def begin_epoch(self) -> "Progress":
+        """Go on to the next epoch."""
+        return self._change(
+            epoch=self.epoch + 1, step_in_epoch=0, epoch_loss_sum=0.0, epoch_num_learned=0
+        )
+
+    def follow_plan(self, fingerprint: str) -> "Progress":
+        """Note the order of the epoch under way."""
+        return self._change(plan=fingerprint)
+
+    def evaluate(self, loss: float) -> "Progress":
+        """Note an evaluation at this step."""
+        is_better = self.best_loss is None or loss < self.best_loss
+        return self._change(
+            eval_loss=loss,
+            evaluated_step=self.step,
+            best_loss=loss if is_better else self.best_loss,
+            best_step=self.step if is_better else self.best_step,
+            num_worse=0 if is_better else self.num_worse + 1,
+        )
+
+    @property
+    def epoch_loss(self) -> float:
+        """Mean loss of the epoch so far over its learned tokens, nats."""
+        return self.epoch_loss_sum / max(1, self.epoch_num_learned)
+
+    def summarise(self) -> dict[str, float]:
+        """The figures of a checkpoint, for events and the lineage."""
+        figures: dict[str, float] = {
+            "step": self.step,
+            "epoch": self.epoch + 1,
+            "loss": self.epoch_loss,
+            "trained_tokens": self.trained_tokens,
+        }
+        if self.eval_loss is not None:
+            figures["eval_loss"] = self.eval_loss
+        return figures
+
+    def _change(self, **changes: Any) -> "Progress":
+        return self.model_copy(update=changes)

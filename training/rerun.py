@@ -1,0 +1,83 @@
+"""Starting a run again: to resume it after an interruption, or to extend it by more epochs."""
+
+import time
+
+from training.runs import Extension, RunFolder
+from training.spec import TrainingSpec
+
+# What may differ when a run goes on: nothing that changes which steps it takes.
+_FREE_TO_CHANGE = frozenset(
+    {
+        "accelerator",
+        "activation_checkpointing",
+        "cpus_per_worker",
+        "early_stopping_patience",
+        "epochs",
+        "evaluate_every_steps",
+        "keep",
+        "keep_checkpoints",
+        "max_failures",
+        "min_workers",
+        "num_workers",
+        "save_every_steps",
+        "threads_per_worker",
+        "trackers",
+        "wall_clock_breakdown",
+    }
+)
+
+
+class RerunError(ValueError):
+    """A run cannot go on as it is asked to."""
+
+
+def reopen_run(run: RunFolder, spec: TrainingSpec, data_sha256: str) -> TrainingSpec:
+    """Make a run that is there already ready to go on under `spec`; returns that, settled.
+
+    A finished one goes on only for more epochs than it had. Raises `RerunError` for a setting that
+    may not change, for other data, and for a finished run without more to do.
+    """
+    record, before = run.read_record(), run.read_spec()
+    if spec.precision == "auto":  # was settled when the run began
+        spec = spec.model_copy(update={"precision": before.precision})
+    changed = [
+        f"{name} was {getattr(before, name)!r} and is {getattr(spec, name)!r}"
+        for name in TrainingSpec.model_fields
+        if name not in _FREE_TO_CHANGE and getattr(before, name) != getattr(spec, name)
+    ]
+    if changed:
+        raise RerunError(
+            f"run {run.path.name!r} was begun with other settings, which would change the steps it "
+            f"takes: {'; '.join(changed)}. Set them back, or choose a new folder"
+        )
+    if run.read_data_summary()["sha256"] != data_sha256:
+        raise RerunError(
+            f"the rows have changed since run {run.path.name!r} was begun with them; restore them, "
+            "or choose a new folder"
+        )
+    if spec.epochs < before.epochs:
+        raise RerunError(
+            f"epochs was {before.epochs} and is {spec.epochs}: a run can be extended, not shortened"
+        )
+    extends = record.extends
+    if record.status == "succeeded":
+        if spec.epochs == before.epochs:
+            raise RerunError(
+                f"run {run.path.name!r} has succeeded already, with {before.epochs} epochs; raise "
+                "epochs to extend it, or choose a new folder"
+            )
+        extends = (*extends, _keep_model(run, before.epochs, record.model_id))
+        run.add_event(f"Extending from {before.epochs} to {spec.epochs} epochs")
+    else:
+        run.add_event(f"Starting again; it was {record.status}")
+    run.write_spec(spec)
+    run.update_record(status="queued", finished_at=None, error=None, extends=extends)
+    return spec
+
+
+def _keep_model(run: RunFolder, epochs: int, model_id: str | None) -> Extension:
+    """Put the model so far aside, for the one to come."""
+    step = int(run.read_metrics()[-1]["step"])
+    if run.model.exists():
+        run.model.rename(run.path / f"model-step-{step}")
+    return Extension(epochs=epochs, step=step, model_id=model_id, ended_at=int(time.time()))

@@ -1,0 +1,104 @@
+"""Going on from a checkpoint: with as many workers exactly, with another number to rounding."""
+
+import logging
+import shutil
+from argparse import Namespace
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from training.checkpoint import (
+    TAG,
+    Checkpoint,
+    CheckpointError,
+    agree_on_checkpoint,
+    find_shards,
+    remove_leftovers,
+)
+from training.engine import Place
+from training.runs import RunFolder
+
+logger = logging.getLogger(__name__)
+
+
+def find_start(run: RunFolder, place: Place) -> Checkpoint | None:
+    """Find where a run goes on, or None at its beginning, and put its folder into that state.
+
+    What was written after that point goes: it will be written again.
+    """
+    start = agree_on_checkpoint(run.checkpoints, place)
+    if place.rank == 0:
+        remove_leftovers(run.checkpoints, start)
+        run.forget_metrics_after(start.step if start else 0)
+    dist.barrier()
+    return start
+
+
+def is_resharded(checkpoint: Checkpoint, place: Place, zero_stage: int) -> bool:
+    """Whether a checkpoint's shards have to be cut anew for this number of workers."""
+    return zero_stage > 0 and checkpoint.world_size != place.world_size
+
+
+def load_checkpoint(engine: Any, checkpoint: Checkpoint, place: Place, scratch: Path) -> None:
+    """Load weights and optimizer state into an engine that was just started.
+
+    Where the number of workers differs, the shards are converted into a universal checkpoint
+    under `scratch`, on storage that all workers see (Lian et al. 2024, arXiv 2406.18820). The
+    engine must have been started for that. Raises `CheckpointError` if it cannot be loaded.
+    """
+    settings = [_get_settings(group) for group in engine.optimizer.param_groups]
+    folder = checkpoint.path
+    if engine.load_universal_checkpoint():
+        folder = scratch
+        if place.rank == 0:
+            _convert(find_shards(checkpoint.path), scratch / TAG)
+        dist.barrier()
+    loaded, _ = engine.load_checkpoint(str(folder), tag=TAG)
+    if loaded is None:
+        raise CheckpointError(f"DeepSpeed found nothing to load in {checkpoint.path.name!r}")
+    if engine.load_universal_checkpoint():
+        _separate_groups(engine.optimizer, settings)
+    dist.barrier()
+    if place.rank == 0:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _convert(shards: Path, target: Path) -> None:
+    from deepspeed.checkpoint import ds_to_universal
+
+    shutil.rmtree(target.parent, ignore_errors=True)
+    target.mkdir(parents=True)
+    options = Namespace(
+        input_folder=str(shards),
+        output_folder=str(target),
+        num_extract_workers=1,  # no pool of processes: a worker must not fork
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        inject_missing_state=True,
+    )
+    said = StringIO()
+    with redirect_stdout(said):  # it prints every step, where only a log is read
+        ds_to_universal.main(options)
+    logger.info("converted %s to a universal checkpoint", shards.parent.name)
+
+
+def _separate_groups(optimizer: Any, settings: list[dict[str, Any]]) -> None:
+    """Undo what DeepSpeed 0.19.8 mixes up between parameter groups in a universal checkpoint.
+
+    It copies the first group's settings over all, which would decay norms and biases from there
+    on, and lets all groups count their steps in one tensor, each of them at every step.
+    """
+    for group, kept in zip(optimizer.param_groups, settings, strict=True):
+        group.update(kept)
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), torch.Tensor):
+            state["step"] = state["step"].clone()
+
+
+def _get_settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
