@@ -22,14 +22,20 @@ class _Twin:
 
 
 def _is_on_cpu(device: Any) -> bool:
-    if device not in ("cpu", "none", None):
+    if device not in ("cpu", "none"):
         raise ValueError(f"is {device!r}, expected 'cpu' or 'none'")
     return bool(device == "cpu")
 
 
+def _read_betas(betas: Any) -> tuple[float, float]:
+    if not isinstance(betas, (list, tuple)) or len(betas) != 2:
+        raise ValueError(f"is {betas!r}, expected two numbers")
+    return tuple(betas)
+
+
 def _name_schedule(scheduler: Any) -> str:
     schedules = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-    if scheduler not in schedules:
+    if not isinstance(scheduler, str) or scheduler not in schedules:
         raise ValueError(f"is {scheduler!r}, expected one of {sorted(schedules)}")
     return schedules[scheduler]
 
@@ -45,7 +51,7 @@ _TWINS = (
     _Twin("optimizer.params.lr", "learning_rate"),
     _Twin("scheduler.params.warmup_max_lr", "learning_rate"),
     _Twin("optimizer.params.weight_decay", "weight_decay"),
-    _Twin("optimizer.params.betas", "adam_betas", tuple),
+    _Twin("optimizer.params.betas", "adam_betas", _read_betas),
     _Twin("optimizer.params.eps", "adam_epsilon"),
     _Twin("scheduler.type", "lr_schedule", _name_schedule),
 )
@@ -72,7 +78,20 @@ _REFUSED = {
     "curriculum_learning": "the order of rows is ours, or a run could not be resumed",
     "data_efficiency": "the order of rows is ours, or a run could not be resumed",
     "elasticity": "the number of workers is set by 'num_workers' and 'min_workers'",
+    "zero_optimization.cpu_offload": "it is set by 'offload_optimizer'",
 }
+_SECTIONS = (
+    "bf16",
+    "fp16",
+    "optimizer",
+    "optimizer.params",
+    "scheduler",
+    "scheduler.params",
+    "zero_optimization",
+    "zero_optimization.offload_optimizer",
+    "zero_optimization.offload_param",
+)
+_ADAMW_KEYS = frozenset({"lr", "betas", "eps", "weight_decay"})
 _SET_ELSEWHERE = {
     "scheduler.params.warmup_num_steps": "warmup_ratio",
     "scheduler.params.total_num_steps": "epochs",
@@ -89,6 +108,9 @@ def adopt_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     config = values["deepspeed"]
     if not isinstance(config, Mapping):
         raise ValueError(f"deepspeed is {config!r}, expected keys and values, or a file of them")
+    for section in _SECTIONS:
+        if not isinstance(found := _find(config, section) or {}, Mapping):
+            raise ValueError(f"deepspeed.{section} is {found!r}, expected keys and values")
     _refuse_unsupported(config)
     adopted = dict(values)
     for twin in _TWINS:
@@ -103,6 +125,7 @@ def adopt_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     if (precision := _find_precision(config)) is not None:
         said = f"deepspeed's bf16.enabled and fp16.enabled mean {precision}"
         _adopt(adopted, "precision", precision, said)
+    _check_switches(config, adopted.get("precision"))
     return adopted
 
 
@@ -150,7 +173,9 @@ def select_extras(config: Mapping[str, Any], hidden_size: int) -> dict[str, Any]
 
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     for key, reason in _REFUSED.items():
-        if _find(config, key) is not None:
+        found = _find(config, key)
+        is_off = found in (None, False) or _find(config, f"{key}.enabled") is False
+        if not is_off:
             raise ValueError(f"deepspeed.{key} is not supported: {reason}")
     for key, field in _SET_ELSEWHERE.items():
         if _find(config, key) not in (None, AUTO):
@@ -160,6 +185,10 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     optimizer = _find(config, "optimizer.type")
     if optimizer not in (None, AUTO, "Adam", "AdamW"):
         raise ValueError(f"deepspeed.optimizer.type is {optimizer!r}: AdamW is the only optimizer")
+    if unknown := set(_find(config, "optimizer.params") or {}) - _ADAMW_KEYS:
+        raise ValueError(
+            f"deepspeed.optimizer.params has {sorted(unknown)}, expected {sorted(_ADAMW_KEYS)}"
+        )
     for key, value in _flatten(config):
         is_ours = any(key == ours or key.startswith(f"{ours}.") for ours in _OURS)
         if value == AUTO and not is_ours and key not in _FILLED:
@@ -170,7 +199,7 @@ def _adopt(values: dict[str, Any], field: str, value: Any, said: str) -> None:
     set_here = values.get(field)
     if isinstance(set_here, list):
         set_here = tuple(set_here)
-    if field in values and set_here != value:
+    if set_here not in (None, AUTO) and set_here != value:
         raise ValueError(f"{said}, but {field} is {set_here!r}: set one of them, or it to 'auto'")
     values[field] = value
 
@@ -183,6 +212,15 @@ def _find_precision(config: Mapping[str, Any]) -> str | None:
     if bf16 is True or fp16 is True:
         return "bf16" if bf16 is True else "fp16"
     return "fp32" if False in (bf16, fp16) and AUTO not in (bf16, fp16) else None
+
+
+def _check_switches(config: Mapping[str, Any], precision: Any) -> None:
+    """Refuse a precision that is switched off by name."""
+    if _find(config, f"{precision}.enabled") is False:
+        raise ValueError(
+            f"deepspeed.{precision}.enabled is False, but precision is {precision!r}: set one of "
+            "them, or it to 'auto'"
+        )
 
 
 def _find(config: Mapping[str, Any], key: str) -> Any:

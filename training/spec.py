@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from training.deepspeed_settings import adopt_settings, check_batch_size
 
 DataFormat = Literal["auto", "chat", "prompt_completion", "alpaca", "sharegpt", "text"]
+
+
+_Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class HubDataset(BaseModel):
@@ -80,7 +83,7 @@ class TrainingSpec(BaseModel):
     weight_decay: float = Field(
         0.01, ge=0, le=1, description="Decoupled weight decay; never on norms and biases."
     )
-    adam_betas: tuple[float, float] = Field(
+    adam_betas: tuple[_Decay, _Decay] = Field(
         (0.9, 0.95), description="Decay of AdamW's running means of the gradient and its square."
     )
     adam_epsilon: float = Field(
@@ -272,7 +275,10 @@ def load_spec(path: Path) -> TrainingSpec:
         raise ValueError(f"{str(path)!r} holds {type(content).__name__}, expected keys and values")
     folder = path.resolve().parent
     if isinstance(content.get("deepspeed"), str):
-        content = {**content, "deepspeed": _read_deepspeed(folder / content["deepspeed"])}
+        content = {
+            **content,
+            "deepspeed": _read_deepspeed(folder / Path(content["deepspeed"]).expanduser()),
+        }
     try:
         spec = TrainingSpec.model_validate(content)
     except ValidationError as exc:
@@ -282,7 +288,7 @@ def load_spec(path: Path) -> TrainingSpec:
 
 def _read_deepspeed(path: Path) -> Any:
     try:
-        return json.loads(path.expanduser().read_text())
+        return json.loads(path.read_text())
     except OSError as exc:
         raise ValueError(f"no DeepSpeed configuration at {str(path)!r}: {exc.strerror}") from exc
     except ValueError as exc:

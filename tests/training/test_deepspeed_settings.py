@@ -364,6 +364,14 @@ def test_deepspeeds_identity_holds_for_any_number_of_workers(
     assert (rounds - 1) * world_size < 2 * accumulation <= rounds * world_size
 
 
+def test_steps_stay_as_they_were_planned_for_another_number_of_workers() -> None:
+    spec = make_spec({}, num_workers=4, gradient_accumulation_steps=3)
+    built = build_deepspeed_config(spec, 4, hidden_size=8, num_shares=2)
+    assert (built["gradient_accumulation_steps"], built["train_batch_size"]) == (2, 8)
+    built = build_deepspeed_config(spec, 1, hidden_size=8, num_shares=2)
+    assert (built["gradient_accumulation_steps"], built["train_batch_size"]) == (6, 6)
+
+
 def test_the_rows_of_a_micro_batch_are_none_of_deepspeeds_business() -> None:
     config = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4}
     spec = make_spec(config, gradient_accumulation_steps=4)

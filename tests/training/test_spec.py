@@ -164,13 +164,6 @@ def test_an_elastic_run_has_no_fewer_workers_than_its_fewest() -> None:
         assert spec.min_workers == fewest
 
 
-def test_a_step_has_so_many_micro_batches_however_many_workers_there_are() -> None:
-    spec = TrainingSpec.model_validate(
-        {**MINIMAL, "num_workers": 3, "min_workers": 1, "gradient_accumulation_steps": 4}
-    )
-    assert spec.micro_batches_per_step == 12
-
-
 def test_precision_is_left_open_unless_it_is_set() -> None:
     assert TrainingSpec.model_validate(MINIMAL).precision == "auto"
     for precision in ("auto", "bf16", "fp16", "fp32"):
