@@ -110,6 +110,7 @@ class EpochPlan(Sequence[Step]):
         """Hash the order; a run that resumes checks that it goes on in the same one."""
         digest = hashlib.sha256(self._rows.tobytes())
         digest.update(self._bounds.tobytes())
+        digest.update(str(self._per_step).encode())
         return digest.hexdigest()
 
 
@@ -127,7 +128,7 @@ def plan_epoch(lengths: Lengths, plan: BatchPlan, epoch: int) -> EpochPlan:
     order = random.permutation(len(lengths))
     if plan.layout == "padded":
         order = _sort_within_windows(order, lengths, plan)
-    rows, bounds = _form_rounds(order, _cut(order, lengths, plan), plan.num_shares, random)
+    rows, bounds = _form_rounds(order, _cut(order, lengths, plan), lengths, plan, random)
     return EpochPlan(rows, bounds, plan.num_shares * plan.accumulation)
 
 
@@ -164,16 +165,35 @@ def _cut(order: _Indices, lengths: Lengths, plan: BatchPlan) -> _Indices:
 
 
 def _form_rounds(
-    order: _Indices, bounds: _Indices, num_shares: int, random: np.random.Generator
+    order: _Indices,
+    bounds: _Indices,
+    lengths: Lengths,
+    plan: BatchPlan,
+    random: np.random.Generator,
 ) -> tuple[_Indices, _Indices]:
-    """Shuffle rounds of `num_shares` neighbours; what is left over is shared out evenly."""
+    """Shuffle rounds of `num_shares` neighbours; returns rows and where each micro batch begins.
+
+    What is left over is shared out evenly where that fits, so that no worker is idle for it.
+    """
     micro_batches = [order[begin:end] for begin, end in pairwise(bounds)]
-    num_full = len(micro_batches) // num_shares
-    rounds = [micro_batches[place * num_shares :][:num_shares] for place in range(num_full)]
-    if num_full * num_shares < len(micro_batches):
-        rest = order[bounds[num_full * num_shares] :]
-        rounds.append([rest[share::num_shares] for share in range(num_shares)])
+    starts = range(0, len(micro_batches), plan.num_shares)
+    rounds = [micro_batches[start : start + plan.num_shares] for start in starts]
+    if rounds and len(rounds[-1]) < plan.num_shares:
+        rounds[-1] = _share_out(rounds[-1], lengths, plan)
     shuffled = [batch for place in random.permutation(len(rounds)) for batch in rounds[place]]
-    sizes = [len(batch) for batch in shuffled]
     rows = np.concatenate(shuffled) if shuffled else np.zeros(0, dtype=np.int64)
-    return rows, np.cumsum([0, *sizes], dtype=np.int64)
+    return rows, np.cumsum([0, *(len(batch) for batch in shuffled)], dtype=np.int64)
+
+
+def _share_out(rest: list[_Indices], lengths: Lengths, plan: BatchPlan) -> list[_Indices]:
+    """Deal the rows of too few micro batches out among all shares, or fill up with empty ones."""
+    rows = np.concatenate(rest)
+    dealt = [rows[share :: plan.num_shares] for share in range(plan.num_shares)]
+    if all(_fits(lengths[share], plan) for share in dealt):
+        return dealt
+    return rest + [rows[:0]] * (plan.num_shares - len(rest))
+
+
+def _fits(lengths: Lengths, plan: BatchPlan) -> bool:
+    longest = int(lengths.max(initial=0))
+    return plan.admits(len(lengths), int(lengths.sum()), longest)
