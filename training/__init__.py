@@ -1,9 +1,11 @@
 """From rows to a verified Hugging Face model directory; runs without Serve.
 
-dataset      rows → token sequences with the learned part marked
-batching     token sequences → micro batches of similar length under a token budget
-loop         one ZeRO-3 worker
-checkpoint   sharded checkpoints, written by every worker and reported to Ray Train
+spec         what a fine-tune is
+data         rows → token tables on disk
+batching     token tables → steps of micro batches; collate makes their tensors
+engine       DeepSpeed around the model, and one optimizer step
+loop         one worker, from start to end; evaluation, journal and progress belong to it
+checkpoint   sharded checkpoints; resume goes on from one
 consolidate  shards → a model directory
 runs         what a run writes about itself
 launch       all of it in order; `python -m training` is its command line

@@ -88,11 +88,10 @@ def remove_leftovers(folder: Path, newest: Checkpoint | None) -> None:
             shutil.rmtree(path)
 
 
-def choose_superseded(
-    checkpoints: list[Checkpoint], *, num_kept: int, best_step: int | None
-) -> list[Checkpoint]:
-    """Choose what may go: all but the `num_kept` newest and that of the best step."""
+def choose_superseded(checkpoints: list[Checkpoint], *, num_kept: int) -> list[Checkpoint]:
+    """Choose what may go: all but the `num_kept` newest, and the best that the newest knows of."""
     newest_first = sorted(checkpoints, key=lambda checkpoint: checkpoint.step, reverse=True)
+    best_step = newest_first[0].progress.best_step if newest_first else None
     return [old for old in newest_first[num_kept:] if old.step != best_step]
 
 
@@ -135,7 +134,7 @@ class CheckpointWriter:
 
         Waits for the upload before. Raises `OSError` if that one failed.
         """
-        self.finish(progress.best_step)
+        self.finish()
         target = self._folder / f"{_PREFIX}{progress.step:010d}"
         staging = Path(tempfile.mkdtemp(prefix=self._staging_prefix))
         try:
@@ -148,7 +147,7 @@ class CheckpointWriter:
             manifest["progress"] = progress.model_dump()
         self._upload = self._thread.submit(_upload, staging, target, manifest)
 
-    def finish(self, best_step: int | None) -> None:
+    def finish(self) -> None:
         """Wait until the last checkpoint is complete, and let go of superseded ones.
 
         Raises `OSError` if the upload failed, on any worker.
@@ -164,7 +163,7 @@ class CheckpointWriter:
             raise OSError(f"{num_failed:.0f} other workers could not write their checkpoint")
         if self._place.rank == 0:
             complete = list_checkpoints(self._folder)
-            for old in choose_superseded(complete, num_kept=self._num_kept, best_step=best_step):
+            for old in choose_superseded(complete, num_kept=self._num_kept):
                 _remove(old.path)
 
 

@@ -49,7 +49,7 @@ class Journal:
             "epoch": round(progress.epoch + progress.step_in_epoch / steps_in_epoch, 4),
             "loss": result.loss,
             "learning_rate": result.learning_rate,
-            "grad_norm": result.grad_norm,
+            **_name_if_finite("grad_norm", result.grad_norm),  # not where fp16 overflowed
             "learned_tokens": result.num_learned,
             "tokens": result.num_tokens,
             "trained_tokens": progress.trained_tokens,
@@ -64,6 +64,10 @@ class Journal:
             self._run.add_metrics(line)
             for tracker in self._trackers:
                 tracker.log(line, progress.step)
+
+
+def _name_if_finite(name: str, value: float) -> dict[str, float]:
+    return {name: value} if math.isfinite(value) else {}
 
 
 def compute_perplexity(loss: float) -> float:

@@ -153,7 +153,7 @@ class _Worker:
                 ending = self._choose_ending(progress, result)
             if ends_epoch or ending or self._is_worth_saving(progress):
                 self._writer.save(self._engine, progress)
-        self._writer.finish(progress.best_step)
+        self._writer.finish()
         return ending or "finished"
 
     def _enter_epoch(self, progress: Progress) -> tuple[EpochPlan, Progress]:

@@ -1,6 +1,8 @@
 """The model in training: loaded whole or not at all, and its loss."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +83,36 @@ def has_varlen_attention() -> bool:
 def sum_loss(model: Any, batch: MicroBatch) -> torch.Tensor:
     """Cross entropy summed over the batch's learned tokens, in fp32; shape `[]`.
 
-    The output head is the largest product of a small model, so it is computed for the positions
-    that predict a learned token alone.
+    Logits are computed where they are needed alone: at the positions that predict a learned token.
+    The output head is the largest product of a small model, and its logits the largest tensor of
+    any.
     """
-    logits = model(**batch.inputs).logits  # [rows, tokens, vocabulary]
+    learned = batch.labels != IGNORED_LABEL  # [rows, tokens]
+    learned[0, 0] |= ~learned.any()  # of nothing at all there would be no gradient to wait for
+    with _select_positions(model.get_output_embeddings(), learned):
+        logits = model(**batch.inputs).logits  # [num_selected, vocabulary]
+    if logits.dim() == 3:  # a model whose head is no module of its own
+        logits = logits[learned]
     return F.cross_entropy(
-        logits.float().flatten(0, 1),
-        batch.labels.flatten(),
-        ignore_index=IGNORED_LABEL,
-        reduction="sum",
+        logits.float(), batch.labels[learned], ignore_index=IGNORED_LABEL, reduction="sum"
     )
+
+
+@contextmanager
+def _select_positions(head: torch.nn.Module | None, chosen: torch.Tensor) -> Iterator[None]:
+    """Let a model's output head see the chosen positions of the hidden states alone.
+
+    `chosen` has the shape `[rows, tokens]`, the head's input `[rows, tokens, hidden]`.
+    """
+    if head is None:
+        yield
+        return
+
+    def select(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (inputs[0][chosen],)
+
+    handle = head.register_forward_pre_hook(select)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,5 +1,6 @@
 """How far a run has come: what a checkpoint holds besides weights, and what a step adds to it."""
 
+import math
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -58,7 +59,7 @@ class Progress(BaseModel):
 
     def evaluate(self, loss: float) -> "Progress":
         """Note an evaluation at this step."""
-        is_better = self.best_loss is None or loss < self.best_loss
+        is_better = math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss)
         return self._change(
             eval_loss=loss,
             evaluated_step=self.step,

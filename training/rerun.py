@@ -70,8 +70,10 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, data_sha256: str) -> Training
         run.add_event(f"Extending from {before.epochs} to {spec.epochs} epochs")
     else:
         run.add_event(f"Starting again; it was {record.status}")
-    run.write_spec(spec)
+    # The record first: killed in between, the run is open to be started once more.
     run.update_record(status="queued", finished_at=None, error=None, extends=extends)
+    run.write_spec(spec)
+    run.cancel_file.unlink(missing_ok=True)
     return spec
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from training.spec import TrainingSpec
 
 _NOT_CURVES = frozenset({"step", "num_steps"})
+_PLACES = {"base_model", "train_file", "validation_file", "deepspeed"}  # paths of this machine
 
 
 class Tracker(Protocol):
@@ -89,7 +90,7 @@ def _open_mlflow(spec: TrainingSpec, run: Path) -> Iterator[Tracker]:
     run_id = None if known.empty else known.iloc[0].run_id
     with mlflow.start_run(run_id=run_id, run_name=run.name, tags={"tuneserve_run": run.name}):
         if run_id is None:
-            mlflow.log_params(spec.model_dump(exclude={"base_model", "train_file", "deepspeed"}))
+            mlflow.log_params(spec.model_dump(mode="json", exclude=_PLACES))
         yield _Mlflow()
 
 
@@ -111,6 +112,6 @@ def _open_wandb(spec: TrainingSpec, run: Path) -> Iterator[Tracker]:
         name=run.name,
         resume="allow",
         dir=str(run),
-        config=spec.model_dump(exclude={"base_model", "train_file", "deepspeed"}),
+        config=spec.model_dump(mode="json", exclude=_PLACES),
     ) as tracked:
         yield _Wandb(tracked)

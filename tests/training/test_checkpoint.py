@@ -72,7 +72,7 @@ def save(folder: Path, *steps: int, num_kept: int = 9, best_step: int | None = N
     writer = CheckpointWriter(folder, ALONE, num_kept)
     for step in steps:
         writer.save(FakeEngine(), make_progress(step, best_step))
-    writer.finish(best_step)
+    writer.finish()
 
 
 def save_as_two_workers(folder: Path, step: int) -> Checkpoint:
@@ -109,7 +109,7 @@ def test_a_checkpoint_is_complete_once_it_is_finished(folder: Path, local_disk: 
     writer = CheckpointWriter(folder, ALONE, 2)
     assert list_checkpoints(folder) == []
     writer.save(FakeEngine(), progress)
-    writer.finish(None)
+    writer.finish()
     (checkpoint,) = list_checkpoints(folder)
     assert checkpoint == Checkpoint(folder / "checkpoint_0000000007", 1, progress)
     assert checkpoint.step == 7
@@ -126,8 +126,8 @@ def test_saving_waits_for_the_checkpoint_before(folder: Path) -> None:
     writer.save(FakeEngine(), make_progress(1))
     writer.save(FakeEngine(), make_progress(2))
     assert 1 in list_steps(folder)
-    writer.finish(None)
-    writer.finish(None)
+    writer.finish()
+    writer.finish()
     assert list_steps(folder) == [2, 1]
 
 
@@ -213,7 +213,7 @@ def test_the_best_so_far_stays_until_a_better_one_is_complete(folder: Path) -> N
     (folder / "checkpoint_0000000003" / "latest").mkdir(parents=True)  # so that it fails
     writer.save(FakeEngine(), make_progress(3, best_step=3))
     with pytest.raises(IsADirectoryError):
-        writer.finish(3)
+        writer.finish()
     checkpoints = list_checkpoints(folder)
     assert checkpoints[0].step == 2
     assert choose_result(checkpoints, "best").step == 1
@@ -274,7 +274,7 @@ def test_an_upload_that_failed_is_told_at_the_next_save(folder: Path, local_disk
     assert list_checkpoints(folder) == []
     assert list(local_disk.iterdir()) == []
     writer.save(FakeEngine(), make_progress(2))
-    writer.finish(None)
+    writer.finish()
     assert list_steps(folder) == [2]
 
 
@@ -283,7 +283,7 @@ def test_an_upload_that_failed_is_told_at_the_end(folder: Path) -> None:
     writer = CheckpointWriter(folder, ALONE, 2)
     writer.save(FakeEngine(), make_progress(1))
     with pytest.raises(IsADirectoryError, match="latest"):
-        writer.finish(None)
+        writer.finish()
 
 
 def test_a_folder_that_is_no_checkpoint_is_named(folder: Path) -> None:
