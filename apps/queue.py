@@ -145,6 +145,8 @@ class RunQueue:
         computing = 0
         waiting: list[RunFolder] = []
         for run, record in self._list_unfinished():
+            if record.status == "paused":
+                continue  # ended on purpose, to go on later
             if record.writer == "queue":
                 waiting.append(run)
             elif (state := self._runner.find_state(record.id)) == "active":

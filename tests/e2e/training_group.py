@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from torch.nn.functional import cross_entropy
 
 from training.batching import BatchLayout, BatchPlan, Step, plan_epoch
 from training.checkpoint import TAG, Checkpoint
@@ -23,7 +24,7 @@ from training.collate import collate_rows
 from training.data.encoding import EncodedRow
 from training.data.token_table import TokenTable, TokenWriter
 from training.engine import Place, init_distributed, seed_step, start_engine, take_step
-from training.model import load_model, sum_loss
+from training.model import load_model
 from training.optimizer import build_optimizer, learning_rate_at
 from training.progress import Progress
 from training.resume import is_resharded, load_checkpoint
@@ -57,6 +58,7 @@ class Trained:
     grad_norms: list[float]
     parameters: Parameters
     num_skipped: int = 0
+    num_bytes: int = 0  # of parameters and optimizer state on this worker
 
 
 def write_table(path: Path, num_rows: int = 60, vocabulary: int = 300) -> Path:
@@ -82,6 +84,11 @@ def train_in_group(world_size: int, folder: Path, cases: Sequence[Case]) -> list
     return trained
 
 
+def measure_memory_in_group(world_size: int, folder: Path, case: Case) -> int:
+    """Bytes of parameters and optimizer state on the worker that holds most, after its steps."""
+    return max(trained.num_bytes for trained in train_in_group(world_size, folder, [case]))
+
+
 def train_plainly(folder: Path, case: Case) -> Trained:
     """The same steps in one process, with nothing but PyTorch, each as one padded batch."""
     torch.set_num_threads(1)
@@ -93,8 +100,9 @@ def train_plainly(folder: Path, case: Case) -> Trained:
     for number, step in enumerate(plan_steps(spec, rows, case)[: case.last]):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate_at(number, NUM_STEPS, spec)
-        loss = sum_loss(model, collate_rows(rows.read(step.rows), "padded"))
-        loss = loss / int(rows.num_learned[list(step.rows)].sum())
+        batch = collate_rows(rows.read(step.rows), "padded")
+        logits = model(**batch.inputs).logits
+        loss = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=-100)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), spec.max_grad_norm)
         optimizer.step()
@@ -176,7 +184,25 @@ def _train(folder: Path, case: Case, place: Place) -> Trained:
         grad_norms.append(result.grad_norm)
         if case.save_after == number + 1:
             engine.save_checkpoint(str(case.checkpoint), tag=TAG)
-    return Trained(losses, grad_norms, _gather_parameters(engine), int(engine.skipped_steps))
+    num_bytes = _measure_state(engine) if spec.zero_stage == 3 else 0
+    parameters = _gather_parameters(engine)
+    return Trained(losses, grad_norms, parameters, int(engine.skipped_steps), num_bytes)
+
+
+def _measure_state(engine: Any) -> int:
+    """Bytes of every storage that holds parameters, master weights or moments here, each once."""
+    optimizer = engine.optimizer
+    tensors = [parameter.ds_tensor for parameter in engine.module.parameters()]
+    tensors += [parameter.data for parameter in engine.module.parameters()]
+    tensors += optimizer.fp32_partitioned_groups_flat
+    tensors += [
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    ]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _gather_parameters(engine: Any) -> Parameters:
