@@ -6,6 +6,7 @@ DeepSpeed averages gradients over workers, so the sum is scaled by the world siz
 """
 
 import hashlib
+import logging
 import math
 import os
 import resource
@@ -76,6 +77,9 @@ def start_engine(
     import deepspeed
     from transformers.integrations import HfDeepSpeedConfig
 
+    if spec.wall_clock_breakdown:  # DeepSpeed keeps its lines to itself; they belong in the log
+        deepspeed.utils.logger.setLevel(logging.INFO)
+        deepspeed.utils.logger.propagate = True
     config = build_deepspeed_config(
         spec,
         place.world_size,

@@ -85,9 +85,11 @@ class _Mlflow:
 def _open_mlflow(spec: TrainingSpec, run: Path) -> Iterator[Tracker]:
     import mlflow
 
-    mlflow.set_experiment("tuneserve")
-    known = mlflow.search_runs(filter_string=f"tags.tuneserve_run = '{run.name}'")
-    run_id = None if known.empty else known.iloc[0].run_id
+    experiment = mlflow.set_experiment("tuneserve")
+    known = mlflow.MlflowClient().search_runs(
+        [experiment.experiment_id], f"tags.tuneserve_run = '{run.name}'"
+    )
+    run_id = known[0].info.run_id if known else None
     with mlflow.start_run(run_id=run_id, run_name=run.name, tags={"tuneserve_run": run.name}):
         if run_id is None:
             mlflow.log_params(spec.model_dump(mode="json", exclude=_PLACES))

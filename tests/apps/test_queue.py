@@ -113,6 +113,15 @@ async def test_a_run_whose_cancelling_was_cut_short_ends_as_cancelled(
     assert run.read_record().status == "cancelled"
 
 
+async def test_a_paused_run_is_left_alone(queue: RunQueue, jobs: NotedJobs, file_id: str) -> None:
+    run = await create(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="paused")
+    jobs.states[run.path.name] = "ended"
+    await queue.reconcile()
+    assert run.read_record().status == "paused"
+
+
 async def test_a_run_killed_after_it_published_ends_well(
     queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, tiny_model: Path
 ) -> None:
