@@ -65,10 +65,21 @@ def main() -> int:
     return 0
 
 
+def prefer_own_ninja() -> None:
+    """Find this environment's own ninja first, without activating the environment.
+
+    DeepSpeed asks ninja whether its operation is up to date whenever it loads it. Another version
+    of ninja than the one that built it takes every file for changed and builds it anew.
+    """
+    own = str(Path(sys.executable).parent)
+    path = os.environ.get("PATH", "")
+    if path.split(os.pathsep)[0] != own:
+        os.environ["PATH"] = f"{own}{os.pathsep}{path}"
+
+
 def _load_builder() -> Any:
     os.environ["DS_ACCELERATOR"] = "cpu"
-    # As `pip` scripts do, so that the environment's own ninja is found without activating it.
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    prefer_own_ninja()
     from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 
     return ShareMemCommBuilder()

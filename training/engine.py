@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from training.batching import BatchLayout, BatchPlan, Step
 from training.collate import MicroBatch, collate_rows
+from training.cpu_op import prefer_own_ninja
 from training.data.token_table import TokenTable
 from training.deepspeed_config import build_deepspeed_config
 from training.model import find_hidden_size, load_model, sum_loss
@@ -61,6 +62,7 @@ def init_distributed(device: torch.device) -> None:
     """Set up DeepSpeed's collectives in the process group that Ray Train made."""
     # DeepSpeed guesses its accelerator at import: say which, and import it in the worker only.
     os.environ["DS_ACCELERATOR"] = device.type
+    prefer_own_ninja()
     import deepspeed
 
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo")

@@ -1,0 +1,268 @@
+"""What checkpoints cost while nothing happens, and what they are worth when a worker is killed.
+
+    python -m benchmarks.checkpoint
+
+Both with `python -m training`, two workers, ZeRO-3 and a random model of 21 million parameters.
+
+save_share   The share of the wall time that saving takes with a checkpoint every 50 steps. The peer
+             is the same run without them, in the same round. Measured from the end of step 25 to
+             the end of a step some whole number of 50 later, so that there is exactly one
+             checkpoint for 50 steps, and its upload in the background is over at the end.
+recovery_s   Seconds from SIGKILL of one worker process in the middle of a run to the end of the
+             next optimizer step after the last checkpoint: noticing, new processes, the model, the
+             checkpoint and the step.
+
+Figures are medians of the rounds. Last line: one JSON object.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from benchmarks.machine import describe_machine
+from benchmarks.workbench import (
+    CONTEXT_LENGTH,
+    DEMO_ROWS,
+    NUM_WORKERS,
+    SETTINGS,
+    Run,
+    Workbench,
+    build_workbench,
+    read_rows,
+    start_run,
+    write_spec,
+)
+from training.batching import BatchPlan, plan_epoch
+from training.checkpoint import list_checkpoints
+from training.data.token_table import TokenTable
+from training.spec import TrainingSpec
+
+SAVE_EVERY_STEPS = 50
+_FIRST_STEP = 25  # the end of this step starts the clock; halfway to the first checkpoint
+# The run in which a worker is killed saves often, and is killed a few steps after its second save.
+_KILL_SAVE_EVERY_STEPS = 5
+_KILL_STEP = 12
+# What a run's events say on the way from the kill to the next step, in their order.
+_STAGES = {
+    "noticed_s": "was lost",
+    "workers_up_s": "workers are up",
+    "loaded_s": "Going on after step",
+}
+_POLL_S = 0.02
+_TIMEOUT_S = 900.0
+
+
+def main() -> int:
+    """Measure and print the figures."""
+    options = _parse_arguments()
+    num_steps = _FIRST_STEP + SAVE_EVERY_STEPS * options.saves
+    with tempfile.TemporaryDirectory(prefix="benchmark-checkpoint-") as folder:
+        rows = read_rows(options.data, options.rows)
+        rows_of_run = _repeat_rows(Path(folder), rows, num_steps, options.precision)
+        bench = build_workbench(Path(folder) / "bench", rows_of_run, options.precision)
+        shares, recoveries = [], []
+        for number in range(options.rounds):
+            shares.append(_measure_saving(bench, num_steps, options.precision, number))
+            _tell(f"round {number + 1} of {options.rounds}: saving: {json.dumps(shares[-1])}")
+            recoveries.append(_measure_recovery(bench, options.precision))
+            _tell(f"round {number + 1} of {options.rounds}: recovery: {json.dumps(recoveries[-1])}")
+        num_rows = len(bench.open_tokens())
+    print(
+        json.dumps(
+            {
+                **_summarise(shares, recoveries),
+                "settings": {
+                    "data": options.data.name,
+                    "num_rows": num_rows,
+                    "precision": options.precision,
+                    "rounds": options.rounds,
+                    "save_every_steps": SAVE_EVERY_STEPS,
+                    "timed_steps": num_steps - _FIRST_STEP,
+                    "context_length": CONTEXT_LENGTH,
+                    **SETTINGS,
+                },
+                **describe_machine(),
+            }
+        )
+    )
+    return 0
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, default=DEMO_ROWS, help="rows to train on: JSON, JSONL or CSV"
+    )
+    parser.add_argument("--rows", type=int, help="how many of them, from the first; default: all")
+    parser.add_argument(
+        "--precision", choices=["bf16", "fp32"], default="bf16", help="arithmetic (default: bf16)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="times that each is measured")
+    parser.add_argument(
+        "--saves", type=int, default=2, help="checkpoints in the timed part of a run (default: 2)"
+    )
+    return parser.parse_args()
+
+
+def _repeat_rows(folder: Path, rows: list[Any], num_steps: int, precision: str) -> list[Any]:
+    """Repeat rows until they fill the steps in one epoch: the end of an epoch is a checkpoint."""
+    once = build_workbench(folder / "once", rows, precision)
+    spec = once.read_spec()
+    steps_per_pass = max(1, _count_steps(spec, once.open_tokens()))
+    num_passes = -(-(num_steps + 1) // steps_per_pass) + 1
+    return rows * num_passes
+
+
+def _count_steps(spec: TrainingSpec, rows: TokenTable) -> int:
+    return len(plan_epoch(rows.lengths, BatchPlan.from_spec(spec, "padded", NUM_WORKERS), epoch=0))
+
+
+def _measure_saving(
+    bench: Workbench, num_steps: int, precision: str, number: int
+) -> dict[str, Any]:
+    """Run once with checkpoints and once without, in turns first."""
+    intervals: dict[str, list[float]] = {}
+    for name in ("with", "without") if number % 2 == 0 else ("without", "with"):
+        changes = {"save_every_steps": SAVE_EVERY_STEPS} if name == "with" else {}
+        spec = write_spec(bench, bench.path / f"{name}.yaml", precision=precision, **changes)
+        intervals[name] = _time_steps(bench, spec, bench.path / name, num_steps)
+    with_s, without_s = sum(intervals["with"]), sum(intervals["without"])
+    # The same steps in both runs: the one after a checkpoint has its saving in it.
+    after_save = range(SAVE_EVERY_STEPS - _FIRST_STEP, len(intervals["with"]), SAVE_EVERY_STEPS)
+    blocked_s = [intervals["with"][step] - intervals["without"][step] for step in after_save]
+    return {
+        "save_share": round(1 - without_s / with_s, 4),
+        "with_s": round(with_s, 3),
+        "without_s": round(without_s, 3),
+        "median_step_s": round(median(intervals["without"]), 3),
+        "blocked_s_per_save": [round(seconds, 3) for seconds in blocked_s],
+        "blocked_share": round(sum(blocked_s) / with_s, 4),
+    }
+
+
+def _time_steps(bench: Workbench, spec_file: Path, output: Path, num_steps: int) -> list[float]:
+    """Run until a step and pause there; returns the seconds of each step that is timed.
+
+    A step's seconds are those since the end of the step before, so with the saving in between.
+    """
+    with start_run(bench, spec_file, output) as run:
+        _wait(run, lambda: _read_step(run) >= num_steps)
+        ends_s = [line["elapsed_s"] for line in run.folder.read_metrics()[:num_steps]]
+        _stop(run)
+    timed = ends_s[_FIRST_STEP - 1 :]
+    return [after - before for before, after in pairwise(timed)]
+
+
+def _measure_recovery(bench: Workbench, precision: str) -> dict[str, Any]:
+    """Kill a worker in mid-run, and see when the steps go on."""
+    spec = write_spec(
+        bench,
+        bench.path / "recovery.yaml",
+        precision=precision,
+        save_every_steps=_KILL_SAVE_EVERY_STEPS,
+    )
+    with start_run(bench, spec, bench.path / "recovery") as run:
+        _wait(run, lambda: _read_step(run) >= _KILL_STEP and _find_checkpoint(run) > 0)
+        worker = _find_workers(run)[-1]
+        num_events = len(run.folder.read_events())
+        worker.kill()
+        killed_at = time.monotonic()
+        killed_after, stages = _read_step(run), {}
+        for name, words in _STAGES.items():
+            event = _wait_for_event(run, words, num_events)
+            stages[name] = round(time.monotonic() - killed_at, 2)
+        resumed_from = int(event["data"]["step"])  # the figures of later steps are gone by now
+        _wait(run, lambda: _read_step(run) > resumed_from)
+        recovery_s = round(time.monotonic() - killed_at, 2)
+        _stop(run)
+    return {
+        "recovery_s": recovery_s,
+        **stages,
+        "killed_after_step": killed_after,
+        "resumed_from_step": resumed_from,
+    }
+
+
+def _find_workers(run: Run) -> list[psutil.Process]:
+    """Find the Ray Train workers that this run's own cluster has started."""
+    family = psutil.Process(run.process.pid).children(recursive=True)
+    workers = [process for process in family if "RayTrainWorker" in _read_name(process)]
+    if len(workers) != NUM_WORKERS:
+        raise RuntimeError(f"found {len(workers)} worker processes, expected {NUM_WORKERS}")
+    return workers
+
+
+def _read_name(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def _find_checkpoint(run: Run) -> int:
+    """The step of the newest checkpoint that is complete; 0 before the first."""
+    return max((found.step for found in list_checkpoints(run.folder.checkpoints)), default=0)
+
+
+def _wait_for_event(run: Run, words: str, num_before: int) -> dict[str, Any]:
+    """Wait for an event with these words in it, later than the first `num_before`."""
+    found: list[dict[str, Any]] = []
+
+    def is_there() -> bool:
+        later = run.folder.read_events()[num_before:]
+        found.extend(event for event in later if words in event["message"])
+        return bool(found)
+
+    _wait(run, is_there)
+    return found[0]
+
+
+def _read_step(run: Run) -> int:
+    last = run.folder.read_last_metrics()
+    return int(last["step"]) if last else 0
+
+
+def _stop(run: Run) -> None:
+    """Pause the run and wait until its cluster is gone."""
+    from training.__main__ import PAUSED_STATUS
+
+    run.folder.request_pause()
+    run.wait(expected_status=PAUSED_STATUS)
+
+
+def _wait(run: Run, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while not condition():
+        run.check_alive()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nothing in {_TIMEOUT_S:g} s: see what {run.log} says")
+        time.sleep(_POLL_S)
+
+
+def _summarise(shares: list[dict[str, Any]], recoveries: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "save_share": median(share["save_share"] for share in shares),
+        "blocked_share": median(share["blocked_share"] for share in shares),
+        "recovery_s": median(recovery["recovery_s"] for recovery in recoveries),
+        "saving": shares,
+        "recovery": recoveries,
+    }
+
+
+def _tell(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The training loops that ours is measured against, each as its user would write it."""

@@ -1,0 +1,72 @@
+"""A bare loop over DeepSpeed's engine: the floor that ours is held against.
+
+    torchrun --nproc-per-node=2 -m benchmarks.train_peers.raw WORKBENCH
+
+The same batches as ours, as tensors before the clock starts, and the same DeepSpeed configuration;
+per step a forward pass, the mean loss, `backward` and `step`, and nothing else.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import deepspeed
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+from transformers import AutoModelForCausalLM
+from transformers.integrations import HfDeepSpeedConfig
+
+from benchmarks.train_peers.report import StepClock
+from benchmarks.workbench import LEARNING_RATE, Workbench
+from training.batching import BatchPlan, plan_epoch
+from training.collate import IGNORED_LABEL, MicroBatch, collate_rows
+
+
+def main() -> None:
+    """Train for one epoch as one of the workers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workbench", type=Path, help="folder that benchmarks.train has built")
+    bench = Workbench(parser.parse_args().workbench)
+    torch.set_num_threads(1)
+    deepspeed.init_distributed("gloo")
+    config = bench.read_deepspeed_config()
+    shards_on_load = HfDeepSpeedConfig(config)  # must live across from_pretrained
+    model = AutoModelForCausalLM.from_pretrained(bench.model)
+    del shards_on_load
+    model.config.use_cache = False
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    batches, num_tokens = _make_batches(bench)
+
+    clock = StepClock()
+    for batch in batches:
+        logits = engine(**batch.inputs).logits
+        loss = F.cross_entropy(
+            logits.float().flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED_LABEL
+        )
+        engine.backward(loss)
+        engine.step()
+        clock.end_step()
+
+    report = clock.describe(num_tokens, float(loss), engine)
+    if dist.get_rank() == 0:
+        print(json.dumps(report), flush=True)
+    dist.destroy_process_group()
+
+
+def _make_batches(bench: Workbench) -> tuple[list[MicroBatch], list[int]]:
+    """Make this worker's batches of our own plan; returns them, and the tokens of each."""
+    spec, rows = bench.read_spec(), bench.open_tokens()
+    plan = plan_epoch(rows.lengths, BatchPlan.from_spec(spec, "padded", spec.num_workers), epoch=0)
+    mine = [
+        indices for step in plan for indices in step.deal(dist.get_rank(), dist.get_world_size())
+    ]
+    assert len(mine) == len(plan), "one micro batch a step"
+    batches = [collate_rows(rows.read(indices), "padded") for indices in mine]
+    return batches, [int(rows.lengths[list(indices)].sum()) for indices in mine]
+
+
+if __name__ == "__main__":
+    main()

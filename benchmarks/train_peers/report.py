@@ -1,0 +1,74 @@
+"""What a training loop says of its steps: how long they took, and how many tokens were in them."""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+NUM_WARMUP_STEPS = 3
+
+
+class StepClock:
+    """Notes when steps of this process ended."""
+
+    def __init__(self) -> None:
+        self._ends_s: list[float] = []
+
+    def end_step(self) -> None:
+        """Note the end of an optimizer step."""
+        self._ends_s.append(time.perf_counter())
+
+    def describe(self, num_tokens: Sequence[int], loss: float, engine: Any) -> dict[str, Any]:
+        """Sum up over all workers, which call this together after the last step.
+
+        `num_tokens` are this worker's tokens without padding in each step. Fails if what trained
+        was not DeepSpeed's engine at stage 3.
+        """
+        import torch
+        import torch.distributed as dist
+
+        tokens = torch.tensor(num_tokens, dtype=torch.int64)
+        dist.all_reduce(tokens)
+        assert math.isfinite(loss), f"the loss is {loss}"
+        return {
+            **summarise_steps(self._ends_s, tokens.tolist()),
+            "last_loss": round(loss, 4),
+            **_describe_engine(engine),
+        }
+
+
+def summarise_steps(ends_s: Sequence[float], num_tokens: Sequence[int]) -> dict[str, Any]:
+    """Sum up steps from the end of the warm-up to the end of the last.
+
+    Both have the shape `[num_steps]`: seconds at the end of each step on any clock, and its tokens
+    without padding over all workers. Raises `ValueError` if there is nothing after the warm-up.
+    """
+    assert len(ends_s) == len(num_tokens), f"{len(ends_s)} steps, {len(num_tokens)} batches"
+    if len(ends_s) <= NUM_WARMUP_STEPS:
+        raise ValueError(
+            f"{len(ends_s)} steps are not more than the {NUM_WARMUP_STEPS} of the warm-up: take "
+            "more rows"
+        )
+    timed_s = ends_s[-1] - ends_s[NUM_WARMUP_STEPS - 1]
+    timed_tokens = sum(num_tokens[NUM_WARMUP_STEPS:])
+    return {
+        "tokens_per_s": round(timed_tokens / timed_s, 1),
+        "timed_tokens": timed_tokens,
+        "timed_s": round(timed_s, 3),
+        "num_steps": len(ends_s),
+    }
+
+
+def _describe_engine(engine: Any) -> dict[str, Any]:
+    import deepspeed
+    import torch.distributed as dist
+
+    assert isinstance(engine, deepspeed.DeepSpeedEngine), type(engine)
+    assert engine.zero_optimization_stage() == 3, engine.zero_optimization_stage()
+    assert all(hasattr(parameter, "ds_shape") for parameter in engine.module.parameters())
+    return {
+        "engine": type(engine).__name__,
+        "zero_stage": engine.zero_optimization_stage(),
+        "is_bf16": engine.bfloat16_enabled(),
+        "world_size": dist.get_world_size(),
+    }

@@ -1,0 +1,115 @@
+"""transformers' own Trainer over DeepSpeed, with its defaults.
+
+    torchrun --nproc-per-node=2 -m benchmarks.train_peers.trainer WORKBENCH bf16 [--grouped]
+
+The same rows as ours, templated and masked, in its default batches of 8 a worker, padded to the
+longest; the same DeepSpeed configuration. Saving, logging and the progress bar are off. `--grouped`
+lets it put rows of similar length together.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+import transformers.training_args
+from accelerate import PartialState
+from datasets import load_dataset
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from benchmarks.train_peers.report import StepClock
+from benchmarks.workbench import LEARNING_RATE, Workbench
+
+
+class Clock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
+    """Notes the end of each step."""
+
+    def __init__(self) -> None:
+        self.steps = StepClock()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Trainer calls this after each optimizer step."""
+        self.steps.end_step()
+
+
+class CountingCollator:
+    """Pads rows to the longest, as Trainer's users do, and counts the tokens of each batch."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._collator = DataCollatorForSeq2Seq(tokenizer, padding=True)
+        self.num_tokens: list[int] = []
+
+    def __call__(self, rows: list[dict[str, list[int]]]) -> Any:
+        """Make a batch."""
+        self.num_tokens.append(sum(len(row["input_ids"]) for row in rows))
+        return self._collator(rows)
+
+
+def main() -> None:
+    """Train for one epoch as one of the workers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workbench", type=Path, help="folder that benchmarks.train has built")
+    parser.add_argument("precision", choices=["bf16", "fp32"], help="arithmetic")
+    parser.add_argument("--grouped", action="store_true", help="group rows by length")
+    options = parser.parse_args()
+    bench = Workbench(options.workbench)
+    torch.set_num_threads(1)
+    arguments = _make_arguments(bench, is_bf16=options.precision == "bf16", grouped=options.grouped)
+    collator, clock = CountingCollator(AutoTokenizer.from_pretrained(bench.model)), Clock()
+    trainer = Trainer(
+        model=AutoModelForCausalLM.from_pretrained(bench.model),
+        args=arguments,
+        train_dataset=load_dataset("json", data_files=str(bench.tokens_file), split="train"),
+        data_collator=collator,
+        callbacks=[clock],
+    )
+    output = trainer.train()
+    report = clock.steps.describe(collator.num_tokens, output.training_loss, trainer.model_wrapped)
+    if dist.get_rank() == 0:
+        print(json.dumps(report), flush=True)
+    dist.destroy_process_group()
+
+
+def _make_arguments(bench: Workbench, *, is_bf16: bool, grouped: bool) -> Any:
+    # On CPUs, Trainer needs help to find DeepSpeed and the other workers. `use_cpu=True` would make
+    # it leave DeepSpeed out without a word; without it, it takes itself for the only process unless
+    # told of the group, and refuses bf16 for want of a GPU.
+    deepspeed.init_distributed("gloo")
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+    PartialState(backend="gloo")
+    transformers.training_args.is_torch_bf16_gpu_available = lambda: True
+    batch = {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+    }
+    strategy = {"train_sampling_strategy": "group_by_length"} if grouped else {}
+    return TrainingArguments(
+        output_dir=str(bench.path / "trainer"),
+        deepspeed={**bench.read_deepspeed_config(), **batch},
+        accelerator_config={"use_configured_state": True},
+        bf16=is_bf16,
+        num_train_epochs=1,
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
+        save_strategy="no",
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        **strategy,
+    )
+
+
+if __name__ == "__main__":
+    main()

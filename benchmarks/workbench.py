@@ -1,0 +1,287 @@
+"""What the training benchmarks stand on: one random model, one set of rows, the product's own runs.
+
+A workbench is a folder of its own:
+
+model/          a random Llama of 21 million parameters with the demonstration model's tokenizer
+rows.jsonl      the rows as the user has them
+spec.yaml       the fine-tune of them, for `python -m training`
+data/           the rows as tokens, as that command makes them
+tokens.jsonl    the same tokens with labels, for transformers' Trainer
+texts.jsonl     the same rows as text, rendered by the chat template, for the guide's loop
+deepspeed.json  the DeepSpeed configuration of the fine-tune
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from training.base_model import load_tokenizer
+from training.collate import IGNORED_LABEL
+from training.cpu_op import ensure_cpu_op
+from training.data.faults import RowFault
+from training.data.formats import KNOWN_KEYS, Row, choose_parser
+from training.data.prepare import link_data, prepare_data
+from training.data.readers import RowFile
+from training.data.token_table import TokenTable
+from training.deepspeed_config import build_deepspeed_config
+from training.launch import quiet_libraries
+from training.model import DTYPES, find_hidden_size
+from training.runs import RunFolder
+from training.spec import TrainingSpec, load_spec
+
+ROOT = Path(__file__).parent.parent
+DEMO_MODEL = ROOT / "examples" / "tuneserve-demo"
+DEMO_ROWS = ROOT / "examples" / "handbook" / "train.jsonl"
+CONTEXT_LENGTH = 1024
+NUM_WORKERS = 2
+LEARNING_RATE = 1e-4
+
+# What a run of ours is set to, the same in every benchmark: no limit of rows, no accumulation, one
+# thread a worker, and a learning rate that stays, so that every peer can have the same.
+SETTINGS: dict[str, Any] = {
+    "epochs": 1,
+    "learning_rate": LEARNING_RATE,
+    "lr_schedule": "constant",
+    "warmup_ratio": 0.0,
+    "micro_batch_tokens": 2048,
+    "gradient_accumulation_steps": 1,
+    "zero_stage": 3,
+    "num_workers": NUM_WORKERS,
+    "accelerator": "cpu",
+    "cpus_per_worker": 0.5,
+    "threads_per_worker": 1,
+    "seed": 0,
+}
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """The files of one benchmark; see the module's docstring."""
+
+    path: Path
+
+    @property
+    def model(self) -> Path:
+        """The model to train."""
+        return self.path / "model"
+
+    @property
+    def rows_file(self) -> Path:
+        """The rows to learn from."""
+        return self.path / "rows.jsonl"
+
+    @property
+    def spec_file(self) -> Path:
+        """The fine-tune."""
+        return self.path / "spec.yaml"
+
+    @property
+    def tokens_file(self) -> Path:
+        """The rows as tokens and labels."""
+        return self.path / "tokens.jsonl"
+
+    @property
+    def texts_file(self) -> Path:
+        """The rows as text."""
+        return self.path / "texts.jsonl"
+
+    @property
+    def deepspeed_file(self) -> Path:
+        """The DeepSpeed configuration."""
+        return self.path / "deepspeed.json"
+
+    def read_spec(self) -> TrainingSpec:
+        """Read the fine-tune."""
+        return load_spec(self.spec_file)
+
+    def read_deepspeed_config(self) -> dict[str, Any]:
+        """Read the DeepSpeed configuration."""
+        config: dict[str, Any] = json.loads(self.deepspeed_file.read_text())
+        return config
+
+    def open_tokens(self) -> TokenTable:
+        """Open the rows as tokens."""
+        return TokenTable(self.path / "data" / "train.arrow")
+
+
+def build_workbench(path: Path, rows: Iterable[Any], precision: str) -> Workbench:
+    """Build a workbench for these rows under `path`, a new folder."""
+    quiet_libraries()
+    ensure_cpu_op()  # nobody's first step is to wait for the compiler
+    bench = Workbench(path)
+    path.mkdir(parents=True)
+    _build_model(bench.model, precision)
+    _write_lines(bench.rows_file, rows)
+    write_spec(bench, bench.spec_file, precision=precision)
+    spec = bench.read_spec()
+    link_data(prepare_data(spec, path / "cache"), path / "data")
+    config = build_deepspeed_config(
+        spec, NUM_WORKERS, hidden_size=find_hidden_size(spec.base_model)
+    )
+    bench.deepspeed_file.write_text(json.dumps(config, indent=2))
+    _write_lines(bench.tokens_file, _label_rows(bench.open_tokens()))
+    _write_lines(bench.texts_file, _render_rows(bench))
+    return bench
+
+
+def write_spec(bench: Workbench, path: Path, **changes: Any) -> Path:
+    """Write the fine-tune of a workbench, with other settings where `changes` has them."""
+    spec = {"base_model": str(bench.model), "train_file": str(bench.rows_file), **SETTINGS}
+    path.write_text(yaml.safe_dump({**spec, **changes}))
+    return path
+
+
+def read_rows(path: Path, num_rows: int | None) -> list[Any]:
+    """Read the first rows of a file of any kind that the product reads; None means all."""
+    rows = [record for _, record in islice(RowFile(path, KNOWN_KEYS).read(), num_rows)]
+    for place, row in enumerate(rows, 1):
+        if isinstance(row, RowFault):
+            raise ValueError(f"row {place} of {path.name!r} cannot be read: {row}")
+    return rows
+
+
+@contextmanager
+def start_run(bench: Workbench, spec_file: Path, output: Path) -> Iterator["Run"]:
+    """Start `python -m training`, as a user would, with a Ray cluster of its own.
+
+    At the end the run is over, one way or another, and its folder is gone.
+    """
+    command = [sys.executable, "-m", "training", str(spec_file), "--output", str(output)]
+    log = bench.path / f"{output.name}.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(  # noqa: S603 - our own command
+            [*command, "--cache", str(bench.path / "cache")],
+            cwd=ROOT,
+            env=make_environment(bench),
+            stdout=file,
+            stderr=file,
+        )
+    try:
+        yield Run(process, RunFolder(output), log)
+    finally:
+        _end(process)
+        shutil.rmtree(output, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A fine-tune under way in a process of its own."""
+
+    process: subprocess.Popen[bytes]
+    folder: RunFolder
+    log: Path
+
+    def wait(self, *, expected_status: int = 0) -> None:
+        """Wait for its end; raises `RuntimeError` with the end of its log if that is another."""
+        if self.process.wait() != expected_status:
+            raise RuntimeError(f"{describe_end(self.process.returncode, self.log)}")
+
+    def check_alive(self) -> None:
+        """Raise `RuntimeError` with the end of its log if the process has ended."""
+        if self.process.poll() is not None:
+            raise RuntimeError(describe_end(self.process.returncode, self.log))
+
+
+def run_product(bench: Workbench, spec_file: Path, output: Path) -> list[dict[str, float]]:
+    """Run a fine-tune to its end; returns the figures of its steps."""
+    with start_run(bench, spec_file, output) as run:
+        run.wait()
+        num_shards = len(list(run.folder.checkpoints.glob("*/state/*_optim_states.pt")))
+        assert num_shards >= NUM_WORKERS, "DeepSpeed did not shard the optimizer's state"
+        return run.folder.read_metrics()
+
+
+def describe_end(status: int, log: Path) -> str:
+    """Say how a process ended, and the last it said."""
+    return f"it ended with status {status}; the end of its output:\n{log.read_text()[-4000:]}"
+
+
+def make_environment(bench: Workbench) -> dict[str, str]:
+    """Make the environment of every contender: one thread, no network, no cluster but its own."""
+    inherited = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    return {
+        **inherited,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # for ninja
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "DS_ACCELERATOR": "cpu",
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_CACHE": str(bench.path / "datasets"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process that still runs; a Ray cluster that it started ends with it."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _build_model(folder: Path, precision: str) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = load_tokenizer(str(DEMO_MODEL))
+    tokenizer.save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        max_position_embeddings=CONTEXT_LENGTH,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).to(DTYPES[precision]).save_pretrained(folder)
+
+
+def _label_rows(rows: TokenTable) -> Iterator[dict[str, list[int]]]:
+    for ids, learned in rows.read(range(len(rows))):
+        labels = np.where(learned, ids, IGNORED_LABEL)
+        yield {"input_ids": ids.tolist(), "labels": labels.tolist()}
+
+
+def _render_rows(bench: Workbench) -> Iterator[dict[str, str]]:
+    """Render the rows that the product learns from; one that it dropped is nobody's."""
+    tokenizer = load_tokenizer(str(bench.model))
+    table = bench.open_tokens()
+    kept = set(table.find_lines(range(len(table))))
+    parser = None
+    for line, record in RowFile(bench.rows_file, KNOWN_KEYS).read():
+        parser = parser or choose_parser(record, "auto", {})
+        if line in kept:
+            yield {"text": _render(parser.parse(line, record), tokenizer)}
+
+
+def _render(row: Row, tokenizer: Any) -> str:
+    if row.text is not None:
+        return row.text
+    return str(tokenizer.apply_chat_template(list(row.messages), tokenize=False))
+
+
+def _write_lines(path: Path, rows: Iterable[Any]) -> None:
+    with path.open("w") as file:
+        file.writelines(f"{json.dumps(row)}\n" for row in rows)
