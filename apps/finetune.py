@@ -39,10 +39,12 @@ def execute_queued_run(layout: StorageLayout, run: RunFolder) -> int:
     launch.quiet_libraries()
     ray.init(log_to_driver=False)
     try:
-        if launch.execute_run(run, run.read_spec()) is None:
-            return 0  # paused, and in the record as that
-        ModelStore(layout).publish(run.model, name_model(record))
-        finish_published(layout, run)
+        with run.hold("driver", timeout_s=0):
+            run.pause_file.unlink(missing_ok=True)
+            if launch.execute_run(run, run.read_spec()) is None:
+                return 0  # paused, and in the record as that
+            ModelStore(layout).publish(run.model, name_model(record))
+            finish_published(layout, run)
     except Exception as exc:  # noqa: BLE001 - the process ends here, and its record must say why
         if not run.read_record().is_final:
             launch.fail_run(run, exc)

@@ -82,7 +82,8 @@ class FineTuneRequest(_Model):
         if taken := SERVER_SETTINGS & set(self.training):
             raise ApiError(
                 400,
-                f"{sorted(taken)} cannot be set in 'training'; use 'model' and 'training_file'",
+                f"{sorted(taken)} cannot be set in 'training'; the model and the "
+                "file have fields of their own, the rest is the operator's",
                 param="training",
             )
         settings = defaults.model_dump()

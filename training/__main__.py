@@ -25,10 +25,11 @@ from rich.progress import (
 from training.data.token_cache import default_cache
 from training.rerun import reopen_run
 from training.runs import RunFolder, RunRecord, log_to_file
-from training.spec import load_spec
+from training.spec import TrainingSpec, load_spec
 from training.trackers import check_trackers
 
 PAUSED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again
+_BEGUN = {"data", "events.jsonl", ".driver.lock"}  # before a run has its record
 INTERRUPTED_STATUS = 130  # what shells say of a process that SIGINT ended
 
 
@@ -54,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(f"error: {exc}", style="red", markup=False, highlight=False)
         return 2
     except KeyboardInterrupt:
-        console.print("stopped: the same command goes on from its last checkpoint", highlight=False)
+        console.print("stopped: the same command goes on with it", highlight=False)
         return INTERRUPTED_STATUS
     except RuntimeError as exc:
         console.print(f"failed: {exc}", style="red", markup=False, highlight=False)
@@ -71,24 +72,37 @@ def _fine_tune(spec_file: Path, output: Path, cache: Path, console: Console) -> 
     from training.data.prepare import link_data, prepare_data
 
     run = RunFolder(output)
-    is_new = not run.record_file.is_file()
-    if is_new and output.exists() and any(output.iterdir()):
-        raise ValueError(
-            f"{str(output)!r} is not empty and holds no run: expected a new folder for the run, or "
-            "that of one to go on with"
-        )
+    _check_output(run)
     spec = load_spec(spec_file)
     check_trackers(spec)
     launch.quiet_libraries()
     with _show_preparing(console) as on_progress:
         data = prepare_data(spec, cache, on_progress)
-    if is_new:
-        run.path.mkdir(parents=True, exist_ok=True)
-        link_data(data, run.data)
-        launch.tell_data(run, data.summary)
-        run.create(spec, RunRecord(id=output.name, created_at=int(time.time()), writer="job"))
-    else:
-        spec = reopen_run(run, spec, data.summary["sha256"])
+    run.path.mkdir(parents=True, exist_ok=True)
+    with run.hold("driver", timeout_s=0):
+        if run.record_file.is_file():
+            spec = reopen_run(run, spec, data.summary["fingerprint"])
+        else:
+            run.events_file.unlink(missing_ok=True)
+            link_data(data, run.data)
+            launch.tell_data(run, data.summary)
+            run.create(spec, RunRecord(id=output.name, created_at=int(time.time()), writer="job"))
+        return _execute(run, spec, console)
+
+
+def _check_output(run: RunFolder) -> None:
+    """Refuse a folder with something else in it; what a killed command began may be there."""
+    found = {path.name for path in run.path.iterdir()} if run.path.exists() else set()
+    if not run.record_file.is_file() and found - _BEGUN:
+        raise ValueError(
+            f"{str(run.path)!r} is not empty and holds no run: expected a new folder for the run, "
+            "or that of one to go on with"
+        )
+
+
+def _execute(run: RunFolder, spec: TrainingSpec, console: Console) -> Path | None:
+    from training import launch
+
     with (
         log_to_file(run.log_file),
         _pause_on_interrupt(run, console),

@@ -21,8 +21,8 @@ def load_tokenizer(base_model: str) -> PreTrainedTokenizerBase:
         raise UnknownModelError(_describe_unknown(base_model, exc)) from exc
     if not tokenizer.is_fast:
         raise UnknownModelError(
-            f"base_model {_show_name(base_model)!r} has no tokenizer.json, which says where in the "
-            "text each token stands; convert its tokenizer with transformers"
+            f"base_model {name_base_model(base_model)!r} has no tokenizer.json, which says where "
+            "in the text each token stands; convert its tokenizer with transformers"
         )
     tokenizer.model_max_length = _UNLIMITED_CONTEXT  # lengths are ours to check
     return tokenizer
@@ -51,10 +51,11 @@ def choose_max_length(spec: TrainingSpec) -> int:
 
 def _describe_unknown(base_model: str, exc: Exception) -> str:
     return (
-        f"base_model {_show_name(base_model)!r} is neither the folder of a Hugging Face model nor "
-        f"a model id that can be loaded: {str(exc).splitlines()[0][:200]}"
+        f"base_model {name_base_model(base_model)!r} is neither the folder of a Hugging Face model "
+        f"nor a model id that can be loaded: {str(exc).splitlines()[0][:200]}"
     )
 
 
-def _show_name(base_model: str) -> str:
+def name_base_model(base_model: str) -> str:
+    """A base model's name without the folder that it lies in."""
     return Path(base_model).name if Path(base_model).is_dir() else base_model

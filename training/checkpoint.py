@@ -47,6 +47,12 @@ class Checkpoint:
         """Optimizer steps taken before it was saved."""
         return self.progress.step
 
+    @property
+    def eval_loss(self) -> float | None:
+        """Validation loss of these very weights, if they were evaluated."""
+        progress = self.progress
+        return progress.eval_loss if progress.evaluated_step == progress.step else None
+
 
 def find_shards(checkpoint: Path) -> Path:
     """Return the folder of shards that a checkpoint's `latest` file names.
@@ -96,19 +102,19 @@ def choose_superseded(checkpoints: list[Checkpoint], *, num_kept: int) -> list[C
 
 
 def choose_result(checkpoints: list[Checkpoint], keep: Literal["last", "best"]) -> Checkpoint:
-    """Choose the checkpoint that becomes the model.
+    """Choose the checkpoint that becomes the model: of those on disk, the newest or the best.
 
-    Raises `CheckpointError` if it is not among them.
+    The best of all evaluations is among them unless 'keep' was changed while the run was under
+    way. Raises `CheckpointError` if there is none.
     """
-    newest = max(checkpoints, key=lambda checkpoint: checkpoint.step, default=None)
-    if newest is None or keep == "last":
-        chosen = newest
-    else:
-        best_step = newest.progress.best_step
-        chosen = next((found for found in checkpoints if found.step == best_step), None)
-    if chosen is None:
-        raise CheckpointError(f"the {keep} checkpoint is not complete on disk")
-    return chosen
+    if not checkpoints:
+        raise CheckpointError("no complete checkpoint is on disk")
+    if keep == "best":
+        evaluated = [found for found in checkpoints if found.eval_loss is not None]
+        return min(
+            evaluated or checkpoints, key=lambda found: (found.eval_loss or 0.0, -found.step)
+        )
+    return max(checkpoints, key=lambda found: found.step)
 
 
 class CheckpointWriter:
@@ -170,7 +176,8 @@ class CheckpointWriter:
 def agree_on_checkpoint(folder: Path, place: Place) -> Checkpoint | None:
     """Find the newest checkpoint that is whole, hashing every file; the same on all workers.
 
-    A damaged one is passed over with a warning, for the one before it.
+    A damaged one is passed over with a warning, for the one before it. Raises `CheckpointError`,
+    on all workers, if there are some and every one is damaged.
     """
     candidates: list[Any] = [list_checkpoints(folder) if place.rank == 0 else None]
     dist.broadcast_object_list(candidates, src=0, device=place.device)
@@ -180,11 +187,17 @@ def agree_on_checkpoint(folder: Path, place: Place) -> Checkpoint | None:
             logger.warning("checkpoint of step %d is damaged: %s", checkpoint.step, damage)
         if sum_over_workers(damage is not None, place) == 0:
             return checkpoint  # type: ignore[no-any-return]
+    if candidates[0]:
+        raise CheckpointError(
+            f"all {len(candidates[0])} checkpoints are damaged; nothing was removed. Restore one, "
+            "or remove them to begin anew"
+        )
     return None
 
 
 def _upload(staging: Path, target: Path, manifest: Mapping[str, Any]) -> None:
     try:
+        target.mkdir(parents=True, exist_ok=True)  # below stage 1 a rank may have no file at all
         files: dict[str, dict[str, Any]] = {}
         for source in sorted(path for path in staging.rglob("*") if path.is_file()):
             name = source.relative_to(staging)
@@ -224,9 +237,13 @@ def _read_checkpoint(path: Path) -> Checkpoint | None:
             for name, entry in manifest["files"].items():
                 if (path / name).stat().st_size != entry["size"]:
                     return None
-    except FileNotFoundError:
+        progress = Progress.model_validate(first["progress"])
+    except FileNotFoundError:  # not complete
         return None
-    return Checkpoint(path, first["world_size"], Progress.model_validate(first["progress"]))
+    except (ValueError, KeyError, TypeError):
+        logger.exception("%s has a damaged manifest and is passed over", path.name)
+        return None
+    return Checkpoint(path, first["world_size"], progress)
 
 
 def _read_manifest(path: Path, rank: int) -> dict[str, Any]:

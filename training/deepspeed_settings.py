@@ -214,9 +214,14 @@ def _find_precision(config: Mapping[str, Any]) -> str | None:
     return "fp32" if False in (bf16, fp16) and AUTO not in (bf16, fp16) else None
 
 
+def is_switched_off(config: Mapping[str, Any], precision: Any) -> bool:
+    """Whether a configuration says by name that a precision is not to be used."""
+    return _find(config, f"{precision}.enabled") is False
+
+
 def _check_switches(config: Mapping[str, Any], precision: Any) -> None:
     """Refuse a precision that is switched off by name."""
-    if _find(config, f"{precision}.enabled") is False:
+    if is_switched_off(config, precision):
         raise ValueError(
             f"deepspeed.{precision}.enabled is False, but precision is {precision!r}: set one of "
             "them, or it to 'auto'"

@@ -90,7 +90,7 @@ def start_engine(
         load_universal=load_universal,
     )
     shards_on_load = HfDeepSpeedConfig(config)  # must live across from_pretrained
-    model = load_model(spec, plan.layout)
+    model = load_model(spec, plan.layout, place.device)
     del shards_on_load
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=build_optimizer(model, spec), config=config
@@ -103,12 +103,6 @@ def count_parameters(engine: Any) -> int:
     return sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed what is random inside a step (dropout) by the step, so that a resumed run repeats it."""
-    digest = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
-    torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-
-
 def take_step(
     engine: Any,
     place: Place,
@@ -117,9 +111,13 @@ def take_step(
     layout: BatchLayout,
     learning_rate: float,
     *,
+    seed: str,
     stop: bool = False,
 ) -> StepResult:
     """Take one optimizer step; every worker calls this together, and `stop` of any reaches all.
+
+    What is random in it (dropout) is seeded by `seed` and the place of the micro batch in the step,
+    so that a run repeats it after an interruption, and with other workers.
 
     Raises `NonFiniteLossError` before the optimizer has moved anything.
     """
@@ -131,6 +129,7 @@ def take_step(
     micro_batches = step.deal(place.rank, place.world_size)
     for index, micro_batch in enumerate(micro_batches):
         engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
+        _seed(f"{seed}/{index * place.world_size + place.rank}")
         loss = sum_loss(engine, read_micro_batch(rows, micro_batch, place, layout))
         engine.backward(loss * (place.world_size / num_learned), scale_wrt_gas=False)
         loss_sum += loss.detach()
@@ -193,6 +192,11 @@ def _measure_peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
+
+
+def _seed(text: str) -> None:
+    digest = hashlib.sha256(text.encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 def _shorten(lines: list[int]) -> str:

@@ -1,6 +1,5 @@
 """Loss per token on rows that nothing is learned from."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,22 +15,18 @@ def evaluate(
     place: Place,
     rows: TokenTable,
     plan: BatchPlan,
-    on_progress: Callable[[int, int], None] | None = None,
 ) -> float:
     """Mean loss over the learned tokens of all rows, in nats; every worker calls this together.
 
-    Its exponential is the perplexity. `on_progress` is called with the rounds done and their
-    number.
+    Its exponential is the perplexity.
     """
     rounds = plan_evaluation(rows.lengths, plan)
     loss_sum = torch.zeros((), dtype=torch.float64, device=place.device)
     engine.eval()
     with torch.no_grad():
-        for done, step in enumerate(rounds, 1):
+        for step in rounds:
             for micro_batch in step.deal(place.rank, place.world_size):
                 batch = read_micro_batch(rows, micro_batch, place, plan.layout)
                 loss_sum += sum_loss(engine, batch)
-            if on_progress:
-                on_progress(done, len(rounds))
     engine.train()
     return sum_over_workers(loss_sum, place) / int(rows.num_learned.sum())

@@ -7,7 +7,13 @@ from ray.train import UserCallback
 
 from training.runs import RunFolder
 
-_MAX_CHARACTERS = 200
+_MAX_CHARACTERS = 300
+
+
+def summarise_exception(exception: BaseException) -> str:
+    """The last line of what Ray says of a worker's failure: its text may be a whole traceback."""
+    lines = str(exception).strip().splitlines()
+    return lines[-1][:_MAX_CHARACTERS] if lines else type(exception).__name__
 
 
 class TellOfFailures(UserCallback):
@@ -19,9 +25,9 @@ class TellOfFailures(UserCallback):
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002 - Ray calls it so
         """Name the worker that failed first in rank, and why."""
         rank, exception = min(worker_exceptions.items())
-        reason = str(exception).strip().splitlines()[-1][:_MAX_CHARACTERS]
+        reason = summarise_exception(exception)
         RunFolder(Path(self._run)).add_event(
-            f"Worker {rank} was lost ({reason}); starting the workers again",
+            f"Worker {rank} was lost: {reason}",
             level="warn",
             data={"ranks": sorted(worker_exceptions)},
         )

@@ -24,7 +24,7 @@ class Journal:
     ) -> None:
         self._run = run
         self._speaks = place.rank == 0
-        self._trackers = trackers
+        self._trackers = list(trackers)
         self._num_steps = num_steps
         self._speed = _Speedometer()
 
@@ -32,15 +32,15 @@ class Journal:
         """Put an event into the run's file and its log."""
         if self._speaks:
             logger.info(message)
-            self._run.add_event(message, level=level, data=data)
+            figures = {name: value for name, value in data.items() if math.isfinite(value)}
+            self._run.add_event(message, level=level, data=figures)
 
     def record_step(self, result: StepResult, progress: Progress, steps_in_epoch: int) -> None:
         """Write the figures of a step, with those of the evaluation after it if there was one."""
         self._speed.add(result)
         if result.was_skipped:
             self.tell(
-                f"Step {progress.step} was skipped: its fp16 gradients overflowed, and the loss "
-                "scale was lowered",
+                f"Step {progress.step} was skipped: its gradients were not finite",
                 level="warn",
             )
         line: dict[str, float] = {
@@ -58,12 +58,22 @@ class Journal:
             "peak_memory_bytes": result.peak_memory_bytes,
         }
         if progress.evaluated_step == progress.step and progress.eval_loss is not None:
-            line["eval_loss"] = progress.eval_loss
-            line["eval_perplexity"] = compute_perplexity(progress.eval_loss)
+            line |= _name_if_finite("eval_loss", progress.eval_loss)
+            line |= _name_if_finite("eval_perplexity", compute_perplexity(progress.eval_loss))
         if self._speaks:
             self._run.add_metrics(line)
-            for tracker in self._trackers:
-                tracker.log(line, progress.step)
+            self._track(line, progress.step)
+
+    def _track(self, line: dict[str, float], step: int) -> None:
+        """Hand a line to the trackers; one that fails is heard no more, and training goes on."""
+        for tracker in list(self._trackers):
+            try:
+                tracker.log(line, step)
+            except Exception as exc:
+                self._trackers.remove(tracker)
+                name = type(tracker).__name__
+                logger.exception("tracker %s failed", name)
+                self.tell(f"Metrics go to {name} no more: {exc}", level="warn")
 
 
 def _name_if_finite(name: str, value: float) -> dict[str, float]:

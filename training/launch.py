@@ -1,6 +1,7 @@
 """A whole fine-tune in order: train, choose a checkpoint, consolidate."""
 
 import logging
+import shutil
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -70,29 +71,26 @@ def _tell_left_out(run: RunFolder, what: str, counts: Mapping[str, Any], max_len
 def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
     """Compute a prepared run and keep its record; returns the model directory, None if paused.
 
-    A run that has checkpoints goes on from the last one. Needs a connected Ray cluster. Raises
-    `RunBusyError`, or, after writing it into the record, `ResourceError`, `TrainingFailedError`,
-    `ConsolidationError` or `CompilerError`.
+    A run that has checkpoints goes on from the last one. Needs a connected Ray cluster, and the
+    run to be held as its driver. Raises, after writing it into the record, `ResourceError`,
+    `TrainingFailedError`, `ConsolidationError` or `CompilerError`.
     """
-    with run.hold("driver", timeout_s=0):
-        run.update_record(
-            status="running", started_at=run.read_record().started_at or int(time.time())
-        )
-        run.pause_file.unlink(missing_ok=True)
-        try:
-            model = _compute(run, spec)
-        except KeyboardInterrupt:
-            run.add_event("Stopped; started again, it goes on from its last checkpoint")
-            run.update_record(status="cancelled", finished_at=int(time.time()))
-            raise
-        except Exception as exc:
-            fail_run(run, exc)
-            raise
-        if metrics := run.read_last_metrics():
-            run.update_record(trained_tokens=int(metrics["trained_tokens"]))
-        if model is None:
-            run.update_record(status="paused")
-        return model
+    started_at = run.read_record().started_at or int(time.time())
+    run.update_record(status="running", started_at=started_at)
+    try:
+        model = _compute(run, spec)
+    except KeyboardInterrupt:
+        run.add_event("Stopped; started again, it goes on from its last checkpoint")
+        run.update_record(status="cancelled", finished_at=int(time.time()))
+        raise
+    except Exception as exc:
+        fail_run(run, exc)
+        raise
+    if metrics := run.read_last_metrics():
+        run.update_record(trained_tokens=int(metrics["trained_tokens"]))
+    if model is None:
+        run.update_record(status="paused")
+    return model
 
 
 def fail_run(run: RunFolder, exc: BaseException) -> None:
@@ -188,12 +186,16 @@ def _fit(trainer: Any) -> Any:
 
 
 def _consolidate(run: RunFolder, spec: TrainingSpec) -> None:
-    from training.checkpoint import choose_result, list_checkpoints
-    from training.consolidate import consolidate_checkpoint
+    from training.checkpoint import choose_result, find_damage, list_checkpoints
+    from training.consolidate import ConsolidationError, consolidate_checkpoint
     from training.lineage import write_lineage
     from training.model import DTYPES
 
     checkpoint = choose_result(list_checkpoints(run.checkpoints), spec.keep)
+    if damage := find_damage(checkpoint, rank=0, world_size=1):
+        raise ConsolidationError(f"the checkpoint of step {checkpoint.step} is damaged: {damage}")
+    # Of a run that was killed in between; the model of an earlier end was put aside.
+    shutil.rmtree(run.model, ignore_errors=True)
     metrics = checkpoint.progress.summarise()
     run.add_event(f"Consolidating the checkpoint of step {checkpoint.step}", data=metrics)
     started = time.monotonic()
@@ -206,9 +208,10 @@ def _consolidate(run: RunFolder, spec: TrainingSpec) -> None:
 
 
 def _describe_failure(exc: Any) -> str:
+    from training.failures import summarise_exception
+
     failures: Mapping[int, Any] | None = getattr(exc, "worker_failures", None)
     if not failures:
         return str(exc).strip().splitlines()[-1]
     rank, failure = min(failures.items())
-    cause = getattr(failure, "cause", None) or failure
-    return f"worker {rank} failed: {type(cause).__name__}: {cause}"
+    return f"worker {rank} failed: {summarise_exception(failure)}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from storage import durable
+from training.base_model import name_base_model
 from training.model_card import render_model_card
 from training.runs import RunFolder
 from training.spec import TrainingSpec
@@ -38,16 +39,19 @@ def write_lineage(run: RunFolder, spec: TrainingSpec, metrics: Mapping[str, Any]
     (run.model / "README.md").write_text(render_model_card(lineage))
 
 
-def name_base_model(base_model: str) -> str:
-    """A base model's name without the folder that it lies in."""
-    return Path(base_model).name if Path(base_model).is_dir() else base_model
+def read_lineage(model: Path) -> dict[str, Any]:
+    """Read the lineage of a model directory; empty if it has none."""
+    try:
+        lineage: dict[str, Any] = durable.read_json(model / LINEAGE_FILE)
+    except FileNotFoundError:
+        return {}
+    return lineage
 
 
 def _read_parent(base_model: str) -> dict[str, Any] | None:
-    try:
-        lineage = durable.read_json(Path(base_model) / LINEAGE_FILE)
-    except FileNotFoundError:
+    lineage = read_lineage(Path(base_model))
+    if not lineage:
         return None
     keys = ("run_id", "base_model", "checkpoint_step", "parent")
     parent = {key: lineage.get(key) for key in keys}
-    return {**parent, "data": {key: lineage["data"].get(key) for key in ("name", "sha256")}}
+    return {**parent, "data": {key: lineage["data"].get(key) for key in ("name", "fingerprint")}}

@@ -21,7 +21,6 @@ from training.engine import (
     StepResult,
     count_parameters,
     init_distributed,
-    seed_step,
     start_engine,
     take_step,
 )
@@ -40,8 +39,9 @@ logger = logging.getLogger(__name__)
 Ending = Literal["finished", "stopped_early", "paused"]
 
 _HANDOVER_S = 120.0
-# What other workers would only meet again.
-_NOT_WORTH_ANOTHER_TRY = (NonFiniteLossError, WeightsError, CheckpointError, ValueError)
+# What other workers would only meet again, and what all workers meet together: if one alone ended
+# well, the others would wait for it.
+_NOT_WORTH_ANOTHER_TRY = (NonFiniteLossError, WeightsError, CheckpointError)
 
 
 def run_worker(config: dict[str, Any]) -> dict[str, str]:
@@ -78,9 +78,9 @@ def _find_place() -> Place:
 def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
     init_distributed(place.device)
     start = find_start(run, place)
-    progress = start.progress if start else Progress(num_shares=spec.num_workers)
+    progress = _find_position(spec, run, place, start)
     rows = TokenTable(run.data / "train.arrow")
-    plan = BatchPlan.from_spec(spec, choose_layout(spec), progress.num_shares)
+    plan = BatchPlan.from_spec(spec, progress.layout, progress.num_shares)
     num_steps = sum(len(plan_epoch(rows.lengths, plan, epoch)) for epoch in range(spec.epochs))
     with open_trackers(spec, run.path, progress.step, speaks=place.rank == 0) as trackers:
         journal = Journal(run, place, trackers, num_steps)
@@ -94,6 +94,16 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
             journal.tell(f"Training for {num_steps} steps in {spec.epochs} epochs")
         worker = _Worker(spec, run, place, engine, plan, rows, journal)
         return worker.walk(progress, num_steps)
+
+
+def _find_position(
+    spec: TrainingSpec, run: RunFolder, place: Place, start: Checkpoint | None
+) -> Progress:
+    if start is None:
+        layout = choose_layout(spec, place.device)
+        return Progress(num_shares=spec.num_workers, layout=layout)
+    is_extended = any(end.step == start.step for end in run.read_record().extends)
+    return start.progress.reset_patience() if is_extended else start.progress
 
 
 def _start_engine(
@@ -134,7 +144,7 @@ class _Worker:
     def walk(self, progress: Progress, num_steps: int) -> Ending:
         """Take every step from `progress` on; returns how it ended, all checkpoints complete."""
         steps, progress = self._enter_epoch(progress)
-        ending: Ending | None = None
+        ending = self._stop_early(progress)
         marked = time.monotonic()
         while progress.step < num_steps and ending is None:
             if progress.step_in_epoch == len(steps):
@@ -169,7 +179,6 @@ class _Worker:
         return steps, progress.follow_plan(fingerprint)
 
     def _take_step(self, step: Step, progress: Progress, num_steps: int) -> StepResult:
-        seed_step(self._spec.seed, progress.step, self._place.rank)
         return take_step(
             self._engine,
             self._place,
@@ -177,6 +186,7 @@ class _Worker:
             step,
             self._plan.layout,
             learning_rate_at(progress.step, num_steps, self._spec),
+            seed=f"{self._spec.seed}/{progress.step}",
             stop=self._place.rank == 0 and self._run.is_pause_requested,
         )
 
@@ -194,17 +204,22 @@ class _Worker:
         return progress
 
     def _choose_ending(self, progress: Progress, result: StepResult) -> Ending | None:
-        patience = self._spec.early_stopping_patience
-        if patience is not None and progress.num_worse >= patience:
-            self._journal.tell(
-                f"Stopping early: {patience} evaluations since step {progress.best_step} were no "
-                f"better than its {progress.best_loss:.4f}"
-            )
-            return "stopped_early"
+        if ending := self._stop_early(progress):
+            return ending
         if result.was_asked_to_stop:
             self._journal.tell(f"Pausing after step {progress.step}", step=progress.step)
             return "paused"
         return None
+
+    def _stop_early(self, progress: Progress) -> Ending | None:
+        patience = self._spec.early_stopping_patience
+        if patience is None or progress.num_worse < patience:
+            return None
+        best = "of which none was finite"
+        if progress.best_loss is not None:
+            best = f"none better than the {progress.best_loss:.4f} of step {progress.best_step}"
+        self._journal.tell(f"Stopping early after {progress.num_worse} evaluations, {best}")
+        return "stopped_early"
 
     def _is_worth_saving(self, progress: Progress) -> bool:
         is_best = self._spec.keep == "best" and progress.best_step == progress.step

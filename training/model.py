@@ -18,17 +18,25 @@ logger = logging.getLogger(__name__)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
+_CPU = torch.device("cpu")
+_FLATTENED_ARCHITECTURES = frozenset(
+    {"gemma", "gemma2", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"}
+)
+
+
 class WeightsError(RuntimeError):
     """The base model's file and its architecture do not name the same weights."""
 
 
-def load_model(spec: TrainingSpec, layout: BatchLayout = "padded") -> torch.nn.Module:
+def load_model(
+    spec: TrainingSpec, layout: BatchLayout = "padded", device: torch.device = _CPU
+) -> torch.nn.Module:
     """Load the base model; raises `WeightsError` unless file and architecture agree wholly."""
     from transformers import AutoModelForCausalLM
 
-    attention = {"attn_implementation": "flash_attention_2"} if layout == "flattened" else {}
-    if not has_varlen_attention():
-        attention = {}
+    attention = {}
+    if layout == "flattened" and has_varlen_kernel(spec, device):
+        attention["attn_implementation"] = "flash_attention_2"
     model, info = AutoModelForCausalLM.from_pretrained(
         spec.base_model,
         dtype=DTYPES[spec.precision],
@@ -62,22 +70,28 @@ def find_weight_faults(loading_info: Any) -> dict[str, list[str]]:
     return {kind: sorted(str(key) for key in keys) for kind, keys in loading_info.items() if keys}
 
 
-def choose_layout(spec: TrainingSpec) -> BatchLayout:
+def choose_layout(spec: TrainingSpec, device: torch.device) -> BatchLayout:
     """Settle 'auto': flattened rows where attention has a kernel for them, else padded ones.
 
     Dense attention over a flattened batch computes every row against every other: on a CPU such
-    batches ran at 0.59 of the speed of padded ones of similar length.
+    batches ran at 0.59 of the speed of padded ones of similar length. Only architectures that are
+    known to let nothing else run on from row to row, such as a convolution's state, are flattened.
     """
-    if spec.batch_layout == "auto":
-        return "flattened" if has_varlen_attention() else "padded"
-    return spec.batch_layout
+    from transformers import AutoConfig
+
+    if spec.batch_layout != "auto":
+        return spec.batch_layout
+    config = AutoConfig.from_pretrained(spec.base_model, trust_remote_code=False)
+    is_known = config.model_type in _FLATTENED_ARCHITECTURES
+    return "flattened" if is_known and has_varlen_kernel(spec, device) else "padded"
 
 
-def has_varlen_attention() -> bool:
-    """Whether this process has a GPU and a variable-length attention kernel for it."""
+def has_varlen_kernel(spec: TrainingSpec, device: torch.device) -> bool:
+    """Whether there is a variable-length attention kernel: on a GPU, in half precision."""
     from transformers.utils import is_flash_attn_2_available
 
-    return torch.cuda.is_available() and bool(is_flash_attn_2_available())
+    is_half = spec.precision in ("bf16", "fp16")
+    return device.type == "cuda" and is_half and bool(is_flash_attn_2_available())
 
 
 def sum_loss(model: Any, batch: MicroBatch) -> torch.Tensor:

@@ -32,7 +32,7 @@ def render_model_card(lineage: Mapping[str, Any]) -> str:
 | training loss of the epoch | {metrics["loss"]:.4f} |
 {_render_validation(metrics)}| learning rate | {spec["learning_rate"]:g}, {spec["lr_schedule"]} |
 | precision | {spec["precision"]} |
-| data, SHA-256 | `{data["sha256"]}` |
+| data, {"SHA-256" if data["sha256"] else "fingerprint"} | `{data["fingerprint"]}` |
 | made with | {packages} |
 
 The chat template in this folder is the one that the model was trained with.

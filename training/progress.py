@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from training.batching import BatchLayout
 from training.engine import StepResult
 
 
@@ -21,6 +22,7 @@ class Progress(BaseModel):
     epoch: int = Field(0, description="The epoch under way, counted from 0.")
     step_in_epoch: int = Field(0, description="Steps taken of it.")
     num_shares: int = Field(description="Workers that the batches were planned for.")
+    layout: BatchLayout = Field("padded", description="Layout that they were planned in.")
     plan: str = Field("", description="Fingerprint of the order of the epoch under way.")
 
     epoch_loss_sum: float = Field(0.0, description="Loss of the epoch so far, over its tokens.")
@@ -67,6 +69,10 @@ class Progress(BaseModel):
             best_step=self.step if is_better else self.best_step,
             num_worse=0 if is_better else self.num_worse + 1,
         )
+
+    def reset_patience(self) -> "Progress":
+        """Give a run that is extended after it stopped early another chance."""
+        return self._change(num_worse=0)
 
     @property
     def epoch_loss(self) -> float:

@@ -2,6 +2,7 @@
 
 import time
 
+from training.lineage import read_lineage
 from training.runs import Extension, RunFolder
 from training.spec import TrainingSpec
 
@@ -31,7 +32,7 @@ class RerunError(ValueError):
     """A run cannot go on as it is asked to."""
 
 
-def reopen_run(run: RunFolder, spec: TrainingSpec, data_sha256: str) -> TrainingSpec:
+def reopen_run(run: RunFolder, spec: TrainingSpec, fingerprint: str) -> TrainingSpec:
     """Make a run that is there already ready to go on under `spec`; returns that, settled.
 
     A finished one goes on only for more epochs than it had. Raises `RerunError` for a setting that
@@ -50,7 +51,7 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, data_sha256: str) -> Training
             f"run {run.path.name!r} was begun with other settings, which would change the steps it "
             f"takes: {'; '.join(changed)}. Set them back, or choose a new folder"
         )
-    if run.read_data_summary()["sha256"] != data_sha256:
+    if run.read_data_summary()["fingerprint"] != fingerprint:
         raise RerunError(
             f"the rows have changed since run {run.path.name!r} was begun with them; restore them, "
             "or choose a new folder"
@@ -73,7 +74,8 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, data_sha256: str) -> Training
     # The record first: killed in between, the run is open to be started once more.
     run.update_record(status="queued", finished_at=None, error=None, extends=extends)
     run.write_spec(spec)
-    run.cancel_file.unlink(missing_ok=True)
+    for request in (run.cancel_file, run.pause_file):
+        request.unlink(missing_ok=True)
     return spec
 
 
@@ -81,5 +83,6 @@ def _keep_model(run: RunFolder, epochs: int, model_id: str | None) -> Extension:
     """Put the model so far aside, for the one to come."""
     step = int(run.read_metrics()[-1]["step"])
     if run.model.exists():
-        run.model.rename(run.path / f"model-step-{step}")
+        kept = read_lineage(run.model).get("checkpoint_step", step)
+        run.model.rename(run.path / f"model-step-{kept}")
     return Extension(epochs=epochs, step=step, model_id=model_id, ended_at=int(time.time()))

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from training.deepspeed_settings import is_switched_off
 from training.spec import TrainingSpec
 
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -63,6 +64,8 @@ def settle_precision(spec: TrainingSpec, *, on_gpu: bool) -> TrainingSpec:
     if spec.precision != "auto":
         return spec
     precision = "bf16" if on_gpu or _computes_bf16(_CPU_INFO) else "fp32"
+    if is_switched_off(spec.deepspeed, precision):
+        precision = "fp32"
     return spec.model_copy(update={"precision": precision})
 
 

@@ -99,7 +99,7 @@ class TrainingSpec(BaseModel):
         None, ge=1, description="Rows in one micro batch of one worker, at most; default: no limit."
     )
     gradient_accumulation_steps: int = Field(
-        1, ge=1, description="Micro batches of one worker per optimizer step."
+        1, ge=1, le=65536, description="Micro batches of one worker per optimizer step."
     )
     batch_layout: Literal["auto", "padded", "flattened"] = Field(
         "auto",
@@ -137,13 +137,17 @@ class TrainingSpec(BaseModel):
     )
 
     evaluate_every_steps: int | None = Field(
-        None, ge=1, description="Optimizer steps between evaluations; default: once an epoch."
+        None,
+        ge=1,
+        description="Optimizer steps between evaluations, besides those at the end of each epoch.",
     )
     early_stopping_patience: int | None = Field(
         None, ge=1, description="Evaluations without a lower loss after which training stops."
     )
     save_every_steps: int | None = Field(
-        None, ge=1, description="Optimizer steps between checkpoints; default: once an epoch."
+        None,
+        ge=1,
+        description="Optimizer steps between checkpoints, besides those at the end of each epoch.",
     )
     keep: Literal["last", "best"] = Field(
         "last",
@@ -154,13 +158,13 @@ class TrainingSpec(BaseModel):
         2, ge=1, description="Newest checkpoints kept on disk; the best one is kept besides."
     )
     max_failures: int = Field(
-        3, ge=0, description="Times that lost workers are replaced before the run fails."
+        3, ge=0, le=100, description="Times that lost workers are replaced before the run fails."
     )
     trackers: tuple[Literal["mlflow", "wandb"], ...] = Field(
         (), description="Where to send metrics besides metrics.jsonl and TensorBoard."
     )
 
-    num_workers: int = Field(2, ge=1, description="Ray Train workers; the world size.")
+    num_workers: int = Field(2, ge=1, le=4096, description="Ray Train workers; the world size.")
     min_workers: int | None = Field(
         None,
         ge=1,
@@ -174,7 +178,7 @@ class TrainingSpec(BaseModel):
         0.5, ge=0.1, description="Logical CPUs that each worker reserves in the Ray cluster."
     )
     threads_per_worker: int = Field(
-        1, ge=1, description="Threads of each worker's arithmetic on the CPU."
+        1, ge=1, le=1024, description="Threads of each worker's arithmetic on the CPU."
     )
 
     @property
@@ -239,6 +243,11 @@ class TrainingSpec(BaseModel):
             raise ValueError(
                 f"offload_parameters needs zero_stage 3, which alone shards parameters; it is "
                 f"{self.zero_stage}"
+            )
+        if self.precision == "fp16" and self.zero_stage == 0:
+            raise ValueError(
+                "precision fp16 needs zero_stage 1, 2 or 3: at stage 0 DeepSpeed leaves the loss "
+                "unscaled and divides the gradients by the scale all the same; it is 0"
             )
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3; it is 0")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -133,4 +134,4 @@ def test_a_step_whose_fp16_gradients_overflow_is_skipped(folder: Path) -> None:
     case = Case({"precision": "fp16", "deepspeed": scale}, allow_fp16=True, last=12)
     (found,) = train_in_group(2, folder, [case])
     assert 0 < found.num_skipped < 12, "the loss scale is lowered until steps are taken again"
-    assert all(norm >= 0 for norm in found.grad_norms)
+    assert isfinite(found.grad_norms[-1])

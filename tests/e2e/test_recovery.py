@@ -148,7 +148,10 @@ def pause_and_go_on(folder: Path, output: str, before: int, after: int, **change
     assert durable.read_json(folder / output / "run.json")["status"] == "paused"
     with start(folder, output, num_workers=after, **changes) as process:
         assert finish(process) == 0
-    assert f"{after} workers are up on cpu; loading the model" in read_messages(folder, output)
+    messages = read_messages(folder, output)
+    assert f"{after} workers are up on cpu; loading the model" in messages
+    (resumed,) = (message for message in messages if message.startswith("Going on after step"))
+    assert int(resumed.split()[4]) >= 8
 
 
 def read_losses(folder: Path, output: str) -> list[float]:

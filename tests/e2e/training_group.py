@@ -23,7 +23,7 @@ from training.checkpoint import TAG, Checkpoint
 from training.collate import collate_rows
 from training.data.encoding import EncodedRow
 from training.data.token_table import TokenTable, TokenWriter
-from training.engine import Place, init_distributed, seed_step, start_engine, take_step
+from training.engine import Place, init_distributed, start_engine, take_step
 from training.model import load_model
 from training.optimizer import build_optimizer, learning_rate_at
 from training.progress import Progress
@@ -177,9 +177,8 @@ def _train(folder: Path, case: Case, place: Place) -> Trained:
     for number, step in enumerate(plan_steps(spec, rows, case)[: case.last]):
         if number < case.first:
             continue
-        seed_step(spec.seed, number, place.rank)
         rate = learning_rate_at(number, NUM_STEPS, spec)
-        result = take_step(engine, place, rows, step, case.layout, rate)
+        result = take_step(engine, place, rows, step, case.layout, rate, seed=f"0/{number}")
         losses.append(result.loss)
         grad_norms.append(result.grad_norm)
         if case.save_after == number + 1:

@@ -189,8 +189,35 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
 def test_a_run_without_a_whole_checkpoint_starts_at_its_beginning(folder: Path) -> None:
     assert agree_on_checkpoint(folder, ALONE) is None
     save(folder, 1)
-    flip_byte(folder / "checkpoint_0000000001" / "latest")
+    (folder / "checkpoint_0000000001" / "latest").unlink()
     assert agree_on_checkpoint(folder, ALONE) is None
+
+
+def test_a_run_of_which_every_checkpoint_is_damaged_is_not_begun_anew(folder: Path) -> None:
+    save(folder, 1)
+    flip_byte(folder / "checkpoint_0000000001" / "latest")
+    with pytest.raises(CheckpointError, match="all 1 checkpoints are damaged; nothing was removed"):
+        agree_on_checkpoint(folder, ALONE)
+    assert list_steps(folder) == [1]
+
+
+def test_a_damaged_manifest_is_passed_over(folder: Path) -> None:
+    save(folder, 1, 2)
+    (folder / "checkpoint_0000000002" / "manifest-00000.json").write_text("{")
+    assert list_steps(folder) == [1]
+
+
+def test_a_worker_without_files_of_its_own_has_a_manifest(folder: Path) -> None:
+    """Below stage 1 only rank 0 writes; the others may well be first."""
+
+    class Silent(FakeEngine):
+        def save_checkpoint(self, *_: object, **__: object) -> None:
+            pass
+
+    writer = CheckpointWriter(folder, ALONE, 1)
+    writer.save(Silent(), make_progress(1))
+    writer.finish()
+    assert list_steps(folder) == [1]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +236,9 @@ def test_the_best_so_far_stays_until_a_better_one_is_complete(folder: Path) -> N
     """Else a run that goes on from the newest of them has no best one to choose at its end."""
     writer = CheckpointWriter(folder, ALONE, 1)
     for step in (1, 2):
-        writer.save(FakeEngine(), make_progress(step, best_step=1))
+        evaluated = {"eval_loss": 0.5, "evaluated_step": 1}
+        progress = make_progress(step, best_step=1).model_copy(update=evaluated)
+        writer.save(FakeEngine(), progress)
     (folder / "checkpoint_0000000003" / "latest").mkdir(parents=True)  # so that it fails
     writer.save(FakeEngine(), make_progress(3, best_step=3))
     with pytest.raises(IsADirectoryError):

@@ -71,7 +71,7 @@ def make_run(folder: Path, status: RunStatus, **record: Any) -> RunFolder:
     run = RunFolder(folder / "run-1")
     run.create(make_spec(), RunRecord(id="run-1", status=status, created_at=1, **record))
     run.data.mkdir()
-    durable.write_json(run.data / "summary.json", {"sha256": SHA256, "num_rows": 3})
+    durable.write_json(run.data / "summary.json", {"fingerprint": SHA256, "num_rows": 3})
     for step in range(1, 7):
         run.add_metrics({"step": step, "loss": 1 / step})
     return run

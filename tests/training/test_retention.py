@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,16 +19,26 @@ def make_checkpoints(*steps: int, best_step: int | None = None) -> list[Checkpoi
     ]
 
 
+def evaluate(checkpoint: Checkpoint, loss: float) -> Checkpoint:
+    return replace(checkpoint, progress=checkpoint.progress.evaluate(loss))
+
+
 def test_the_last_or_the_best_checkpoint_becomes_the_model() -> None:
-    checkpoints = make_checkpoints(30, 10, 20, best_step=10)
+    third, first, second = make_checkpoints(30, 10, 20)
+    checkpoints = [evaluate(third, 0.5), evaluate(first, 0.2), evaluate(second, 0.9)]
     assert choose_result(checkpoints, "last").step == 30
     assert choose_result(checkpoints, "best").step == 10
 
 
-def test_a_checkpoint_that_is_gone_is_missed() -> None:
-    with pytest.raises(CheckpointError, match="the best checkpoint is not complete"):
-        choose_result(make_checkpoints(30, 20, best_step=10), "best")
-    with pytest.raises(CheckpointError, match="the last checkpoint is not complete"):
+def test_the_best_is_chosen_of_what_is_there() -> None:
+    """As when 'keep' became 'best' while a run was under way."""
+    third, second = make_checkpoints(30, 20, best_step=10)
+    assert choose_result([third, evaluate(second, 0.9)], "best").step == 20
+    assert choose_result([third, second], "best").step == 30
+
+
+def test_a_run_without_checkpoints_has_no_result() -> None:
+    with pytest.raises(CheckpointError, match="no complete checkpoint is on disk"):
         choose_result([], "last")
 
 

@@ -137,30 +137,38 @@ def _parse_chat(line: int, record: Mapping[str, Any]) -> Row:
 def _parse_sharegpt(line: int, record: Mapping[str, Any]) -> Row:
     conversations = get_list(record, "conversations", "message")
     turns = [parse_sharegpt_message(place, item) for place, item in enumerate(conversations, 1)]
-    if record.get("system"):
-        turns.insert(0, Turn({"role": "system", "content": get_text(record, "system")}))
-    return _make_row(line, turns, parse_tools(record))
+    return _make_row(line, [*_instruct(record), *turns], parse_tools(record))
 
 
 def _parse_alpaca(line: int, record: Mapping[str, Any]) -> Row:
     question = get_text(record, "instruction")
     if record.get("input"):
         question += "\n\n" + get_text(record, "input")
-    return _make_row(line, _ask(question, get_text(record, "output")))
+    return _make_row(line, _ask(record, question, get_text(record, "output")), parse_tools(record))
 
 
 def _parse_completion(line: int, record: Mapping[str, Any]) -> Row:
     if not isinstance(record.get("prompt"), list):
-        return _make_row(line, _ask(get_text(record, "prompt"), get_text(record, "completion")))
+        turns = _ask(record, get_text(record, "prompt"), get_text(record, "completion"))
+        return _make_row(line, turns, parse_tools(record))
     prompt = get_list(record, "prompt", "message")
     completion = get_list(record, "completion", "message")
     turns = [parse_message(place, item) for place, item in enumerate([*prompt, *completion], 1)]
     asked = [Turn(turn.message) for turn in turns[: len(prompt)]]
-    return _make_row(line, [*asked, *turns[len(prompt) :]], parse_tools(record))
+    learned = turns[len(prompt) :]
+    return _make_row(line, [*_instruct(record), *asked, *learned], parse_tools(record))
 
 
-def _ask(question: str, answer: str) -> list[Turn]:
+def _instruct(record: Mapping[str, Any]) -> list[Turn]:
+    """The system message that a row has beside its turns, if any."""
+    if not record.get("system"):
+        return []
+    return [Turn({"role": "system", "content": get_text(record, "system")})]
+
+
+def _ask(record: Mapping[str, Any], question: str, answer: str) -> list[Turn]:
     return [
+        *_instruct(record),
         Turn({"role": "user", "content": question}),
         Turn({"role": "assistant", "content": answer}, is_learned=True),
     ]

@@ -59,18 +59,19 @@ def prepare_data(
     max_length = choose_max_length(spec)
     tokenizer = load_tokenizer(spec.base_model)
     train, validation = open_train_source(spec), _open_validation_source(spec)
-    key, sha256 = _compute_key(spec, tokenizer, max_length, train, validation)
+    key, fingerprint = _compute_key(spec, tokenizer, max_length, train, validation)
     is_hit = use_entry(cache, key)
     if not is_hit:
         with build_entry(cache, key) as building:
             build = _Build(spec, tokenizer, max_length, building, on_progress)
-            summary = {**build.write_tables(train, validation), "sha256": sha256}
-            durable.write_json(building / SUMMARY_FILE, summary)
+            counts = build.write_tables(train, validation)
+            durable.write_json(building / SUMMARY_FILE, {**counts, "fingerprint": fingerprint})
         prune_cache(cache, key)
     stored = durable.read_json(cache / key / SUMMARY_FILE)
-    return PreparedData(
-        cache / key, {**stored, "name": train.name, "cache": "hit" if is_hit else "miss"}
-    )
+    # Of a data set on the hub there is only its own fingerprint.
+    sha256 = fingerprint if spec.train_dataset is None else None
+    summary = {**stored, "name": train.name, "sha256": sha256, "cache": "hit" if is_hit else "miss"}
+    return PreparedData(cache / key, summary)
 
 
 def link_data(prepared: PreparedData, run_data: Path) -> None:
@@ -79,10 +80,10 @@ def link_data(prepared: PreparedData, run_data: Path) -> None:
     So the run stays whole when the cache is emptied.
     """
     run_data.mkdir(parents=True, exist_ok=True)
-    for name in (TRAIN_TABLE, VALIDATION_TABLE):
+    tables = [TRAIN_TABLE, *([VALIDATION_TABLE] if prepared.summary["validation"] else [])]
+    for name in tables:
         (run_data / name).unlink(missing_ok=True)
-        if (prepared.folder / name).exists():
-            _link_file(prepared.folder / name, run_data / name)
+        _link_file(prepared.folder / name, run_data / name)
     summary = {key: value for key, value in prepared.summary.items() if key != "cache"}
     durable.write_json(run_data / SUMMARY_FILE, summary)
 
@@ -134,6 +135,8 @@ def _compute_key(
         "chat_template": tokenizer.chat_template,
         "format": spec.format,
         "columns": spec.columns,
+        # What tells a CSV file from a TSV one.
+        "suffixes": [Path(file or "").suffix for file in (spec.train_file, spec.validation_file)],
         "max_length": max_length,
         "overlong": spec.overlong,
     }

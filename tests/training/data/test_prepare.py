@@ -67,7 +67,8 @@ def test_rows_become_a_table_and_a_summary(tiny_model: Path, rows: Path, cache: 
         "dropped_lines": [],
         "max_length": CONTEXT_LENGTH,
         "name": "rows.jsonl",
-        "sha256": prepared.summary["sha256"],
+        "sha256": prepared.summary["fingerprint"],
+        "fingerprint": prepared.summary["fingerprint"],
         "cache": "miss",
         "validation": None,
     }
