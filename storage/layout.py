@@ -1,8 +1,9 @@
 """The names of everything under the storage root; no other module builds these paths by hand.
 
 <root>/files/<file-id>/     file.json, the uploaded bytes
-<root>/runs/<run-id>/       spec.json, run.json, events.jsonl, metrics.jsonl, log.txt, ray/
+<root>/runs/<run-id>/       what training/runs.py lists
 <root>/models/<model-id>/   a Hugging Face model directory, lineage.json, manifest.json
+<root>/cache/tokens/        rows of earlier runs as tokens; may be emptied at any time
 <root>/aliases.json         which model each alias points to, and pointed to before
 """
 
