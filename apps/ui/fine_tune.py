@@ -1,5 +1,6 @@
 """The page "Fine-tune": choose a model and data, look at the data, start."""
 
+import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -60,15 +61,25 @@ def collect_changes(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> d
 
 
 def read_value(value: Any) -> Any:
-    """Take a number out of a text field; what is none stays text, for the API to refuse."""
+    """Take a number, a list or an object out of a text field; the rest stays text.
+
+    The API refuses what it cannot use.
+    """
     if not isinstance(value, str):
         return value
-    for kind in (int, float):
+    for kind in (int, float, json.loads):
         try:
             return kind(value)
         except ValueError:
             continue
     return value.strip()
+
+
+def _write_value(value: Any) -> str | None:
+    """Put a value into a text field, lists and objects as JSON; nothing for one that is not set."""
+    if value in (None, {}, []):
+        return None
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def build_setting(key: str, schema: Mapping[str, Any], value: Any) -> Component:
@@ -97,7 +108,7 @@ def build_setting(key: str, schema: Mapping[str, Any], value: Any) -> Component:
             interactive=True,
         )
     return gr.Textbox(  # gr.Number would turn "not set" into 0
-        None if value is None else str(value),
+        _write_value(value),
         label=label,
         info=info,
         elem_id=elem_id,

@@ -1,6 +1,7 @@
 """What the pages do with what the API says, without a browser."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from apps.ui import chat, fine_tune, runs
 from apps.ui.client import ApiClient, ApiError
 from apps.ui.resources import Event, Model
 from tests.apps.ui.conftest import HOSTILE, STEPS, StubApi
+from training.spec import TrainingSpec
 
 Result = TypeVar("Result")
 PROGRESS = {"step": 2, "num_steps": STEPS, "loss": 3.0, "tokens_per_s": 10.0, "remaining_s": 3.0}
@@ -76,6 +78,23 @@ def test_only_changed_settings_are_sent() -> None:
     assert fine_tune.collect_changes(defaults, {"max_length": "64"}) == {"max_length": 64}
     assert fine_tune.collect_changes(defaults, {"max_length": "six"}) == {"max_length": "six"}
     assert fine_tune.collect_changes(defaults, {"learning_rate": 0}) == {"learning_rate": 0}
+
+
+def test_what_is_left_as_it_was_is_no_change() -> None:
+    """Whatever kind of value a setting has, the page shows it and reads it back as the same."""
+    spec = TrainingSpec.model_validate({"base_model": "-", "train_file": "-"})
+    defaults = json.loads(spec.model_dump_json())
+    schemas = TrainingSpec.model_json_schema()["properties"]
+    shown = {
+        key: fine_tune.build_setting(key, schemas[key], value).value
+        for key, value in defaults.items()
+    }
+    assert fine_tune.collect_changes(defaults, shown) == {}
+    changed = {**shown, "columns": '{"prompt": "q"}', "adam_betas": "[0.9, 0.99]"}
+    assert fine_tune.collect_changes(defaults, changed) == {
+        "columns": {"prompt": "q"},
+        "adam_betas": [0.9, 0.99],
+    }
 
 
 def test_each_kind_of_setting_gets_its_field(api: StubApi) -> None:
