@@ -31,12 +31,12 @@ import psutil
 from benchmarks.machine import describe_machine
 from benchmarks.workbench import (
     CONTEXT_LENGTH,
-    DEMO_ROWS,
     NUM_WORKERS,
     SETTINGS,
     Run,
     Workbench,
     build_workbench,
+    make_parser,
     read_rows,
     start_run,
     write_spec,
@@ -98,17 +98,7 @@ def main() -> int:
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--data", type=Path, default=DEMO_ROWS, help="rows to train on: JSON, JSONL or CSV"
-    )
-    parser.add_argument("--rows", type=int, help="how many of them, from the first; default: all")
-    parser.add_argument(
-        "--precision", choices=["bf16", "fp32"], default="bf16", help="arithmetic (default: bf16)"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="times that each is measured")
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--saves", type=int, default=2, help="checkpoints in the timed part of a run (default: 2)"
     )

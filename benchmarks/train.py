@@ -32,7 +32,6 @@ from benchmarks.machine import describe_machine
 from benchmarks.train_peers.report import NUM_WARMUP_STEPS, summarise_steps
 from benchmarks.workbench import (
     CONTEXT_LENGTH,
-    DEMO_ROWS,
     NUM_WORKERS,
     ROOT,
     SETTINGS,
@@ -40,6 +39,7 @@ from benchmarks.workbench import (
     build_workbench,
     describe_end,
     make_environment,
+    make_parser,
     read_rows,
     run_product,
 )
@@ -84,18 +84,7 @@ def main() -> int:
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--data", type=Path, default=DEMO_ROWS, help="rows to train on: JSON, JSONL or CSV"
-    )
-    parser.add_argument("--rows", type=int, help="how many of them, from the first; default: all")
-    parser.add_argument(
-        "--precision", choices=["bf16", "fp32"], default="bf16", help="arithmetic (default: bf16)"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="times each contender runs")
-    return parser.parse_args()
+    return make_parser(__doc__).parse_args()
 
 
 def _measure(bench: Workbench, options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:

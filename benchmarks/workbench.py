@@ -11,6 +11,7 @@ texts.jsonl     the same rows as text, rendered by the chat template, for the gu
 deepspeed.json  the DeepSpeed configuration of the fine-tune
 """
 
+import argparse
 import json
 import os
 import shutil
@@ -113,6 +114,22 @@ class Workbench:
     def open_tokens(self) -> TokenTable:
         """Open the rows as tokens."""
         return TokenTable(self.path / "data" / "train.arrow")
+
+
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Make the parser of what benchmarks of training ask for alike."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, default=DEMO_ROWS, help="rows to train on: JSON, JSONL or CSV"
+    )
+    parser.add_argument("--rows", type=int, help="how many of them, from the first; default: all")
+    parser.add_argument(
+        "--precision", choices=["bf16", "fp32"], default="bf16", help="arithmetic (default: bf16)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="times that each is measured")
+    return parser
 
 
 def build_workbench(path: Path, rows: Iterable[Any], precision: str) -> Workbench:

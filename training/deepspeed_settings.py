@@ -55,7 +55,7 @@ _TWINS = (
     _Twin("optimizer.params.eps", "adam_epsilon"),
     _Twin("scheduler.type", "lr_schedule", _name_schedule),
 )
-# Filled in from the size of the model, as Transformers does; see `fill_in_auto`.
+# Filled in from the size of the model, as Transformers does; see `select_extras`.
 _FILLED = (
     "zero_optimization.reduce_bucket_size",
     "zero_optimization.stage3_prefetch_bucket_size",
@@ -165,7 +165,7 @@ def select_extras(config: Mapping[str, Any], hidden_size: int) -> dict[str, Any]
     }
     extras: dict[str, Any] = {}
     for key, value in _flatten(config):
-        if any(key == ours or key.startswith(f"{ours}.") for ours in _OURS):
+        if _is_ours(key):
             continue
         _put(extras, key, sizes[key] if value == AUTO else value)
     return extras
@@ -190,9 +190,12 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
             f"deepspeed.optimizer.params has {sorted(unknown)}, expected {sorted(_ADAMW_KEYS)}"
         )
     for key, value in _flatten(config):
-        is_ours = any(key == ours or key.startswith(f"{ours}.") for ours in _OURS)
-        if value == AUTO and not is_ours and key not in _FILLED:
+        if value == AUTO and not _is_ours(key) and key not in _FILLED:
             raise ValueError(f"deepspeed.{key} is 'auto', which cannot be filled in: give a value")
+
+
+def _is_ours(key: str) -> bool:
+    return any(key == ours or key.startswith(f"{ours}.") for ours in _OURS)
 
 
 def _adopt(values: dict[str, Any], field: str, value: Any, said: str) -> None:

@@ -21,13 +21,12 @@ import torch.distributed as dist
 from training.batching import BatchLayout, BatchPlan, Step
 from training.collate import MicroBatch, collate_rows
 from training.cpu_op import prefer_own_ninja
+from training.data.faults import MAX_LINES_SHOWN, describe_lines
 from training.data.token_table import TokenTable
 from training.deepspeed_config import build_deepspeed_config
 from training.model import find_hidden_size, load_model, sum_loss
 from training.optimizer import build_optimizer
 from training.spec import TrainingSpec
-
-_MAX_LINES_SHOWN = 20
 
 
 class NonFiniteLossError(RuntimeError):
@@ -53,7 +52,7 @@ class StepResult:
     num_learned: int
     num_tokens: int
     took_s: float
-    was_skipped: bool  # fp16 alone: the gradients overflowed, and the loss scale was lowered
+    was_skipped: bool  # the gradients were not finite; in fp16 the loss scale was lowered
     peak_memory_bytes: int  # of the worker that needs most
     was_asked_to_stop: bool  # by any worker
 
@@ -136,10 +135,11 @@ def take_step(
     shares = _gather([loss_sum, _measure_peak_memory(place.device), stop], place)
     mean_loss = float(shares[:, 0].sum()) / num_learned
     if not math.isfinite(mean_loss):
+        lines = rows.find_lines(step.rows)
         raise NonFiniteLossError(
-            f"the loss of step {engine.global_steps + 1} is {mean_loss}, on the rows of lines "
-            f"{_shorten(rows.find_lines(step.rows))}; nothing was learned from them. Lower the "
-            "learning rate, or look at these rows"
+            f"the loss of step {engine.global_steps + 1} is {mean_loss}, on the rows of "
+            f"{describe_lines(lines[:MAX_LINES_SHOWN], len(lines))}; nothing was learned "
+            "from them. Lower the learning rate, or look at these rows"
         )
     num_skipped = engine.skipped_steps
     grad_norm = _measure_unsharded_norm(engine)
@@ -197,9 +197,3 @@ def _measure_peak_memory(device: torch.device) -> int:
 def _seed(text: str) -> None:
     digest = hashlib.sha256(text.encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-
-
-def _shorten(lines: list[int]) -> str:
-    shown = ", ".join(str(line) for line in lines[:_MAX_LINES_SHOWN])
-    more = len(lines) - _MAX_LINES_SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,6 +1,5 @@
 """The model in training: loaded whole or not at all, and its loss."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +12,7 @@ from training.batching import BatchLayout
 from training.collate import IGNORED_LABEL, MicroBatch
 from training.spec import TrainingSpec
 
-logger = logging.getLogger(__name__)
-
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
 
 _CPU = torch.device("cpu")
 _FLATTENED_ARCHITECTURES = frozenset(
