@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +63,28 @@ def read_json_lines(path: Path) -> list[Any]:
 
     A line that a crash tore is passed over, and logged.
     """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    complete = content[: content.rfind(b"\n") + 1]
-    parsed = (_parse_line(path, line) for line in complete.splitlines() if line.strip())
-    return [value for value in parsed if value is not None]
+    return LineFollower(path).read_new()
+
+
+class LineFollower:
+    """Reads the lines of a growing file of JSON, each once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+
+    def read_new(self) -> list[Any]:
+        """Read the lines that were completed since the last call; see `read_json_lines`."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        complete = content[: content.rfind(b"\n") + 1]
+        self._position += len(complete)
+        parsed = (_parse_line(self._path, line) for line in complete.splitlines() if line.strip())
+        return [value for value in parsed if value is not None]
 
 
 def read_last_json_line(path: Path) -> Any:
@@ -122,6 +137,17 @@ def publish_directory(building: Path, final: Path) -> None:
 def is_published(directory: Path) -> bool:
     """Tell whether a directory has its manifest; what has none does not exist."""
     return (directory / MANIFEST_NAME).is_file()
+
+
+def has_sizes(directory: Path, files: Mapping[str, Any]) -> bool:
+    """Tell whether the files of a manifest are there with their sizes; quick at any size."""
+    try:
+        return all(
+            (directory / name).stat().st_size == expected["size_bytes"]
+            for name, expected in files.items()
+        )
+    except FileNotFoundError:
+        return False
 
 
 def verify_directory(directory: Path) -> None:

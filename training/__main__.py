@@ -22,6 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from storage import durable
 from training.data.token_cache import default_cache
 from training.rerun import reopen_run
 from training.runs import RunFolder, RunRecord, log_to_file
@@ -151,8 +152,11 @@ def _connect_to_ray() -> Iterator[None]:
     """Use the cluster that `RAY_ADDRESS` names, or start one for this command alone."""
     import ray
 
+    address = os.environ.get("RAY_ADDRESS", "local")
     ray.init(
-        address=os.environ.get("RAY_ADDRESS", "local"),
+        address=address,
+        # A dashboard takes its share of a core, and nobody would look at this one.
+        include_dashboard=False if address == "local" else None,
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
@@ -186,15 +190,12 @@ def _show_progress(run: RunFolder, console: Console) -> Iterator[None]:
 
 def _follow_run(run: RunFolder, bar: Progress, done: Event) -> None:
     task = bar.add_task("Starting", total=None)
-    num_events = 0
+    events = durable.LineFollower(run.events_file)
     while True:
         finished = done.wait(0.3)
-        events = run.read_events()
-        for event in events[num_events:]:
+        for event in events.read_new():
             bar.console.print(event["message"], markup=False, highlight=False)
-        num_events = len(events)
-        if metrics := run.read_metrics():
-            last = metrics[-1]
+        if last := run.read_last_metrics():
             bar.update(
                 task,
                 description=f"loss {last['loss']:.4f}",

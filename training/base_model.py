@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
-from training.spec import TrainingSpec
+from training.spec import TrainingSpec, name_source
 
 _UNLIMITED_CONTEXT = 1_000_000  # tokenizers say 10^30 when they do not know
 
@@ -21,7 +21,7 @@ def load_tokenizer(base_model: str) -> PreTrainedTokenizerBase:
         raise UnknownModelError(_describe_unknown(base_model, exc)) from exc
     if not tokenizer.is_fast:
         raise UnknownModelError(
-            f"base_model {name_base_model(base_model)!r} has no tokenizer.json, which says where "
+            f"base_model {name_source(base_model)!r} has no tokenizer.json, which says where "
             "in the text each token stands; convert its tokenizer with transformers"
         )
     tokenizer.model_max_length = _UNLIMITED_CONTEXT  # lengths are ours to check
@@ -51,11 +51,6 @@ def choose_max_length(spec: TrainingSpec) -> int:
 
 def _describe_unknown(base_model: str, exc: Exception) -> str:
     return (
-        f"base_model {name_base_model(base_model)!r} is neither the folder of a Hugging Face model "
+        f"base_model {name_source(base_model)!r} is neither the folder of a Hugging Face model "
         f"nor a model id that can be loaded: {str(exc).splitlines()[0][:200]}"
     )
-
-
-def name_base_model(base_model: str) -> str:
-    """A base model's name without the folder that it lies in."""
-    return Path(base_model).name if Path(base_model).is_dir() else base_model

@@ -220,7 +220,7 @@ def _copy(source: Path, target: Path) -> dict[str, Any]:
             writer.write(chunk)
         writer.flush()
         os.fsync(writer.fileno())
-        return {"size": writer.tell(), "sha256": digest.hexdigest()}
+        return {"size_bytes": writer.tell(), "sha256": digest.hexdigest()}
 
 
 def _remove(path: Path) -> None:
@@ -233,10 +233,8 @@ def _read_checkpoint(path: Path) -> Checkpoint | None:
     try:
         first = _read_manifest(path, 0)
         for rank in range(first["world_size"]):
-            manifest = _read_manifest(path, rank)
-            for name, entry in manifest["files"].items():
-                if (path / name).stat().st_size != entry["size"]:
-                    return None
+            if not durable.has_sizes(path, _read_manifest(path, rank)["files"]):
+                return None
         progress = Progress.model_validate(first["progress"])
     except FileNotFoundError:  # not complete
         return None

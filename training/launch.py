@@ -10,11 +10,22 @@ from threading import Thread
 from typing import Any
 
 from training.cpu_op import ensure_cpu_op
+from training.data.faults import describe_lines
 from training.resources import check_resources, settle_precision, wants_gpu
 from training.runs import RunError, RunFolder
 from training.spec import TrainingSpec
 
 logger = logging.getLogger(__name__)
+
+# Ray Train runs the loop in a thread, and there glibc hands the memory of activations back to the
+# system after each use, to be zeroed again at the next: 110,000 page faults a step for a model of
+# 21 million parameters, 6 % of its time. One arena that keeps up to 1 GiB has a tenth of them.
+_KEPT_BYTES = str(1 << 30)
+_CPU_WORKER_ENV = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": _KEPT_BYTES,
+    "MALLOC_TRIM_THRESHOLD_": _KEPT_BYTES,
+}
 
 
 class TrainingFailedError(RuntimeError):
@@ -59,10 +70,10 @@ def _tell_left_out(run: RunFolder, what: str, counts: Mapping[str, Any], max_len
             data={"num_truncated_rows": num_truncated},
         )
     if num_dropped := counts["num_dropped_rows"]:
-        lines = ", ".join(str(line) for line in counts["dropped_lines"])
+        lines = describe_lines(counts["dropped_lines"], num_dropped)
         run.add_event(
-            f"{num_dropped} {what} were dropped: they are longer than {max_length} tokens (lines "
-            f"{lines}{', …' if num_dropped > len(counts['dropped_lines']) else ''})",
+            f"{num_dropped} {what} were dropped: they are longer than {max_length} tokens "
+            f"({lines})",
             level="warn",
             data={"num_dropped_rows": num_dropped},
         )
@@ -158,6 +169,7 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
             storage_path=str(run.ray.parent),
             failure_config=ray.train.FailureConfig(max_failures=spec.max_failures),
             callbacks=callbacks,
+            worker_runtime_env={} if use_gpu else {"env_vars": _CPU_WORKER_ENV},
         ),
     )
     run.add_event("Starting the workers", data={"num_workers": spec.num_workers})

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from storage import durable
-from training.base_model import name_base_model
 from training.model_card import render_model_card
 from training.runs import RunFolder
-from training.spec import TrainingSpec
+from training.spec import TrainingSpec, name_source
 
 LINEAGE_FILE = "lineage.json"
 _RECORDED_PACKAGES = ("ray", "deepspeed", "torch", "transformers", "tokenizers", "safetensors")
-# What names a place on this machine has no business in a model that others may get.
-_PLACES = {"base_model", "train_file", "validation_file"}
 
 
 def write_lineage(run: RunFolder, spec: TrainingSpec, metrics: Mapping[str, Any]) -> None:
@@ -25,13 +22,13 @@ def write_lineage(run: RunFolder, spec: TrainingSpec, metrics: Mapping[str, Any]
     """
     lineage = {
         "run_id": run.path.name,
-        "base_model": name_base_model(spec.base_model),
+        "base_model": name_source(spec.base_model),
         "parent": _read_parent(spec.base_model),
         "extends": [end.model_dump() for end in run.read_record().extends],
         "checkpoint_step": metrics["step"],
         "metrics": dict(metrics),
         "data": run.read_data_summary(),
-        "spec": spec.model_dump(mode="json", exclude=_PLACES),
+        "spec": spec.describe(),
         "packages": {name: version(name) for name in _RECORDED_PACKAGES},
         "created_at": int(time.time()),
     }

@@ -82,7 +82,7 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
     rows = TokenTable(run.data / "train.arrow")
     plan = BatchPlan.from_spec(spec, progress.layout, progress.num_shares)
     num_steps = sum(len(plan_epoch(rows.lengths, plan, epoch)) for epoch in range(spec.epochs))
-    with open_trackers(spec, run.path, progress.step, speaks=place.rank == 0) as trackers:
+    with open_trackers(spec, run, progress.step, speaks=place.rank == 0) as trackers:
         journal = Journal(run, place, trackers, num_steps)
         journal.tell(f"{place.world_size} workers are up on {place.device.type}; loading the model")
         engine = _start_engine(spec, run, place, plan, start)

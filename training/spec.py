@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from training.deepspeed_settings import adopt_settings, check_batch_size
 
+# What names a place on this machine; others who see a run's settings have no use for it.
+_PLACES = {"base_model", "train_file", "validation_file"}
+
 DataFormat = Literal["auto", "chat", "prompt_completion", "alpaca", "sharegpt", "text"]
 
 
@@ -257,6 +260,14 @@ class TrainingSpec(BaseModel):
             )
         return self
 
+    def describe(self) -> dict[str, Any]:
+        """The settings as JSON values, for others to see: none names a place on this machine."""
+        settings = self.model_dump(mode="json", exclude=_PLACES)
+        for name in ("train_dataset", "validation_dataset"):
+            if dataset := settings[name]:
+                dataset["id"] = name_source(dataset["id"])
+        return settings
+
     def pin_paths(self, folder: Path) -> "TrainingSpec":
         """Make relative paths absolute: they are meant relative to the spec's own folder."""
         changes: dict[str, str] = {}
@@ -267,6 +278,11 @@ class TrainingSpec(BaseModel):
         if base_model.is_dir():
             changes["base_model"] = str(base_model)
         return self.model_copy(update=changes)
+
+
+def name_source(source: str) -> str:
+    """Name a model or a data set without the folder that it lies in; an id on the hub stays."""
+    return Path(source).name if Path(source).exists() else source
 
 
 def load_spec(path: Path) -> TrainingSpec:

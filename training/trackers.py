@@ -1,14 +1,18 @@
 """Where the figures of a run go besides `metrics.jsonl`: TensorBoard, and others if asked for."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from training.runs import RunFolder
 from training.spec import TrainingSpec
 
+logger = logging.getLogger(__name__)
+
 _NOT_CURVES = frozenset({"step", "num_steps"})
-_PLACES = {"base_model", "train_file", "validation_file", "deepspeed"}  # paths of this machine
 
 
 class Tracker(Protocol):
@@ -24,24 +28,40 @@ class TrackerError(ValueError):
 
 @contextmanager
 def open_trackers(
-    spec: TrainingSpec, run: Path, first_step: int, *, speaks: bool
+    spec: TrainingSpec, run: RunFolder, first_step: int, *, speaks: bool
 ) -> Iterator[list[Tracker]]:
-    """Open TensorBoard's event file in `run/tensorboard`, and the trackers of the spec.
+    """Open TensorBoard's event file in the run's folder, and the trackers of the spec.
 
-    What an interrupted run recorded after `first_step` is hidden by what comes now. A worker that
-    does not speak for the run gets none.
+    What an interrupted run recorded after `first_step` is hidden by what comes now. One of the
+    spec's that cannot be reached is told of in the events and left out: figures are in the run's
+    own files in any case. A worker that does not speak for the run gets none.
     """
     if not speaks:
         yield []
         return
     with ExitStack() as stack:
-        trackers: list[Tracker] = [
-            stack.enter_context(_open_tensorboard(run / "tensorboard", first_step))
-        ]
+        trackers = [stack.enter_context(_open_tensorboard(run.path / "tensorboard", first_step))]
         for name in spec.trackers:
-            open_one = _open_mlflow if name == "mlflow" else _open_wandb
-            trackers.append(stack.enter_context(open_one(spec, run)))
+            try:
+                trackers.append(_enter(stack, OPENERS[name](spec, run)))
+            except Exception as exc:
+                logger.exception("tracker %s cannot be opened", name)
+                run.add_event(f"Metrics do not go to {name}: {exc}", level="warn")
         yield trackers
+
+
+def _enter(stack: ExitStack, opened: AbstractContextManager[Tracker]) -> Tracker:
+    """Enter a tracker so that closing it cannot spoil the run that it is about."""
+    tracker = opened.__enter__()
+
+    def leave(*outcome: Any) -> None:
+        try:
+            opened.__exit__(*outcome)
+        except Exception:
+            logger.exception("tracker %s cannot be closed", type(tracker).__name__)
+
+    stack.push(leave)
+    return tracker
 
 
 def check_trackers(spec: TrainingSpec) -> None:
@@ -82,17 +102,18 @@ class _Mlflow:
 
 
 @contextmanager
-def _open_mlflow(spec: TrainingSpec, run: Path) -> Iterator[Tracker]:
+def _open_mlflow(spec: TrainingSpec, run: RunFolder) -> Iterator[Tracker]:
     import mlflow
 
+    key = identify_run(run)
     experiment = mlflow.set_experiment("tuneserve")
     known = mlflow.MlflowClient().search_runs(
-        [experiment.experiment_id], f"tags.tuneserve_run = '{run.name}'"
+        [experiment.experiment_id], f"tags.tuneserve_run = '{key}'"
     )
     run_id = known[0].info.run_id if known else None
-    with mlflow.start_run(run_id=run_id, run_name=run.name, tags={"tuneserve_run": run.name}):
+    with mlflow.start_run(run_id=run_id, run_name=run.path.name, tags={"tuneserve_run": key}):
         if run_id is None:
-            mlflow.log_params(spec.model_dump(mode="json", exclude=_PLACES))
+            mlflow.log_params(spec.describe())
         yield _Mlflow()
 
 
@@ -105,15 +126,27 @@ class _Wandb:
 
 
 @contextmanager
-def _open_wandb(spec: TrainingSpec, run: Path) -> Iterator[Tracker]:
+def _open_wandb(spec: TrainingSpec, run: RunFolder) -> Iterator[Tracker]:
     import wandb
 
     with wandb.init(
         project="tuneserve",
-        id=run.name,
-        name=run.name,
+        id=identify_run(run),
+        name=run.path.name,
         resume="allow",
-        dir=str(run),
-        config=spec.model_dump(mode="json", exclude=_PLACES),
+        dir=str(run.path),
+        config=spec.describe(),
     ) as tracked:
         yield _Wandb(tracked)
+
+
+OPENERS: dict[str, Callable[[TrainingSpec, RunFolder], AbstractContextManager[Tracker]]] = {
+    "mlflow": _open_mlflow,
+    "wandb": _open_wandb,
+}
+
+
+def identify_run(run: RunFolder) -> str:
+    """A key that a run keeps when it goes on, and that a later one of the same name has not."""
+    record = run.read_record()
+    return hashlib.sha256(f"{record.id}/{record.created_at}".encode()).hexdigest()[:16]

@@ -3,6 +3,7 @@ import logging
 import math
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ import torch
 from training.engine import Place, StepResult
 from training.journal import Journal, compute_perplexity
 from training.progress import Progress
-from training.runs import RunFolder
+from training.runs import RunFolder, RunRecord
 from training.spec import TrainingSpec
-from training.trackers import TrackerError, check_trackers, open_trackers
+from training.trackers import OPENERS, TrackerError, check_trackers, identify_run, open_trackers
 
 SPEC = TrainingSpec(base_model="m", train_file="f")
 CPU = torch.device("cpu")
@@ -127,7 +128,7 @@ def test_perplexity_is_as_large_as_a_float_can_be() -> None:
 
 def test_only_the_first_worker_speaks(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
     progress = Progress(num_shares=2).take_step(RESULT, 0.5)
-    with caplog.at_level(logging.INFO), open_trackers(SPEC, run.path, 0, speaks=False) as trackers:
+    with caplog.at_level(logging.INFO), open_trackers(SPEC, run, 0, speaks=False) as trackers:
         assert trackers == []
         journal = make_journal(run, rank=1, trackers=trackers)
         journal.tell("something")
@@ -190,7 +191,7 @@ def list_scalars(events: list[Any]) -> dict[str, list[tuple[int, float]]]:
 
 def test_tensorboard_has_a_curve_of_every_figure(run: RunFolder) -> None:
     progress = Progress(num_shares=2)
-    with open_trackers(SPEC, run.path, 0, speaks=True) as trackers:
+    with open_trackers(SPEC, run, 0, speaks=True) as trackers:
         journal = make_journal(run, trackers=trackers)
         for loss in (2.5, 2.25, 2.0):
             result = replace(RESULT, loss=loss)
@@ -210,7 +211,7 @@ def test_what_is_recorded_again_hides_what_was_recorded_before(run: RunFolder) -
     for first_step, steps in ((0, (1, 2, 3)), (2, (3, 4))):
         for earlier in folder.glob("*"):  # the name of a file is the second of its start
             earlier.rename(folder / "events.out.tfevents.1.host")
-        with open_trackers(SPEC, run.path, first_step, speaks=True) as trackers:
+        with open_trackers(SPEC, run, first_step, speaks=True) as trackers:
             for step in steps:
                 trackers[0].log({"loss": 1.0}, step)
     events = read_tensorboard(folder)
@@ -232,3 +233,66 @@ def test_a_tracker_that_is_not_installed_is_named(
     ):
         check_trackers(spec)
     check_trackers(SPEC)
+
+
+@pytest.mark.parametrize("breaks", ["open", "log", "close"])
+def test_a_tracker_that_fails_does_not_spoil_the_run(
+    breaks: str, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_at(place: str) -> None:
+        if place == breaks:
+            raise ConnectionError("no route to host")
+
+    class Unsteady:
+        def log(self, figures: Any, step: int) -> None:
+            fail_at("log")
+
+    @contextmanager
+    def open_unsteady(*_: Any) -> Iterator[Any]:
+        fail_at("open")
+        yield Unsteady()
+        fail_at("close")
+
+    monkeypatch.setitem(OPENERS, "mlflow", open_unsteady)
+    spec = SPEC.model_copy(update={"trackers": ("mlflow",)})
+    with open_trackers(spec, run, 0, speaks=True) as opened:
+        make_journal(run, trackers=opened).record_step(RESULT, Progress(num_shares=2), 3)
+    assert len(run.read_metrics()) == 1
+    assert (run.path / "tensorboard").is_dir()
+    messages = [event["message"] for event in run.read_events()]
+    assert all("no route to host" in message for message in messages)
+    assert len(messages) == (breaks != "close"), "the last steps are over when it is closed"
+
+
+def test_what_the_body_of_trackers_raises_reaches_them_and_the_caller(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[BaseException] = []
+
+    @contextmanager
+    def open_watching(*_: Any) -> Iterator[Any]:
+        try:
+            yield object()
+        except ValueError as exc:
+            seen.append(exc)
+            raise
+
+    monkeypatch.setitem(OPENERS, "wandb", open_watching)
+    spec = SPEC.model_copy(update={"trackers": ("wandb",)})
+    with (
+        pytest.raises(ValueError, match="the step failed"),
+        open_trackers(spec, run, 0, speaks=True),
+    ):
+        raise ValueError("the step failed")
+    assert len(seen) == 1
+
+
+def test_a_tracked_run_is_found_by_what_stays_when_it_goes_on(tmp_path: Path) -> None:
+    def identify(folder: str, created_at: int) -> str:
+        run = RunFolder(tmp_path / folder)
+        run.create(SPEC, RunRecord(id="my run", created_at=created_at))
+        run.update_record(status="paused")
+        return identify_run(run)
+
+    assert identify("a", 5) == identify("b", 5)
+    assert identify("a", 5) != identify("c", 6), "a later run in a folder of the same name"

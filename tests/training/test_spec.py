@@ -221,6 +221,21 @@ def test_every_setting_is_described() -> None:
     assert undescribed == []
 
 
+def test_what_others_see_of_a_spec_names_no_place_on_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    spec = TrainingSpec(
+        base_model=str(tmp_path),
+        train_dataset=HubDataset(id=str(tmp_path / "rows")),
+        validation_dataset=HubDataset(id="owner/rows"),
+        learning_rate=0.5,
+    )
+    settings = spec.describe()
+    assert str(tmp_path) not in json.dumps(settings)
+    assert settings["train_dataset"]["id"] == "rows"
+    assert settings["validation_dataset"]["id"] == "owner/rows"
+    assert settings["learning_rate"] == 0.5
+
+
 def test_a_spec_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
         TrainingSpec.model_validate(MINIMAL).epochs = 5  # type: ignore[misc]

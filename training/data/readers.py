@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal
 from storage import durable
 from training.data.faults import DataError, RowFault, show_value
 from training.data.json_array import describe_json_error, read_array
-from training.spec import HubDataset
+from training.spec import HubDataset, name_source
 
 FileKind = Literal["lines", "array", "table"]
 Record = tuple[int, Any]  # the line, and what stands there or the `RowFault` why it is unknown
@@ -94,8 +94,7 @@ class HubRows:
     @property
     def name(self) -> str:
         """What messages call the data set: its id, of a folder only the last part."""
-        path = Path(self.dataset.id)
-        return path.name if path.exists() else self.dataset.id
+        return name_source(self.dataset.id)
 
     def measure(self) -> int:
         """Its size in bytes; raises `DataError` if it cannot be loaded."""
