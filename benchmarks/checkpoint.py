@@ -7,7 +7,10 @@ Both with `python -m training`, two workers, ZeRO-3 and a random model of 21 mil
 save_share   The share of the wall time that saving takes with a checkpoint every 50 steps. The peer
              is the same run without them, in the same round. Measured from the end of step 25 to
              the end of a step some whole number of 50 later, so that there is exactly one
-             checkpoint for 50 steps, and its upload in the background is over at the end.
+             checkpoint for 50 steps, and its upload in the background is over at the end. Between
+             two runs a machine may turn faster or slower: the peer's time is scaled by the median
+             ratio of the steps that are no part of a save, nor of the ten steps after one, in which
+             uploads end (that is checked). The share without that is `unscaled_share`.
 recovery_s   Seconds from SIGKILL of one worker process in the middle of a run to the end of the
              next optimizer step after the last checkpoint: noticing, new processes, the model, the
              checkpoint and the step.
@@ -20,7 +23,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -57,7 +60,9 @@ _STAGES = {
     "workers_up_s": "workers are up",
     "loaded_s": "Going on after step",
 }
-_POLL_S = 0.02
+# Steps after a save that may be slower for it.
+_SETTLING_STEPS = 10
+_POLL_S = 0.1
 _TIMEOUT_S = 900.0
 
 
@@ -65,15 +70,16 @@ def main() -> int:
     """Measure and print the figures."""
     options = _parse_arguments()
     num_steps = _FIRST_STEP + SAVE_EVERY_STEPS * options.saves
+    settings = {"precision": options.precision, "micro_batch_tokens": options.micro_batch_tokens}
     with tempfile.TemporaryDirectory(prefix="benchmark-checkpoint-") as folder:
         rows = read_rows(options.data, options.rows)
-        rows_of_run = _repeat_rows(Path(folder), rows, num_steps, options.precision)
-        bench = build_workbench(Path(folder) / "bench", rows_of_run, options.precision)
+        rows_of_run = _repeat_rows(Path(folder), rows, num_steps, settings)
+        bench = build_workbench(Path(folder) / "bench", rows_of_run, **settings)
         shares, recoveries = [], []
         for number in range(options.rounds):
-            shares.append(_measure_saving(bench, num_steps, options.precision, number))
+            shares.append(_measure_saving(bench, num_steps, settings, number))
             _tell(f"round {number + 1} of {options.rounds}: saving: {json.dumps(shares[-1])}")
-            recoveries.append(_measure_recovery(bench, options.precision))
+            recoveries.append(_measure_recovery(bench, settings))
             _tell(f"round {number + 1} of {options.rounds}: recovery: {json.dumps(recoveries[-1])}")
         num_rows = len(bench.open_tokens())
     print(
@@ -83,12 +89,12 @@ def main() -> int:
                 "settings": {
                     "data": options.data.name,
                     "num_rows": num_rows,
-                    "precision": options.precision,
                     "rounds": options.rounds,
                     "save_every_steps": SAVE_EVERY_STEPS,
                     "timed_steps": num_steps - _FIRST_STEP,
                     "context_length": CONTEXT_LENGTH,
                     **SETTINGS,
+                    **settings,
                 },
                 **describe_machine(),
             }
@@ -102,12 +108,21 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--saves", type=int, default=2, help="checkpoints in the timed part of a run (default: 2)"
     )
+    parser.add_argument(
+        "--micro-batch-tokens",
+        type=int,
+        default=SETTINGS["micro_batch_tokens"],
+        help="size of a step: smaller ones are over sooner, and saving weighs more (default: "
+        "%(default)s)",
+    )
     return parser.parse_args()
 
 
-def _repeat_rows(folder: Path, rows: list[Any], num_steps: int, precision: str) -> list[Any]:
+def _repeat_rows(
+    folder: Path, rows: list[Any], num_steps: int, settings: dict[str, Any]
+) -> list[Any]:
     """Repeat rows until they fill the steps in one epoch: the end of an epoch is a checkpoint."""
-    once = build_workbench(folder / "once", rows, precision)
+    once = build_workbench(folder / "once", rows, **settings)
     spec = once.read_spec()
     steps_per_pass = max(1, _count_steps(spec, once.open_tokens()))
     num_passes = -(-(num_steps + 1) // steps_per_pass) + 1
@@ -119,25 +134,37 @@ def _count_steps(spec: TrainingSpec, rows: TokenTable) -> int:
 
 
 def _measure_saving(
-    bench: Workbench, num_steps: int, precision: str, number: int
+    bench: Workbench, num_steps: int, settings: dict[str, Any], number: int
 ) -> dict[str, Any]:
     """Run once with checkpoints and once without, in turns first."""
     intervals: dict[str, list[float]] = {}
     for name in ("with", "without") if number % 2 == 0 else ("without", "with"):
-        changes = {"save_every_steps": SAVE_EVERY_STEPS} if name == "with" else {}
-        spec = write_spec(bench, bench.path / f"{name}.yaml", precision=precision, **changes)
+        saving = {"save_every_steps": SAVE_EVERY_STEPS} if name == "with" else {}
+        spec = write_spec(bench, bench.path / f"{name}.yaml", **settings, **saving)
         intervals[name] = _time_steps(bench, spec, bench.path / name, num_steps)
-    with_s, without_s = sum(intervals["with"]), sum(intervals["without"])
-    # The same steps in both runs: the one after a checkpoint has its saving in it.
-    after_save = range(SAVE_EVERY_STEPS - _FIRST_STEP, len(intervals["with"]), SAVE_EVERY_STEPS)
-    blocked_s = [intervals["with"][step] - intervals["without"][step] for step in after_save]
+    return compare_intervals(intervals["with"], intervals["without"])
+
+
+def compare_intervals(saving: Sequence[float], plain: Sequence[float]) -> dict[str, Any]:
+    """Compare the seconds of the same steps in a run that saves and in one that does not.
+
+    Both have the shape `[num_steps]`, from the step after `_FIRST_STEP` on; the step that follows a
+    checkpoint has its saving in it.
+    """
+    ratios = [with_save / without for with_save, without in zip(saving, plain, strict=True)]
+    after_save = range(SAVE_EVERY_STEPS - _FIRST_STEP, len(ratios), SAVE_EVERY_STEPS)
+    touched = {step + later for step in after_save for later in range(_SETTLING_STEPS)}
+    drift = median(ratio for step, ratio in enumerate(ratios) if step not in touched)
+    blocked_s = [saving[step] - plain[step] * drift for step in after_save]
     return {
-        "save_share": round(1 - without_s / with_s, 4),
-        "with_s": round(with_s, 3),
-        "without_s": round(without_s, 3),
-        "median_step_s": round(median(intervals["without"]), 3),
+        "save_share": round(1 - sum(plain) * drift / sum(saving), 4),
+        "unscaled_share": round(1 - sum(plain) / sum(saving), 4),
+        "drift": round(drift, 4),
+        "with_s": round(sum(saving), 3),
+        "without_s": round(sum(plain), 3),
+        "median_step_s": round(median(plain), 3),
         "blocked_s_per_save": [round(seconds, 3) for seconds in blocked_s],
-        "blocked_share": round(sum(blocked_s) / with_s, 4),
+        "blocked_share": round(sum(blocked_s) / sum(saving), 4),
     }
 
 
@@ -149,17 +176,31 @@ def _time_steps(bench: Workbench, spec_file: Path, output: Path, num_steps: int)
     with start_run(bench, spec_file, output) as run:
         _wait(run, lambda: _read_step(run) >= num_steps)
         ends_s = [line["elapsed_s"] for line in run.folder.read_metrics()[:num_steps]]
+        upload_s = [
+            _measure_upload(found.path) for found in list_checkpoints(run.folder.checkpoints)
+        ]
         _stop(run)
-    timed = ends_s[_FIRST_STEP - 1 :]
-    return [after - before for before, after in pairwise(timed)]
+    timed = [after - before for before, after in pairwise(ends_s[_FIRST_STEP - 1 :])]
+    if max(upload_s, default=0.0) > _SETTLING_STEPS * median(timed):
+        raise RuntimeError(
+            f"uploads took {upload_s} s, longer than {_SETTLING_STEPS} steps of "
+            f"{median(timed):.3f} s: take larger steps"
+        )
+    return timed
 
 
-def _measure_recovery(bench: Workbench, precision: str) -> dict[str, Any]:
+def _measure_upload(checkpoint: Path) -> float:
+    """Seconds from the first file of a checkpoint on storage to its last."""
+    written = [path.stat().st_mtime for path in checkpoint.rglob("*") if path.is_file()]
+    return round(max(written) - min(written), 3)
+
+
+def _measure_recovery(bench: Workbench, settings: dict[str, Any]) -> dict[str, Any]:
     """Kill a worker in mid-run, and see when the steps go on."""
     spec = write_spec(
         bench,
         bench.path / "recovery.yaml",
-        precision=precision,
+        **settings,
         save_every_steps=_KILL_SAVE_EVERY_STEPS,
     )
     with start_run(bench, spec, bench.path / "recovery") as run:
@@ -243,6 +284,7 @@ def _wait(run: Run, condition: Callable[[], bool]) -> None:
 def _summarise(shares: list[dict[str, Any]], recoveries: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "save_share": median(share["save_share"] for share in shares),
+        "unscaled_share": median(share["unscaled_share"] for share in shares),
         "blocked_share": median(share["blocked_share"] for share in shares),
         "recovery_s": median(recovery["recovery_s"] for recovery in recoveries),
         "saving": shares,

@@ -132,15 +132,18 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def build_workbench(path: Path, rows: Iterable[Any], precision: str) -> Workbench:
-    """Build a workbench for these rows under `path`, a new folder."""
+def build_workbench(path: Path, rows: Iterable[Any], precision: str, **changes: Any) -> Workbench:
+    """Build a workbench for these rows under `path`, a new folder.
+
+    `changes` are settings of the fine-tune that differ from `SETTINGS`.
+    """
     quiet_libraries()
     ensure_cpu_op()  # nobody's first step is to wait for the compiler
     bench = Workbench(path)
     path.mkdir(parents=True)
     _build_model(bench.model, precision)
     _write_lines(bench.rows_file, rows)
-    write_spec(bench, bench.spec_file, precision=precision)
+    write_spec(bench, bench.spec_file, precision=precision, **changes)
     spec = bench.read_spec()
     link_data(prepare_data(spec, path / "cache"), path / "data")
     config = build_deepspeed_config(

@@ -149,13 +149,13 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
     from training.failures import TellOfFailures
     from training.loop import run_worker
 
-    # Annotations of Ray's that are older than what they describe: a range of workers, callbacks
-    # of Train V2, and what the workers return.
+    # Annotations of Ray's that are older than what they describe: a range of workers, settings of
+    # Train V2, and what the workers return.
     num_workers: Any = spec.num_workers
     if spec.min_workers is not None:
         num_workers = (spec.min_workers, spec.num_workers)
     worker: Any = run_worker
-    callbacks: list[Any] = [TellOfFailures(str(run.path))]
+    run_config: Any = ray.train.RunConfig
     trainer = TorchTrainer(
         worker,
         train_loop_config={"spec": spec.model_dump(mode="json"), "run": str(run.path)},
@@ -164,11 +164,11 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
             use_gpu=use_gpu,
             resources_per_worker={"CPU": spec.cpus_per_worker, **({"GPU": 1} if use_gpu else {})},
         ),
-        run_config=ray.train.RunConfig(
+        run_config=run_config(
             name=run.ray.name,
             storage_path=str(run.ray.parent),
             failure_config=ray.train.FailureConfig(max_failures=spec.max_failures),
-            callbacks=callbacks,
+            callbacks=[TellOfFailures(str(run.path))],
             worker_runtime_env={} if use_gpu else {"env_vars": _CPU_WORKER_ENV},
         ),
     )

@@ -5,7 +5,7 @@
 https://docs.ray.io/en/latest/train/examples/pytorch/deepspeed_finetune/README.html, its constants
 and its DeepSpeed configuration included. What differs: the rows, the model, one epoch instead of 30
 steps, the learning rate of all contenders, CPUs; and what would cost it time is left out: printing
-and reading the loss of each step, and the checkpoint at the end.
+and reading the loss of each step, the checkpoint at the end, and the dashboard.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("workbench", type=Path, help="folder that benchmarks.train has built")
     parser.add_argument("precision", choices=["bf16", "fp32"], help="arithmetic")
     options = parser.parse_args()
-    ray.init(address="local", log_to_driver=False)
+    ray.init(address="local", include_dashboard=False, log_to_driver=False)  # as ours
     loop: Any = train_loop  # Ray's annotation knows no worker that returns something
     trainer = TorchTrainer(
         loop,

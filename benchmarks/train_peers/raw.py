@@ -1,9 +1,10 @@
-"""A bare loop over DeepSpeed's engine: the floor that ours is held against.
+"""A bare loop over DeepSpeed's engine, as one writes it by hand.
 
     torchrun --nproc-per-node=2 -m benchmarks.train_peers.raw WORKBENCH
 
 The same batches as ours, as tensors before the clock starts, and the same DeepSpeed configuration;
-per step a forward pass, the mean loss, `backward` and `step`, and nothing else.
+per step a forward pass, the mean loss, `backward` and `step`, and nothing else: no journal, no Ray.
+Logits are those of all positions, where ours has the learned ones alone.
 """
 
 import argparse
