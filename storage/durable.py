@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -137,17 +137,6 @@ def publish_directory(building: Path, final: Path) -> None:
 def is_published(directory: Path) -> bool:
     """Tell whether a directory has its manifest; what has none does not exist."""
     return (directory / MANIFEST_NAME).is_file()
-
-
-def has_sizes(directory: Path, files: Mapping[str, Any]) -> bool:
-    """Tell whether the files of a manifest are there with their sizes; quick at any size."""
-    try:
-        return all(
-            (directory / name).stat().st_size == expected["size_bytes"]
-            for name, expected in files.items()
-        )
-    except FileNotFoundError:
-        return False
 
 
 def verify_directory(directory: Path) -> None:

@@ -30,7 +30,9 @@ from training.spec import TrainingSpec, load_spec
 from training.trackers import check_trackers
 
 PAUSED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again
-_BEGUN = {"data", "events.jsonl", ".driver.lock"}  # before a run has its record
+# What there is of a run before its record; files being written have a temporary name.
+_BEGUN = {"data", "events.jsonl", "spec.json", ".driver.lock"}
+_BEING_WRITTEN = (".spec.json.", ".run.json.")
 INTERRUPTED_STATUS = 130  # what shells say of a process that SIGINT ended
 
 
@@ -58,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.print("stopped: the same command goes on with it", highlight=False)
         return INTERRUPTED_STATUS
-    except RuntimeError as exc:
+    except (RuntimeError, OSError) as exc:
         console.print(f"failed: {exc}", style="red", markup=False, highlight=False)
         return 1
     if model is None:
@@ -94,7 +96,8 @@ def _fine_tune(spec_file: Path, output: Path, cache: Path, console: Console) -> 
 def _check_output(run: RunFolder) -> None:
     """Refuse a folder with something else in it; what a killed command began may be there."""
     found = {path.name for path in run.path.iterdir()} if run.path.exists() else set()
-    if not run.record_file.is_file() and found - _BEGUN:
+    foreign = {name for name in found - _BEGUN if not name.startswith(_BEING_WRITTEN)}
+    if not run.record_file.is_file() and foreign:
         raise ValueError(
             f"{str(run.path)!r} is not empty and holds no run: expected a new folder for the run, "
             "or that of one to go on with"

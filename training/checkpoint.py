@@ -2,15 +2,16 @@
 
 A checkpoint is a folder `checkpoint_<step>` that every worker fills with its own files. Each copies
 them there in the background while training goes on, and writes its manifest (size and SHA-256 of
-each file) last. A checkpoint exists when the manifests of all its workers do and every file has its
-size: Ray Train's own snapshot is replaced in place, and a kill can tear it.
+each file) last. A checkpoint exists when the manifests of all its workers do: Ray Train's own
+snapshot is replaced in place, and a kill can tear it. One that exists and whose files differ from
+its manifests is damaged: it is passed over, never taken for one that was not there.
 """
 
 import hashlib
 import logging
+import math
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from storage import durable
 from training.engine import Place, sum_over_workers
 from training.progress import Progress
+from training.staging import StagingFolder, sweep_staging
 
 logger = logging.getLogger(__name__)
 
@@ -72,16 +74,18 @@ def find_shards(checkpoint: Path) -> Path:
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
     """List the complete checkpoints under `folder`, newest first; others are not there."""
-    found = [_read_checkpoint(path) for path in folder.glob(f"{_PREFIX}*")]
-    complete = [checkpoint for checkpoint in found if checkpoint is not None]
-    return sorted(complete, key=lambda checkpoint: checkpoint.step, reverse=True)
+    return _survey(folder)[0]
 
 
 def find_damage(checkpoint: Checkpoint, rank: int, world_size: int) -> str | None:
     """Hash this worker's share of a checkpoint's files; returns what differs, or None."""
     for writer in range(rank, checkpoint.world_size, world_size):
         for name, entry in _read_manifest(checkpoint.path, writer)["files"].items():
-            if durable.hash_file(checkpoint.path / name) != entry["sha256"]:
+            try:
+                found = durable.hash_file(checkpoint.path / name)
+            except FileNotFoundError:
+                return f"{name} is gone"
+            if found != entry["sha256"]:
                 return f"{name} differs from what was written"
     return None
 
@@ -110,10 +114,13 @@ def choose_result(checkpoints: list[Checkpoint], keep: Literal["last", "best"]) 
     if not checkpoints:
         raise CheckpointError("no complete checkpoint is on disk")
     if keep == "best":
-        evaluated = [found for found in checkpoints if found.eval_loss is not None]
-        return min(
-            evaluated or checkpoints, key=lambda found: (found.eval_loss or 0.0, -found.step)
-        )
+        evaluated = [
+            (found.eval_loss, -found.step, found)
+            for found in checkpoints
+            if found.eval_loss is not None and math.isfinite(found.eval_loss)
+        ]
+        if evaluated:
+            return min(evaluated)[-1]  # the steps differ, so checkpoints are never compared
     return max(checkpoints, key=lambda found: found.step)
 
 
@@ -130,10 +137,7 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._upload: Future[None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        owner = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
-        self._staging_prefix = f"tuneserve-{owner}-{place.rank}-"
-        for leftover in Path(tempfile.gettempdir()).glob(f"{self._staging_prefix}*"):
-            shutil.rmtree(leftover, ignore_errors=True)  # of a worker that was killed
+        sweep_staging()  # a worker that was killed leaves its shards there
 
     def save(self, engine: Any, progress: Progress) -> None:
         """Save a checkpoint: shards to local disk now, from there to storage in the background.
@@ -142,11 +146,11 @@ class CheckpointWriter:
         """
         self.finish()
         target = self._folder / f"{_PREFIX}{progress.step:010d}"
-        staging = Path(tempfile.mkdtemp(prefix=self._staging_prefix))
+        staging = StagingFolder()
         try:
-            engine.save_checkpoint(str(staging), tag=TAG)
+            engine.save_checkpoint(str(staging.path), tag=TAG)
         except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)
+            staging.remove()
             raise
         manifest: dict[str, Any] = {"rank": self._place.rank, "world_size": self._place.world_size}
         if self._place.rank == 0:
@@ -162,11 +166,8 @@ class CheckpointWriter:
             return
         error = self._upload.exception()
         self._upload = None
-        num_failed = sum_over_workers(error is not None, self._place)
-        if error is not None:
-            raise error
-        if num_failed:
-            raise OSError(f"{num_failed:.0f} other workers could not write their checkpoint")
+        if failures := _gather_failures(error, self._place):
+            raise OSError(f"a checkpoint could not be written: {'; '.join(failures)}") from error
         if self._place.rank == 0:
             complete = list_checkpoints(self._folder)
             for old in choose_superseded(complete, num_kept=self._num_kept):
@@ -179,28 +180,29 @@ def agree_on_checkpoint(folder: Path, place: Place) -> Checkpoint | None:
     A damaged one is passed over with a warning, for the one before it. Raises `CheckpointError`,
     on all workers, if there are some and every one is damaged.
     """
-    candidates: list[Any] = [list_checkpoints(folder) if place.rank == 0 else None]
-    dist.broadcast_object_list(candidates, src=0, device=place.device)
-    for checkpoint in candidates[0]:
+    survey: list[Any] = [_survey(folder) if place.rank == 0 else None]
+    dist.broadcast_object_list(survey, src=0, device=place.device)
+    complete, num_unreadable = survey[0]
+    for checkpoint in complete:
         damage = find_damage(checkpoint, place.rank, place.world_size)
         if damage is not None:
             logger.warning("checkpoint of step %d is damaged: %s", checkpoint.step, damage)
         if sum_over_workers(damage is not None, place) == 0:
             return checkpoint  # type: ignore[no-any-return]
-    if candidates[0]:
+    if num_damaged := len(complete) + num_unreadable:
         raise CheckpointError(
-            f"all {len(candidates[0])} checkpoints are damaged; nothing was removed. Restore one, "
-            "or remove them to begin anew"
+            f"all {num_damaged} checkpoints are damaged; nothing was removed. Restore one, or "
+            "remove them to begin anew"
         )
     return None
 
 
-def _upload(staging: Path, target: Path, manifest: Mapping[str, Any]) -> None:
+def _upload(staging: StagingFolder, target: Path, manifest: Mapping[str, Any]) -> None:
     try:
         target.mkdir(parents=True, exist_ok=True)  # below stage 1 a rank may have no file at all
         files: dict[str, dict[str, Any]] = {}
-        for source in sorted(path for path in staging.rglob("*") if path.is_file()):
-            name = source.relative_to(staging)
+        for source in sorted(path for path in staging.path.rglob("*") if path.is_file()):
+            name = source.relative_to(staging.path)
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             files[str(name)] = _copy(source, target / name)
         for folder in {(target / name).parent for name in files}:
@@ -208,7 +210,16 @@ def _upload(staging: Path, target: Path, manifest: Mapping[str, Any]) -> None:
         durable.write_json(_name_manifest(target, manifest["rank"]), {**manifest, "files": files})
         durable.fsync_directory(target.parent)
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        staging.remove()
+
+
+def _gather_failures(error: BaseException | None, place: Place) -> list[str]:
+    """Say on every worker which of them failed, and how."""
+    if sum_over_workers(error is not None, place) == 0:
+        return []
+    reasons: list[Any] = [None] * place.world_size
+    dist.all_gather_object(reasons, error and f"{type(error).__name__}: {error}")
+    return [f"worker {rank}: {reason}" for rank, reason in enumerate(reasons) if reason]
 
 
 def _copy(source: Path, target: Path) -> dict[str, Any]:
@@ -229,19 +240,26 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path)
 
 
-def _read_checkpoint(path: Path) -> Checkpoint | None:
-    try:
-        first = _read_manifest(path, 0)
-        for rank in range(first["world_size"]):
-            if not durable.has_sizes(path, _read_manifest(path, rank)["files"]):
-                return None
-        progress = Progress.model_validate(first["progress"])
-    except FileNotFoundError:  # not complete
-        return None
-    except (ValueError, KeyError, TypeError):
-        logger.exception("%s has a damaged manifest and is passed over", path.name)
-        return None
-    return Checkpoint(path, first["world_size"], progress)
+def _survey(folder: Path) -> tuple[list[Checkpoint], int]:
+    """List the complete checkpoints, newest first, and count those that cannot be read."""
+    complete, num_unreadable = [], 0
+    for path in folder.glob(f"{_PREFIX}*"):
+        try:
+            complete.append(_read_checkpoint(path))
+        except FileNotFoundError:  # not complete
+            continue
+        except (ValueError, KeyError, TypeError):
+            logger.exception("%s has a damaged manifest and is passed over", path.name)
+            num_unreadable += 1
+    return sorted(complete, key=lambda checkpoint: checkpoint.step, reverse=True), num_unreadable
+
+
+def _read_checkpoint(path: Path) -> Checkpoint:
+    """Read the manifests of all workers; raises `FileNotFoundError` if one has none yet."""
+    first = _read_manifest(path, 0)
+    for rank in range(1, first["world_size"]):
+        _read_manifest(path, rank)
+    return Checkpoint(path, first["world_size"], Progress.model_validate(first["progress"]))
 
 
 def _read_manifest(path: Path, rank: int) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """DeepSpeed's shared-memory operation for CPU workers, compiled ahead of the first run.
 
-DeepSpeed compiles it the first time that a CPU worker starts and has no fallback. A compiler that
-was killed leaves a lock file behind, on which later runs wait for ever. So it is compiled here,
-under a lock of the operating system's that no dead process can hold; a lock file found then is
-stale.
+DeepSpeed compiles it the first time that a CPU worker starts and has no fallback. A process that
+was killed while it compiled or loaded it leaves a lock file behind, on which later ones wait for
+ever. So it is compiled and loaded here, under a lock of the operating system's that no dead process
+can hold; a lock file found then is stale.
 """
 
 import argparse
@@ -41,13 +41,30 @@ def ensure_cpu_op() -> bool:
     with _lock(folder.parent):
         if _is_built(folder, builder.name):
             return False
-        (folder / "lock").unlink(missing_ok=True)
         logger.info("compiling DeepSpeed's shared-memory operation; this happens once")
-        try:
-            builder.load(verbose=False)
-        except (RuntimeError, ImportError, OSError) as exc:
-            raise CompilerError(f"DeepSpeed's CPU operation could not be compiled: {exc}") from exc
+        _load(builder, folder)
     return True
+
+
+def load_cpu_op() -> None:
+    """Load the operation into this process, where DeepSpeed then finds it.
+
+    DeepSpeed would take a lock file for it, and a worker that was killed then would leave those in
+    its place waiting for ever. Raises `CompilerError`.
+    """
+    builder = _load_builder()
+    folder = _find_build_folder(builder.name)
+    with _lock(folder.parent):
+        _load(builder, folder)
+
+
+def _load(builder: Any, folder: Path) -> None:
+    """Let DeepSpeed load its operation, compiled if need be; whoever calls this holds the lock."""
+    (folder / "lock").unlink(missing_ok=True)
+    try:
+        builder.load(verbose=False)
+    except (RuntimeError, ImportError, OSError) as exc:
+        raise CompilerError(f"DeepSpeed's CPU operation could not be compiled: {exc}") from exc
 
 
 def main() -> int:

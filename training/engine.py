@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from training.batching import BatchLayout, BatchPlan, Step
 from training.collate import MicroBatch, collate_rows
-from training.cpu_op import prefer_own_ninja
+from training.cpu_op import load_cpu_op
 from training.data.faults import MAX_LINES_SHOWN, describe_lines
 from training.data.token_table import TokenTable
 from training.deepspeed_config import build_deepspeed_config
@@ -61,7 +61,8 @@ def init_distributed(device: torch.device) -> None:
     """Set up DeepSpeed's collectives in the process group that Ray Train made."""
     # DeepSpeed guesses its accelerator at import: say which, and import it in the worker only.
     os.environ["DS_ACCELERATOR"] = device.type
-    prefer_own_ninja()
+    if device.type == "cpu":
+        load_cpu_op()
     import deepspeed
 
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo")
@@ -143,6 +144,11 @@ def take_step(
         )
     num_skipped = engine.skipped_steps
     grad_norm = _measure_unsharded_norm(engine)
+    if grad_norm is not None and not math.isfinite(grad_norm):  # DeepSpeed steps all the same
+        raise NonFiniteLossError(
+            f"the gradients of step {engine.global_steps + 1} have the norm {float(grad_norm)}; "
+            "nothing was learned from them. Lower the learning rate, or look at the rows"
+        )
     engine.step()
     return StepResult(
         loss=mean_loss,

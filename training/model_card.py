@@ -22,13 +22,13 @@ def render_model_card(lineage: Mapping[str, Any]) -> str:
 
 # {lineage["base_model"]}, fine-tuned on {data["name"]}
 
-`{lineage["base_model"]}` after {spec["epochs"]} epochs on {data["num_rows"]} rows of
-`{data["name"]}` ({data["num_tokens"]:,} tokens, {data["num_learned_tokens"]:,} of them learned).
+`{lineage["base_model"]}`, trained on {data["num_rows"]} rows of `{data["name"]}`
+({data["num_tokens"]:,} tokens, {data["num_learned_tokens"]:,} of them learned).
 
 | | |
 |---|---|
 | run | `{lineage["run_id"]}` |
-| checkpoint | step {lineage["checkpoint_step"]} |
+| checkpoint | step {lineage["checkpoint_step"]}, in epoch {metrics["epoch"]} of {spec["epochs"]} |
 | training loss of the epoch | {metrics["loss"]:.4f} |
 {_render_validation(metrics)}| learning rate | {spec["learning_rate"]:g}, {spec["lr_schedule"]} |
 | precision | {spec["precision"]} |

@@ -87,7 +87,7 @@ class Progress(BaseModel):
             "loss": self.epoch_loss,
             "trained_tokens": self.trained_tokens,
         }
-        if self.eval_loss is not None:
+        if self.eval_loss is not None and math.isfinite(self.eval_loss):  # JSON knows no other
             figures["eval_loss"] = self.eval_loss
         return figures
 

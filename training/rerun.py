@@ -1,6 +1,8 @@
 """Starting a run again: to resume it after an interruption, or to extend it by more epochs."""
 
+import shutil
 import time
+from typing import Any
 
 from training.lineage import read_lineage
 from training.runs import Extension, RunFolder
@@ -44,7 +46,7 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, fingerprint: str) -> Training
     changed = [
         f"{name} was {getattr(before, name)!r} and is {getattr(spec, name)!r}"
         for name in TrainingSpec.model_fields
-        if name not in _FREE_TO_CHANGE and getattr(before, name) != getattr(spec, name)
+        if name not in _FREE_TO_CHANGE and _select(before, name) != _select(spec, name)
     ]
     if changed:
         raise RerunError(
@@ -67,6 +69,11 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, fingerprint: str) -> Training
                 f"run {run.path.name!r} has succeeded already, with {before.epochs} epochs; raise "
                 "epochs to extend it, or choose a new folder"
             )
+        if not any(run.checkpoints.glob("*/latest")):
+            raise RerunError(
+                f"the checkpoints of run {run.path.name!r} are gone, so it cannot be extended; "
+                "start a new run from its model"
+            )
         extends = (*extends, _keep_model(run, before.epochs, record.model_id))
         run.add_event(f"Extending from {before.epochs} to {spec.epochs} epochs")
     else:
@@ -79,10 +86,21 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, fingerprint: str) -> Training
     return spec
 
 
+def _select(spec: TrainingSpec, name: str) -> Any:
+    """What of a setting must stay as it was."""
+    value = getattr(spec, name)
+    if name in ("train_file", "validation_file"):  # may lie elsewhere by now; the rows are compared
+        return value is None
+    if name == "deepspeed":  # its batch size follows the number of workers
+        return {key: setting for key, setting in value.items() if key != "train_batch_size"}
+    return value
+
+
 def _keep_model(run: RunFolder, epochs: int, model_id: str | None) -> Extension:
     """Put the model so far aside, for the one to come."""
     step = int(run.read_metrics()[-1]["step"])
     if run.model.exists():
-        kept = read_lineage(run.model).get("checkpoint_step", step)
-        run.model.rename(run.path / f"model-step-{kept}")
+        kept = run.path / f"model-step-{read_lineage(run.model).get('checkpoint_step', step)}"
+        shutil.rmtree(kept, ignore_errors=True)  # the same weights, if more epochs were no better
+        run.model.rename(kept)
     return Extension(epochs=epochs, step=step, model_id=model_id, ended_at=int(time.time()))

@@ -172,7 +172,7 @@ class TrainingSpec(BaseModel):
         None,
         ge=1,
         description="Fewest workers to go on with where the cluster shrinks, growing back to "
-        "'num_workers' with it; default: never fewer.",
+        "'num_workers' with it, each time from the last checkpoint; default: never fewer.",
     )
     accelerator: Literal["auto", "cpu", "gpu"] = Field(
         "auto", description="'auto' takes one GPU per worker where the cluster has any GPU."
@@ -254,9 +254,19 @@ class TrainingSpec(BaseModel):
             )
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3; it is 0")
+        return self
+
+    @model_validator(mode="after")
+    def _check_elastic(self) -> Self:
         if self.min_workers is not None and self.min_workers > self.num_workers:
             raise ValueError(
                 f"min_workers is {self.min_workers}, more than num_workers {self.num_workers}"
+            )
+        if (self.min_workers or self.num_workers) < self.num_workers and not self.save_every_steps:
+            raise ValueError(
+                f"min_workers is {self.min_workers}, fewer than num_workers {self.num_workers}: "
+                "whenever the cluster grows or shrinks, training goes on from the last checkpoint; "
+                "set save_every_steps to what may be done twice"
             )
         return self
 
@@ -266,6 +276,7 @@ class TrainingSpec(BaseModel):
         for name in ("train_dataset", "validation_dataset"):
             if dataset := settings[name]:
                 dataset["id"] = name_source(dataset["id"])
+        settings["deepspeed"] = _drop_paths(settings["deepspeed"])
         return settings
 
     def pin_paths(self, folder: Path) -> "TrainingSpec":
@@ -278,6 +289,15 @@ class TrainingSpec(BaseModel):
         if base_model.is_dir():
             changes["base_model"] = str(base_model)
         return self.model_copy(update=changes)
+
+
+def _drop_paths(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out of a DeepSpeed configuration what names files and folders, at any depth."""
+    return {
+        key: _drop_paths(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if not key.endswith(("_path", "_file", "_dir"))
+    }
 
 
 def name_source(source: str) -> str:

@@ -133,14 +133,3 @@ def test_a_growing_file_is_read_a_line_at_a_time(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write(": 3}\n")
     assert follower.read_new() == [{"n": 3}]
-
-
-def test_sizes_tell_a_file_that_is_cut_or_gone(tmp_path: Path) -> None:
-    files = {"a/b.bin": {"size_bytes": 3}, "c.bin": {"size_bytes": 0}}
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "b.bin").write_bytes(b"abc")
-    assert not durable.has_sizes(tmp_path, files)
-    (tmp_path / "c.bin").touch()
-    assert durable.has_sizes(tmp_path, files)
-    (tmp_path / "a" / "b.bin").write_bytes(b"ab")
-    assert not durable.has_sizes(tmp_path, files)

@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,13 @@ from training.runs import Extension, RunError, RunFolder, RunRecord, RunStatus
 from training.spec import TrainingSpec
 
 SHA256 = "ab" * 32
-BEGUN = {"base_model": "m", "train_file": "f", "validation_fraction": 0.1, "precision": "fp32"}
+BEGUN = {
+    "base_model": "m",
+    "train_file": "f",
+    "validation_fraction": 0.1,
+    "precision": "fp32",
+    "save_every_steps": 100,
+}
 
 FREE: dict[str, Any] = {
     "accelerator": "cpu",
@@ -27,11 +34,11 @@ FREE: dict[str, Any] = {
     "save_every_steps": 5,
     "threads_per_worker": 2,
     "trackers": ("mlflow",),
+    "train_file": "elsewhere/f",
     "wall_clock_breakdown": True,
 }
 FIXED: dict[str, Any] = {
     "base_model": "n",
-    "train_file": "g",
     "validation_fraction": 0.2,
     "format": "chat",
     "columns": {"prompt": "question"},
@@ -74,6 +81,9 @@ def make_run(folder: Path, status: RunStatus, **record: Any) -> RunFolder:
     durable.write_json(run.data / "summary.json", {"fingerprint": SHA256, "num_rows": 3})
     for step in range(1, 7):
         run.add_metrics({"step": step, "loss": 1 / step})
+    checkpoint = run.checkpoints / "checkpoint_0000000006"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "latest").touch()
     return run
 
 
@@ -187,6 +197,27 @@ def test_a_run_is_extended_again_and_again(tmp_path: Path) -> None:
         (3, 6, None),
         (4, 8, "model-2"),
     ]
+
+
+def test_the_same_model_is_put_aside_once(tmp_path: Path) -> None:
+    """As with keep 'best', when more epochs were no better."""
+    run = make_run(tmp_path, "succeeded")
+    for epochs in (4, 5):
+        run.model.mkdir()
+        durable.write_json(run.model / "lineage.json", {"checkpoint_step": 2, "epochs": epochs})
+        reopen_run(run, make_spec(epochs=epochs), SHA256)
+        run.update_record(status="succeeded")
+    assert not run.model.exists()
+    assert durable.read_json(run.path / "model-step-2" / "lineage.json")["epochs"] == 5
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_extended(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "succeeded")
+    shutil.rmtree(run.ray)
+    with pytest.raises(RerunError, match="the checkpoints of run 'run-1' are gone"):
+        reopen_run(run, make_spec(epochs=4), SHA256)
+    assert run.read_record().status == "succeeded"
+    assert len(run.read_metrics()) == 6
 
 
 def test_a_published_model_is_nowhere_to_be_put_aside(tmp_path: Path) -> None:

@@ -43,7 +43,9 @@ def test_what_serving_holds_is_not_to_be_had() -> None:
 
 
 def test_an_elastic_run_needs_its_fewest_workers() -> None:
-    spec = make_spec("m", Path("f"), num_workers=8, min_workers=2, cpus_per_worker=1)
+    spec = make_spec(
+        "m", Path("f"), num_workers=8, min_workers=2, save_every_steps=9, cpus_per_worker=1
+    )
     check_resources(spec, [{"CPU": 2.0}])
     with pytest.raises(ResourceError, match="2 workers × 1 CPUs = 2 CPUs"):
         check_resources(spec, [{"CPU": 1.0}])

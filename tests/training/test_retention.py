@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +36,15 @@ def test_the_best_is_chosen_of_what_is_there() -> None:
     third, second = make_checkpoints(30, 20, best_step=10)
     assert choose_result([third, evaluate(second, 0.9)], "best").step == 20
     assert choose_result([third, second], "best").step == 30
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_never_the_best(loss: float) -> None:
+    third, second, first = make_checkpoints(30, 20, 10)
+    checkpoints = [evaluate(third, loss), evaluate(second, loss), evaluate(first, 0.0)]
+    assert choose_result(checkpoints, "best").step == 10
+    assert choose_result(checkpoints[:2], "best").step == 30
+    assert "eval_loss" not in checkpoints[0].progress.summarise()
 
 
 def test_a_run_without_checkpoints_has_no_result() -> None:

@@ -160,8 +160,15 @@ def test_an_elastic_run_has_no_fewer_workers_than_its_fewest() -> None:
         "min_workers is 3, more than num_workers 2"
     )
     for fewest in (None, 1, 4):
-        spec = TrainingSpec.model_validate({**MINIMAL, "num_workers": 4, "min_workers": fewest})
-        assert spec.min_workers == fewest
+        elastic = {"num_workers": 4, "min_workers": fewest, "save_every_steps": 50}
+        assert TrainingSpec.model_validate({**MINIMAL, **elastic}).min_workers == fewest
+
+
+def test_an_elastic_run_has_checkpoints_to_go_on_from() -> None:
+    assert describe_refusal({"num_workers": 2, "min_workers": 1}) == (
+        "min_workers is 1, fewer than num_workers 2: whenever the cluster grows or shrinks, "
+        "training goes on from the last checkpoint; set save_every_steps to what may be done twice"
+    )
 
 
 def test_precision_is_left_open_unless_it_is_set() -> None:
@@ -228,8 +235,10 @@ def test_what_others_see_of_a_spec_names_no_place_on_this_machine(tmp_path: Path
         train_dataset=HubDataset(id=str(tmp_path / "rows")),
         validation_dataset=HubDataset(id="owner/rows"),
         learning_rate=0.5,
+        deepspeed={"tensorboard": {"enabled": True, "output_path": str(tmp_path)}},
     )
     settings = spec.describe()
+    assert settings["deepspeed"] == {"tensorboard": {"enabled": True}}
     assert str(tmp_path) not in json.dumps(settings)
     assert settings["train_dataset"]["id"] == "rows"
     assert settings["validation_dataset"]["id"] == "owner/rows"

@@ -80,10 +80,10 @@ def link_data(prepared: PreparedData, run_data: Path) -> None:
     So the run stays whole when the cache is emptied.
     """
     run_data.mkdir(parents=True, exist_ok=True)
-    tables = [TRAIN_TABLE, *([VALIDATION_TABLE] if prepared.summary["validation"] else [])]
-    for name in tables:
+    for name in (TRAIN_TABLE, VALIDATION_TABLE):
         (run_data / name).unlink(missing_ok=True)
-        _link_file(prepared.folder / name, run_data / name)
+        if name == TRAIN_TABLE or prepared.summary["validation"]:
+            _link_file(prepared.folder / name, run_data / name)
     summary = {key: value for key, value in prepared.summary.items() if key != "cache"}
     durable.write_json(run_data / SUMMARY_FILE, summary)
 
