@@ -1,5 +1,6 @@
 """Tells a run's user when workers were lost and are being replaced."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,24 @@ from ray.train import UserCallback
 from training.runs import RunFolder
 
 _MAX_CHARACTERS = 300
+# What gloo and NCCL say in one worker when it was another that ended.
+_ENDS_OF_OTHERS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL")
 
 
 def summarise_exception(exception: BaseException) -> str:
     """The last line of what Ray says of a worker's failure: its text may be a whole traceback."""
     lines = str(exception).strip().splitlines()
     return lines[-1][:_MAX_CHARACTERS] if lines else type(exception).__name__
+
+
+def choose_failure(failures: Mapping[int, BaseException]) -> tuple[int, BaseException]:
+    """Choose the failure to tell of, with its rank: one that is no consequence, if there is one."""
+
+    def rate(failure: tuple[int, BaseException]) -> tuple[bool, int]:
+        rank, exception = failure
+        return any(words in str(exception) for words in _ENDS_OF_OTHERS), rank
+
+    return min(failures.items(), key=rate)
 
 
 class TellOfFailures(UserCallback):
@@ -23,8 +36,8 @@ class TellOfFailures(UserCallback):
         self._run = run
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002 - Ray calls it so
-        """Name the worker that failed first in rank, and why."""
-        rank, exception = min(worker_exceptions.items())
+        """Name the worker that failed, and why."""
+        rank, exception = choose_failure(worker_exceptions)
         reason = summarise_exception(exception)
         RunFolder(Path(self._run)).add_event(
             f"Worker {rank} was lost: {reason}",

@@ -220,10 +220,10 @@ def _consolidate(run: RunFolder, spec: TrainingSpec) -> None:
 
 
 def _describe_failure(exc: Any) -> str:
-    from training.failures import summarise_exception
+    from training.failures import choose_failure, summarise_exception
 
     failures: Mapping[int, Any] | None = getattr(exc, "worker_failures", None)
     if not failures:
         return str(exc).strip().splitlines()[-1]
-    rank, failure = min(failures.items())
+    rank, failure = choose_failure(failures)
     return f"worker {rank} failed: {summarise_exception(failure)}"
