@@ -18,7 +18,7 @@ setup: $(VENV)/.installed $(VENV)/.compiled ## install everything that `make run
 
 test: $(VENV)/.installed-test $(VENV)/.compiled ## run all tests
 	$(BIN)/python -m pytest -m "not e2e"
-	$(BIN)/python -m pytest -m e2e
+	$(BIN)/python -m pytest -m e2e --durations=15
 
 test-fast: $(VENV)/.installed-test ## run the tests that need no cluster and no browser
 	$(BIN)/python -m pytest -m "not e2e"
