@@ -69,7 +69,9 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, fingerprint: str) -> Training
                 f"run {run.path.name!r} has succeeded already, with {before.epochs} epochs; raise "
                 "epochs to extend it, or choose a new folder"
             )
-        if not any(run.checkpoints.glob("*/latest")):
+        from training.checkpoint import list_checkpoints  # slow to import; nothing else needs it
+
+        if not list_checkpoints(run.checkpoints):
             raise RerunError(
                 f"the checkpoints of run {run.path.name!r} are gone, so it cannot be extended; "
                 "start a new run from its model"

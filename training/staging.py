@@ -17,11 +17,13 @@ class StagingFolder:
     """A new folder on local disk for one checkpoint's shards; `path` is where they go."""
 
     def __init__(self) -> None:
-        building = Path(tempfile.mkdtemp(prefix="tuneserve-"))
+        building = Path(tempfile.mkdtemp(prefix="tuneserve-building-"))
         self._lock = (building / _LOCK_NAME).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         # Under its lasting name only now: what has that name and is not locked has no owner.
-        self._root = building.rename(f"{building.parent}/{_PREFIX}{building.name}")
+        self._root = building.rename(
+            building.with_name(building.name.replace("tuneserve-building-", _PREFIX))
+        )
         self.path = self._root / "shards"
         self.path.mkdir()
 

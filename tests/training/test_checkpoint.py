@@ -35,10 +35,8 @@ class FakeEngine:
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
-        self.staged: list[Path] = []
 
     def save_checkpoint(self, folder: str, tag: str) -> None:
-        self.staged.append(Path(folder))
         shards = Path(folder) / tag
         shards.mkdir()
         (shards / f"zero_pp_rank_{self.rank}.pt").write_bytes(bytes(range(256)) * 40)
@@ -89,13 +87,6 @@ def save_as_two_workers(folder: Path, step: int) -> Checkpoint:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     return found[0]
-
-
-def wait_until_gone(path: Path) -> None:
-    deadline = time.monotonic() + 10
-    while path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def list_steps(folder: Path) -> list[int]:

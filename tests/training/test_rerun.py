@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from storage import durable
+from training.progress import Progress
 from training.rerun import RerunError, reopen_run
 from training.runs import Extension, RunError, RunFolder, RunRecord, RunStatus
 from training.spec import TrainingSpec
@@ -83,7 +84,9 @@ def make_run(folder: Path, status: RunStatus, **record: Any) -> RunFolder:
         run.add_metrics({"step": step, "loss": 1 / step})
     checkpoint = run.checkpoints / "checkpoint_0000000006"
     checkpoint.mkdir(parents=True)
-    (checkpoint / "latest").touch()
+    progress = Progress(step=6, num_shares=1).model_dump()
+    manifest = {"rank": 0, "world_size": 1, "progress": progress, "files": {}}
+    durable.write_json(checkpoint / "manifest-00000.json", manifest)
     return run
 
 
