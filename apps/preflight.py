@@ -13,6 +13,7 @@ import shutil
 import socket
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ MIN_PYTHON = (3, 11)
 INSTALL_BYTES = 8_000_000_000  # the environment, with a GPU build of torch
 RUN_BYTES = 1_000_000_000  # checkpoints and models of a few small fine-tunes
 DEFAULT_PORT = 8000
+CLUSTER_TIMEOUT_S = 3.0
 
 
 def main() -> int:
@@ -52,6 +54,7 @@ def find_faults(environment: Path | None, deploy: Path | None) -> Iterator[str]:
         yield from check_disk(environment.resolve().parent, needed)
     if deploy is not None:
         yield from check_port(read_port(deploy))
+        yield from check_cluster()
 
 
 def check_compiler() -> Iterator[str]:
@@ -92,6 +95,31 @@ def check_port(port: int) -> Iterator[str]:
                 f"port {port} is in use; stop the program that has it, or change http_options.port "
                 "and api_url in deploy.yaml"
             )
+
+
+def check_cluster() -> Iterator[str]:
+    """See whether the cluster that Ray would join is there: of a dead one, it waits for ever.
+
+    Ray joins the cluster of the last `ray start`, which it records in a file that outlives a crash.
+    """
+    if os.environ.get("RAY_ADDRESS", "auto") not in {"", "auto"}:
+        return
+    folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    record = folder / "ray" / "ray_current_cluster"
+    try:
+        address = record.read_text().strip()
+    except OSError:
+        return
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CLUSTER_TIMEOUT_S).close()
+    except OSError:
+        yield (
+            f"Ray would join the cluster at {address}, which does not answer; if it has ended, "
+            f"remove {str(record)!r}, which names it"
+        )
 
 
 def read_port(deploy: Path) -> int:

@@ -21,7 +21,8 @@ def test_a_machine_that_has_everything_has_no_faults(tmp_path: Path) -> None:
     assert list(preflight.find_faults(tmp_path / ".venv", None)) == []
 
 
-def test_a_busy_port_is_named(tmp_path: Path) -> None:
+def test_a_busy_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -30,6 +31,25 @@ def test_a_busy_port_is_named(tmp_path: Path) -> None:
         deploy.write_text(f"http_options:\n  host: 127.0.0.1\n  port: {port}\n")
         (fault,) = preflight.find_faults(None, deploy)
     assert f"port {port} is in use" in fault
+
+
+def test_a_cluster_that_has_died_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert list(preflight.check_cluster()) == []
+    record = tmp_path / "ray" / "ray_current_cluster"
+    record.parent.mkdir()
+    with socket.socket() as cluster:
+        cluster.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{cluster.getsockname()[1]}"
+        record.write_text(address)
+        cluster.listen()
+        assert list(preflight.check_cluster()) == []
+    (fault,) = preflight.check_cluster()
+    assert f"the cluster at {address}, which does not answer" in fault
+    assert str(record) in fault
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert list(preflight.check_cluster()) == [], "the file is not looked at"
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

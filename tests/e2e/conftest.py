@@ -1,9 +1,11 @@
 """The real application: `serve run deploy.yaml` on a port and a storage root of its own."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -103,6 +105,20 @@ def is_up(application: Application) -> bool:
         )
     except httpx.HTTPError:
         return False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ray_folder() -> Iterator[None]:
+    """Keep Ray's files apart: what other clusters left behind on this machine is not joined.
+
+    Not in pytest's own folders: the paths of Ray's sockets may have 107 bytes at most.
+    """
+    folder = tempfile.mkdtemp(prefix="tuneserve-")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)
+        patch.delenv("RAY_ADDRESS", raising=False)
+        yield
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -140,37 +140,30 @@ def test_a_killed_job_goes_on_when_it_is_started_again(
     )
 
 
-def pause_and_go_on(folder: Path, output: str, before: int, after: int, **changes: Any) -> None:
-    with start(folder, output, num_workers=before, **changes) as process:
-        wait_for_step(folder, output, 8, process)
-        process.send_signal(signal.SIGINT)
-        assert finish(process) == 75
-    assert durable.read_json(folder / output / "run.json")["status"] == "paused"
-    with start(folder, output, num_workers=after, **changes) as process:
-        assert finish(process) == 0
-    messages = read_messages(folder, output)
-    assert f"{after} workers are up on cpu; loading the model" in messages
-    (resumed,) = (message for message in messages if message.startswith("Going on after step"))
-    assert int(resumed.split()[4]) >= 8
-
-
-def read_losses(folder: Path, output: str) -> list[float]:
-    return [step["loss"] for step in read_steps(folder, output)]
-
-
-def test_a_paused_run_goes_on_with_fewer_workers(
+def test_a_paused_run_goes_on_with_other_numbers_of_workers(
     folder: Path, whole: list[dict[str, float]]
 ) -> None:
-    pause_and_go_on(folder, "fewer", 2, 1)
-    expected = [step["loss"] for step in whole]
-    assert read_losses(folder, "fewer") == pytest.approx(expected, rel=1e-2)
-
-
-def test_a_paused_run_goes_on_with_more_workers(folder: Path) -> None:
-    with start(folder, "alone", num_workers=1, gradient_accumulation_steps=2) as process:
+    """Two workers, then one, then two again; each goes on from what the one before has saved."""
+    num_steps = 0
+    for num_workers in (2, 1):
+        with start(folder, "resized", num_workers=num_workers) as process:
+            wait_for_step(folder, "resized", num_steps + 8, process)
+            process.send_signal(signal.SIGINT)
+            assert finish(process) == 75
+        assert durable.read_json(folder / "resized" / "run.json")["status"] == "paused"
+        num_steps = len(read_steps(folder, "resized"))
+    with start(folder, "resized", num_workers=2) as process:
         assert finish(process) == 0
-    pause_and_go_on(folder, "more", 1, 2, gradient_accumulation_steps=2)
-    assert read_losses(folder, "more") == pytest.approx(read_losses(folder, "alone"), rel=1e-2)
+    messages = read_messages(folder, "resized")
+    sizes = [message for message in messages if "up on cpu" in message]
+    assert [int(message.split()[0]) for message in sizes] == [2, 1, 2]
+    resumed = [message for message in messages if message.startswith("Going on after step")]
+    first, second = (int(message.split()[4]) for message in resumed)
+    assert 8 <= first < first + 8 <= second == num_steps < len(whole)
+    expected = [step["loss"] for step in whole]
+    assert [step["loss"] for step in read_steps(folder, "resized")] == pytest.approx(
+        expected, rel=1e-2
+    )
 
 
 def test_a_finished_run_is_extended(folder: Path, whole: list[dict[str, float]]) -> None:
