@@ -20,6 +20,7 @@ our speed divided by that of X.
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,13 +46,13 @@ from benchmarks.workbench import (
 )
 
 PEERS = ("raw", "guide", "trainer", "trainer_grouped")
-CONTENDERS = ("ours", *PEERS)
 _TIMEOUT_S = 3600.0
 
 
 def main() -> int:
     """Measure and print the figures."""
     options = _parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends whoever is being measured too
     with tempfile.TemporaryDirectory(prefix="benchmark-train-") as folder:
         rows = read_rows(options.data, options.rows)
         bench = build_workbench(Path(folder) / "bench", rows, options.precision)
@@ -62,10 +63,11 @@ def main() -> int:
         for name, of_rounds in reports.items()
     }
     medians = {name: median(of_rounds) for name, of_rounds in speeds.items()}
+    peers = [name for name in PEERS if name in medians]
     result = {
-        **{f"ratio_{peer}": round(medians["ours"] / medians[peer], 3) for peer in PEERS},
+        **{f"ratio_{peer}": round(medians["ours"] / medians[peer], 3) for peer in peers},
         "tokens_per_s": {
-            name: {"median": medians[name], "rounds": speeds[name]} for name in CONTENDERS
+            name: {"median": medians[name], "rounds": speeds[name]} for name in medians
         },
         "last_round": {name: of_rounds[-1] for name, of_rounds in reports.items()},
         "settings": {
@@ -84,14 +86,19 @@ def main() -> int:
 
 
 def _parse_arguments() -> argparse.Namespace:
-    return make_parser(__doc__).parse_args()
+    parser = make_parser(__doc__)
+    parser.add_argument(
+        "--peers", nargs="+", choices=PEERS, default=PEERS, help="beside whom (default: all)"
+    )
+    return parser.parse_args()
 
 
 def _measure(bench: Workbench, options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    reports: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
+    contenders = ("ours", *options.peers)
+    reports: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
     for number in range(options.rounds):
-        first = number % len(CONTENDERS)
-        for name in (*CONTENDERS[first:], *CONTENDERS[:first]):
+        first = number % len(contenders)
+        for name in (*contenders[first:], *contenders[:first]):
             started = time.monotonic()
             report = _train(name, bench, options.precision)
             took_s = round(time.monotonic() - started, 1)
