@@ -14,8 +14,10 @@ trainer_grouped  the same, with rows of similar length put together
 
 The clock runs from the end of the third optimizer step to the end of the last. Tokens are those of
 prompts and answers without padding. The contenders run one after another in each round, in another
-order each; a figure is the median of the rounds. Last line: one JSON object, in which ratio_X is
-our speed divided by that of X.
+order each; a figure is the median of the rounds. With `--blocks` the rows are cut into so many
+blocks, and everybody trains one block before anybody trains the next: where a machine's speed
+wanders within minutes, all meet the same of it. The figure of a round is then all tokens by all
+seconds. Last line: one JSON object, in which ratio_X is our speed divided by that of X.
 """
 
 import argparse
@@ -25,6 +27,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -55,12 +59,16 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends whoever is being measured too
     with tempfile.TemporaryDirectory(prefix="benchmark-train-") as folder:
         rows = read_rows(options.data, options.rows)
-        bench = build_workbench(Path(folder) / "bench", rows, options.precision)
-        reports = _measure(bench, options)
-        summary = _describe_rows(bench)
+        benches = [
+            build_workbench(
+                Path(folder) / f"block-{number}", rows[number :: options.blocks], options.precision
+            )
+            for number in range(options.blocks)
+        ]
+        reports = _measure(benches, options)
+        summary = _describe_rows(benches)
     speeds = {
-        name: [report["tokens_per_s"] for report in of_rounds]
-        for name, of_rounds in reports.items()
+        name: [_sum_up(of_blocks) for of_blocks in of_rounds] for name, of_rounds in reports.items()
     }
     medians = {name: median(of_rounds) for name, of_rounds in speeds.items()}
     peers = [name for name in PEERS if name in medians]
@@ -75,6 +83,7 @@ def main() -> int:
             **summary,
             "precision": options.precision,
             "rounds": options.rounds,
+            "blocks": options.blocks,
             "warmup_steps": NUM_WARMUP_STEPS,
             "context_length": CONTEXT_LENGTH,
             **SETTINGS,
@@ -90,21 +99,37 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--peers", nargs="+", choices=PEERS, default=PEERS, help="beside whom (default: all)"
     )
+    parser.add_argument(
+        "--blocks", type=int, default=1, help="parts of the rows to take turns on (default: 1)"
+    )
     return parser.parse_args()
 
 
-def _measure(bench: Workbench, options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+def _measure(
+    benches: Sequence[Workbench], options: argparse.Namespace
+) -> dict[str, list[list[dict[str, Any]]]]:
+    """Train every block with every contender in each round; returns reports by round and block."""
     contenders = ("ours", *options.peers)
-    reports: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
-    for number in range(options.rounds):
-        first = number % len(contenders)
+    reports: dict[str, list[list[dict[str, Any]]]] = {
+        name: [[] for _ in range(options.rounds)] for name in contenders
+    }
+    turns = product(range(options.rounds), enumerate(benches))
+    for turn, (number, (block, bench)) in enumerate(turns):
+        first = turn % len(contenders)
         for name in (*contenders[first:], *contenders[:first]):
             started = time.monotonic()
             report = _train(name, bench, options.precision)
             took_s = round(time.monotonic() - started, 1)
-            reports[name].append({**report, "process_s": took_s})
-            _tell(f"round {number + 1} of {options.rounds}: {name}: {json.dumps(report)}")
+            reports[name][number].append({**report, "process_s": took_s})
+            where = f"round {number + 1} of {options.rounds}, block {block + 1} of {len(benches)}"
+            _tell(f"{where}: {name}: {json.dumps(report)}")
     return reports
+
+
+def _sum_up(reports: Sequence[dict[str, Any]]) -> float:
+    """Tokens a second over all blocks of a round."""
+    timed_tokens = sum(int(report["timed_tokens"]) for report in reports)
+    return round(timed_tokens / sum(float(report["timed_s"]) for report in reports), 1)
 
 
 def _train(name: str, bench: Workbench, precision: str) -> dict[str, Any]:
@@ -147,13 +172,13 @@ def _call_peer(name: str, bench: Workbench, precision: str) -> dict[str, Any]:
     return report
 
 
-def _describe_rows(bench: Workbench) -> dict[str, int]:
-    rows = bench.open_tokens()
+def _describe_rows(benches: Sequence[Workbench]) -> dict[str, int]:
+    tables = [bench.open_tokens() for bench in benches]
     return {
-        "num_rows": len(rows),
-        "num_tokens": int(rows.lengths.sum()),
-        "num_learned_tokens": int(rows.num_learned.sum()),
-        "num_truncated_rows": rows.count_truncated(),
+        "num_rows": sum(len(rows) for rows in tables),
+        "num_tokens": sum(int(rows.lengths.sum()) for rows in tables),
+        "num_learned_tokens": sum(int(rows.num_learned.sum()) for rows in tables),
+        "num_truncated_rows": sum(rows.count_truncated() for rows in tables),
     }
 
 
