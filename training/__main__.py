@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -33,6 +34,12 @@ PAUSED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again
 # What there is of a run before its record; files being written have a temporary name.
 _BEGUN = {"data", "events.jsonl", "spec.json", ".driver.lock"}
 _BEING_WRITTEN = (".spec.json.", ".run.json.")
+_UNWATCHED = {
+    "enable_metrics_collection": False,
+    "event_stats": False,
+    "metrics_report_interval_ms": 60_000,
+    "task_events_report_interval_ms": 0,
+}
 INTERRUPTED_STATUS = 130  # what shells say of a process that SIGINT ended
 
 
@@ -156,13 +163,12 @@ def _connect_to_ray() -> Iterator[None]:
     import ray
 
     address = os.environ.get("RAY_ADDRESS", "local")
-    ray.init(
-        address=address,
-        # A dashboard takes its share of a core, and nobody would look at this one.
-        include_dashboard=False if address == "local" else None,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    alone: dict[str, Any] = {}
+    if address == "local":
+        # What watches a cluster takes its share of every core, and nobody would look at this one.
+        alone = {"include_dashboard": False, "_system_config": _UNWATCHED}
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
     try:
         yield
     finally:

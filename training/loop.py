@@ -4,6 +4,7 @@ All workers walk the same plan in step. Everything that a step needs besides wei
 state is a function of its number, so a run that was interrupted goes on as if it had not been.
 """
 
+import gc
 import logging
 import time
 from contextlib import nullcontext
@@ -93,7 +94,17 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
         else:
             journal.tell(f"Training for {num_steps} steps in {spec.epochs} epochs")
         worker = _Worker(spec, run, place, engine, plan, rows, journal)
+        _stop_collecting_what_stays()
         return worker.walk(progress, num_steps)
+
+
+def _stop_collecting_what_stays() -> None:
+    """Spare the garbage collector all that is there by now: modules, the model, Ray's own objects.
+
+    Autograd makes enough objects in a step to set it off, and then it looks at everything.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _find_position(
