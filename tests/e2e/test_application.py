@@ -42,7 +42,8 @@ def find_run_processes(job_id: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         line = " ".join(process.info["cmdline"] or [])
-        if job_id in line or "RayTrainWorker" in line or "TrainController" in line:
+        # Ray's processes by the titles that they give themselves: others may speak of them.
+        if job_id in line or line.startswith(("ray::RayTrainWorker", "ray::TrainController")):
             found.append(process)
     return found
 
