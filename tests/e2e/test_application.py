@@ -37,10 +37,13 @@ def ask(client: openai.OpenAI, model: str, question: str) -> str:
     return answer.choices[0].message.content or ""
 
 
-def find_run_processes(job_id: str) -> list[psutil.Process]:
+def find_run_processes(application: Application, job_id: str) -> list[psutil.Process]:
     """Every process of a run: its driver, and Ray Train's workers and controller."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
+    since = psutil.Process(application.process.pid).create_time()
+    for process in psutil.process_iter(["cmdline", "create_time"]):
+        if process.info["create_time"] < since:  # of another cluster on this machine
+            continue
         line = " ".join(process.info["cmdline"] or [])
         # Ray's processes by the titles that they give themselves: others may speak of them.
         if job_id in line or line.startswith(("ray::RayTrainWorker", "ray::TrainController")):
@@ -180,10 +183,10 @@ def test_cancelling_frees_everything(application: Application, job: FineTuningJo
     )
     url = f"{application.url}/v1/fine_tuning/jobs/{started.id}/metrics"
     wait_until(lambda: len(httpx.get(url).json()["data"]) > 2, 120, "it trains")
-    assert len(find_run_processes(started.id)) >= 3
+    assert len(find_run_processes(application, started.id)) >= 3
     begin = time.monotonic()
     assert client.fine_tuning.jobs.cancel(started.id).status == "cancelled"
-    wait_until(lambda: not find_run_processes(started.id), 10, "no process is left")
+    wait_until(lambda: not find_run_processes(application, started.id), 10, "no process is left")
     took_s = time.monotonic() - begin
     print(f"cancelling took {took_s:.1f} s")
     assert took_s < 10
