@@ -45,8 +45,7 @@ def find_run_processes(application: Application, job_id: str) -> list[psutil.Pro
         if process.info["create_time"] < since:  # of another cluster on this machine
             continue
         line = " ".join(process.info["cmdline"] or [])
-        # Ray's processes by the titles that they give themselves: others may speak of them.
-        if job_id in line or line.startswith(("ray::RayTrainWorker", "ray::TrainController")):
+        if job_id in line or "RayTrainWorker" in line or "TrainController" in line:
             found.append(process)
     return found
 
