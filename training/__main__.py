@@ -7,11 +7,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -41,6 +42,9 @@ _UNWATCHED = {
     "task_events_report_interval_ms": 0,
 }
 INTERRUPTED_STATUS = 130  # what shells say of a process that SIGINT ended
+_ENDING_S = 5.0
+
+logger = logging.getLogger(__name__)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -172,7 +176,22 @@ def _connect_to_ray() -> Iterator[None]:
     try:
         yield
     finally:
+        ours = psutil.Process().children(recursive=True) if alone else []
         ray.shutdown()
+        end_leftovers(ours)
+
+
+def end_leftovers(processes: list[psutil.Process], timeout_s: float = _ENDING_S) -> None:
+    """Kill what has not ended by itself `timeout_s` after the cluster that it belongs to.
+
+    A worker of Ray's that is ending already is nobody's any more to its cluster, and a few in a
+    hundred hang there for good.
+    """
+    _, left = psutil.wait_procs(processes, timeout=timeout_s)
+    for process in left:
+        logger.warning("killing process %d, which has outlived its cluster", process.pid)
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 @contextmanager
