@@ -1,11 +1,12 @@
 """Files and directories that are either wholly there or not there at all."""
 
+import errno
 import hashlib
 import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,25 +114,57 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def publish_directory(building: Path, final: Path) -> None:
+def publish_directory(
+    building: Path, final: Path, known: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
     """Turn a finished `building` directory into `final`: fsync, manifest last, rename.
 
-    Both must lie on one file system. Raises `FileExistsError` if `final` is there already: what
-    has been published is never replaced.
+    Both must lie on one file system. `known` is as in `seal_directory`. Raises `FileExistsError` if
+    `final` is there already: what has been published is never replaced.
     """
+    _check_free(final)
+    seal_directory(building, known)
+    move_directory(building, final)
+
+
+def seal_directory(directory: Path, known: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    """Write the manifest of a finished directory, in place of one that it may have; fsync all.
+
+    `known` has sizes and hashes of files as the manifest names them, for their writer to save the
+    reading.
+    """
+    (directory / MANIFEST_NAME).unlink(missing_ok=True)
+    files: dict[str, Mapping[str, Any]] = {}
+    for path in sorted(directory.rglob("*")):
+        if path.is_dir():
+            fsync_directory(path)
+            continue
+        fsync_file(path)
+        name = path.relative_to(directory).as_posix()
+        files[name] = (known or {}).get(name) or {
+            "size_bytes": path.stat().st_size,
+            "sha256": hash_file(path),
+        }
+    write_json(directory / MANIFEST_NAME, {"files": files})
+
+
+def move_directory(sealed: Path, final: Path) -> None:
+    """Give a sealed directory its lasting name; raises `FileExistsError` if that is taken."""
+    _check_free(final)
+    try:
+        os.rename(sealed, final)
+    except OSError as exc:
+        if exc.errno in (errno.ENOTEMPTY, errno.EEXIST):  # taken just now
+            _check_free(final)
+        raise
+    fsync_directory(final.parent)
+
+
+def _check_free(final: Path) -> None:
     if final.exists():
         raise FileExistsError(
             f"{final.name!r} is published already; published names are not reused"
         )
-    files: dict[str, dict[str, Any]] = {}
-    for path in _list_files(building):
-        fsync_file(path)
-        name = path.relative_to(building).as_posix()
-        files[name] = {"size_bytes": path.stat().st_size, "sha256": hash_file(path)}
-    files.pop(MANIFEST_NAME, None)
-    write_json(building / MANIFEST_NAME, {"files": files})
-    os.rename(building, final)
-    fsync_directory(final.parent)
 
 
 def is_published(directory: Path) -> bool:
@@ -142,9 +175,17 @@ def is_published(directory: Path) -> bool:
 def verify_directory(directory: Path) -> None:
     """Compare every file of a published directory with its manifest.
 
-    Raises `DamagedDirectoryError` that names the first file that is missing or different.
+    Hidden files are nobody's. Raises `DamagedDirectoryError` that names the first file that is
+    missing, different or in excess.
     """
-    for name, expected in read_json(directory / MANIFEST_NAME)["files"].items():
+    listed = _read_manifest(directory)
+    for path in sorted(directory.rglob("*")):
+        found_name = path.relative_to(directory)
+        is_hidden = any(part.startswith(".") for part in found_name.parts)
+        known = found_name.as_posix() in listed or found_name == Path(MANIFEST_NAME)
+        if path.is_file() and not is_hidden and not known:
+            raise DamagedDirectoryError(f"{directory.name}: '{found_name}' is not in the manifest")
+    for name, expected in listed.items():
         path = directory / name
         if not path.is_file():
             raise DamagedDirectoryError(f"{directory.name}: {name!r} is in the manifest but gone")
@@ -154,6 +195,15 @@ def verify_directory(directory: Path) -> None:
                 f"{directory.name}: {name!r} differs from its manifest: found {found}, "
                 f"expected {expected}"
             )
+
+
+def _read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
+    try:
+        return dict(read_json(directory / MANIFEST_NAME)["files"])
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise DamagedDirectoryError(
+            f"{directory.name}: {MANIFEST_NAME!r} cannot be read: {type(exc).__name__}"
+        ) from exc
 
 
 def fsync_directory(directory: Path) -> None:
@@ -177,7 +227,3 @@ def _parse_line(path: Path, line: bytes) -> Any:
     except (json.JSONDecodeError, UnicodeDecodeError):
         logger.warning("%s has a torn line, which is passed over", path)
         return None
-
-
-def _list_files(directory: Path) -> Iterator[Path]:
-    return (path for path in sorted(directory.rglob("*")) if path.is_file())

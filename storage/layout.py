@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+DEFAULT_ROOT = "~/.tuneserve"
 _ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -56,6 +57,11 @@ class StorageLayout:
     def queue_lock(self) -> Path:
         """Held by the one queue that looks after the runs."""
         return self.root / ".queue.lock"
+
+    @property
+    def export_lock(self) -> Path:
+        """Held by the one process that turns a checkpoint into a model."""
+        return self.root / ".export.lock"
 
     @property
     def aliases(self) -> Path:

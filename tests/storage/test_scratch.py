@@ -1,0 +1,58 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage.locks import HeldError, hold_alone, hold_shared
+from storage.scratch import ScratchFolder, build_in_scratch
+
+
+def test_what_is_built_stays_once_it_is_renamed_away(tmp_path: Path) -> None:
+    with build_in_scratch(tmp_path, ".model.building-") as building:
+        (building / "weights").write_text("w")
+        building.rename(tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    with pytest.raises(ZeroDivisionError), build_in_scratch(tmp_path, ".model.building-"):
+        _ = 1 / 0
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_only_what_a_dead_process_left_is_swept(tmp_path: Path) -> None:
+    alive = ScratchFolder(tmp_path, ".a-")
+    code = (
+        "from pathlib import Path; from storage.scratch import ScratchFolder; import os, sys;"
+        "ScratchFolder(Path(sys.argv[1]), '.a-').path.joinpath('half').touch(); os._exit(1)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert len(list(tmp_path.iterdir())) == 2
+    ScratchFolder(tmp_path, ".a-").remove()
+    assert alive.path.is_dir()
+    assert len(list(tmp_path.iterdir())) == 1
+    alive.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_killed_while_it_removed_is_swept(tmp_path: Path) -> None:
+    """The lock may be the first that it removed."""
+    left = ScratchFolder(tmp_path, ".a-")
+    (left.path / "half").touch()
+    (left.path.parent / ".lock").unlink()
+    (tmp_path / ".a-file").touch()
+    ScratchFolder(tmp_path, ".a-").remove()
+    assert [path.name for path in tmp_path.iterdir()] == [".a-file"]
+    left.remove()
+
+
+def test_a_file_is_held_by_many_or_by_one(tmp_path: Path) -> None:
+    file = tmp_path / "manifest.json"
+    file.touch()
+    first, second = hold_shared(file), hold_shared(file)
+    with pytest.raises(HeldError), hold_alone(file):
+        pass
+    first.close()
+    second.close()
+    with hold_alone(file):
+        file.unlink()
+    with pytest.raises(FileNotFoundError):
+        hold_shared(file)
