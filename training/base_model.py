@@ -1,9 +1,14 @@
 """What a base model says about rows: its tokenizer and how many tokens it has positions for."""
 
+import hashlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
+from storage import durable
+from storage.locks import hold_shared
 from training.spec import TrainingSpec, name_source
 
 _UNLIMITED_CONTEXT = 1_000_000  # tokenizers say 10^30 when they do not know
@@ -47,6 +52,34 @@ def choose_max_length(spec: TrainingSpec) -> int:
             f"{context_length} tokens; lower max_length"
         )
     return spec.max_length or min(context_length, spec.micro_batch_tokens)
+
+
+def find_revision(base_model: str) -> str | None:
+    """Name the exact content of a base model: a hash of its files, or its commit on the hub.
+
+    None where the hub does not say. Raises `UnknownModelError`.
+    """
+    folder = Path(base_model)
+    if (folder / durable.MANIFEST_NAME).is_file():
+        return f"sha256:{durable.hash_file(folder / durable.MANIFEST_NAME)}"
+    if folder.is_dir():
+        hashes = [durable.hash_file(path) for path in sorted(folder.glob("*.safetensors"))]
+        return f"sha256:{hashlib.sha256(''.join(hashes).encode()).hexdigest()}"
+    try:
+        config = AutoConfig.from_pretrained(base_model, trust_remote_code=False)
+    except (OSError, ValueError) as exc:
+        raise UnknownModelError(_describe_unknown(base_model, exc)) from exc
+    return str(config._commit_hash) if config._commit_hash else None
+
+
+@contextmanager
+def hold_base_model(base_model: str) -> Iterator[None]:
+    """Keep a base model that lies in a model store from being deleted while the body runs."""
+    held: AbstractContextManager[object] = nullcontext()
+    with suppress(FileNotFoundError, NotADirectoryError):  # another folder, or the hub's
+        held = hold_shared(Path(base_model) / durable.MANIFEST_NAME)
+    with held:
+        yield
 
 
 def _describe_unknown(base_model: str, exc: Exception) -> str:

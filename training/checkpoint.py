@@ -12,18 +12,22 @@ import logging
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import torch.distributed as dist
 
 from storage import durable
+from storage.locks import HeldError, hold_alone, hold_shared
+from storage.scratch import ScratchFolder
 from training.engine import Place, sum_over_workers
+from training.probe import PROBE_NAME, Probe
 from training.progress import Progress
-from training.staging import StagingFolder, sweep_staging
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +66,8 @@ def find_shards(checkpoint: Path) -> Path:
     Raises `CheckpointError` if this is no DeepSpeed checkpoint.
     """
     latest = checkpoint / "latest"
+    if not latest.is_file() and (checkpoint / "latest_universal").is_file():
+        latest = checkpoint / "latest_universal"  # as DeepSpeed's converter calls it
     if not latest.is_file():
         raise CheckpointError(f"{checkpoint.name!r} is no checkpoint: it has no file 'latest'")
     shards = checkpoint / latest.read_text().strip()
@@ -77,6 +83,14 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
     return _survey(folder)[0]
 
 
+def read_checkpoint(path: Path) -> Checkpoint | None:
+    """Read one checkpoint's manifests; None if it has not all of them."""
+    try:
+        return _read_checkpoint(path)
+    except FileNotFoundError:
+        return None
+
+
 def find_damage(checkpoint: Checkpoint, rank: int, world_size: int) -> str | None:
     """Hash this worker's share of a checkpoint's files; returns what differs, or None."""
     for writer in range(rank, checkpoint.world_size, world_size):
@@ -88,6 +102,14 @@ def find_damage(checkpoint: Checkpoint, rank: int, world_size: int) -> str | Non
             if found != entry["sha256"]:
                 return f"{name} differs from what was written"
     return None
+
+
+def hold_checkpoint(checkpoint: Checkpoint) -> IO[bytes]:
+    """Keep a checkpoint from being superseded until the returned file is closed.
+
+    Raises `FileNotFoundError` if that has happened already.
+    """
+    return hold_shared(_name_manifest(checkpoint.path, 0))
 
 
 def remove_leftovers(folder: Path, newest: Checkpoint | None) -> None:
@@ -137,18 +159,21 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._upload: Future[None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        sweep_staging()  # a worker that was killed leaves its shards there
 
-    def save(self, engine: Any, progress: Progress) -> None:
+    def save(self, engine: Any, progress: Progress, probe: Probe | None = None) -> None:
         """Save a checkpoint: shards to local disk now, from there to storage in the background.
 
-        Waits for the upload before. Raises `OSError` if that one failed.
+        `probe` is what the engine answers with these very weights. Waits for the upload before.
+        Raises `OSError` if that one failed.
         """
         self.finish()
         target = self._folder / f"{_PREFIX}{progress.step:010d}"
-        staging = StagingFolder()
+        # What a worker that was killed has left there goes with it.
+        staging = ScratchFolder(Path(tempfile.gettempdir()), "tuneserve-shards-")
         try:
             engine.save_checkpoint(str(staging.path), tag=TAG)
+            if probe is not None and self._place.rank == 0:
+                probe.write(staging.path / PROBE_NAME)
         except BaseException:
             staging.remove()
             raise
@@ -197,7 +222,7 @@ def agree_on_checkpoint(folder: Path, place: Place) -> Checkpoint | None:
     return None
 
 
-def _upload(staging: StagingFolder, target: Path, manifest: Mapping[str, Any]) -> None:
+def _upload(staging: ScratchFolder, target: Path, manifest: Mapping[str, Any]) -> None:
     try:
         target.mkdir(parents=True, exist_ok=True)  # below stage 1 a rank may have no file at all
         files: dict[str, dict[str, Any]] = {}
@@ -235,9 +260,14 @@ def _copy(source: Path, target: Path) -> dict[str, Any]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint; its first manifest goes first, so that half of it is none."""
-    _name_manifest(path, 0).unlink()
-    shutil.rmtree(path)
+    """Remove a checkpoint; its first manifest goes first, so that half of it is none.
+
+    One that is being read stays, and goes after the next checkpoint.
+    """
+    with suppress(HeldError):
+        with hold_alone(_name_manifest(path, 0)):
+            _name_manifest(path, 0).unlink()
+        shutil.rmtree(path)
 
 
 def _survey(folder: Path) -> tuple[list[Checkpoint], int]:

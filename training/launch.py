@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.cpu_op import ensure_cpu_op
 from training.data.faults import describe_lines
 from training.resources import check_resources, settle_precision, wants_gpu
 from training.runs import RunError, RunFolder
-from training.spec import TrainingSpec
+from training.spec import TrainingSpec, name_source
+
+if TYPE_CHECKING:
+    from training.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -86,10 +89,13 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
     run to be held as its driver. Raises, after writing it into the record, `ResourceError`,
     `TrainingFailedError`, `ConsolidationError` or `CompilerError`.
     """
+    from training.base_model import hold_base_model
+
     started_at = run.read_record().started_at or int(time.time())
     run.update_record(status="running", started_at=started_at)
     try:
-        model = _compute(run, spec)
+        with hold_base_model(spec.base_model):
+            model = _compute(run, spec)
     except KeyboardInterrupt:
         run.add_event("Stopped; started again, it goes on from its last checkpoint")
         run.update_record(status="cancelled", finished_at=int(time.time()))
@@ -122,6 +128,10 @@ def succeed_run(run: RunFolder, model_id: str | None = None) -> None:
 def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
     import ray
 
+    from training.base_model import find_revision
+
+    if run.read_record().base_revision is None:
+        run.update_record(base_revision=find_revision(spec.base_model))
     alive: list[Any] = ray.nodes()  # type: ignore[no-untyped-call]
     nodes = [node["Resources"] for node in alive if node["Alive"]]
     check_resources(spec, nodes)
@@ -198,25 +208,63 @@ def _fit(trainer: Any) -> Any:
 
 
 def _consolidate(run: RunFolder, spec: TrainingSpec) -> None:
-    from training.checkpoint import choose_result, find_damage, list_checkpoints
-    from training.consolidate import ConsolidationError, consolidate_checkpoint
-    from training.lineage import write_lineage
-    from training.model import DTYPES
+    from training.checkpoint import choose_result, list_checkpoints
 
-    checkpoint = choose_result(list_checkpoints(run.checkpoints), spec.keep)
-    if damage := find_damage(checkpoint, rank=0, world_size=1):
-        raise ConsolidationError(f"the checkpoint of step {checkpoint.step} is damaged: {damage}")
     # Of a run that was killed in between; the model of an earlier end was put aside.
     shutil.rmtree(run.model, ignore_errors=True)
+    export_checkpoint(
+        run, spec, choose_result(list_checkpoints(run.checkpoints), spec.keep), run.model
+    )
+
+
+def export_checkpoint(
+    run: RunFolder, spec: TrainingSpec, checkpoint: "Checkpoint", output: Path
+) -> None:
+    """Turn a checkpoint of a run into a verified model directory, with lineage and card.
+
+    Works beside a training that goes on. Raises `ConsolidationError`, `ShardsError`, or
+    `UnknownModelError` if the base model is gone, which gives the model its tokenizer.
+    """
+    from training.base_model import hold_base_model
+    from training.checkpoint import find_damage, hold_checkpoint
+    from training.consolidate import consolidate_checkpoint
+    from training.lineage import write_lineage
+    from training.model import DTYPES
+    from training.shards import ShardsError
+
     metrics = checkpoint.progress.summarise()
     run.add_event(f"Consolidating the checkpoint of step {checkpoint.step}", data=metrics)
     started = time.monotonic()
-    consolidate_checkpoint(
-        checkpoint.path, spec.base_model, run.model, dtype=DTYPES[spec.precision]
-    )
-    write_lineage(run, spec, metrics)
+    # The training may go on and want to let go of the checkpoint, somebody of the base model.
+    with hold_checkpoint(checkpoint), hold_base_model(spec.base_model):
+        _check_base_model(run, spec)
+        if damage := find_damage(checkpoint, rank=0, world_size=1):
+            raise ShardsError(f"the checkpoint of step {checkpoint.step} is damaged: {damage}")
+        verification = consolidate_checkpoint(
+            checkpoint.path,
+            spec.base_model,
+            output,
+            dtype=DTYPES[spec.precision],
+            add_files=lambda directory: write_lineage(directory, run, spec, metrics),
+        )
     took_s = time.monotonic() - started
-    run.add_event(f"The model is complete after {took_s:.1f} s", data={"took_s": took_s})
+    (logits,) = (check for check in verification.checks if check.name == "logits")
+    run.add_event(
+        f"The model is complete after {took_s:.1f} s, and verified: {logits.detail}",
+        data={"took_s": took_s, "step": checkpoint.step},
+    )
+
+
+def _check_base_model(run: RunFolder, spec: TrainingSpec) -> None:
+    """Raise `UnknownModelError` if the base model is another than the run was started with."""
+    from training.base_model import UnknownModelError, find_revision
+
+    expected, found = run.read_record().base_revision, find_revision(spec.base_model)
+    if expected is not None and found != expected:
+        raise UnknownModelError(
+            f"the base model {name_source(spec.base_model)!r} is not the one that this run was "
+            f"started with: its content was {expected}, and is {found}"
+        )
 
 
 def _describe_failure(exc: Any) -> str:

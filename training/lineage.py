@@ -15,16 +15,20 @@ LINEAGE_FILE = "lineage.json"
 _RECORDED_PACKAGES = ("ray", "deepspeed", "torch", "transformers", "tokenizers", "safetensors")
 
 
-def write_lineage(run: RunFolder, spec: TrainingSpec, metrics: Mapping[str, Any]) -> None:
-    """Write `lineage.json` and the model card into a run's model directory.
+def write_lineage(
+    directory: Path, run: RunFolder, spec: TrainingSpec, metrics: Mapping[str, Any]
+) -> None:
+    """Write `lineage.json` and the model card into the directory of a run's model.
 
     A base model that was itself tuned brings its own lineage: `parent` is its run, step and data.
     """
+    record = run.read_record()
     lineage = {
         "run_id": run.path.name,
         "base_model": name_source(spec.base_model),
+        "base_model_revision": record.base_revision,
         "parent": _read_parent(spec.base_model),
-        "extends": [end.model_dump() for end in run.read_record().extends],
+        "extends": [end.model_dump() for end in record.extends],
         "checkpoint_step": metrics["step"],
         "metrics": dict(metrics),
         "data": run.read_data_summary(),
@@ -32,8 +36,8 @@ def write_lineage(run: RunFolder, spec: TrainingSpec, metrics: Mapping[str, Any]
         "packages": {name: version(name) for name in _RECORDED_PACKAGES},
         "created_at": int(time.time()),
     }
-    durable.write_json(run.model / LINEAGE_FILE, lineage)
-    (run.model / "README.md").write_text(render_model_card(lineage))
+    durable.write_json(directory / LINEAGE_FILE, lineage)
+    (directory / "README.md").write_text(render_model_card(lineage))
 
 
 def read_lineage(model: Path) -> dict[str, Any]:
@@ -51,4 +55,5 @@ def _read_parent(base_model: str) -> dict[str, Any] | None:
         return None
     keys = ("run_id", "base_model", "checkpoint_step", "parent")
     parent = {key: lineage.get(key) for key in keys}
-    return {**parent, "data": {key: lineage["data"].get(key) for key in ("name", "fingerprint")}}
+    data = lineage.get("data") or {}
+    return {**parent, "data": {key: data.get(key) for key in ("name", "fingerprint")}}

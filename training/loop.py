@@ -29,6 +29,7 @@ from training.evaluation import evaluate
 from training.journal import Journal, compute_perplexity
 from training.model import WeightsError, choose_layout
 from training.optimizer import learning_rate_at
+from training.probe import take_probe
 from training.progress import Progress
 from training.resume import find_start, is_resharded, load_checkpoint
 from training.runs import RunFolder, log_to_file
@@ -173,7 +174,7 @@ class _Worker:
             if progress.step < num_steps:
                 ending = self._choose_ending(progress, result)
             if ends_epoch or ending or self._is_worth_saving(progress):
-                self._writer.save(self._engine, progress)
+                self._writer.save(self._engine, progress, take_probe(self._engine, self._place))
         self._writer.finish()
         return ending or "finished"
 

@@ -11,9 +11,11 @@ def render_model_card(lineage: Mapping[str, Any]) -> str:
     data, spec, metrics = lineage["data"], lineage["spec"], lineage["metrics"]
     metadata = {
         "base_model": lineage["base_model"],
+        "base_model_relation": "finetune",
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["tuneserve", "fine-tuned"],
+        **_index_validation(lineage),
     }
     packages = ", ".join(f"{name} {found}" for name, found in lineage["packages"].items())
     return f"""---
@@ -28,6 +30,7 @@ def render_model_card(lineage: Mapping[str, Any]) -> str:
 | | |
 |---|---|
 | run | `{lineage["run_id"]}` |
+| base model, content | `{lineage["base_model_revision"]}` |
 | checkpoint | step {lineage["checkpoint_step"]}, in epoch {metrics["epoch"]} of {spec["epochs"]} |
 | training loss of the epoch | {metrics["loss"]:.4f} |
 {_render_validation(metrics)}| learning rate | {spec["learning_rate"]:g}, {spec["lr_schedule"]} |
@@ -37,6 +40,18 @@ def render_model_card(lineage: Mapping[str, Any]) -> str:
 
 The chat template in this folder is the one that the model was trained with.
 """
+
+
+def _index_validation(lineage: Mapping[str, Any]) -> dict[str, Any]:
+    """The validation loss as the hub lists results."""
+    metrics, name = lineage["metrics"], lineage["data"]["name"]
+    if "eval_loss" not in metrics:
+        return {}
+    measured = [{"type": "loss", "name": "validation loss", "value": metrics["eval_loss"]}]
+    task = {"type": "text-generation"}
+    dataset = {"name": f"held-out rows of {name}", "type": "private"}
+    result = {"task": task, "dataset": dataset, "metrics": measured}
+    return {"model-index": [{"name": lineage["run_id"], "results": [result]}]}
 
 
 def _render_validation(metrics: Mapping[str, Any]) -> str:

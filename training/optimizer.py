@@ -34,7 +34,7 @@ def build_optimizer(model: torch.nn.Module, spec: TrainingSpec) -> torch.optim.A
     """
     decayed: list[torch.nn.Parameter] = []
     undecayed: list[torch.nn.Parameter] = []
-    for parameter in model.parameters():
+    for parameter in filter(lambda p: p.requires_grad, model.parameters()):
         is_matrix = len(getattr(parameter, "ds_shape", parameter.shape)) > 1
         (decayed if is_matrix else undecayed).append(parameter)
     groups: list[dict[str, Any]] = [

@@ -55,7 +55,7 @@ def load_checkpoint(engine: Any, checkpoint: Checkpoint, place: Place, scratch: 
     if engine.load_universal_checkpoint():
         folder = scratch
         if place.rank == 0:
-            _convert(find_shards(checkpoint.path), scratch / TAG)
+            convert_to_universal(find_shards(checkpoint.path), scratch / TAG)
         dist.barrier()
     loaded, _ = engine.load_checkpoint(str(folder), tag=TAG)
     if loaded is None:
@@ -67,7 +67,8 @@ def load_checkpoint(engine: Any, checkpoint: Checkpoint, place: Place, scratch: 
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _convert(shards: Path, target: Path) -> None:
+def convert_to_universal(shards: Path, target: Path) -> None:
+    """Convert shards into a universal checkpoint: a folder of whole tensors per parameter."""
     from deepspeed.checkpoint import ds_to_universal
 
     shutil.rmtree(target.parent, ignore_errors=True)

@@ -10,6 +10,7 @@ log.txt        the log
 data/          the rows as tokens
 ray/           Ray Train's folder with the sharded checkpoints
 tensorboard/   the same figures for TensorBoard
+exports/       notes of the checkpoints that the application is making models of
 model/         the finished Hugging Face model, until the application publishes it
 """
 
@@ -32,6 +33,9 @@ RunStatus = Literal[
 ]
 FINAL_STATUSES: frozenset[RunStatus] = frozenset({"succeeded", "failed", "cancelled"})
 EventLevel = Literal["info", "warn", "error"]
+
+REJECTED_SUFFIX = ".rejected"
+"""Ending of the folder of a model that failed its verification, beside where it was to be."""
 
 _LOCK_INTERVAL_S = 0.1
 
@@ -75,6 +79,9 @@ class RunRecord(BaseModel):
     model_id: str | None = Field(None, description="The model that came of it, once published.")
     error: RunError | None = None
     extends: tuple[Extension, ...] = Field((), description="Earlier ends, oldest first.")
+    base_revision: str | None = Field(
+        None, description="Content of the base model, settled when the run started."
+    )
     writer: str = Field("", description="The process that may write this record: 'queue', 'job'.")
     job_id: str | None = Field(None, description="The Ray Job that computes the run.")
     request: dict[str, Any] = Field(

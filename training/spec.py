@@ -302,7 +302,8 @@ def _drop_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def name_source(source: str) -> str:
     """Name a model or a data set without the folder that it lies in; an id on the hub stays."""
-    return Path(source).name if Path(source).exists() else source
+    path = Path(source)
+    return path.name if path.is_absolute() or path.exists() else source
 
 
 def load_spec(path: Path) -> TrainingSpec:

@@ -1,5 +1,4 @@
 import logging
-import os
 import subprocess
 import sys
 import tempfile
@@ -11,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from storage.scratch import ScratchFolder
 from training.checkpoint import (
     TAG,
     Checkpoint,
@@ -25,7 +25,6 @@ from training.checkpoint import (
 )
 from training.engine import Place
 from training.progress import Progress
-from training.staging import StagingFolder
 
 ALONE = Place(0, 1, torch.device("cpu"))
 
@@ -270,14 +269,15 @@ def test_what_is_newer_or_incomplete_is_removed_when_a_run_goes_on(folder: Path)
 
 def test_what_a_killed_worker_left_on_local_disk_is_removed(folder: Path, local_disk: Path) -> None:
     """Of whatever run it was; what a living one has there stays."""
-    code = "from training.staging import StagingFolder; StagingFolder().path.joinpath('a').touch()"
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, env={**os.environ, "TMPDIR": str(local_disk)}
+    code = (
+        "from pathlib import Path; from storage.scratch import ScratchFolder; import sys;"
+        "ScratchFolder(Path(sys.argv[1]), 'tuneserve-shards-').path.joinpath('a').touch()"
     )
+    subprocess.run([sys.executable, "-c", code, str(local_disk)], check=True)
     (left,) = local_disk.iterdir()
-    alive = StagingFolder()
+    alive = ScratchFolder(local_disk, "tuneserve-shards-")
     (local_disk / "unrelated").mkdir()
-    CheckpointWriter(folder, ALONE, 9)
+    save(folder, 1)
     assert not left.exists()
     assert alive.path.is_dir()
     alive.remove()

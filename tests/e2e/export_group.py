@@ -1,0 +1,96 @@
+"""DeepSpeed workers that take a step with any architecture and save it, as training does."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+from tests.e2e.training_group import write_table
+from training.batching import BatchPlan, plan_epoch
+from training.checkpoint import TAG
+from training.data.token_table import TokenTable
+from training.engine import Place, init_distributed, start_engine, take_step
+from training.model import load_model
+from training.probe import PROBE_NAME, take_probe
+from training.spec import TrainingSpec
+
+VOCABULARY = 160
+
+
+@dataclass(frozen=True)
+class ExportCase:
+    """One model to train for a step: the folder it is in, how, and where it is saved to."""
+
+    model: Path
+    checkpoint: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+    frozen: tuple[str, ...] = ()  # beginnings of the names of parameters that are not trained
+
+
+def save_in_group(world_size: int, folder: Path, cases: Sequence[ExportCase]) -> None:
+    """Train and save one case after another with `world_size` workers."""
+    rows = folder / "rows.arrow"
+    if not rows.exists():
+        write_table(rows, num_rows=8, vocabulary=VOCABULARY)
+    rendezvous = tempfile.mktemp(dir=folder)
+    torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
+        _work, (world_size, rows, list(cases), rendezvous), nprocs=world_size
+    )
+
+
+def _work(rank: int, world_size: int, rows: Path, cases: list[ExportCase], rendezvous: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="0",  # DeepSpeed wants one to be set; the group is made through a file
+    )
+    dist.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
+    )
+    place = Place(rank, world_size, torch.device("cpu"))
+    init_distributed(place.device)
+    for case in cases:
+        _save(case, TokenTable(rows), place)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _save(case: ExportCase, rows: TokenTable, place: Place) -> None:
+    spec = TrainingSpec.model_validate(
+        {
+            "base_model": str(case.model),
+            "train_file": "-",
+            "learning_rate": 0.01,
+            "micro_batch_tokens": 256,
+            "precision": "fp32",
+            "num_workers": place.world_size,
+            **case.settings,
+        }
+    )
+    plan = BatchPlan.from_spec(spec, "padded", place.world_size)
+    with patch("training.engine.load_model", partial(_load_frozen, case.frozen)):
+        engine = start_engine(spec, place, plan)
+    (step, *_) = plan_epoch(rows.lengths, plan, 0)
+    take_step(engine, place, rows, step, "padded", 0.01, seed="0")
+    probe = take_probe(engine, place)
+    engine.save_checkpoint(str(case.checkpoint), tag=TAG)
+    if place.rank == 0:
+        probe.write(case.checkpoint / PROBE_NAME)
+
+
+def _load_frozen(frozen: tuple[str, ...], *arguments: Any) -> torch.nn.Module:
+    model = load_model(*arguments)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(frozen))
+    return model

@@ -1,0 +1,93 @@
+"""What a model answers in training, kept with its checkpoint to compare the exported model with."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from training.engine import Place
+
+PROBE_NAME = "probe.safetensors"
+_NUM_TOKENS = 16
+_STRIDE = 7919  # a prime, so that the prompt is spread over the vocabulary
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A fixed prompt and what the training engine made of it.
+
+    `input_ids` has the shape `[1, tokens]`, `logits` `[tokens, vocabulary]` in fp32.
+    """
+
+    input_ids: torch.Tensor
+    logits: torch.Tensor
+    zero_parameters: frozenset[str]  # all zero in training; `name[expert]` of single experts
+
+    def write(self, path: Path) -> None:
+        """Write it as one safetensors file."""
+        tensors = {"input_ids": self.input_ids, "logits": self.logits}
+        zeros = json.dumps(sorted(self.zero_parameters))
+        save_file(tensors, path, metadata={"zero_parameters": zeros})
+
+
+def read_probe(checkpoint: Path) -> Probe | None:
+    """Read a checkpoint's probe; None if it was saved without. Raises `ValueError` if damaged."""
+    path = checkpoint / PROBE_NAME
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            zeros = json.loads(file.metadata()["zero_parameters"])
+            return Probe(file.get_tensor("input_ids"), file.get_tensor("logits"), frozenset(zeros))
+    except (SafetensorError, KeyError, TypeError, ValueError) as exc:
+        raise ValueError(f"{PROBE_NAME} of {checkpoint.name!r} is damaged: {exc}") from exc
+
+
+def take_probe(engine: Any, place: Place) -> Probe:
+    """Ask the model in training; every worker calls this together, and all get the same."""
+    input_ids = make_prompt(engine.module.config).to(place.device)
+    engine.eval()
+    with torch.no_grad():
+        logits = engine(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).logits
+    engine.train()
+    return Probe(input_ids.cpu(), logits[0].float().cpu().contiguous(), _find_zeros(engine, place))
+
+
+def make_prompt(config: Any) -> torch.Tensor:
+    """Token ids that depend on the size of the vocabulary alone; shape `[1, 16]`."""
+    vocabulary = int(config.get_text_config().vocab_size)
+    return (torch.arange(1, _NUM_TOKENS + 1) * _STRIDE % vocabulary)[None]
+
+
+def _find_zeros(engine: Any, place: Place) -> frozenset[str]:
+    """Name what is all zero: parameters, and single experts as `name[expert]`.
+
+    Each worker looks at what it holds.
+    """
+    found: dict[str, bool] = {}
+    for name, parameter in engine.module.named_parameters():
+        start, share = _select_held(parameter, place)
+        found[name] = bool(share.any())
+        shape = getattr(parameter, "ds_shape", parameter.shape)
+        if len(shape) > 2:
+            size = shape[1:].numel()
+            for expert in range(shape[0]):
+                first, last = (max(0, at * size - start) for at in (expert, expert + 1))
+                found[f"{name}[{expert}]"] = bool(share[first:last].any())
+    is_set = torch.tensor(list(found.values()), dtype=torch.int32, device=place.device)
+    dist.all_reduce(is_set, op=dist.ReduceOp.MAX)
+    return frozenset(name for name, value in zip(found, is_set.tolist(), strict=True) if not value)
+
+
+def _select_held(parameter: Any, place: Place) -> tuple[int, torch.Tensor]:
+    """What this worker holds of a parameter, flat and without padding, and where that begins."""
+    if not hasattr(parameter, "ds_tensor"):
+        return 0, parameter.detach().flatten()
+    share: torch.Tensor = parameter.ds_tensor.detach().flatten()
+    start = place.rank * share.numel()
+    return start, share[: max(0, parameter.ds_numel - start)]

@@ -1,0 +1,276 @@
+"""The weights of a DeepSpeed checkpoint, wherever its files have them.
+
+A tensor is flat pieces that follow one another, memory-mapped where they lie: nothing is read
+before it is copied out.
+
+Stage 3: each rank's file holds flat fp32 vectors; in them, for every trained parameter and in the
+order in which the checkpoint lists them, that rank's slice of ceil(numel / world size) elements. A
+parameter is its slices in the order of the ranks; the last slice may be padded. Frozen parameters
+have slices of their own in each rank's model states.
+
+Stages 0 to 2: rank 0's file holds the module as it is, in the precision of training. The fp32
+master weights are in the optimizer states of stages 1 and 2, each rank with a range of every
+parameter group that knows nothing of where a parameter ends. Stage 0 has them without a word of
+which is which, so there the module's own have to do.
+
+Universal (Lian et al. 2024, arXiv 2406.18820): a folder for each parameter, with its fp32 weights.
+"""
+
+import pickle
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_WHOLE_STATES = "mp_rank_00_model_states.pt"
+_SHARDED_STATES = "zero_pp_rank_0_mp_rank_00_model_states.pt"
+
+
+class ShardsError(RuntimeError):
+    """The files of a checkpoint are damaged, missing, or do not fit together."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a checkpoint: flat pieces that follow one another, the last one maybe padded."""
+
+    shape: torch.Size
+    pieces: tuple[torch.Tensor, ...]
+    is_buffer: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that it is stored in."""
+        return self.pieces[0].dtype
+
+    def select(self, index: int) -> "StoredTensor":
+        """Select one entry along the first dimension, which stays, with the size 1."""
+        shape = torch.Size((1, *self.shape[1:]))
+        size = shape.numel()
+        return StoredTensor(shape, tuple(_narrow(self.pieces, index * size, size)), self.is_buffer)
+
+    @torch.no_grad()
+    def copy_into(self, target: torch.Tensor, start: int = 0) -> None:
+        """Copy the flat elements from `start` on into `target` (1-D), in the target's dtype."""
+        begin = 0
+        stop = start + target.numel()
+        for piece in self.pieces:
+            end = begin + piece.numel()
+            first, last = max(start, begin), min(stop, end)
+            if first < last:
+                target[first - start : last - start] = piece[first - begin : last - begin]
+            begin = end
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """All weights of a checkpoint by their names in the module."""
+
+    tensors: Mapping[str, StoredTensor]
+    aliases: Mapping[str, str]  # names of shared parameters, to the one that holds them
+
+    def find(self, name: str) -> tuple[str, StoredTensor] | None:
+        """Find a tensor, under its own name or the one that it is shared under."""
+        for known_as in (name, self.aliases.get(name, name)):
+            if known_as in self.tensors:
+                return known_as, self.tensors[known_as]
+        return None
+
+
+def open_weights(shards: Path, *, in_fp32: bool = False) -> StoredWeights:
+    """Open the weights of a checkpoint's shards; raises `ShardsError` that names the file.
+
+    `in_fp32` takes the master weights wherever there are some: below stage 3 the module's own are
+    those, rounded to the precision of training.
+    """
+    try:
+        if (shards / "zero").is_dir():
+            return _open_universal(shards)
+        if (shards / _WHOLE_STATES).is_file():
+            return _open_whole(shards, in_fp32=in_fp32)
+        return _open_sharded(shards)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as exc:
+        raise ShardsError(
+            f"{shards.name!r} is not what DeepSpeed writes: {type(exc).__name__}: {exc}"
+        ) from exc
+
+
+def _open_whole(shards: Path, *, in_fp32: bool) -> StoredWeights:
+    states = _load(shards / _WHOLE_STATES)
+    tensors = _read_module(states)
+    if in_fp32:
+        for name, pieces in _find_masters(shards).items():
+            tensors[name] = _check_size(name, StoredTensor(tensors[name].shape, tuple(pieces)))
+    return StoredWeights(tensors, _find_shared(states))
+
+
+def _find_masters(shards: Path) -> dict[str, list[torch.Tensor]]:
+    """Find the fp32 pieces of every parameter at stages 1 and 2; none at stage 0."""
+    pieces: dict[str, list[torch.Tensor]] = defaultdict(list)
+    files = (
+        _list_rank_files(shards, "optim_states") if any(shards.glob("*_optim_states.pt")) else []
+    )
+    for state in (_load(file)["optimizer_state_dict"] for file in files):
+        mappings = state.get("param_slice_mappings") or []
+        groups = state.get("single_partition_of_fp32_groups") or []
+        for mapping, flat in zip(mappings, groups, strict=True):
+            for name, fragment in mapping.items():
+                pieces[name].append(flat.narrow(0, fragment.start, fragment.numel))
+    return pieces
+
+
+def _open_sharded(shards: Path) -> StoredWeights:
+    states = _load(shards / _SHARDED_STATES)
+    ranks = [
+        [group.flatten() for group in _load(file)["optimizer_state_dict"]["fp32_flat_groups"]]
+        for file in _list_rank_files(shards, "optim_states")
+    ]
+    tensors = _read_buffers(states)
+    tensors.update(_place(_list_shapes(states), ranks))
+    if states.get("frozen_param_shapes"):
+        tensors.update(_read_frozen(shards, states["frozen_param_shapes"], len(ranks)))
+    return StoredWeights(tensors, _read_aliases(states))
+
+
+def _place(
+    shapes: Iterable[tuple[str, torch.Size]], ranks: list[list[torch.Tensor]]
+) -> Iterator[tuple[str, StoredTensor]]:
+    """Find each parameter's slices in the flat vectors of all ranks."""
+    offset = 0
+    for name, shape in shapes:
+        length = -(-shape.numel() // len(ranks))
+        slices = (_narrow(groups, offset, length) for groups in ranks)
+        yield name, _check_size(name, StoredTensor(shape, tuple(chain.from_iterable(slices))))
+        offset += length
+    held = {sum(group.numel() for group in groups) for groups in ranks}
+    if held != {offset}:
+        raise ShardsError(
+            f"the checkpoint lists {offset} elements per worker, its files hold {sorted(held)}"
+        )
+
+
+def _narrow(groups: Sequence[torch.Tensor], offset: int, length: int) -> Iterator[torch.Tensor]:
+    """Select a range of tensors that follow one another as if they were one."""
+    begin = 0
+    for group in groups:
+        first, last = max(offset, begin), min(offset + length, begin + group.numel())
+        if first < last:
+            yield group[first - begin : last - begin]
+        begin += group.numel()
+
+
+def _read_frozen(
+    shards: Path, shapes: Mapping[str, torch.Size], world_size: int
+) -> Iterator[tuple[str, StoredTensor]]:
+    files = _list_rank_files(shards, "model_states", world_size)
+    fragments = [_load(file)["frozen_param_fragments"] for file in files]
+    for name, shape in shapes.items():
+        pieces = tuple(of_rank[name].flatten() for of_rank in fragments)
+        yield name, _check_size(name, StoredTensor(shape, pieces))
+
+
+def _open_universal(shards: Path) -> StoredWeights:
+    """Open a universal checkpoint, made of any stage."""
+    if (shards / _WHOLE_STATES).is_file():
+        states = _load(shards / _WHOLE_STATES)
+        tensors, aliases = _read_module(states), _find_shared(states)
+    else:
+        states = _load(shards / _SHARDED_STATES)
+        aliases = _read_aliases(states)
+        tensors = _read_buffers(states)
+        if frozen := states.get("frozen_param_shapes"):
+            world_size = len(list(shards.glob("zero_pp_rank_*_model_states.pt")))
+            tensors.update(_read_frozen(shards, frozen, world_size))
+    for name, shape in _list_shapes(states):
+        stored = _load(shards / "zero" / name / "fp32.pt")
+        weights = stored["param"] if isinstance(stored, dict) else stored
+        tensors[name] = _check_size(name, StoredTensor(shape, (weights.flatten(),)))
+    return StoredWeights(tensors, aliases)
+
+
+def _read_module(states: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Read the module of stages 0 to 2, where it is whole."""
+    buffers, aliases = set(states["buffer_names"]), _find_shared(states)
+    return {
+        name: StoredTensor(tensor.shape, (tensor.flatten(),), is_buffer=name in buffers)
+        for name, tensor in states["module"].items()
+        if name not in aliases  # a shared parameter stands in the module under each of its names
+    }
+
+
+def _find_shared(states: Mapping[str, Any]) -> dict[str, str]:
+    """Find names of one tensor in a whole module: stage 0 does not list them."""
+    aliases = _read_aliases(states)
+    first: dict[Any, str] = {}
+    for name, tensor in states["module"].items():
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if name not in aliases and tensor.numel() and first.setdefault(place, name) != name:
+            aliases[name] = first[place]
+    return aliases
+
+
+def _read_aliases(states: Mapping[str, Any]) -> dict[str, str]:
+    return dict(states.get("shared_params") or {})
+
+
+def _list_shapes(states: Mapping[str, Any]) -> Iterator[tuple[str, torch.Size]]:
+    """List the trained parameters of all groups, in their order."""
+    return chain.from_iterable(group.items() for group in states["param_shapes"])
+
+
+def _read_buffers(states: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Read the buffers: they are not sharded, each rank's file has them whole."""
+    module = states["module"]
+    return {
+        name: StoredTensor(module[name].shape, (module[name].flatten(),), is_buffer=True)
+        for name in states["buffer_names"]
+        if name in module
+    }
+
+
+def _check_size(name: str, stored: StoredTensor) -> StoredTensor:
+    found = sum(piece.numel() for piece in stored.pieces)
+    if found < stored.shape.numel():
+        raise ShardsError(
+            f"{name!r} has {found} elements in the checkpoint, {stored.shape.numel()} expected"
+        )
+    return stored
+
+
+def _load(file: Path) -> Any:
+    """Map a file of shards into memory.
+
+    Not `weights_only`: DeepSpeed pickles classes of its own here, and the file is one that a
+    training on this storage wrote; models that come from elsewhere are safetensors only.
+    """
+    try:
+        return torch.load(file, map_location="cpu", mmap=True, weights_only=False)
+    except FileNotFoundError:
+        raise ShardsError(f"the checkpoint lacks {file.name!r}") from None
+    except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as exc:
+        reason = str(exc).partition("\n")[0].replace(str(file.parent), file.parent.name)
+        raise ShardsError(f"{file.name!r} cannot be read, it is damaged: {reason}") from exc
+
+
+def _list_rank_files(shards: Path, kind: str, world_size: int | None = None) -> list[Path]:
+    """One file per rank, in the order of the ranks; raises if their number is not the world's."""
+    files = {_rank_of(file): file for file in shards.glob(f"*zero_pp_rank_*_{kind}.pt")}
+    if world_size is None and 0 in files:
+        count = _load(files[0])["optimizer_state_dict"]["partition_count"]
+        world_size = max(count) if isinstance(count, list) else count
+    if gone := sorted(set(range(world_size or 1)) - set(files)):
+        raise ShardsError(
+            f"{world_size or 'several'} workers wrote this checkpoint, and the {kind} of rank "
+            f"{', '.join(map(str, gone))} are missing"
+        )
+    if len(files) != world_size:
+        raise ShardsError(f"{world_size} workers wrote this, but {len(files)} have {kind} here")
+    return [files[rank] for rank in range(len(files))]
+
+
+def _rank_of(file: Path) -> int:
+    return int(file.name.split("zero_pp_rank_")[1].split("_")[0])
