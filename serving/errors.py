@@ -3,6 +3,7 @@
     ServingError
     ├── InvalidRequestError    400, also a ValueError: the request itself is wrong
     ├── ModelNotFoundError     404: no model or alias has this name
+    ├── ModelInUseError        409: something still points to the model, or has it loaded
     ├── OverloadedError        429: no room now; try again after `retry_after_s`
     ├── DeadlineExceededError  504: the answer took longer than a request may take
     └── EngineDeadError        503: the model's engine cannot answer at all
@@ -33,6 +34,13 @@ class ModelNotFoundError(ServingError):
         self, message: str, *, param: str | None = "model", code: str | None = "model_not_found"
     ) -> None:
         super().__init__(message, param=param, code=code)
+
+
+class ModelInUseError(ServingError):
+    """A model cannot be deleted while it is used; the message says by what."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="model", code="model_in_use")
 
 
 class OverloadedError(ServingError):

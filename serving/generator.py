@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import IO, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
@@ -41,6 +41,14 @@ class GeneratorSettings(BaseModel):
     )
 
 
+@dataclass(frozen=True)
+class _Target:
+    """The model that answers for an alias, held while it does."""
+
+    model: StoredModel
+    held: IO[bytes]
+
+
 class GeneratorReplica:
     """Answers chats with whatever model each one names.
 
@@ -54,7 +62,7 @@ class GeneratorReplica:
         self._store = ModelStore(open_storage(settings.storage))
         self._models = LoadedModels(settings.engine, settings.max_loaded_models)
         # The model that answers for an alias now, and the one that it could not be moved to.
-        self._targets: dict[str, StoredModel] = {}
+        self._targets: dict[str, _Target] = {}
         self._refused: dict[str, str] = {}
         self._has_looked = asyncio.Event()
         self._following = asyncio.get_running_loop().create_task(self._follow_aliases())
@@ -68,6 +76,8 @@ class GeneratorReplica:
         if hasattr(self, "_following"):
             self._following.cancel()
             self._models.close()
+            for alias in list(self._targets):
+                self._forget(alias)
 
     async def chat(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Answer the body of a chat completion.
@@ -104,7 +114,9 @@ class GeneratorReplica:
             {
                 "model_id": loaded.stored.id,
                 "aliases": sorted(
-                    alias for alias, model in self._targets.items() if model.id == loaded.stored.id
+                    alias
+                    for alias, target in self._targets.items()
+                    if target.model.id == loaded.stored.id
                 ),
                 "num_active": loaded.engine.num_active,
                 "context_length": loaded.engine.context_length,
@@ -129,13 +141,26 @@ class GeneratorReplica:
         """Return the model that answers for a name, and the alias if the name is one."""
         target = self._targets.get(name)
         if target is not None:
-            return target, name
+            return target.model, name
         model = self._store.resolve(name)
         return model, name if name != model.id else None
 
     def _point(self, alias: str, model: StoredModel) -> None:
-        self._targets[alias] = model
-        self._models.keep({target.id for target in self._targets.values()})
+        before = self._targets.get(alias)
+        self._targets[alias] = _Target(model, model.hold())  # it answers, so nobody may delete it
+        if before is not None:
+            before.held.close()
+        self._keep_targets()
+
+    def _forget(self, alias: str) -> None:
+        if (target := self._targets.pop(alias, None)) is not None:
+            target.held.close()
+            self._keep_targets()
+
+    def _keep_targets(self, coming: str | None = None) -> None:
+        """Put out last what aliases answer with, and what one of them is moving to."""
+        kept = {target.model.id for target in self._targets.values()}
+        self._models.keep(kept if coming is None else {*kept, coming})
 
     async def _follow_aliases(self) -> None:
         while True:
@@ -143,45 +168,51 @@ class GeneratorReplica:
                 aliases = await asyncio.to_thread(self._store.read_aliases)
             except (OSError, ValueError, KeyError):
                 logger.exception("the aliases cannot be read; they stay as they were")
-                aliases = {}
-            for name in {LATEST_ALIAS, *self._targets} & aliases.keys():
-                await self._follow(name, aliases[name].model_id)
+            else:
+                for name in self._targets.keys() - aliases.keys():
+                    self._forget(name)
+                for name in {LATEST_ALIAS, *self._targets} & aliases.keys():
+                    await self._follow(name, aliases[name].model_id)
+            self._models.drop_deleted()
             self._has_looked.set()
             await asyncio.sleep(self._settings.alias_poll_s)
 
     async def _follow(self, alias: str, model_id: str) -> None:
         old = self._targets.get(alias)
-        if old is not None and old.id == model_id:
+        if old is not None and old.model.id == model_id:
             self._refused.pop(alias, None)
             return
         if self._refused.get(alias) == model_id:
             return
+        # Nobody uses the new model yet: it must not be put out before the alias points to it.
+        self._keep_targets(coming=model_id)
         try:
             model = self._store.get(model_id)
             await self._models.load(model, beside=True)
+            self._point(alias, model)
         except Exception:  # a model file can fail in any way, and the old model must go on
             logger.exception(
                 "%s cannot move to model %s and stays with %s",
                 alias,
                 model_id,
-                old.id if old is not None else "none",
+                old.model.id if old is not None else "none",
             )
             self._refused[alias] = model_id
+            self._keep_targets()
             return
         self._refused.pop(alias, None)
-        self._point(alias, model)
         logger.info("%s is model %s now", alias, model_id)
 
 
 def describe_origin(model: StoredModel) -> dict[str, str | None]:
     """Name what an answer comes from; None where the model's lineage does not say."""
     lineage = model.lineage
-    step = lineage.get("checkpoint_step")
+    step = lineage.checkpoint_step
     return {
         "model_id": model.id,
-        "run_id": lineage.get("run_id"),
+        "run_id": lineage.run_id,
         "checkpoint": None if step is None else f"step-{step}",
-        "dataset_sha256": lineage.get("data", {}).get("sha256"),
+        "dataset_sha256": lineage.data.sha256 if lineage.data else None,
         "system_fingerprint": model.fingerprint,
     }
 

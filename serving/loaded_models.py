@@ -12,6 +12,7 @@ from serving.engine import Engine, EngineSettings
 from serving.errors import DeadlineExceededError, EngineDeadError, OverloadedError
 from serving.model_store import StoredModel
 from serving.sampling import Sampling
+from storage import durable
 
 logger = logging.getLogger(__name__)
 
@@ -52,16 +53,25 @@ class LoadedModels:
         self._kept = frozenset(model_ids)
         self._put_out_excess()
 
+    def drop_deleted(self) -> None:
+        """Put out what has been deleted from the store."""
+        for loaded in self.list_loaded():
+            if not self._num_leases[loaded.stored.id] and not loaded.stored.is_there():
+                self._close_aside(self._take_out(loaded))
+
     @asynccontextmanager
     async def lend(self, model: StoredModel, *, timeout_s: float) -> AsyncIterator[LoadedModel]:
         """Lend the engine of `model`, loading it first where needed; while lent it stays.
 
-        Raises `OverloadedError` when every engine is busy and there may be no more of them,
+        Nobody can delete it meanwhile. Raises `ModelNotFoundError` if somebody has,
+        `OverloadedError` when every engine is busy and there may be no more of them,
         `EngineDeadError` when the model does not load, `DeadlineExceededError` after `timeout_s`.
         """
         self._num_leases[model.id] += 1
+        held = None
         try:
-            loaded = self._loaded.get(model.id)
+            held = model.hold()
+            loaded = self._find(model)
             if loaded is None:
                 try:
                     loaded = await asyncio.wait_for(self.load(model), timeout_s)
@@ -72,6 +82,8 @@ class LoadedModels:
             yield loaded
             loaded.last_used = time.monotonic()
         finally:
+            if held is not None:
+                held.close()
             self._num_leases[model.id] -= 1
             self._put_out_excess()
 
@@ -81,8 +93,8 @@ class LoadedModels:
         `beside` loads it in addition to what is loaded, whatever the limit; what is too much is
         put out when it is idle.
         """
-        if model.id in self._loaded:
-            return self._loaded[model.id]
+        if (loaded := self._find(model)) is not None:
+            return loaded
         if model.id not in self._loading:
             put_out = None if beside else self._make_room(model.id)
             task = asyncio.create_task(self._load(model, put_out))
@@ -115,8 +127,21 @@ class LoadedModels:
         logger.info("loaded model %s in %.1f s", model.id, time.monotonic() - started)
         return self._loaded[model.id]
 
+    def _find(self, model: StoredModel) -> LoadedModel | None:
+        """Find the engine of exactly this model; one of the same id was deleted and is put out."""
+        loaded = self._loaded.get(model.id)
+        if loaded is None or loaded.stored.edition == model.edition:
+            return loaded
+        self._close_aside(self._take_out(loaded))
+        return None
+
     def _load_engine(self, model: StoredModel) -> Engine:
-        engine = Engine.load(model.path, self._settings)
+        with model.hold():
+            try:
+                model.verify()
+            except durable.DamagedDirectoryError as exc:
+                raise EngineDeadError(f"model {model.id!r} is not loaded: {exc}") from exc
+            engine = Engine.load(model.path, self._settings)
         if self._is_closed:
             engine.close()
             raise EngineDeadError("the replica is shutting down")
@@ -142,9 +167,12 @@ class LoadedModels:
             victim = self._find_idle(among=self._loaded.keys() - self._kept)
             if victim is None:
                 return
-            task = asyncio.create_task(asyncio.to_thread(self._take_out(victim).engine.close))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._close_aside(self._take_out(victim))
+
+    def _close_aside(self, loaded: LoadedModel) -> None:
+        task = asyncio.create_task(asyncio.to_thread(loaded.engine.close))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def _find_idle(self, *, among: Collection[str]) -> LoadedModel | None:
         idle = [self._loaded[model_id] for model_id in among if not self._num_leases[model_id]]

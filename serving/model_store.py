@@ -1,56 +1,70 @@
 """Immutable models on disk and the aliases that point to them."""
 
-import fcntl
-import json
 import shutil
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO
 
-from serving.errors import ModelNotFoundError
+from serving.aliases import Alias, AliasBook
+from serving.errors import ModelInUseError, ModelNotFoundError
+from serving.lineage import Lineage, read_lineage
+from serving.model_checks import check_model_directory, find_cache_repository
 from storage import durable
-from storage.layout import StorageLayout, check_id
+from storage.layout import StorageLayout, check_id, new_id
+from storage.locks import HeldError, hold_alone, hold_shared
+from storage.scratch import build_in_scratch
 
-LINEAGE_NAME = "lineage.json"
 LATEST_ALIAS = "latest"
 """The alias that moves to every newly tuned model, and that a generator loads unasked."""
-_PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+_DELETED_PREFIX = ".deleted"
+_ADDED_PREFIX = ".added-"
 
 
 @dataclass(frozen=True)
 class StoredModel:
-    """One published model; `created_at` is in Unix seconds, `lineage` is empty where unknown."""
+    """One published model; `created_at` is in Unix seconds, `lineage` is empty where unknown.
+
+    `edition` tells it from one that was deleted and had the same id.
+    """
 
     id: str
     path: Path
     created_at: int
-    lineage: dict[str, Any] = field(repr=False)
+    lineage: Lineage = field(repr=False)
+    edition: tuple[int, int] = field(repr=False)
 
     @property
     def fingerprint(self) -> str:
         """A short name of the exact content, from the manifest that lists every file's hash."""
         return f"fp_{durable.hash_file(self.path / durable.MANIFEST_NAME)[:12]}"
 
+    def hold(self) -> IO[bytes]:
+        """Keep the model from being deleted until the returned file is closed, or we end.
 
-@dataclass(frozen=True)
-class AliasMove:
-    """An alias was pointed to `model_id` at `at`, in Unix seconds."""
+        Raises `ModelNotFoundError` if it has been deleted.
+        """
+        deleted = ModelNotFoundError(f"model {self.id!r} has been deleted")
+        try:
+            held = hold_shared(self.path / durable.MANIFEST_NAME)
+        except FileNotFoundError:
+            raise deleted from None
+        if _read_edition(self.path) != self.edition:
+            held.close()
+            raise deleted
+        return held
 
-    model_id: str
-    at: int
+    def is_there(self) -> bool:
+        """Whether the model has not been deleted."""
+        try:
+            return _read_edition(self.path) == self.edition
+        except FileNotFoundError:
+            return False
 
-
-@dataclass(frozen=True)
-class Alias:
-    """Where an alias points, and every move that it made, oldest first."""
-
-    model_id: str
-    history: tuple[AliasMove, ...]
+    def verify(self) -> None:
+        """Compare every file with the manifest; raises `DamagedDirectoryError` that names one."""
+        durable.verify_directory(self.path)
 
 
 class ModelStore:
@@ -58,19 +72,32 @@ class ModelStore:
 
     def __init__(self, layout: StorageLayout) -> None:
         self._layout = layout
+        self._aliases = AliasBook(layout.aliases)
 
     def publish(self, directory: Path, model_id: str) -> StoredModel:
-        """Move a finished `directory` of the same file system into the store.
+        """Move a finished `directory` that we made, of the same file system, into the store.
 
-        Raises `ValueError` for a directory that is not a safe, complete model, and
+        If it has a manifest its files are compared with it. Raises `ValueError` for a directory
+        that is not a safe, complete model, `DamagedDirectoryError` among them, and
         `FileExistsError` for an id that is taken.
         """
-        final = self._layout.model(model_id)
-        if model_id in self.read_aliases():
-            raise ValueError(f"{model_id!r} is an alias already; choose another model id")
+        self.check_new_id(model_id)
         check_model_directory(directory)
-        durable.publish_directory(directory, final)
-        return self.get(model_id)
+        if durable.is_published(directory):
+            durable.verify_directory(directory)
+        else:
+            durable.seal_directory(directory)
+        return self._move_in(directory, model_id)
+
+    def take_in(self, directory: Path, model_id: str) -> StoredModel:
+        """Move a `directory` that somebody else made into the store; raises as `publish` does.
+
+        Its manifest is ours: one that it came with could say anything.
+        """
+        self.check_new_id(model_id)
+        check_model_directory(directory)
+        durable.seal_directory(directory)
+        return self._move_in(directory, model_id)
 
     def add(self, source: Path, model_id: str) -> StoredModel:
         """Copy a Hugging Face model directory into the store; `source` stays as it is.
@@ -78,171 +105,147 @@ class ModelStore:
         A snapshot in the hub's cache will do: its links into the cache are followed. Raises as
         `publish` does. A copy that is interrupted is never seen as a model.
         """
-        final = self._layout.model(model_id)
-        if final.exists():
-            raise FileExistsError(f"{model_id!r} is published already; model ids are not reused")
-        check_model_directory(source, links_stay_in=_find_cache_repository(source))
-        building = Path(tempfile.mkdtemp(dir=self._layout.models, prefix=f".{model_id}."))
-        try:
+        self.check_new_id(model_id)
+        check_model_directory(source, links_stay_in=find_cache_repository(source))
+        with build_in_scratch(self._layout.models, _ADDED_PREFIX) as building:
             shutil.copytree(
                 source, building, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*")
             )
-            building.chmod(0o755)
-            return self.publish(building, model_id)
-        except BaseException:
-            shutil.rmtree(building, ignore_errors=True)
-            raise
+            building.chmod(0o755)  # the source's may be one that nobody can write into
+            return self.take_in(building, model_id)
+
+    def check_new_id(self, model_id: str) -> None:
+        """Raise `ValueError` or `FileExistsError` for an id that a new model cannot have."""
+        final = self._layout.model(model_id)
+        if final.exists():
+            raise FileExistsError(f"{model_id!r} is published already; model ids are not reused")
+        if model_id == LATEST_ALIAS or model_id in self.read_aliases():
+            raise ValueError(f"{model_id!r} is the name of an alias; choose another model id")
+        if model_id in self._aliases.read_past_models():
+            raise FileExistsError(
+                f"{model_id!r} was a model that an alias pointed to, and its history would lie; "
+                "choose another id"
+            )
 
     def list_models(self) -> list[StoredModel]:
         """List every published model, oldest first."""
-        found = [
-            self._read_model(path)
-            for path in self._layout.models.iterdir()
-            if not path.name.startswith(".") and durable.is_published(path)
-        ]
+        names = [path.name for path in self._layout.models.iterdir() if path.name[0] != "."]
+        found = [model for model in map(self.find, names) if model is not None]
         return sorted(found, key=lambda model: (model.created_at, model.id))
+
+    def find(self, model_id: str) -> StoredModel | None:
+        """Return one model by its id, if there is one."""
+        try:
+            path = self._layout.model(model_id)
+        except ValueError:  # not a plain name, so nothing can be called that
+            return None
+        try:
+            edition = _read_edition(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        lineage = read_lineage(path)
+        created_at = edition[1] // 10**9 if lineage.created_at is None else lineage.created_at
+        return StoredModel(model_id, path, created_at, lineage, edition)
 
     def get(self, model_id: str) -> StoredModel:
         """Return one model by its id; raises `ModelNotFoundError`."""
-        if not self.has(model_id):
+        model = self.find(model_id)
+        if model is None:
             raise ModelNotFoundError(f"no model has the id {model_id!r}; {self._describe()}")
-        return self._read_model(self._layout.model(model_id))
+        return model
 
     def resolve(self, name: str) -> StoredModel:
         """Return the model with this id, or else the one that this alias points to.
 
         Raises `ModelNotFoundError` with the name and what there is instead.
         """
-        if self.has(name):
-            return self._read_model(self._layout.model(name))
+        if (model := self.find(name)) is not None:
+            return model
         alias = self.read_aliases().get(name)
         if alias is None:
             raise ModelNotFoundError(f"no model or alias is called {name!r}; {self._describe()}")
         return self.get(alias.model_id)
 
+    def has(self, model_id: str) -> bool:
+        """Whether a model of this id is published."""
+        return self.find(model_id) is not None
+
     def read_aliases(self) -> dict[str, Alias]:
         """Return every alias by its name; empty before the first one is set."""
-        try:
-            written = durable.read_json(self._layout.aliases)
-        except FileNotFoundError:
-            return {}
-        return {
-            name: Alias(
-                entry["model"],
-                tuple(AliasMove(move["model"], move["at"]) for move in entry["history"]),
-            )
-            for name, entry in written.items()
-        }
+        return self._aliases.read()
 
     def point_alias(self, alias: str, model_id: str) -> Alias:
-        """Point `alias` to a published model, at once and for every reader.
+        """Point `alias` to a published model, at once and for every reader: promote it.
 
         Pointing to where it points already adds nothing to the history. Raises `ValueError` for a
         name that cannot be an alias and `ModelNotFoundError` for an unknown model.
         """
         check_id(alias)
-        self.get(model_id)
-        if self.has(alias):
-            raise ValueError(f"{alias!r} is the id of a model and cannot be an alias too")
-        with self._lock_aliases():
-            aliases = self.read_aliases()
-            old = aliases.get(alias)
-            if old is None or old.model_id != model_id:
-                history = old.history if old is not None else ()
-                aliases[alias] = Alias(model_id, (*history, AliasMove(model_id, int(time.time()))))
-                durable.write_json(self._layout.aliases, _to_json(aliases))
-            return aliases[alias]
+        with self._aliases.change() as change:
+            self.get(model_id)
+            if self.has(alias):
+                raise ValueError(f"{alias!r} is the id of a model and cannot be an alias too")
+            return change.point(alias, model_id)
 
-    def has(self, model_id: str) -> bool:
-        """Whether a model of this id is published."""
-        try:
-            return durable.is_published(self._layout.model(model_id))
-        except ValueError:  # not a plain name, so nothing can be called that
-            return False
+    def roll_back_alias(self, alias: str) -> Alias:
+        """Point `alias` to the model before the one of now; again, to the one before that.
 
-    def _read_model(self, path: Path) -> StoredModel:
-        try:
-            lineage = durable.read_json(path / LINEAGE_NAME)
-        except FileNotFoundError:
-            lineage = {}
-        written_at = (path / durable.MANIFEST_NAME).stat().st_mtime
-        return StoredModel(path.name, path, int(lineage.get("created_at", written_at)), lineage)
+        Models that were deleted since are passed over. Raises `ModelNotFoundError` if there is no
+        such alias, or none to go back to.
+        """
+        with self._aliases.change() as change:
+            return change.roll_back(alias, self.has)
+
+    def remove_alias(self, alias: str) -> None:
+        """Remove an alias; its history stays on record. Raises `ModelNotFoundError`."""
+        with self._aliases.change() as change:
+            change.remove(alias)
+
+    def delete(self, model_id: str, check_unneeded: Callable[[], None] | None = None) -> None:
+        """Delete a model that no alias points to and nobody holds.
+
+        `check_unneeded` may raise to keep it; it is called when nobody can hold the model any more.
+        Raises `ModelNotFoundError`, or `ModelInUseError` that says by what it is used.
+        """
+        model = self.get(model_id)
+        with self._aliases.change() as change:  # no alias moves to it meanwhile
+            if names := change.list_names(model_id):
+                raise ModelInUseError(
+                    f"model {model_id!r} is what {', '.join(map(repr, names))} points to; point "
+                    "the alias elsewhere or remove it first"
+                )
+            try:
+                with hold_alone(model.path / durable.MANIFEST_NAME):
+                    if check_unneeded is not None:
+                        check_unneeded()
+                    # Gone at once and as a whole, and its id free, however long removing takes.
+                    aside = self._layout.models / new_id(_DELETED_PREFIX)
+                    model.path.rename(aside)
+                    durable.fsync_directory(self._layout.models)
+            except FileNotFoundError:
+                raise ModelNotFoundError(f"model {model_id!r} has been deleted") from None
+            except HeldError:
+                raise ModelInUseError(
+                    f"model {model_id!r} is loaded by a generator or being read; try again once it "
+                    "is idle"
+                ) from None
+        for deleted in self._layout.models.glob(f"{_DELETED_PREFIX}-*"):  # killed ones' too
+            shutil.rmtree(deleted, ignore_errors=True)
+
+    def _move_in(self, sealed: Path, model_id: str) -> StoredModel:
+        """Give a model its id, at a moment when nobody can make that the name of an alias."""
+        with self._aliases.change():
+            self.check_new_id(model_id)
+            durable.move_directory(sealed, self._layout.model(model_id))
+        return self.get(model_id)
 
     def _describe(self) -> str:
         models = ", ".join(model.id for model in self.list_models()) or "none"
         aliases = ", ".join(sorted(self.read_aliases())) or "none"
         return f"models: {models}; aliases: {aliases}"
 
-    @contextmanager
-    def _lock_aliases(self) -> Iterator[None]:
-        with self._layout.aliases.with_name(".aliases.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file closes
-            yield
 
-
-def check_model_directory(directory: Path, *, links_stay_in: Path | None = None) -> None:
-    """Check that a directory is a whole model that runs no code of its own.
-
-    Links may lead anywhere inside `links_stay_in`; by default they are relative and stay in the
-    directory itself. Raises `ValueError` that names the first thing found wrong.
-    """
-    if not (directory / "config.json").is_file():
-        raise ValueError(f"{directory.name!r} is not a model directory: it has no config.json")
-    for path in sorted(directory.rglob("*")):
-        _check_file(path, directory, links_stay_in or directory)
-    if not any(directory.glob("*.safetensors")):
-        raise ValueError(f"{directory.name!r} has no weights: expected *.safetensors files")
-    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
-        raise ValueError(
-            f"{directory.name!r} has no tokenizer: expected one of {', '.join(_TOKENIZER_FILES)}"
-        )
-    for path in sorted(directory.glob("*config.json")):
-        if "auto_map" in _read_object(path):
-            raise ValueError(
-                f"{path.name} asks for code of the model's own ('auto_map'), which is never run; "
-                "use a model that transformers itself supports"
-            )
-    if (directory / LINEAGE_NAME).exists():
-        _read_object(directory / LINEAGE_NAME)
-
-
-def _check_file(path: Path, directory: Path, root: Path) -> None:
-    name = path.relative_to(directory)
-    if path.suffix.lower() in _PICKLE_SUFFIXES:
-        raise ValueError(
-            f"{name} may hold pickled weights, which can run code when they are loaded; convert "
-            "them to safetensors and remove the file"
-        )
-    if path.is_symlink() and (
-        path.readlink().is_absolute() or not path.resolve().is_relative_to(root.resolve())
-    ):
-        raise ValueError(
-            f"{name} is a link that leaves the directory; copy the file itself (cp -rL does)"
-        )
-
-
-def _find_cache_repository(source: Path) -> Path | None:
-    """Return the folder of a repository in the hub's cache, of which `source` is a snapshot."""
-    repository = source.parent.parent
-    is_snapshot = source.parent.name == "snapshots" and (repository / "blobs").is_dir()
-    return repository if is_snapshot else None
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = durable.read_json(path)
-    except (json.JSONDecodeError, UnicodeDecodeError) as exc:
-        raise ValueError(f"{path.name} is not valid JSON: {exc}") from exc
-    if not isinstance(value, dict):
-        raise ValueError(f"{path.name} holds a {type(value).__name__}; expected an object")
-    return value
-
-
-def _to_json(aliases: dict[str, Alias]) -> dict[str, Any]:
-    return {
-        name: {
-            "model": alias.model_id,
-            "history": [{"model": move.model_id, "at": move.at} for move in alias.history],
-        }
-        for name, alias in aliases.items()
-    }
+def _read_edition(path: Path) -> tuple[int, int]:
+    """Inode and time of the manifest, which is written once."""
+    found = (path / durable.MANIFEST_NAME).stat()
+    return found.st_ino, found.st_mtime_ns

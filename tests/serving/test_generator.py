@@ -1,4 +1,5 @@
 import asyncio
+import json
 import shutil
 from contextlib import aclosing
 from pathlib import Path
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 from serving.errors import (
     EngineDeadError,
     InvalidRequestError,
+    ModelInUseError,
     ModelNotFoundError,
     OverloadedError,
 )
@@ -42,7 +44,8 @@ async def _loads(replica: GeneratorReplica, *model_ids: str) -> bool:
 
 def _add_broken(store: ModelStore, layout: StorageLayout, source: Path, model_id: str) -> None:
     building = Path(shutil.copytree(source, layout.models / ".broken"))
-    (building / "model.safetensors").write_bytes(b"not weights")
+    config = json.loads((building / "config.json").read_text())
+    durable.write_json(building / "config.json", {**config, "model_type": "unheard-of"})
     store.publish(building, model_id)
 
 
@@ -264,3 +267,112 @@ def test_deployment_leaves_no_limit_to_chance() -> None:
     assert Generator.name == "Generator"
     assert Generator.max_ongoing_requests == 128
     assert Generator.max_queued_requests == 128
+
+
+def test_a_damaged_model_is_never_loaded_and_the_old_one_answers(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
+) -> None:
+    store.add(tiny_model, "old")
+    damaged = store.add(other_model, "damaged").path / "model.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1  # a weight, which would load as well as any other
+    damaged.write_bytes(content)
+    store.point_alias("latest", "old")
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            store.point_alias("latest", "damaged")
+            await wait_until(lambda: "latest" in replica._refused)
+            assert (await _chat(replica, "latest"))[0]["model_id"] == "old"
+            with pytest.raises(EngineDeadError, match=r"'model\.safetensors' differs from its man"):
+                await _chat(replica, "damaged")
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_answers_is_not_deleted_and_a_deleted_one_is_put_out(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    for model_id in ("a", "b"):
+        store.add(tiny_model, model_id)
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            async with aclosing(replica.chat(_ask("a", max_tokens=100))) as answer:
+                await anext(answer)
+                with pytest.raises(ModelInUseError, match="'a' is loaded by a generator"):
+                    store.delete("a")
+            await _chat(replica, "b")
+            assert await _list_ids(replica) == ["a", "b"]
+            store.delete("a")
+
+            async def is_put_out() -> bool:
+                return await _list_ids(replica) == ["b"]
+
+            await wait_until(is_put_out)
+            with pytest.raises(ModelNotFoundError):
+                await _chat(replica, "a")
+
+    asyncio.run(scenario())
+
+
+def test_what_an_alias_answers_with_is_not_deleted(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    """Not even while the alias points elsewhere, to a model that cannot be loaded."""
+    store.add(tiny_model, "old")
+    _add_broken(store, layout, tiny_model, "broken")
+    store.point_alias("latest", "old")
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            store.point_alias("latest", "broken")
+            await wait_until(lambda: "latest" in replica._refused)
+            with pytest.raises(ModelInUseError, match="'old' is loaded by a generator"):
+                store.delete("old")
+            assert (await _chat(replica, "latest"))[0]["model_id"] == "old"
+        store.delete("old")
+
+    asyncio.run(scenario())
+
+
+def test_an_alias_that_is_removed_answers_no_more(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    store.add(tiny_model, "a")
+    store.point_alias("stable", "a")
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            assert (await _chat(replica, "stable"))[0]["model_id"] == "a"
+            store.remove_alias("stable")
+
+            async def is_gone() -> bool:
+                (loaded,) = await replica.loaded_models()
+                return not loaded["aliases"]
+
+            await wait_until(is_gone)
+            with pytest.raises(ModelNotFoundError, match="'stable'"):
+                await _chat(replica, "stable")
+            store.delete("a")
+
+    asyncio.run(scenario())
+
+
+def test_a_model_made_anew_under_an_old_id_answers_for_itself(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
+) -> None:
+    store.add(tiny_model, "a")
+
+    async def scenario() -> None:
+        # It looks for deleted models so seldom that a request comes first.
+        async with run_replica(layout, alias_poll_s=600.0) as replica:
+            before, old_text, _ = await _chat(replica, "a")
+            store.delete("a")
+            store.add(other_model, "a")
+            after, new_text, _ = await _chat(replica, "a")
+            assert before["system_fingerprint"] != after["system_fingerprint"]
+            assert after["system_fingerprint"] == store.get("a").fingerprint
+            assert old_text != new_text
+
+    asyncio.run(scenario())

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.errors import ModelNotFoundError
+from serving.errors import ModelInUseError, ModelNotFoundError
+from serving.lineage import Lineage
 from serving.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout
@@ -26,7 +27,7 @@ def test_published_model_is_resolved_by_its_id(
 
     assert store.resolve("m-1") == store.get("m-1") == published
     assert published.path == layout.model("m-1")
-    assert (published.created_at, published.lineage["run_id"]) == (1700000000, "run-1")
+    assert (published.created_at, published.lineage.run_id) == (1700000000, "run-1")
     assert published.fingerprint.startswith("fp_")
     assert not building.exists()
     durable.verify_directory(published.path)
@@ -40,7 +41,7 @@ def test_added_model_leaves_its_source_alone(
     assert sorted(path.name for path in tiny_model.iterdir()) == before
     assert [model.id for model in store.list_models()] == ["base", "base-2"]
     assert first.fingerprint != second.fingerprint
-    assert first.lineage == {}
+    assert first.lineage == Lineage()
 
 
 def test_snapshot_of_the_hub_cache_is_copied_with_its_links_followed(
@@ -110,7 +111,7 @@ def test_alias_must_point_to_a_model_and_not_be_one(store: ModelStore, tiny_mode
     with pytest.raises(ValueError, match="not a valid id"):
         store.point_alias("../x", "a")
     store.point_alias("latest", "a")
-    with pytest.raises(ValueError, match="'latest' is an alias"):
+    with pytest.raises(ValueError, match="'latest' is the name of an alias"):
         store.add(tiny_model, "latest")
 
 
@@ -137,6 +138,19 @@ def _set_key(name: str, key: str, value: object) -> Callable[[Path], None]:
     return change
 
 
+def _write_index(file: str) -> Callable[[Path], None]:
+    def write(model: Path) -> None:
+        index = {"metadata": {}, "weight_map": {"nope": file}}
+        durable.write_json(model / "model.safetensors.index.json", index)
+
+    return write
+
+
+def _cut_weights(model: Path) -> None:
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+
+
 def _link_outside(model: Path) -> None:
     (model / "extra.txt").symlink_to("../../../etc/hostname")
 
@@ -153,7 +167,18 @@ def _link_outside(model: Path) -> None:
         (_set_key("tokenizer_config.json", "auto_map", {}), "tokenizer_config.json asks for code"),
         (_link_outside, "extra.txt is a link that leaves"),
         (lambda model: (model / "config.json").write_text("{"), "config.json is not valid JSON"),
-        (lambda model: (model / "lineage.json").write_text("[]"), "lineage.json holds a list"),
+        (
+            lambda model: (model / "lineage.json").write_text("[]"),
+            "lineage.json is not one of ours: the file",
+        ),
+        (
+            lambda model: (model / "lineage.json").write_text('{"data": {"sha256": 5}}'),
+            r"lineage.json is not one of ours: data\.sha256",
+        ),
+        (_write_index("model-00001-of-00002.safetensors"), "names 'model-00001-of-00002.safetens"),
+        (_write_index("../tiny/model.safetensors"), "names '../tiny/model.safetensors', which is"),
+        (_write_index("model.safetensors"), "model.safetensors lacks 'nope', which"),
+        (_cut_weights, "model.safetensors is not a whole safetensors file"),
     ],
 )
 def test_unsafe_or_incomplete_models_are_refused(
@@ -170,3 +195,166 @@ def test_unsafe_or_incomplete_models_are_refused(
             enter(building, "m")
     assert store.list_models() == []
     assert [path.name for path in layout.models.iterdir()] == [".building"]
+
+
+def test_a_model_is_deleted_once_nothing_needs_it(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    for model_id in ("a", "b"):
+        store.add(tiny_model, model_id)
+    store.point_alias("latest", "a")
+    with pytest.raises(ModelInUseError, match="'a' is what 'latest' points to"):
+        store.delete("a")
+    store.point_alias("latest", "b")
+    with store.get("a").hold(), pytest.raises(ModelInUseError, match="'a' is loaded"):
+        store.delete("a")
+    model = store.get("a")
+    store.delete("a")
+    assert [found.id for found in store.list_models()] == ["b"]
+    assert not layout.model("a").exists()
+    with pytest.raises(ModelNotFoundError, match="'a' has been deleted"):
+        model.hold()
+    with pytest.raises(ModelNotFoundError, match="no model has the id 'a'"):
+        store.delete("a")
+
+
+def test_rolling_back_leads_to_a_model_that_is_there(store: ModelStore, tiny_model: Path) -> None:
+    for model_id in ("a", "b", "c"):
+        store.add(tiny_model, model_id)
+        store.point_alias("latest", model_id)
+    store.delete("b")
+    assert store.roll_back_alias("latest").model_id == "a"
+    assert store.resolve("latest").id == "a"
+    store.remove_alias("latest")
+    with pytest.raises(ModelNotFoundError, match="'latest'"):
+        store.resolve("latest")
+
+
+@pytest.mark.parametrize("fault", ["flipped", "cut", "gone"])
+def test_damage_is_told_by_the_name_of_the_file(
+    store: ModelStore, tiny_model: Path, fault: str
+) -> None:
+    model = store.add(tiny_model, "base")
+    model.verify()
+    weights = model.path / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    if fault == "gone":
+        weights.unlink()
+    else:
+        weights.write_bytes(content if fault == "flipped" else content[:-1])
+    with pytest.raises(ValueError, match=r"base: 'model\.safetensors'"):
+        model.verify()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: (path / "manifest.json").write_text("{"), "'manifest.json' cannot be read"),
+        (lambda path: (path / "manifest.json").write_text("[]"), "'manifest.json' cannot be read"),
+        (lambda path: (path / "chat_template.txt").touch(), "'chat_template.txt' is not in the"),
+    ],
+)
+def test_nothing_is_changed_or_added_unseen(
+    store: ModelStore, tiny_model: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    model = store.add(tiny_model, "base")
+    (model.path / ".DS_Store").touch()
+    model.verify()
+    damage(model.path)
+    with pytest.raises(durable.DamagedDirectoryError, match=message):
+        model.verify()
+
+
+def test_a_source_that_nobody_may_write_into_is_copied(
+    store: ModelStore, tiny_model: Path, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(tiny_model, tmp_path / "source"))
+    source.chmod(0o555)
+    assert store.add(source, "a").path.stat().st_mode & 0o777 == 0o755
+
+
+def test_an_id_in_the_history_of_an_alias_is_never_given_again(
+    store: ModelStore, tiny_model: Path, other_model: Path
+) -> None:
+    for model_id in ("a", "b"):
+        store.add(tiny_model, model_id)
+        store.point_alias("latest", model_id)
+    store.delete("a")
+    with pytest.raises(FileExistsError, match="'a' was a model that an alias pointed to"):
+        store.add(other_model, "a")
+
+
+def test_what_failed_its_verification_is_never_published(
+    store: ModelStore, tiny_model: Path, tmp_path: Path
+) -> None:
+    rejected = Path(shutil.copytree(tiny_model, tmp_path / "model.rejected"))
+    durable.write_json(rejected / "verification.json", {"passed": False})
+    with pytest.raises(ValueError, match=r"'model\.rejected' failed its verification"):
+        store.add(rejected, "base")
+    assert store.list_models() == []
+
+
+def test_a_manifest_from_elsewhere_is_not_believed(
+    store: ModelStore, tiny_model: Path, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(tiny_model, tmp_path / "source"))
+    manifests: list[object] = [{"files": {"../../secret": {}}}, {"files": {}}, ["a", "list"]]
+    for manifest in manifests:
+        durable.write_json(source / "manifest.json", manifest)
+        model_id = f"m-{len(store.list_models())}"
+        added = store.add(source, model_id)
+        added.verify()
+        files = durable.read_json(added.path / "manifest.json")["files"]
+        assert set(files) == {path.name for path in tiny_model.iterdir()}
+
+
+def test_a_lineage_that_cannot_be_read_hides_no_model(store: ModelStore, tiny_model: Path) -> None:
+    added = store.add(tiny_model, "base")
+    (added.path / "lineage.json").write_text("{")
+    assert [model.lineage for model in store.list_models()] == [Lineage()]
+    assert store.resolve("base").id == "base"
+
+
+def test_the_name_of_the_newest_is_no_models(store: ModelStore, tiny_model: Path) -> None:
+    with pytest.raises(ValueError, match="'latest' is the name of an alias"):
+        store.add(tiny_model, "latest")
+
+
+def test_a_model_of_an_old_id_is_another_one(
+    store: ModelStore, tiny_model: Path, other_model: Path
+) -> None:
+    old = store.add(tiny_model, "a")
+    store.delete("a")
+    assert not old.is_there()
+    new = store.add(other_model, "a")
+    assert new.is_there()
+    assert not old.is_there()
+    with pytest.raises(ModelNotFoundError, match="'a' has been deleted"):
+        old.hold()
+    new.hold().close()
+
+
+def test_deleting_is_prevented_by_whoever_needs_it(store: ModelStore, tiny_model: Path) -> None:
+    store.add(tiny_model, "a")
+
+    def need() -> None:
+        raise ModelInUseError("a job needs it")
+
+    with pytest.raises(ModelInUseError, match="a job needs it"):
+        store.delete("a", need)
+    store.get("a").hold().close()
+    store.delete("a", lambda: None)
+
+
+def test_what_a_killed_deletion_left_is_removed_by_the_next(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add(tiny_model, "a")
+    with monkeypatch.context() as patched:
+        patched.setattr("serving.model_store.shutil.rmtree", lambda *_, **__: None)
+        store.delete("a")
+    assert [path.name.startswith(".deleted-") for path in layout.models.iterdir()] == [True]
+    store.add(tiny_model, "a")
+    store.delete("a")
+    assert list(layout.models.iterdir()) == []

@@ -1,0 +1,110 @@
+"""What a directory must be to be published: a whole model that runs no code of its own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from serving.lineage import check_lineage
+from storage import durable
+
+VERIFICATION_NAME = "verification.json"
+_WEIGHTS_NAME = "model.safetensors"
+_INDEX_NAME = "model.safetensors.index.json"
+_PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+def check_model_directory(directory: Path, *, links_stay_in: Path | None = None) -> None:
+    """Check that a directory is a whole model that runs no code of its own.
+
+    Links may lead anywhere inside `links_stay_in`; by default they are relative and stay in the
+    directory itself. Raises `ValueError` that names the first thing found wrong.
+    """
+    if not (directory / "config.json").is_file():
+        raise ValueError(f"{directory.name!r} is not a model directory: it has no config.json")
+    for path in sorted(directory.rglob("*")):
+        _check_file(path, directory, links_stay_in or directory)
+    _check_weights(directory)
+    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        raise ValueError(
+            f"{directory.name!r} has no tokenizer: expected one of {', '.join(_TOKENIZER_FILES)}"
+        )
+    for path in sorted(directory.glob("*config.json")):
+        if "auto_map" in _read_object(path):
+            raise ValueError(
+                f"{path.name} asks for code of the model's own ('auto_map'), which is never run; "
+                "use a model that transformers itself supports"
+            )
+    check_lineage(directory)
+    if (directory / VERIFICATION_NAME).exists():
+        report = _read_object(directory / VERIFICATION_NAME)
+        if report.get("passed") is not True:
+            raise ValueError(
+                f"{directory.name!r} failed its verification, as its {VERIFICATION_NAME} says; "
+                "consolidate the checkpoint again"
+            )
+
+
+def _check_file(path: Path, directory: Path, root: Path) -> None:
+    name = path.relative_to(directory)
+    if path.suffix in (".json", ".safetensors") and not path.is_file():
+        raise ValueError(f"{name} is a folder; expected a file")
+    if path.suffix.lower() in _PICKLE_SUFFIXES:
+        raise ValueError(
+            f"{name} may hold pickled weights, which can run code when they are loaded; convert "
+            "them to safetensors and remove the file"
+        )
+    if path.is_symlink() and (
+        path.readlink().is_absolute() or not path.resolve().is_relative_to(root.resolve())
+    ):
+        raise ValueError(
+            f"{name} is a link that leaves the directory; copy the file itself (cp -rL does)"
+        )
+
+
+def _check_weights(directory: Path) -> None:
+    """Check that every file of weights is there, whole, and holds what the index says."""
+    if (directory / _INDEX_NAME).is_file():
+        weight_map = _read_object(directory / _INDEX_NAME).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ValueError(f"{_INDEX_NAME} has no 'weight_map' of tensors to files")
+    elif (directory / _WEIGHTS_NAME).is_file():
+        weight_map = dict.fromkeys(_read_names(directory / _WEIGHTS_NAME), _WEIGHTS_NAME)
+    else:
+        raise ValueError(
+            f"{directory.name!r} has no weights: expected {_WEIGHTS_NAME}, or {_INDEX_NAME} and "
+            "the files that it names"
+        )
+    for file in sorted(set(map(str, weight_map.values()))):
+        if Path(file).name != file or not (directory / file).is_file():
+            raise ValueError(f"{_INDEX_NAME} names {file!r}, which is no file of the directory")
+        held = _read_names(directory / file)
+        if gone := {name for name, place in weight_map.items() if place == file} - held:
+            raise ValueError(f"{file} lacks {min(gone)!r}, which {_INDEX_NAME} says it has")
+
+
+def _read_names(file: Path) -> set[str]:
+    try:
+        with safe_open(file, framework="pt") as weights:
+            return set(weights.keys())
+    except SafetensorError as exc:
+        raise ValueError(f"{file.name} is not a whole safetensors file: {exc}") from exc
+
+
+def find_cache_repository(source: Path) -> Path | None:
+    """Return the folder of a repository in the hub's cache, of which `source` is a snapshot."""
+    repository = source.parent.parent
+    is_snapshot = source.parent.name == "snapshots" and (repository / "blobs").is_dir()
+    return repository if is_snapshot else None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = durable.read_json(path)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ValueError(f"{path.name} is not valid JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} holds a {type(value).__name__}; expected an object")
+    return value

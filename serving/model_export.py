@@ -1,0 +1,118 @@
+"""Models on their way out: as an archive, or to the Hugging Face hub."""
+
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Literal
+
+from serving.model_store import StoredModel
+
+ArchiveFormat = Literal["tar", "zip"]
+
+_CHUNK_BYTES = 1 << 20
+
+
+def stream_archive(model: StoredModel, kind: ArchiveFormat) -> Iterator[bytes]:
+    """Yield a model's files as one archive, in a folder of the model's name.
+
+    They are not compressed: weights hardly are. Nothing is written to disk, and the model cannot be
+    deleted meanwhile. Raises `ModelNotFoundError` before the first piece.
+    """
+    held = model.hold()
+    return _stream(model, kind, held)
+
+
+def push_to_hub(
+    model: StoredModel,
+    repository: str,
+    *,
+    token: str | None = None,
+    private: bool = True,
+    endpoint: str | None = None,
+) -> str:
+    """Upload a model as `owner/name` to the hub; returns the address of the commit.
+
+    `token` and `endpoint` are by default those that `hf auth login`, `HF_TOKEN` and `HF_ENDPOINT`
+    give. Raises `huggingface_hub.errors.HfHubHTTPError` for what the hub refuses, and
+    `ConnectionError` if it cannot be reached.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
+
+    api = HfApi(endpoint=endpoint, token=token)
+    try:
+        with model.hold():
+            api.create_repo(repository, private=private, exist_ok=True, repo_type="model")
+            commit = api.upload_folder(
+                repo_id=repository, folder_path=model.path, commit_message=f"Upload {model.id}"
+            )
+    except HfHubHTTPError:
+        raise
+    except HTTPError as exc:  # of the library below: no connection, or one that broke
+        raise ConnectionError(
+            f"the hub at {api.endpoint} cannot be reached: {exc}; check the connection, or set "
+            "HF_ENDPOINT to the hub that you use"
+        ) from exc
+    return str(commit.commit_url)
+
+
+def _stream(model: StoredModel, kind: ArchiveFormat, held: IO[bytes]) -> Iterator[bytes]:
+    try:
+        yield from (_stream_tar if kind == "tar" else _stream_zip)(model)
+    finally:
+        held.close()
+
+
+def _stream_tar(model: StoredModel) -> Iterator[bytes]:
+    for path in _list_files(model):
+        entry = tarfile.TarInfo(f"{model.id}/{path.relative_to(model.path)}")
+        entry.size, entry.mtime = path.stat().st_size, model.created_at
+        yield entry.tobuf(tarfile.PAX_FORMAT)
+        yield from _read(path)
+        yield b"\0" * (-entry.size % tarfile.BLOCKSIZE)
+    yield b"\0" * (2 * tarfile.BLOCKSIZE)
+
+
+class _Sink:
+    """What a zip file is written to: a place that only ever gives out what is new."""
+
+    def __init__(self) -> None:
+        self._content = bytearray()
+
+    def write(self, content: bytes) -> int:
+        self._content += content
+        return len(content)
+
+    def flush(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+    def take(self) -> bytes:
+        content, self._content = bytes(self._content), bytearray()
+        return content
+
+
+def _stream_zip(model: StoredModel) -> Iterator[bytes]:
+    sink = _Sink()
+    with zipfile.ZipFile(sink, mode="w") as archive:
+        for path in _list_files(model):
+            with archive.open(
+                f"{model.id}/{path.relative_to(model.path)}", "w", force_zip64=True
+            ) as entry:
+                for chunk in _read(path):
+                    entry.write(chunk)
+                    yield sink.take()
+    yield sink.take()
+
+
+def _list_files(model: StoredModel) -> list[Path]:
+    return sorted(path for path in model.path.rglob("*") if path.is_file())
+
+
+def _read(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk
