@@ -25,7 +25,7 @@ from apps.logical_cpus import API_CPUS, PAGE_CPUS, QUEUE_CPUS
 from apps.queue import RunQueue
 from apps.ray_jobs import RayJobRunner
 from apps.remote import RemoteChat, RemoteQueue
-from apps.routes import chat, files, health, jobs, models
+from apps.routes import aliases, chat, files, health, jobs, models
 from apps.services import Services
 from apps.settings import ApplicationSettings
 from serving.generator import GENERATOR_CPUS, Generator, GeneratorSettings
@@ -57,6 +57,7 @@ def build_app(settings: ApplicationSettings) -> Application:
 def build_http(services: Services, api_key: str | None) -> AccessControl:
     """Put the routes together; the same with and without Serve."""
     max_body_bytes = services.max_upload_bytes + MULTIPART_BYTES
+    max_model_bytes = services.max_model_bytes
     app = FastAPI(
         title="Tuneserve",
         docs_url=None,  # it would load scripts from elsewhere; /openapi.json describes the API
@@ -65,9 +66,11 @@ def build_http(services: Services, api_key: str | None) -> AccessControl:
     )
     app.state.services = services
     install_error_handlers(app)
-    for resource in (health, files, jobs, models, chat):
+    for resource in (health, files, jobs, aliases, chat):
         app.include_router(resource.router)
-    return AccessControl(BodyLimit(app, max_body_bytes), api_key)
+    app.include_router(models.router, max_body_size=max_model_bytes)
+    larger = {models.router.prefix: max_model_bytes}
+    return AccessControl(BodyLimit(app, max_body_bytes, larger), api_key)
 
 
 class FineTuningQueueReplica:
@@ -97,6 +100,12 @@ class FineTuningQueueReplica:
     async def cancel(self, run_id: str) -> dict[str, Any]:
         """Stop a fine-tune."""
         return await self._queue.cancel(run_id)
+
+    async def publish_checkpoint(
+        self, run_id: str, checkpoint_id: str, model_id: str | None
+    ) -> dict[str, Any]:
+        """Begin to turn a checkpoint into a model."""
+        return await self._queue.publish_checkpoint(run_id, checkpoint_id, model_id)
 
     def check_health(self) -> None:
         """Let Serve restart this replica if it looks after the runs no more."""
@@ -130,6 +139,7 @@ class ApiReplica:
             chat=RemoteChat(generator),
             fine_tuning=RemoteQueue(queue),
             max_upload_bytes=settings.max_upload_bytes,
+            max_model_bytes=settings.max_model_bytes,
         )
 
     def __serve_build_asgi_app__(self) -> AccessControl:

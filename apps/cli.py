@@ -15,11 +15,13 @@ from rich.console import Console
 
 from apps import preflight
 from apps.bundled import find_bundled
+from apps.model_commands import models
 
 _POLL_S = 0.5
 _DEPLOY_NAME = "deploy.yaml"
 
 cli = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
+cli.add_typer(models, name="models")
 DeployFile = Annotated[Path, typer.Argument(help="Settings of the application.")]
 
 

@@ -21,6 +21,7 @@ from serving.errors import (
     DeadlineExceededError,
     EngineDeadError,
     InvalidRequestError,
+    ModelInUseError,
     ModelNotFoundError,
     OverloadedError,
     ServingError,
@@ -104,6 +105,7 @@ def _find_serving_status(exc: ServingError) -> int:
     statuses: dict[type[ServingError], int] = {
         InvalidRequestError: 400,
         ModelNotFoundError: 404,
+        ModelInUseError: 409,
         DeadlineExceededError: 504,
         EngineDeadError: 503,
     }

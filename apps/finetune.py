@@ -7,7 +7,8 @@ import argparse
 import logging
 import sys
 
-from apps.queue import finish_published, name_model
+from apps.queue import finish_published
+from apps.runs import name_model
 from serving.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from training import launch

@@ -16,10 +16,11 @@ from collections.abc import Iterator, Mapping
 from typing import IO, Any, Literal, Protocol
 
 from apps.bundled import DEMONSTRATION_MODEL, read_demonstration_settings
-from apps.errors import ApiError, not_found
+from apps.errors import ApiError
+from apps.exports import ExportDesk, ExportRunner
 from apps.files import FileStore
 from apps.jobs import SERVER_SETTINGS, FineTuneRequest, describe_job
-from serving.errors import ModelNotFoundError
+from apps.runs import find_run, list_runs, name_model
 from serving.model_store import LATEST_ALIAS, ModelStore, StoredModel
 from storage.layout import StorageLayout, new_id
 from training import launch
@@ -40,7 +41,7 @@ _COUNTS = ("num_rows", "num_tokens", "num_learned_tokens", "num_truncated_rows",
 JobState = Literal["active", "ended", "unknown"]
 
 
-class JobRunner(Protocol):
+class JobRunner(ExportRunner, Protocol):
     """What the queue needs of Ray Jobs; job ids are run ids."""
 
     def start(self, job_id: str, command: str) -> None:
@@ -74,15 +75,18 @@ class RunQueue:
         self._runner = runner
         self._files = FileStore(layout)
         self._models = ModelStore(layout)
+        self._exports = ExportDesk(layout, runner)
         self._max_concurrent_runs = max_concurrent_runs
         self._reserved_cpus = reserved_cpus
         # One decision about a run at a time: between reading its record and acting on it, nothing
         # else may end or start it.
         self._lock = threading.Lock()
+        self._storage_guard = threading.Lock()
         self._storage_lock: IO[str] | None = None
 
     def close(self) -> None:
         """Let another queue look after the runs."""
+        self._exports.close()
         if self._storage_lock is not None:
             self._storage_lock.close()
             self._storage_lock = None
@@ -117,6 +121,14 @@ class RunQueue:
         unknown run, 409 for one that has ended.
         """
         return await asyncio.shield(asyncio.to_thread(self._cancel, find_run(self._layout, run_id)))
+
+    async def publish_checkpoint(
+        self, run_id: str, checkpoint_id: str, model_id: str | None
+    ) -> dict[str, Any]:
+        """Begin to turn a checkpoint of a run into a model; see `ExportDesk.begin`."""
+        if not self._holds_storage():
+            raise ApiError(503, "another application looks after the jobs of this storage")
+        return await asyncio.to_thread(self._exports.begin, run_id, checkpoint_id, model_id)
 
     async def reconcile(self) -> None:
         """Bring what is on disk and what computes together: end what died, start what waits."""
@@ -159,22 +171,28 @@ class RunQueue:
         for run in waiting[: max(0, self._max_concurrent_runs - computing)]:
             with self._lock:
                 self._start(run)
+        self._exports.reconcile()
 
     def _holds_storage(self) -> bool:
         """Whether this is the one queue of the storage root; dead processes hold no lock."""
-        if self._storage_lock is None:
-            file = self._layout.queue_lock.open("w")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.close()
-                logger.warning("another application looks after the runs in %s", self._layout.root)
-                return False
-            self._storage_lock = file
+        with self._storage_guard:
+            if self._storage_lock is None:
+                file = self._layout.queue_lock.open("w")
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    file.close()
+                    logger.warning("another application looks after the runs here: %s", file.name)
+                    return False
+                self._storage_lock = file
         return True
 
     def _create(self, request: FineTuneRequest) -> dict[str, Any]:
         model = self._models.resolve(request.model)
+        with model.hold():  # until a record says that it is needed
+            return self._create_from(model, request)
+
+    def _create_from(self, model: StoredModel, request: FineTuneRequest) -> dict[str, Any]:
         train_file = self._files.find_content(request.training_file)
         spec = request.resolve_settings(self._default_spec(model, str(train_file)))
         check_resources(spec, self._runner.list_nodes(), self._reserved_cpus)
@@ -251,7 +269,7 @@ class RunQueue:
         record = run.read_record()
         if record.is_final:  # it said so just now
             return
-        if self._models.has(name_model(record)):  # killed between publishing and saying so
+        if self._has_published(record):  # killed between publishing and saying so
             finish_published(self._layout, run)
         elif run.is_cancel_requested:
             self._end(run, "cancelled", "The fine-tune was cancelled")
@@ -261,6 +279,10 @@ class RunQueue:
             if output:
                 reason = f"its process ended before its time: {output.splitlines()[-1][:300]}"
             self._end(run, "failed", f"The fine-tune failed: {reason}", reason)
+
+    def _has_published(self, record: RunRecord) -> bool:
+        model = self._models.find(name_model(record))
+        return model is not None and model.lineage.run_id == record.id
 
     def _end(
         self, run: RunFolder, status: RunStatus, message: str, reason: str | None = None
@@ -276,48 +298,16 @@ class RunQueue:
                 yield run, record
 
 
-def list_runs(layout: StorageLayout) -> list[tuple[RunFolder, RunRecord]]:
-    """All runs with their records, newest first; one that cannot be read is logged, not shown."""
-    runs = []
-    for path in layout.runs.iterdir():
-        run = RunFolder(path)
-        try:
-            runs.append((run, run.read_record()))
-        except FileNotFoundError:  # being created: its record is written last
-            continue
-        except ValueError:
-            logger.exception("the record of run %s cannot be read", path.name)
-    return sorted(runs, key=lambda pair: (pair[1].created_at, pair[1].id), reverse=True)
-
-
-def find_run(layout: StorageLayout, run_id: str) -> RunFolder:
-    """Find a run by its id; raises `ApiError` 404."""
-    try:
-        run = RunFolder(layout.run(run_id))
-    except ValueError:
-        raise not_found("job", run_id) from None
-    if not run.record_file.is_file():
-        raise not_found("job", run_id)
-    return run
-
-
 def find_root(models: ModelStore, model: StoredModel) -> str:
     """Follow a model's lineage to the base model that it came from; returns that one's id."""
     seen = set()
-    while (parent := model.lineage.get("base_model")) and parent not in seen:
+    while (parent := model.lineage.base_model) and parent not in seen:
         seen.add(parent)
-        try:
-            model = models.get(parent)
-        except ModelNotFoundError:
-            return str(parent)
+        found = models.find(parent)
+        if found is None:
+            return parent
+        model = found
     return model.id
-
-
-def name_model(record: RunRecord) -> str:
-    """The id of the model that a run gives: base model, suffix and the end of the run's own id."""
-    suffix = record.request.get("suffix") or "tuned"
-    base = str(record.request["model"])[:60]
-    return f"{base}-{suffix}-{record.id[-6:]}"
 
 
 def finish_published(layout: StorageLayout, run: RunFolder) -> None:

@@ -1,12 +1,15 @@
 """Fine-tunes as Ray Jobs of the cluster that this process belongs to."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.job_submission import JobStatus, JobSubmissionClient
 
+from apps.exports import execute_export
 from apps.queue import JobState
+from storage.layout import open_storage
 
 _POLL_S = 0.1
 
@@ -17,6 +20,7 @@ class RayJobRunner:
     def __init__(self) -> None:
         # By address: left to itself the client gives up where a second cluster runs.
         self._client = JobSubmissionClient(ray.get_runtime_context().gcs_address)
+        self._exports: dict[str, ray.ObjectRef[None]] = {}
 
     def start(self, job_id: str, command: str) -> None:
         """Submit a job unless one of this id is known."""
@@ -52,6 +56,20 @@ class RayJobRunner:
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         return [node["Resources"] for node in nodes if node["Alive"]]
 
+    def start_export(self, storage: Path, run_id: str, step: int, model_id: str) -> None:
+        """Run the export as a Ray task that takes no CPU from the training beside it."""
+        task = ray.remote(num_cpus=0, max_retries=0)(_export)
+        self._exports[model_id] = task.remote(str(storage), run_id, step, model_id)
+
+    def is_exporting(self, model_id: str) -> bool:
+        """Whether the task is under way; one that an earlier process of ours began is not."""
+        if model_id not in self._exports:
+            return False
+        ended, _ = ray.wait([self._exports[model_id]], timeout=0)
+        if ended:
+            del self._exports[model_id]
+        return not ended
+
     def _find_status(self, job_id: str) -> JobStatus | None:
         try:
             return self._client.get_job_status(job_id)
@@ -59,3 +77,10 @@ class RayJobRunner:
             if "does not exist" in str(exc):
                 return None
             raise
+
+
+def _export(storage: str, run_id: str, step: int, model_id: str) -> None:
+    import torch
+
+    torch.set_num_threads(1)  # it runs beside a training
+    execute_export(open_storage(storage), run_id, step, model_id)

@@ -49,6 +49,13 @@ class RemoteQueue:
         """Stop a fine-tune."""
         return await self._handle.cancel.remote(run_id)  # type: ignore[no-any-return]
 
+    async def publish_checkpoint(
+        self, run_id: str, checkpoint_id: str, model_id: str | None
+    ) -> dict[str, Any]:
+        """Begin to turn a checkpoint into a model."""
+        call = self._handle.publish_checkpoint
+        return await call.remote(run_id, checkpoint_id, model_id)  # type: ignore[no-any-return]
+
     async def check(self) -> None:
         """Raise if the queue does not answer."""
         await self._handle.check_health.remote()

@@ -34,6 +34,11 @@ class FineTuning(Protocol):
     async def cancel(self, run_id: str) -> dict[str, Any]:
         """Stop a fine-tune."""
 
+    async def publish_checkpoint(
+        self, run_id: str, checkpoint_id: str, model_id: str | None
+    ) -> dict[str, Any]:
+        """Begin to turn a checkpoint into a model."""
+
     async def check(self) -> None:
         """Raise if no fine-tune can be taken in at present."""
 
@@ -48,3 +53,4 @@ class Services:
     chat: Chat
     fine_tuning: FineTuning
     max_upload_bytes: int
+    max_model_bytes: int

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Form, Query, UploadFile
 from fastapi.responses import FileResponse
 
 from apps.errors import ApiError
-from apps.queue import list_runs
 from apps.routes import ServicesOf
+from apps.runs import list_runs
 
 router = APIRouter(prefix="/v1/files")
 

@@ -1,15 +1,18 @@
 """`/v1/fine_tuning`: fine-tunes in OpenAI's shapes, with metrics and logs beside them."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Body, Query
 from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel, ConfigDict, Field
 
 from apps.errors import not_found
 from apps.jobs import describe_event, describe_job
-from apps.queue import find_run, list_runs
+from apps.publishing import list_run_checkpoints
 from apps.routes import ServicesOf
+from apps.runs import find_run, list_runs
 
 router = APIRouter(prefix="/v1/fine_tuning")
 
@@ -18,6 +21,14 @@ _LOG_BYTES = 64_000
 Limit = Annotated[int, Query(ge=1, le=1000, description="Entries at most.")]
 After = Annotated[str | None, Query(description="Id of the last entry of the page before.")]
 Item = TypeVar("Item")
+
+
+class Publication(BaseModel):
+    """The body of a publication."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = Field(None, description="Id of the new model; by default made of the job.")
 
 
 @router.get("/defaults")
@@ -63,6 +74,25 @@ async def list_events(
     events, has_more = cut_page(newest_first, lambda event: str(event["id"]), limit, after)
     data = [describe_event(event) for event in events]
     return {"object": "list", "data": data, "has_more": has_more}
+
+
+@router.get("/jobs/{job_id}/checkpoints")
+async def list_checkpoints(
+    services: ServicesOf, job_id: str, limit: Limit = 10, after: After = None
+) -> dict[str, Any]:
+    """List the checkpoints that a job still has, newest first."""
+    found = await asyncio.to_thread(list_run_checkpoints, find_run(services.layout, job_id))
+    data, has_more = cut_page(found, lambda checkpoint: str(checkpoint["id"]), limit, after)
+    return {"object": "list", "data": list(data), "has_more": has_more}
+
+
+@router.post("/jobs/{job_id}/checkpoints/{checkpoint_id}/publish", status_code=202)
+async def publish_checkpoint(
+    services: ServicesOf, job_id: str, checkpoint_id: str, body: Publication | None = None
+) -> dict[str, Any]:
+    """Begin to turn a checkpoint into a model; the job's events tell when it is there."""
+    model = body.model if body else None
+    return await services.fine_tuning.publish_checkpoint(job_id, checkpoint_id, model)
 
 
 @router.get("/jobs/{job_id}/metrics")

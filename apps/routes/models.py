@@ -1,13 +1,19 @@
-"""`/v1/models`: what can be chatted with and fine-tuned."""
+"""`/v1/models`: what can be chatted with and fine-tuned; take in, give out, delete."""
 
-from typing import Any
+import asyncio
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import StreamingResponse
 
 from apps.bundled import DEMONSTRATION_MODEL
+from apps.errors import ApiError
+from apps.model_archive import IncomingModel
 from apps.queue import find_root
 from apps.routes import ServicesOf
+from apps.runs import check_new_model, delete_unneeded_model
 from apps.services import Services
+from serving.model_export import ArchiveFormat, stream_archive
 from serving.model_store import StoredModel
 
 router = APIRouter(prefix="/v1/models")
@@ -26,6 +32,53 @@ async def get_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
     return describe_model(services, services.models.resolve(model_id))
 
 
+@router.get("/{model_id}/lineage")
+async def get_lineage(services: ServicesOf, model_id: str) -> dict[str, Any]:
+    """Show where a model came from: base, data, settings, step, packages; empty if unknown."""
+    return services.models.resolve(model_id).lineage.model_dump(mode="json", exclude_unset=True)
+
+
+@router.put("/{model_id}")
+async def put_model(services: ServicesOf, model_id: str, request: Request) -> dict[str, Any]:
+    """Take in a model that was made elsewhere; the body is a tar or zip archive of its folder."""
+    # Before so much is sent.
+    await asyncio.to_thread(check_new_model, services.layout, model_id)
+    incoming = await asyncio.to_thread(IncomingModel, services.layout)
+    try:
+        await incoming.receive(request.stream())
+    except BaseException:
+        await asyncio.shield(asyncio.to_thread(incoming.close))
+        raise
+    try:
+        # To its end, whether the client waits for it or not.
+        model = await asyncio.shield(asyncio.to_thread(incoming.publish, model_id))
+    except FileExistsError as exc:
+        raise ApiError(409, str(exc), param="model") from None
+    return describe_model(services, model)
+
+
+@router.get("/{model_id}/archive")
+async def get_archive(
+    services: ServicesOf,
+    model_id: str,
+    kind: Annotated[ArchiveFormat, Query(alias="format")] = "tar",
+) -> StreamingResponse:
+    """Give a model out as one file."""
+    model = services.models.resolve(model_id)
+    return StreamingResponse(
+        stream_archive(model, kind),
+        media_type="application/zip" if kind == "zip" else "application/x-tar",
+        headers={"content-disposition": f'attachment; filename="{model.id}.{kind}"'},
+    )
+
+
+@router.delete("/{model_id}")
+async def delete_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
+    """Delete a model that no alias, no unfinished job and no answer under way needs."""
+    await asyncio.to_thread(delete_unneeded_model, services.layout, model_id)
+    return {"id": model_id, "object": "model", "deleted": True}
+
+
 def describe_model(services: Services, model: StoredModel) -> dict[str, Any]:
     """Show a model as OpenAI does, with its aliases and where it came from."""
     aliases = services.models.read_aliases()
@@ -35,7 +88,8 @@ def describe_model(services: Services, model: StoredModel) -> dict[str, Any]:
         "created": model.created_at,
         "owned_by": "tuneserve",
         "aliases": [name for name, alias in aliases.items() if alias.model_id == model.id],
-        "base": "run_id" not in model.lineage,
+        "base": model.lineage.run_id is None,
         "demonstration": find_root(services.models, model) == DEMONSTRATION_MODEL,
-        "run_id": model.lineage.get("run_id"),
+        "run_id": model.lineage.run_id,
+        "checkpoint_step": model.lineage.checkpoint_step,
     }

@@ -25,6 +25,8 @@ class NotedJobs:
     commands: dict[str, str] = field(default_factory=dict)
     logs: str = ""
     refusal: Exception | None = None
+    exports: list[tuple[str, int, str]] = field(default_factory=list)
+    exporting: set[str] = field(default_factory=set)
 
     def start(self, job_id: str, command: str) -> None:
         if self.refusal is not None:
@@ -43,6 +45,13 @@ class NotedJobs:
     def read_logs(self, job_id: str) -> str:
         return self.logs
 
+    def start_export(self, storage: Path, run_id: str, step: int, model_id: str) -> None:
+        self.exports.append((run_id, step, model_id))
+        self.exporting.add(model_id)
+
+    def is_exporting(self, model_id: str) -> bool:
+        return model_id in self.exporting
+
     def list_nodes(self) -> list[dict[str, float]]:
         return [{"CPU": 2.0}]
 
@@ -60,7 +69,7 @@ class Echo:
         model = self._models.resolve(body["model"])
         yield {
             "model_id": model.id,
-            "run_id": model.lineage.get("run_id"),
+            "run_id": model.lineage.run_id,
             "checkpoint": None,
             "dataset_sha256": None,
             "system_fingerprint": "fp_test",
@@ -96,6 +105,11 @@ class LocalFineTuning:
 
     async def cancel(self, run_id: str) -> dict[str, Any]:
         return await self._queue.cancel(run_id)
+
+    async def publish_checkpoint(
+        self, run_id: str, checkpoint_id: str, model_id: str | None
+    ) -> dict[str, Any]:
+        return await self._queue.publish_checkpoint(run_id, checkpoint_id, model_id)
 
     async def check(self) -> None:
         return None
@@ -137,6 +151,7 @@ def services(layout: StorageLayout, queue: RunQueue) -> Services:
         chat=Echo(models),
         fine_tuning=LocalFineTuning(queue),
         max_upload_bytes=10_000,
+        max_model_bytes=10_000_000,
     )
 
 

@@ -1,5 +1,6 @@
 import json
 import shlex
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 from apps.errors import ApiError
 from apps.files import FileStore
 from apps.jobs import describe_job
-from apps.queue import RunQueue, find_run, list_runs, name_model
+from apps.queue import RunQueue
+from apps.runs import find_run, list_runs, name_model
 from serving.model_store import ModelStore
+from storage import durable
 from storage.layout import StorageLayout, open_storage
 from tests.apps.conftest import NotedJobs
 from training.data.faults import DataError
@@ -33,6 +36,10 @@ def file_id(layout: StorageLayout, tmp_path: Path) -> str:
     rows.write_text(f"{json.dumps(ROW)}\n" * 4)
     FileStore(layout).add("file-rows", rows, "rows.jsonl")
     return "file-rows"
+
+
+def copy_model(source: Path, target: Path) -> Path:
+    return Path(shutil.copytree(source, target))
 
 
 async def create(queue: RunQueue, file_id: str, **more: Any) -> RunFolder:
@@ -129,12 +136,26 @@ async def test_a_run_killed_after_it_published_ends_well(
     await queue.reconcile()
     run.update_record(status="running")
     model_id = name_model(run.read_record())
-    ModelStore(layout).add(tiny_model, model_id)
+    lineage = {"run_id": run.path.name}
+    durable.write_json(copy_model(tiny_model, run.model) / "lineage.json", lineage)
+    ModelStore(layout).publish(run.model, model_id)
     jobs.states[run.path.name] = "ended"
     await queue.reconcile()
     assert run.read_record().status == "succeeded"
     assert run.read_record().model_id == model_id
     assert ModelStore(layout).resolve("latest").id == model_id
+
+
+async def test_a_model_of_the_same_id_is_not_taken_for_the_runs_own(
+    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, tiny_model: Path
+) -> None:
+    run = await create(queue, file_id)
+    await queue.reconcile()
+    ModelStore(layout).add(tiny_model, name_model(run.read_record()))
+    jobs.states[run.path.name] = "ended"
+    await queue.reconcile()
+    assert run.read_record().status == "failed"
+    assert ModelStore(layout).resolve("latest").id == "tiny"
 
 
 async def test_a_job_starts_from_a_path_with_a_space(

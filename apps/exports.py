@@ -1,0 +1,122 @@
+"""Checkpoints that are becoming models, each noted in its run's folder until it is told of.
+
+The note is written before the work begins and removed, with an event, by whoever ends it: the task
+itself, or the queue where the task was killed. So none is lost without a word.
+"""
+
+import logging
+import threading
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from apps.errors import not_found
+from apps.publishing import find_checkpoint, name_checkpoint_model, publish_checkpoint
+from apps.runs import EXPORTS_FOLDER, check_new_model, find_run, list_exports
+from serving.errors import OverloadedError
+from serving.model_store import ModelStore
+from storage import durable
+from storage.layout import StorageLayout, check_id
+from training.runs import EventLevel, RunFolder
+
+logger = logging.getLogger(__name__)
+
+_MAX_AT_ONCE = 4
+_RETRY_AFTER_S = 30
+
+
+class ExportRunner(Protocol):
+    """Who does the work, beside whatever computes."""
+
+    def start_export(self, storage: Path, run_id: str, step: int, model_id: str) -> None:
+        """Begin to turn a run's checkpoint into a model."""
+
+    def is_exporting(self, model_id: str) -> bool:
+        """Whether that is under way."""
+
+
+class ExportDesk:
+    """Takes exports in and looks after them; one per storage root."""
+
+    def __init__(self, layout: StorageLayout, runner: ExportRunner) -> None:
+        self._layout = layout
+        self._runner = runner
+        self._models = ModelStore(layout)
+        self._lock = threading.Lock()
+        self._held: dict[str, IO[bytes]] = {}  # the checkpoints, by the ids of the models
+
+    def close(self) -> None:
+        """Let go of every checkpoint."""
+        while self._held:
+            self._held.popitem()[1].close()
+
+    def begin(self, run_id: str, checkpoint_id: str, model_id: str | None) -> dict[str, Any]:
+        """Begin to turn a checkpoint of a run, ended or not, into a model.
+
+        The run's events tell how it went, and the run keeps the checkpoint until then. Raises
+        `ApiError` 404 for what is not there and 409 for an id that is taken, `OverloadedError`
+        where too many are under way.
+        """
+        from training.checkpoint import hold_checkpoint
+
+        run = find_run(self._layout, run_id)
+        checkpoint = find_checkpoint(run, checkpoint_id)
+        model_id = check_id(model_id or name_checkpoint_model(run, checkpoint.step))
+        with self._lock:
+            check_new_model(self._layout, model_id)
+            num_under_way = len(list_exports(self._layout))
+            if num_under_way >= _MAX_AT_ONCE:
+                raise OverloadedError(
+                    f"{num_under_way} checkpoints are being published; try again when one is done",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+            try:
+                self._held[model_id] = hold_checkpoint(checkpoint)
+            except FileNotFoundError:  # superseded just now
+                raise not_found("checkpoint", checkpoint_id) from None
+            run.add_event(f"Publishing step {checkpoint.step} as {model_id}")
+            note = _note(run, model_id)
+            note.parent.mkdir(exist_ok=True)
+            durable.write_json(note, {"step": checkpoint.step})
+            self._runner.start_export(self._layout.root, run_id, checkpoint.step, model_id)
+        return {"id": model_id, "object": "model", "status": "publishing", "run_id": run_id}
+
+    def reconcile(self) -> None:
+        """Tell of the exports that ended without telling, and let go of what is done."""
+        with self._lock:
+            for run, model_id in list_exports(self._layout):
+                if self._runner.is_exporting(model_id) or not _note(run, model_id).exists():
+                    continue
+                model = self._models.find(model_id)
+                if model is not None and model.lineage.run_id == run.path.name:
+                    # It was killed between publishing and saying so.
+                    end_export(run, model_id, f"Published as {model_id}")
+                else:
+                    reason = "its process was stopped or killed; ask for it again"
+                    end_export(run, model_id, f"{model_id!r} was not published: {reason}", "error")
+            noted = {model_id for _, model_id in list_exports(self._layout)}
+            for model_id in self._held.keys() - noted:
+                self._held.pop(model_id).close()
+
+
+def execute_export(layout: StorageLayout, run_id: str, step: int, model_id: str) -> None:
+    """Turn a checkpoint into a model and tell what became of it; the body of the task."""
+    run = find_run(layout, run_id)
+    try:
+        publish_checkpoint(layout, run_id, step, model_id)
+    except Exception as exc:  # the task ends here, and its events must say why
+        logger.exception("checkpoint %d of run %s was not published", step, run_id)
+        reason = str(exc).replace(str(layout.root), "<storage>")  # clients read it
+        message = f"Step {step} was not published as {model_id!r}: {reason}"
+        end_export(run, model_id, message, level="error")
+    else:
+        end_export(run, model_id, f"Published step {step} as {model_id}")
+
+
+def end_export(run: RunFolder, model_id: str, message: str, level: EventLevel = "info") -> None:
+    """Tell how an export ended, and forget it."""
+    run.add_event(message, level=level, data={"model_id": model_id})
+    _note(run, model_id).unlink(missing_ok=True)
+
+
+def _note(run: RunFolder, model_id: str) -> Path:
+    return run.path / EXPORTS_FOLDER / f"{model_id}.json"

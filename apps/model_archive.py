@@ -1,0 +1,158 @@
+"""A model that comes in as an archive: unpacked beside the store, checked, published."""
+
+import asyncio
+import errno
+import lzma
+import os
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import AsyncIterable, Iterator
+from contextlib import contextmanager
+from io import BufferedReader, FileIO
+from pathlib import Path, PurePosixPath
+
+from apps.errors import ApiError
+from serving.model_store import ModelStore, StoredModel
+from storage.layout import StorageLayout
+from storage.scratch import ScratchFolder
+
+# Weights hardly shrink: an archive that grows more than this is meant to fill the disk.
+_MAX_GROWTH = 4
+_MAX_EXTRA_BYTES = 50_000_000
+_MAX_ENTRIES = 10_000
+_MAX_READ_BYTES = 16 << 20
+_WRITE_BYTES = 4 << 20
+# What the libraries raise for archives that are cut off, damaged, encrypted or of an odd kind.
+_ARCHIVE_ERRORS = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    OverflowError,
+    NotImplementedError,
+    RuntimeError,
+    UnicodeError,
+    ValueError,
+)
+
+
+class IncomingModel:
+    """An archive being received, in a folder of its own that is gone when it is closed."""
+
+    def __init__(self, layout: StorageLayout) -> None:
+        self._store = ModelStore(layout)
+        self._scratch = ScratchFolder(layout.models, ".upload-")
+        self._archive = self._scratch.path / "archive"
+        self._content = self._scratch.path / "model"
+
+    def close(self) -> None:
+        """Remove what was not published."""
+        self._scratch.remove()
+
+    async def receive(self, chunks: AsyncIterable[bytes]) -> None:
+        """Write the archive down as it comes; raises `ApiError` 507 if the disk is full."""
+        with _refuse_full_disk(), self._archive.open("wb") as file:
+            waiting = bytearray()
+            async for chunk in chunks:
+                waiting += chunk
+                if len(waiting) >= _WRITE_BYTES:
+                    await asyncio.to_thread(file.write, waiting)
+                    waiting = bytearray()
+            await asyncio.to_thread(file.write, waiting)
+
+    def publish(self, model_id: str) -> StoredModel:
+        """Unpack, publish and close; raises `ApiError` or `ValueError` for what is wrong with it.
+
+        Raises `FileExistsError` for an id that was taken meanwhile.
+        """
+        try:
+            self._unpack()
+            return self._store.take_in(self._find_root(), model_id)
+        finally:
+            self.close()
+
+    def _unpack(self) -> None:
+        self._content.mkdir()
+        try:
+            with _refuse_full_disk(), _CarefulReader(FileIO(self._archive)) as file:
+                if zipfile.is_zipfile(self._archive):
+                    self._unpack_zip(file)
+                else:
+                    self._unpack_tar(file)
+        except OSError as exc:  # names that stand in each other's way, or are too long
+            raise ApiError(400, f"the archive cannot be unpacked: {exc.strerror}") from exc
+        except _ARCHIVE_ERRORS as exc:
+            raise ApiError(
+                400, f"the body is not a whole tar (not compressed) or zip archive: {exc}"
+            ) from exc
+
+    def _unpack_zip(self, file: BufferedReader) -> None:
+        with zipfile.ZipFile(file) as archive:
+            listed = archive.infolist()
+            self._check_growth(len(listed), sum(entry.file_size for entry in listed))
+            entries = [entry for entry in listed if _is_wanted(entry.filename)]
+            for entry in entries:
+                if stat.S_ISLNK(entry.external_attr >> 16):
+                    raise ApiError(400, f"{entry.filename!r} in the archive is a link")
+            archive.extractall(self._content, entries)  # noqa: S202 - their names were looked at
+
+    def _unpack_tar(self, file: BufferedReader) -> None:
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            entries, size_bytes = [], 0
+            for number, entry in enumerate(archive, 1):
+                if entry.size < 0:  # would lead back to what was read already
+                    raise ApiError(400, f"{entry.name!r} in the archive has the size {entry.size}")
+                size_bytes += entry.size
+                self._check_growth(number, size_bytes)
+                if _is_wanted(entry.name):
+                    if not (entry.isfile() or entry.isdir()):
+                        raise ApiError(400, f"{entry.name!r} in the archive is no file or folder")
+                    entries.append(entry)
+            archive.extractall(self._content, entries, filter="data")
+
+    def _check_growth(self, num_entries: int, size_bytes: int) -> None:
+        allowed = self._archive.stat().st_size * _MAX_GROWTH + _MAX_EXTRA_BYTES
+        if size_bytes > allowed:
+            raise ApiError(
+                400, f"the archive unpacks to more than {allowed:,} bytes, far more than it has"
+            )
+        if num_entries > _MAX_ENTRIES:
+            raise ApiError(400, f"the archive holds more than {_MAX_ENTRIES:,} files")
+
+    def _find_root(self) -> Path:
+        """The model's folder: the archive's root, or the one folder in it."""
+        entries = list(self._content.iterdir())
+        is_wrapped = len(entries) == 1 and entries[0].is_dir()
+        return entries[0] if is_wrapped else self._content
+
+
+class _CarefulReader(BufferedReader):
+    """A file of which little is read at once: an archive's headers may say that they are huge."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or size < 0:  # all that there is
+            size = os.fstat(self.fileno()).st_size - self.tell()
+        if size > _MAX_READ_BYTES:
+            raise tarfile.ReadError("a header is too long")
+        return super().read(size)
+
+
+@contextmanager
+def _refuse_full_disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ApiError(507, "the server's disk has no room for the model") from exc
+        raise
+
+
+def _is_wanted(name: str) -> bool:
+    """Leave out hidden files and what some systems add; raises `ApiError` if it leads away."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name:
+        raise ApiError(400, f"{name!r} in the archive leads out of the model's folder")
+    return not any(part.startswith(".") or part == "__MACOSX" for part in path.parts)

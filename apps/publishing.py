@@ -1,0 +1,94 @@
+"""Checkpoints as models: any that a run still has, while it computes or after."""
+
+import fcntl
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from apps.errors import not_found
+from apps.runs import find_run, name_model
+from serving.model_store import ModelStore, StoredModel
+from storage.layout import StorageLayout
+from storage.scratch import sweep_scratch
+from training.runs import REJECTED_SUFFIX, RunFolder
+
+if TYPE_CHECKING:
+    from training.checkpoint import Checkpoint
+
+_EXPORT_PREFIX = "export-"
+
+
+def list_run_checkpoints(run: RunFolder) -> list[dict[str, Any]]:
+    """Show the checkpoints that a run still has as OpenAI does, newest first."""
+    from training.checkpoint import list_checkpoints
+
+    job_id = run.path.name
+    shown = []
+    for checkpoint in list_checkpoints(run.checkpoints):
+        with suppress(FileNotFoundError):  # superseded just now
+            entry = {
+                "id": name_checkpoint(job_id, checkpoint.step),
+                "object": "fine_tuning.job.checkpoint",
+                "created_at": int(checkpoint.path.stat().st_mtime),
+                "fine_tuning_job_id": job_id,
+                "step_number": checkpoint.step,
+                "fine_tuned_model_checkpoint": name_checkpoint_model(run, checkpoint.step),
+                "metrics": checkpoint.progress.summarise(),
+            }
+            shown.append(entry)
+    return shown
+
+
+def name_checkpoint(job_id: str, step: int) -> str:
+    """The id of a checkpoint."""
+    return f"{job_id}-step-{step}"
+
+
+def name_checkpoint_model(run: RunFolder, step: int) -> str:
+    """The id that a checkpoint's model gets unless another is asked for."""
+    return f"{name_model(run.read_record())}-step-{step}"
+
+
+def find_checkpoint(run: RunFolder, checkpoint_id: str) -> "Checkpoint":
+    """One of the checkpoints that a run still has; raises `ApiError` 404."""
+    from training.checkpoint import list_checkpoints
+
+    for checkpoint in list_checkpoints(run.checkpoints):
+        if name_checkpoint(run.path.name, checkpoint.step) == checkpoint_id:
+            return checkpoint
+    raise not_found("checkpoint", checkpoint_id)
+
+
+def publish_checkpoint(layout: StorageLayout, run_id: str, step: int, model_id: str) -> StoredModel:
+    """Turn a run's checkpoint into a model of the store, beside a training that may go on.
+
+    Waits for others on the same storage: each may need much memory.
+    Raises `CheckpointError`, `ShardsError`, `ConsolidationError` or what the store raises.
+    """
+    from training.checkpoint import CheckpointError, list_checkpoints
+    from training.launch import export_checkpoint, quiet_libraries
+
+    run = find_run(layout, run_id)
+    quiet_libraries()
+    with layout.export_lock.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file closes
+        _remove_leftovers(run)
+        for checkpoint in list_checkpoints(run.checkpoints):
+            if checkpoint.step == step:
+                break
+        else:
+            raise CheckpointError(f"the checkpoint of step {step} is gone")
+        output = run.path / f"{_EXPORT_PREFIX}step-{step}"
+        try:
+            export_checkpoint(run, run.read_spec(), checkpoint, output)
+            return ModelStore(layout).publish(output, model_id)
+        finally:
+            _remove_leftovers(run)
+
+
+def _remove_leftovers(run: RunFolder) -> None:
+    """Remove what was not published; what failed its verification stays, with its report."""
+    sweep_scratch(run.path, f".{_EXPORT_PREFIX}")
+    for path in run.path.glob(f"{_EXPORT_PREFIX}*"):
+        if not path.name.endswith(REJECTED_SUFFIX):
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,74 @@
+"""`/v1/aliases`: names that move from model to model; promote, roll back, who was what when."""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from apps.routes import ServicesOf
+from apps.runs import check_unreserved
+from serving.aliases import Alias
+from serving.errors import ModelNotFoundError
+
+router = APIRouter(prefix="/v1/aliases")
+
+
+class Promotion(BaseModel):
+    """The body of a promotion."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(description="Id of the model that the alias is to point to.")
+
+
+@router.get("")
+async def list_aliases(services: ServicesOf) -> dict[str, Any]:
+    """List all aliases by name."""
+    aliases = services.models.read_aliases()
+    data = [describe_alias(name, aliases[name]) for name in sorted(aliases)]
+    return {"object": "list", "data": data}
+
+
+@router.get("/{name}")
+async def get_alias(services: ServicesOf, name: str) -> dict[str, Any]:
+    """Show where one alias points, and every move that it made, oldest first."""
+    alias = services.models.read_aliases().get(name)
+    if alias is None:
+        raise ModelNotFoundError(f"there is no alias {name!r}", param="name", code="not_found")
+    return describe_alias(name, alias)
+
+
+@router.put("/{name}")
+async def promote(services: ServicesOf, name: str, body: Promotion) -> dict[str, Any]:
+    """Point an alias, new or not, to a model."""
+    await asyncio.to_thread(check_unreserved, services.layout, name)
+    return describe_alias(
+        name, await asyncio.to_thread(services.models.point_alias, name, body.model)
+    )
+
+
+@router.post("/{name}/rollback")
+async def roll_back(services: ServicesOf, name: str) -> dict[str, Any]:
+    """Point an alias to the model before; once more, to the one before that."""
+    return describe_alias(name, await asyncio.to_thread(services.models.roll_back_alias, name))
+
+
+@router.delete("/{name}")
+async def remove_alias(services: ServicesOf, name: str) -> dict[str, Any]:
+    """Remove an alias; the models stay."""
+    await asyncio.to_thread(services.models.remove_alias, name)
+    return {"id": name, "object": "alias", "deleted": True}
+
+
+def describe_alias(name: str, alias: Alias) -> dict[str, Any]:
+    """Show an alias with its history."""
+    return {
+        "id": name,
+        "object": "alias",
+        "model": alias.model_id,
+        "history": [
+            {"model": move.model_id, "at": move.at, "rollback": move.is_rollback}
+            for move in alias.history
+        ],
+    }

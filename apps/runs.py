@@ -1,0 +1,84 @@
+"""The runs under a storage root, as the application finds and names them."""
+
+import logging
+
+from apps.errors import ApiError, not_found
+from serving.errors import ModelInUseError
+from serving.model_store import ModelStore
+from storage.layout import StorageLayout
+from training.runs import RunFolder, RunRecord
+
+logger = logging.getLogger(__name__)
+
+EXPORTS_FOLDER = "exports"
+
+
+def list_runs(layout: StorageLayout) -> list[tuple[RunFolder, RunRecord]]:
+    """All runs with their records, newest first; one that cannot be read is logged, not shown."""
+    runs = []
+    for path in layout.runs.iterdir():
+        run = RunFolder(path)
+        try:
+            runs.append((run, run.read_record()))
+        except FileNotFoundError:  # being created: its record is written last
+            continue
+        except ValueError:
+            logger.exception("the record of run %s cannot be read", path.name)
+    return sorted(runs, key=lambda pair: (pair[1].created_at, pair[1].id), reverse=True)
+
+
+def find_run(layout: StorageLayout, run_id: str) -> RunFolder:
+    """Find a run by its id; raises `ApiError` 404."""
+    try:
+        run = RunFolder(layout.run(run_id))
+    except ValueError:
+        raise not_found("job", run_id) from None
+    if not run.record_file.is_file():
+        raise not_found("job", run_id)
+    return run
+
+
+def list_exports(layout: StorageLayout) -> list[tuple[RunFolder, str]]:
+    """The runs and model ids of all checkpoints that are becoming models."""
+    notes = sorted(layout.runs.glob(f"*/{EXPORTS_FOLDER}/*.json"))
+    return [(RunFolder(note.parent.parent), note.stem) for note in notes]
+
+
+def check_new_model(layout: StorageLayout, model_id: str) -> None:
+    """Raise `ValueError` or `ApiError` 409 for an id that a new model cannot have."""
+    try:
+        ModelStore(layout).check_new_id(model_id)
+    except FileExistsError as exc:
+        raise ApiError(409, str(exc), param="model") from None
+    check_unreserved(layout, model_id)
+
+
+def check_unreserved(layout: StorageLayout, name: str) -> None:
+    """Raise `ApiError` 409 for a name that a run or an export is going to give to its model."""
+    for run, model_id in list_exports(layout):
+        if model_id == name:
+            raise ApiError(409, f"{name!r} is being published by job {run.path.name!r}")
+    for _, record in list_runs(layout):
+        if name_model(record) == name:
+            raise ApiError(409, f"{name!r} is what job {record.id!r} calls its model")
+
+
+def delete_unneeded_model(layout: StorageLayout, model_id: str) -> None:
+    """Delete a model that no alias, no unfinished run and no answer under way needs.
+
+    Raises `ModelNotFoundError`, or `ModelInUseError` that says by what it is used.
+    """
+
+    def check_runs() -> None:
+        for _, record in list_runs(layout):
+            if not record.is_final and record.request.get("model") == model_id:
+                raise ModelInUseError(f"job {record.id!r} still needs model {model_id!r}")
+
+    ModelStore(layout).delete(model_id, check_runs)
+
+
+def name_model(record: RunRecord) -> str:
+    """The id of the model that a run gives: base model, suffix and the end of the run's own id."""
+    suffix = record.request.get("suffix") or "tuned"
+    base = str(record.request["model"])[:60]
+    return f"{base}-{suffix}-{record.id[-6:]}"

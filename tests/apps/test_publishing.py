@@ -1,0 +1,306 @@
+"""Checkpoints as models: published from a run's folder, damaged, and killed half-way."""
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from apps.errors import ApiError
+from apps.exports import execute_export
+from apps.publishing import list_run_checkpoints, name_checkpoint_model, publish_checkpoint
+from apps.queue import RunQueue
+from apps.runs import name_model
+from apps.services import Services
+from serving.model_loading import load_model
+from serving.model_store import ModelStore
+from storage import durable
+from storage.layout import StorageLayout
+from storage.locks import HeldError, hold_alone
+from tests.apps.conftest import NotedJobs
+from tests.training.test_consolidate import write_sharded
+from training.base_model import UnknownModelError, find_revision
+from training.checkpoint import CheckpointError
+from training.progress import Progress
+from training.runs import RunFolder, RunRecord
+from training.shards import ShardsError
+from training.spec import TrainingSpec
+
+pytestmark = pytest.mark.anyio
+
+NUM_KILLS = 20
+TIMEOUT_S = 120.0
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def run(layout: StorageLayout, tiny_model: Path) -> RunFolder:
+    """A run that computes, with a checkpoint of two workers."""
+    run = RunFolder(layout.run("ftjob-0001"))
+    run.data.mkdir(parents=True)
+    summary = {"name": "rows", "num_rows": 1, "num_tokens": 2, "num_learned_tokens": 1}
+    hashes = {"sha256": "0" * 64, "fingerprint": "0" * 64}
+    durable.write_json(run.data / "summary.json", {**summary, **hashes})
+    run.add_event("Training for 20 steps in 1 epochs")
+    request = {"model": "tiny", "training_file": "file-1"}
+    record = RunRecord(
+        id=run.path.name,
+        created_at=1,
+        status="running",
+        writer="job",
+        request=request,
+        base_revision=find_revision(str(layout.model("tiny"))),
+    )
+    run.create(
+        TrainingSpec(base_model=str(layout.model("tiny")), train_file="-", precision="fp32"), record
+    )
+    add_checkpoint(run, tiny_model, 10)
+    return run
+
+
+def add_checkpoint(run: RunFolder, base: Path, step: int) -> Path:
+    model: Any = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        model.get_input_embeddings().weight += 0.01 * step
+    folder = write_sharded(run.checkpoints / f"checkpoint_{step:010d}", model, 2)
+    progress = Progress(step=step, num_shares=2, epoch_loss_sum=1.0, epoch_num_learned=1)
+    for rank in range(2):
+        files = {
+            path.relative_to(folder).as_posix(): {
+                "size_bytes": path.stat().st_size,
+                "sha256": durable.hash_file(path),
+            }
+            for path in folder.rglob("*")
+            if path.is_file()
+            and (f"rank_{rank}_mp" in path.name or (not rank and "rank" not in path.name))
+        }
+        manifest = {"rank": rank, "world_size": 2, "files": files}
+        if rank == 0:
+            manifest["progress"] = progress.model_dump()
+        durable.write_json(folder / f"manifest-{rank:05d}.json", manifest)
+    return folder
+
+
+def test_a_checkpoint_of_a_run_that_computes_becomes_a_model(
+    layout: StorageLayout, run: RunFolder
+) -> None:
+    model = publish_checkpoint(layout, run.path.name, 10, "mine")
+    assert model.lineage.run_id == run.path.name
+    assert model.lineage.checkpoint_step == 10
+    revision = model.lineage.model_dump()["base_model_revision"]
+    assert revision == f"sha256:{durable.hash_file(layout.model('tiny') / 'manifest.json')}"
+    load_model(model.path)
+    model.verify()
+    store = ModelStore(layout)
+    assert store.resolve("latest").id == "tiny", "no alias moves unasked"
+    assert run.read_record().status == "running"
+    assert not [path for path in run.path.iterdir() if "export" in path.name]
+
+
+@pytest.mark.parametrize("fault", ["flipped", "cut", "gone"])
+def test_a_damaged_shard_is_named_and_nothing_is_published(
+    layout: StorageLayout, run: RunFolder, fault: str
+) -> None:
+    name = "state/zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    shard = run.checkpoints / "checkpoint_0000000010" / name
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    if fault == "gone":
+        shard.unlink()
+    else:
+        shard.write_bytes(content if fault == "flipped" else content[:-1])
+    with pytest.raises(ShardsError, match=f"step 10 is damaged: {name}"):
+        publish_checkpoint(layout, run.path.name, 10, "mine")
+    execute_export(layout, run.path.name, 10, "mine")
+    last = run.read_events()[-1]
+    assert (last["level"], name in last["message"]) == ("error", True)
+    assert [model.id for model in ModelStore(layout).list_models()] == ["tiny"]
+
+
+def test_another_base_model_of_the_same_name_is_refused(
+    layout: StorageLayout, run: RunFolder
+) -> None:
+    """Its tokenizer and chat template are not those that the run was trained with."""
+    run.update_record(base_revision="sha256:2")
+    with pytest.raises(UnknownModelError, match="'tiny' is not the one that this run was started"):
+        publish_checkpoint(layout, run.path.name, 10, "mine")
+    store = ModelStore(layout)
+    store.remove_alias("latest")
+    store.delete("tiny")
+    execute_export(layout, run.path.name, 10, "mine")
+    message = run.read_events()[-1]["message"]
+    assert "base_model 'tiny' is neither the folder of a Hugging Face model" in message
+    assert str(layout.root) not in message
+
+
+def test_a_checkpoint_that_is_gone_is_told(layout: StorageLayout, run: RunFolder) -> None:
+    with pytest.raises(CheckpointError, match="the checkpoint of step 11 is gone"):
+        publish_checkpoint(layout, run.path.name, 11, "mine")
+
+
+def test_a_kill_at_any_moment_leaves_no_half_model(layout: StorageLayout, run: RunFolder) -> None:
+    """What is in the store is whole after each kill, the alias still answers, the id is free."""
+    store = ModelStore(layout)
+    store.point_alias("latest", "tiny")
+    started = time.monotonic()
+    assert publish_in_child(layout, run, "whole") == 0
+    whole_s = time.monotonic() - started
+    generator = random.Random(0)
+    deadline = started + TIMEOUT_S
+    num_killed = 0
+    while num_killed < NUM_KILLS:
+        started = time.monotonic()
+        assert started < deadline, f"only {num_killed} were killed before they were done"
+        delay_s = generator.uniform(0, whole_s)
+        if publish_in_child(layout, run, "mine", kill_after_s=delay_s) == -signal.SIGKILL:
+            num_killed += 1
+        else:  # done before the kill: quicker than thought
+            whole_s = min(whole_s, time.monotonic() - started)
+        for model in store.list_models():
+            model.verify()
+            load_model(model.path)
+        assert store.resolve("latest").id == "tiny"
+        if store.has("mine"):
+            store.delete("mine")
+    assert publish_in_child(layout, run, "mine") == 0
+    store.get("mine").verify()
+    assert sorted(path.name for path in layout.models.iterdir()) == ["mine", "tiny", "whole"]
+    left = [path.name for path in run.path.glob("*export-*")]
+    left = [name for name in left if not name.startswith(".new-")]  # empty, and gone in an hour
+    assert not left, "what the killed ones left is gone"
+
+
+def publish_in_child(
+    layout: StorageLayout, run: RunFolder, model_id: str, kill_after_s: float | None = None
+) -> int:
+    """Publish in a process that is forked off; returns its exit status."""
+    torch.set_num_threads(1)  # a forked child has no other threads
+    child = multiprocessing.get_context("fork").Process(
+        target=publish_checkpoint, args=(layout, run.path.name, 10, model_id)
+    )
+    child.start()
+    child.join(kill_after_s)
+    if child.is_alive():
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+    assert child.exitcode is not None
+    return child.exitcode
+
+
+async def test_checkpoints_are_listed_and_published_over_http(
+    client: httpx.AsyncClient, services: Services, run: RunFolder, jobs: NotedJobs
+) -> None:
+    path = f"/v1/fine_tuning/jobs/{run.path.name}/checkpoints"
+    add_checkpoint(run, services.models.get("tiny").path, 20)
+    listed = (await client.get(path)).json()
+    assert [entry["step_number"] for entry in listed["data"]] == [20, 10]
+    assert listed["data"] == list_run_checkpoints(run)
+    first = listed["data"][0]
+    begun = await client.post(f"{path}/{first['id']}/publish")
+    assert (begun.status_code, begun.json()["status"]) == (202, "publishing")
+    begun = await client.post(f"{path}/{first['id']}/publish", json={"model": "mine"})
+    assert begun.json()["id"] == "mine"
+    default = name_checkpoint_model(run, 20)
+    assert jobs.exports == [(run.path.name, 20, default), (run.path.name, 20, "mine")]
+
+    own = name_model(run.read_record())
+    reasons = {
+        "tiny": "'tiny' is published already",
+        "mine": "'mine' is being published by job 'ftjob-0001'",
+        own: "is what job 'ftjob-0001' calls its model",
+    }
+    for model_id, reason in reasons.items():
+        taken = await client.post(f"{path}/{first['id']}/publish", json={"model": model_id})
+        assert taken.status_code == 409
+        assert reason in taken.json()["error"]["message"]
+    for number in range(2):
+        begun = await client.post(f"{path}/{first['id']}/publish", json={"model": f"m-{number}"})
+    busy = await client.post(f"{path}/{first['id']}/publish", json={"model": "one-too-many"})
+    assert (busy.status_code, busy.headers["retry-after"]) == (429, "30")
+    assert (await client.post(f"{path}/nope/publish")).status_code == 404
+    bad = await client.post(f"{path}/{first['id']}/publish", json={"model": "../x"})
+    assert bad.status_code == 400
+
+
+async def begin(queue: RunQueue, run: RunFolder, model_id: str) -> None:
+    await queue.publish_checkpoint(run.path.name, f"{run.path.name}-step-10", model_id)
+
+
+async def test_what_was_asked_for_is_told_of_once(
+    layout: StorageLayout, queue: RunQueue, run: RunFolder, jobs: NotedJobs
+) -> None:
+    jobs.states[run.path.name] = "active"
+    await begin(queue, run, "mine")
+    execute_export(layout, run.path.name, 10, "mine")
+    jobs.exporting.clear()
+    await queue.reconcile()
+    told = [event["message"] for event in run.read_events()]
+    assert [message for message in told if "mine" in message] == [
+        "Publishing step 10 as mine",
+        "Published step 10 as mine",
+    ]
+    ModelStore(layout).get("mine").verify()
+
+
+async def test_an_export_whose_process_died_is_told_of(
+    queue: RunQueue, run: RunFolder, jobs: NotedJobs
+) -> None:
+    jobs.states[run.path.name] = "active"
+    await begin(queue, run, "mine")
+    await queue.reconcile()
+    assert run.read_events()[-1]["message"] == "Publishing step 10 as mine"
+    jobs.exporting.clear()
+    await queue.reconcile()
+    last = run.read_events()[-1]
+    assert last["level"] == "error"
+    assert last["message"] == (
+        "'mine' was not published: its process was stopped or killed; ask for it again"
+    )
+    await begin(queue, run, "mine")
+
+
+async def test_a_foreign_model_of_the_same_id_is_not_taken_for_the_exports(
+    queue: RunQueue, run: RunFolder, jobs: NotedJobs, layout: StorageLayout, tiny_model: Path
+) -> None:
+    jobs.states[run.path.name] = "active"
+    await begin(queue, run, "mine")
+    ModelStore(layout).add(tiny_model, "mine")
+    jobs.exporting.clear()
+    await queue.reconcile()
+    assert "'mine' was not published" in run.read_events()[-1]["message"]
+
+
+async def test_a_second_application_takes_no_exports(
+    queue: RunQueue, run: RunFolder, layout: StorageLayout
+) -> None:
+    await queue.reconcile()
+    other = RunQueue(layout, NotedJobs())
+    with closing(other), pytest.raises(ApiError, match="another application"):
+        await begin(other, run, "mine")
+
+
+async def test_a_checkpoint_stays_until_its_model_is_made(
+    queue: RunQueue, run: RunFolder, jobs: NotedJobs
+) -> None:
+    jobs.states[run.path.name] = "active"
+    manifest = run.checkpoints / "checkpoint_0000000010" / "manifest-00000.json"
+    await begin(queue, run, "mine")
+    with pytest.raises(HeldError), hold_alone(manifest):
+        pass
+    jobs.exporting.clear()
+    await queue.reconcile()
+    with hold_alone(manifest):
+        pass
