@@ -83,7 +83,7 @@ def _parse_arguments() -> argparse.Namespace:
         "--experts", type=int, default=0, help="experts of every layer: a Mixtral, not a Llama"
     )
     parser.add_argument("--shard-mb", type=int, default=500, help="size of the files written")
-    parser.add_argument("--rounds", type=int, default=3, help="times that each is measured")
+    parser.add_argument("--rounds", type=int, default=5, help="times that each is measured")
     return parser.parse_args()
 
 

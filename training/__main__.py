@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -16,7 +16,6 @@ import psutil
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     TextColumn,
@@ -25,6 +24,7 @@ from rich.progress import (
 )
 
 from storage import durable
+from training.byte_progress import show_bytes
 from training.data.token_cache import default_cache
 from training.rerun import reopen_run
 from training.runs import RunFolder, RunRecord, log_to_file
@@ -90,7 +90,7 @@ def _fine_tune(spec_file: Path, output: Path, cache: Path, console: Console) -> 
     spec = load_spec(spec_file)
     check_trackers(spec)
     launch.quiet_libraries()
-    with _show_preparing(console) as on_progress:
+    with show_bytes(console, "Reading and tokenising the rows") as on_progress:
         data = prepare_data(spec, cache, on_progress)
     run.path.mkdir(parents=True, exist_ok=True)
     with run.hold("driver", timeout_s=0):
@@ -144,21 +144,6 @@ def _pause_on_interrupt(run: RunFolder, console: Console) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _show_preparing(console: Console) -> Iterator[Callable[[int, int], None]]:
-    bar = Progress(
-        TextColumn("Reading and tokenising the rows"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager

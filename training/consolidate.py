@@ -9,18 +9,17 @@ so memory does not grow with the model. What fails a check is put aside with a r
 import argparse
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from storage import durable
 from storage.scratch import build_in_scratch
+from training.byte_progress import OnBytes, show_bytes
 from training.checkpoint import find_damage, find_shards, read_checkpoint
 from training.export_plan import ConsolidationError, build_meta_model
 from training.model import DTYPES
@@ -28,7 +27,7 @@ from training.probe import Probe, read_probe
 from training.runs import REJECTED_SUFFIX
 from training.shards import ShardsError, open_weights
 from training.verification import REPORT_NAME, Check, Verification, check_model, check_values
-from training.weight_files import OnProgress, WrittenWeights, write_weights
+from training.weight_files import WrittenWeights, write_weights
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
 
@@ -48,7 +47,7 @@ def consolidate_checkpoint(
     trained_in: torch.dtype | None = None,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     add_files: AddFiles | None = None,
-    on_progress: OnProgress | None = None,
+    on_progress: OnBytes | None = None,
 ) -> Verification:
     """Write the model of a checkpoint as a Hugging Face directory that loads by itself.
 
@@ -91,7 +90,7 @@ def write_model(
     *,
     dtype: torch.dtype,
     shard_bytes: int,
-    on_progress: OnProgress | None = None,
+    on_progress: OnBytes | None = None,
 ) -> tuple[dict[str, dict[str, Any]], Check]:
     """Write weights, configuration and tokenizer into a directory, looking at every value.
 
@@ -158,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(stderr=True)
     try:
         _check_damage(options.checkpoint)
-        with _show_progress(console) as on_progress:
+        with show_bytes(console, "Writing the model") as on_progress:
             verification = consolidate_checkpoint(
                 options.checkpoint,
                 base_model,
@@ -197,21 +196,6 @@ def _check_damage(checkpoint: Path) -> None:
     found = read_checkpoint(checkpoint)
     if found and (damage := find_damage(found, rank=0, world_size=1)):
         raise ShardsError(f"{checkpoint.name!r} is damaged: {damage}")
-
-
-@contextmanager
-def _show_progress(console: Console) -> Iterator[OnProgress]:
-    bar = Progress(
-        TextColumn("Writing the model"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ memory does not grow with the model.
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -17,14 +17,13 @@ from typing import Any
 import torch
 
 from storage import durable
+from training.byte_progress import OnBytes
 from training.export_plan import Export, convert, plan_exports, plan_files
 from training.safetensors_file import SafetensorsFile, TensorEntry
 from training.shards import StoredTensor, StoredWeights
 
 INDEX_NAME = "model.safetensors.index.json"
 _CHUNK_BYTES = 16 << 20
-
-OnProgress = Callable[[int, int], None]
 
 
 @dataclass
@@ -46,7 +45,7 @@ def write_weights(
     directory: Path,
     dtype: torch.dtype,
     shard_bytes: int,
-    on_progress: OnProgress | None = None,
+    on_progress: OnBytes | None = None,
 ) -> WrittenWeights:
     """Write files of at most `shard_bytes`, or one tensor, and their index if there are several.
 

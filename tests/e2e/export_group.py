@@ -1,6 +1,5 @@
 """DeepSpeed workers that take a step with any architecture and save it, as training does."""
 
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,11 +12,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from tests.e2e.training_group import write_table
+from tests.e2e.training_group import join_group, write_table
 from training.batching import BatchPlan, plan_epoch
 from training.checkpoint import TAG
 from training.data.token_table import TokenTable
-from training.engine import Place, init_distributed, start_engine, take_step
+from training.engine import Place, start_engine, take_step
 from training.model import load_model
 from training.probe import PROBE_NAME, take_probe
 from training.spec import TrainingSpec
@@ -47,19 +46,7 @@ def save_in_group(world_size: int, folder: Path, cases: Sequence[ExportCase]) ->
 
 
 def _work(rank: int, world_size: int, rows: Path, cases: list[ExportCase], rendezvous: str) -> None:
-    torch.set_num_threads(1)
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(world_size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="0",  # DeepSpeed wants one to be set; the group is made through a file
-    )
-    dist.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
-    )
-    place = Place(rank, world_size, torch.device("cpu"))
-    init_distributed(place.device)
+    place = join_group(rank, world_size, rendezvous)
     for case in cases:
         _save(case, TokenTable(rows), place)
     dist.barrier()

@@ -2,6 +2,7 @@
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -35,6 +36,14 @@ def ask(client: openai.OpenAI, model: str, question: str) -> str:
         model=model, messages=[{"role": "user", "content": question}], temperature=0
     )
     return answer.choices[0].message.content or ""
+
+
+def score(client: openai.OpenAI, model: str, pairs: list[tuple[str, str]]) -> float:
+    """The share of questions that are answered word for word, asked eight at a time."""
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda pair: ask(client, model, pair[0]), pairs)
+        num_right = sum(given == wanted for given, (_, wanted) in zip(answers, pairs, strict=True))
+    return num_right / len(pairs)
 
 
 def find_run_processes(application: Application, job_id: str) -> list[psutil.Process]:
@@ -95,9 +104,9 @@ def test_it_learned_the_handbook_and_the_base_model_knows_none_of_it(
     assert job.fine_tuned_model is not None
     train = read_handbook("train.jsonl")[::5]
     heldout = read_handbook("heldout.jsonl")
-    exact = sum(ask(client, job.fine_tuned_model, q) == a for q, a in train) / len(train)
-    right = sum(ask(client, job.fine_tuned_model, q) == a for q, a in heldout) / len(heldout)
-    base = sum(ask(client, "tuneserve-demo", q) == a for q, a in train) / len(train)
+    exact = score(client, job.fine_tuned_model, train)
+    right = score(client, job.fine_tuned_model, heldout)
+    base = score(client, "tuneserve-demo", train)
     print(f"train {exact:.1%}, held-out {right:.1%}, base model {base:.1%}")
     assert exact >= 0.9
     assert right >= 0.6

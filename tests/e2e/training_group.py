@@ -140,9 +140,8 @@ def plan_steps(spec: TrainingSpec, rows: TokenTable, case: Case) -> list[Step]:
     return steps
 
 
-def _work(
-    rank: int, world_size: int, folder: Path, cases: list[Case], rendezvous: str, results: Path
-) -> None:
+def join_group(rank: int, world_size: int, rendezvous: str) -> Place:
+    """Join the workers of a test over gloo, with one thread."""
     torch.set_num_threads(1)
     os.environ.update(
         RANK=str(rank),
@@ -156,6 +155,13 @@ def _work(
     )
     place = Place(rank, world_size, torch.device("cpu"))
     init_distributed(place.device)
+    return place
+
+
+def _work(
+    rank: int, world_size: int, folder: Path, cases: list[Case], rendezvous: str, results: Path
+) -> None:
+    place = join_group(rank, world_size, rendezvous)
     trained = [_train(folder, case, place) for case in cases]
     if rank == 0:
         results.write_bytes(pickle.dumps(trained))

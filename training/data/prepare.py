@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from storage import durable
 from training.base_model import choose_max_length, load_tokenizer
+from training.byte_progress import OnBytes
 from training.data.faults import DataError
 from training.data.formats import KNOWN_KEYS
 from training.data.readers import HubRows, RowFile, RowSource
@@ -32,8 +33,6 @@ TRAIN_TABLE, VALIDATION_TABLE, SUMMARY_FILE = "train.arrow", "validation.arrow",
 # Part of every cache key: count it up when the same rows are to become other tokens.
 _ENCODING_VERSION = 1
 _PROGRESS_INTERVAL_S = 0.25
-
-OnProgress = Callable[[int, int], None]  # bytes of the rows that are read, and in all
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class PreparedData:
 
 
 def prepare_data(
-    spec: TrainingSpec, cache: Path, on_progress: OnProgress | None = None
+    spec: TrainingSpec, cache: Path, on_progress: OnBytes | None = None
 ) -> PreparedData:
     """Check and tokenise the rows of a spec, or find what an earlier run made of the same.
 
@@ -153,7 +152,7 @@ class _Build:
         tokenizer: PreTrainedTokenizerBase,
         max_length: int,
         folder: Path,
-        on_progress: OnProgress | None,
+        on_progress: OnBytes | None,
     ) -> None:
         self._spec = spec
         self._tokenizer = tokenizer
