@@ -11,7 +11,7 @@ from typing import IO, Any, Protocol
 
 from apps.errors import not_found
 from apps.publishing import find_checkpoint, name_checkpoint_model, publish_checkpoint
-from apps.runs import EXPORTS_FOLDER, check_new_model, find_run, list_exports
+from apps.runs import EXPORTS_FOLDER, check_new_model, find_run, has_published, list_exports
 from serving.errors import OverloadedError
 from serving.model_store import ModelStore
 from storage import durable
@@ -86,8 +86,7 @@ class ExportDesk:
             for run, model_id in list_exports(self._layout):
                 if self._runner.is_exporting(model_id) or not _note(run, model_id).exists():
                     continue
-                model = self._models.find(model_id)
-                if model is not None and model.lineage.run_id == run.path.name:
+                if has_published(self._models, run.path.name, model_id):
                     # It was killed between publishing and saying so.
                     end_export(run, model_id, f"Published as {model_id}")
                 else:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from apps.errors import ApiError
 from apps.runs import check_new_model, check_unreserved, delete_unneeded_model
+from serving.aliases import find_names
 from serving.errors import ServingError
 from serving.model_store import ModelStore
 from storage.layout import DEFAULT_ROOT, open_storage
@@ -32,13 +33,12 @@ def list_models(storage: Storage = DEFAULT_ROOT) -> None:
     aliases = store.read_aliases()
     table = Table("model", "made", "from", "step", "aliases")
     for model in store.list_models():
-        names = [name for name, alias in aliases.items() if alias.model_id == model.id]
         table.add_row(
             model.id,
             time.strftime("%Y-%m-%d %H:%M", time.localtime(model.created_at)),
             model.lineage.base_model or "",
             "" if model.lineage.checkpoint_step is None else str(model.lineage.checkpoint_step),
-            ", ".join(names),
+            ", ".join(find_names(aliases, model.id)),
         )
     Console().print(table)
 

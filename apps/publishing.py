@@ -1,6 +1,5 @@
 """Checkpoints as models: any that a run still has, while it computes or after."""
 
-import fcntl
 import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ from apps.errors import not_found
 from apps.runs import find_run, name_model
 from serving.model_store import ModelStore, StoredModel
 from storage.layout import StorageLayout
+from storage.locks import take_turn
 from storage.scratch import sweep_scratch
 from training.runs import REJECTED_SUFFIX, RunFolder
 
@@ -70,8 +70,7 @@ def publish_checkpoint(layout: StorageLayout, run_id: str, step: int, model_id: 
 
     run = find_run(layout, run_id)
     quiet_libraries()
-    with layout.export_lock.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file closes
+    with take_turn(layout.export_lock):
         _remove_leftovers(run)
         for checkpoint in list_checkpoints(run.checkpoints):
             if checkpoint.step == step:

@@ -20,7 +20,7 @@ from apps.errors import ApiError
 from apps.exports import ExportDesk, ExportRunner
 from apps.files import FileStore
 from apps.jobs import SERVER_SETTINGS, FineTuneRequest, describe_job
-from apps.runs import find_run, list_runs, name_model
+from apps.runs import find_run, has_published, list_runs, name_model
 from serving.model_store import LATEST_ALIAS, ModelStore, StoredModel
 from storage.layout import StorageLayout, new_id
 from training import launch
@@ -269,7 +269,8 @@ class RunQueue:
         record = run.read_record()
         if record.is_final:  # it said so just now
             return
-        if self._has_published(record):  # killed between publishing and saying so
+        if has_published(self._models, record.id, name_model(record)):
+            # It was killed between publishing and saying so.
             finish_published(self._layout, run)
         elif run.is_cancel_requested:
             self._end(run, "cancelled", "The fine-tune was cancelled")
@@ -279,10 +280,6 @@ class RunQueue:
             if output:
                 reason = f"its process ended before its time: {output.splitlines()[-1][:300]}"
             self._end(run, "failed", f"The fine-tune failed: {reason}", reason)
-
-    def _has_published(self, record: RunRecord) -> bool:
-        model = self._models.find(name_model(record))
-        return model is not None and model.lineage.run_id == record.id
 
     def _end(
         self, run: RunFolder, status: RunStatus, message: str, reason: str | None = None

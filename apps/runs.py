@@ -63,6 +63,12 @@ def check_unreserved(layout: StorageLayout, name: str) -> None:
             raise ApiError(409, f"{name!r} is what job {record.id!r} calls its model")
 
 
+def has_published(models: ModelStore, run_id: str, model_id: str) -> bool:
+    """Whether a model of this id is there, and a run's own."""
+    model = models.find(model_id)
+    return model is not None and model.lineage.run_id == run_id
+
+
 def delete_unneeded_model(layout: StorageLayout, model_id: str) -> None:
     """Delete a model that no alias, no unfinished run and no answer under way needs.
 

@@ -22,7 +22,6 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -31,7 +30,7 @@ from typing import Any
 
 from apps.bundled import find_demonstration_model
 from benchmarks.machine import describe_machine
-from benchmarks.workbench import ROOT, describe_end
+from benchmarks.workbench import call_contender
 
 CONTENDERS = ("ours", "peer")
 NUM_WORKERS = 2
@@ -163,25 +162,9 @@ def _fill_page_cache(checkpoint: Path) -> None:
 
 def _call(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
     """Run one contender in a process of its own; returns the line that it prints."""
-    log = folder / f"{name}.log"
-    command = [sys.executable, "-m", "benchmarks.consolidate_peers", name, *arguments]
+    command = ["-m", "benchmarks.consolidate_peers", name, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    with log.open("w") as file:
-        done = subprocess.run(  # noqa: S603 - our own module
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=file,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        raise RuntimeError(f"{name}: {describe_end(done.returncode, log)}")
-    report: dict[str, Any] = json.loads(lines[-1])
-    return report
+    return call_contender(name, command, environment, folder / f"{name}.log", _TIMEOUT_S)
 
 
 if __name__ == "__main__":

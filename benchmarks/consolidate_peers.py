@@ -105,6 +105,7 @@ def _convert_ours(options: argparse.Namespace, output: Path) -> dict[str, Any]:
             options.checkpoint,
             str(options.model),
             building,
+            read_probe(options.checkpoint),
             dtype=torch.bfloat16,
             shard_bytes=options.shard_mb * 10**6,
         )

@@ -23,7 +23,6 @@ seconds. Last line: one JSON object, in which ratio_X is our speed divided by th
 import argparse
 import json
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,11 +37,10 @@ from benchmarks.train_peers.report import NUM_WARMUP_STEPS, summarise_steps
 from benchmarks.workbench import (
     CONTEXT_LENGTH,
     NUM_WORKERS,
-    ROOT,
     SETTINGS,
     Workbench,
     build_workbench,
-    describe_end,
+    call_contender,
     make_environment,
     make_parser,
     read_rows,
@@ -154,22 +152,7 @@ def _call_peer(name: str, bench: Workbench, precision: str) -> dict[str, Any]:
     }
     commands["trainer_grouped"] = [*commands["trainer"], "--grouped"]
     log = bench.path / f"{name}.log"
-    with log.open("w") as file:
-        done = subprocess.run(  # noqa: S603 - our own modules
-            [sys.executable, *commands[name]],
-            cwd=ROOT,
-            env=make_environment(bench),
-            stdout=subprocess.PIPE,
-            stderr=file,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"')]
-    if done.returncode or not lines:
-        raise RuntimeError(f"{name}: {describe_end(done.returncode, log)}")
-    report: dict[str, Any] = json.loads(lines[-1])
-    return report
+    return call_contender(name, commands[name], make_environment(bench), log, _TIMEOUT_S)
 
 
 def _describe_rows(benches: Sequence[Workbench]) -> dict[str, int]:

@@ -17,7 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -220,6 +220,35 @@ def run_product(bench: Workbench, spec_file: Path, output: Path) -> list[dict[st
         num_shards = len(list(run.folder.checkpoints.glob("*/state/*_optim_states.pt")))
         assert num_shards >= NUM_WORKERS, "DeepSpeed did not shard the optimizer's state"
         return run.folder.read_metrics()
+
+
+def call_contender(
+    name: str,
+    command: Sequence[str | Path],
+    environment: dict[str, str],
+    log: Path,
+    timeout_s: float,
+) -> dict[str, Any]:
+    """Run a contender's Python in processes of its own; returns the line that it prints.
+
+    Raises `RuntimeError` with the end of its log if it failed.
+    """
+    with log.open("w") as file:
+        done = subprocess.run(  # noqa: S603 - our own modules
+            [sys.executable, *command],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"')]
+    if done.returncode or not lines:
+        raise RuntimeError(f"{name}: {describe_end(done.returncode, log)}")
+    report: dict[str, Any] = json.loads(lines[-1])
+    return report
 
 
 def describe_end(status: int, log: Path) -> str:

@@ -1,6 +1,5 @@
 """Names that move from model to model, with every move that they made."""
 
-import fcntl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 from serving.errors import ModelNotFoundError
 from storage import durable
+from storage.locks import take_turn
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,18 @@ class Alias:
         return stack[-2::-1]
 
 
+def find_alias(aliases: Mapping[str, Alias], name: str) -> Alias:
+    """Return one alias; raises `ModelNotFoundError`."""
+    if name not in aliases:
+        raise ModelNotFoundError(f"there is no alias {name!r}", param="name", code="not_found")
+    return aliases[name]
+
+
+def find_names(aliases: Mapping[str, Alias], model_id: str) -> list[str]:
+    """Return the names of the aliases that point to a model."""
+    return [name for name, alias in aliases.items() if alias.model_id == model_id]
+
+
 class AliasBook:
     """The aliases in one JSON file; any number of processes may share it."""
 
@@ -54,11 +66,7 @@ class AliasBook:
 
     def read(self) -> dict[str, Alias]:
         """Return every alias by its name; empty before the first one is set."""
-        return {
-            name: Alias(history[-1].model_id, history)
-            for name, history in self._read_histories().items()
-            if history[-1].model_id is not None
-        }
+        return _list_aliases(self._read_histories())
 
     def read_past_models(self) -> set[str]:
         """Every model that an alias points to or has pointed to."""
@@ -68,8 +76,7 @@ class AliasBook:
     @contextmanager
     def change(self) -> Iterator["AliasChange"]:
         """Let nobody else change an alias while the body decides; what it moved is written."""
-        with self._path.with_name(".aliases.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file closes
+        with take_turn(self._path.with_name(".aliases.lock")):
             before = self._read_histories()
             change = AliasChange(dict(before))
             yield change
@@ -98,16 +105,11 @@ class AliasChange:
 
     def find(self, name: str) -> Alias:
         """Return one alias; raises `ModelNotFoundError`."""
-        history = self.histories.get(name, ())
-        if not history or history[-1].model_id is None:
-            raise ModelNotFoundError(f"there is no alias {name!r}", param="name", code="not_found")
-        return Alias(history[-1].model_id, history)
+        return find_alias(_list_aliases(self.histories), name)
 
     def list_names(self, model_id: str) -> list[str]:
         """Names of the aliases that point to a model."""
-        return sorted(
-            name for name, history in self.histories.items() if history[-1].model_id == model_id
-        )
+        return sorted(find_names(_list_aliases(self.histories), model_id))
 
     def point(self, name: str, model_id: str) -> Alias:
         """Point an alias to a model; to where it points already adds nothing to the history."""
@@ -138,6 +140,15 @@ class AliasChange:
 
     def _add(self, name: str, move: AliasMove) -> None:
         self.histories[name] = (*self.histories.get(name, ()), move)
+
+
+def _list_aliases(histories: Mapping[str, tuple[AliasMove, ...]]) -> dict[str, Alias]:
+    """Where the aliases point that have not been removed."""
+    return {
+        name: Alias(history[-1].model_id, history)
+        for name, history in histories.items()
+        if history[-1].model_id is not None
+    }
 
 
 def _to_json(histories: Mapping[str, tuple[AliasMove, ...]]) -> dict[str, Any]:

@@ -43,6 +43,14 @@ def hold_alone(file: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def take_turn(file: Path) -> Iterator[None]:
+    """Wait until nobody else has the turn that a file stands for; the file is made if need be."""
+    with file.open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # let go when the file closes
+        yield
+
+
 def _check_same(held: IO[bytes], file: Path) -> None:
     """Raise `FileNotFoundError` if the file was removed, or another put in its place, meanwhile."""
     if not os.path.samestat(os.fstat(held.fileno()), file.stat()):

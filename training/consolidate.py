@@ -63,18 +63,20 @@ def consolidate_checkpoint(
     """
     if output.exists():
         raise ConsolidationError(f"{str(output)!r} is there already; it is left as it is")
+    probe = read_probe(checkpoint)
     with build_in_scratch(output.parent, f".{output.name}.building-") as building:
         hashes, values = write_model(
             checkpoint,
             base_model,
             building,
+            probe,
             dtype=dtype,
             shard_bytes=shard_bytes,
             on_progress=on_progress,
         )
         if add_files:
             add_files(building)
-        checks = check_model(building, read_probe(checkpoint), trained_in or dtype)
+        checks = check_model(building, probe, trained_in or dtype)
         verification = Verification(checks=(values, *checks))
         verification.write(building)
         if not verification.passed:
@@ -87,6 +89,7 @@ def write_model(
     checkpoint: Path,
     base_model: str,
     directory: Path,
+    probe: Probe | None,
     *,
     dtype: torch.dtype,
     shard_bytes: int,
@@ -95,7 +98,7 @@ def write_model(
     """Write weights, configuration and tokenizer into a directory, looking at every value.
 
     Returns size and hash of the files of weights, as a manifest has them, and what the values were
-    like. Raises as `consolidate_checkpoint` does.
+    like, by what `probe` says of those in training. Raises as `consolidate_checkpoint` does.
     """
     weights = open_weights(find_shards(checkpoint), in_fp32=dtype == torch.float32)
     config = AutoConfig.from_pretrained(base_model, trust_remote_code=False)
@@ -105,7 +108,7 @@ def write_model(
     config.architectures = [type(model).__name__]
     config.save_pretrained(directory)
     _copy_companions(base_model, config, directory)
-    return written.hashes, _check_values(written, read_probe(checkpoint))
+    return written.hashes, _check_values(written, probe)
 
 
 def _check_values(written: WrittenWeights, probe: Probe | None) -> Check:

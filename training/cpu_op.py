@@ -7,17 +7,18 @@ can hold; a lock file found then is stale.
 """
 
 import argparse
-import fcntl
 import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from storage.locks import take_turn
+
 logger = logging.getLogger(__name__)
+
+_LOCK_NAME = "tuneserve.lock"
 
 
 class CompilerError(RuntimeError):
@@ -38,7 +39,7 @@ def ensure_cpu_op() -> bool:
             "no C++ compiler was found; training on CPUs needs one once: install g++ (on Debian "
             "and Ubuntu: apt-get install g++)"
         )
-    with _lock(folder.parent):
+    with take_turn(folder.parent / _LOCK_NAME):
         if _is_built(folder, builder.name):
             return False
         logger.info("compiling DeepSpeed's shared-memory operation; this happens once")
@@ -54,7 +55,7 @@ def load_cpu_op() -> None:
     """
     builder = _load_builder()
     folder = _find_build_folder(builder.name)
-    with _lock(folder.parent):
+    with take_turn(folder.parent / _LOCK_NAME):
         _load(builder, folder)
 
 
@@ -110,13 +111,6 @@ def _find_build_folder(name: str) -> Path:
 
 def _is_built(folder: Path, name: str) -> bool:
     return (folder / f"{name}.so").is_file() and not (folder / "lock").exists()
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    with (folder / "tuneserve.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 if __name__ == "__main__":

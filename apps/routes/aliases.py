@@ -8,8 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from apps.routes import ServicesOf
 from apps.runs import check_unreserved
-from serving.aliases import Alias
-from serving.errors import ModelNotFoundError
+from serving.aliases import Alias, find_alias
 
 router = APIRouter(prefix="/v1/aliases")
 
@@ -33,10 +32,7 @@ async def list_aliases(services: ServicesOf) -> dict[str, Any]:
 @router.get("/{name}")
 async def get_alias(services: ServicesOf, name: str) -> dict[str, Any]:
     """Show where one alias points, and every move that it made, oldest first."""
-    alias = services.models.read_aliases().get(name)
-    if alias is None:
-        raise ModelNotFoundError(f"there is no alias {name!r}", param="name", code="not_found")
-    return describe_alias(name, alias)
+    return describe_alias(name, find_alias(services.models.read_aliases(), name))
 
 
 @router.put("/{name}")

@@ -1,6 +1,7 @@
 """`/v1/models`: what can be chatted with and fine-tuned; take in, give out, delete."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -13,6 +14,7 @@ from apps.queue import find_root
 from apps.routes import ServicesOf
 from apps.runs import check_new_model, delete_unneeded_model
 from apps.services import Services
+from serving.aliases import Alias, find_names
 from serving.model_export import ArchiveFormat, stream_archive
 from serving.model_store import StoredModel
 
@@ -23,7 +25,8 @@ router = APIRouter(prefix="/v1/models")
 async def list_models(services: ServicesOf) -> dict[str, Any]:
     """List all models, newest first."""
     models = sorted(services.models.list_models(), key=lambda model: model.created_at, reverse=True)
-    return {"object": "list", "data": [describe_model(services, model) for model in models]}
+    aliases = services.models.read_aliases()
+    return {"object": "list", "data": [_describe(services, model, aliases) for model in models]}
 
 
 @router.get("/{model_id}")
@@ -81,13 +84,18 @@ async def delete_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
 
 def describe_model(services: Services, model: StoredModel) -> dict[str, Any]:
     """Show a model as OpenAI does, with its aliases and where it came from."""
-    aliases = services.models.read_aliases()
+    return _describe(services, model, services.models.read_aliases())
+
+
+def _describe(
+    services: Services, model: StoredModel, aliases: Mapping[str, Alias]
+) -> dict[str, Any]:
     return {
         "id": model.id,
         "object": "model",
         "created": model.created_at,
         "owned_by": "tuneserve",
-        "aliases": [name for name, alias in aliases.items() if alias.model_id == model.id],
+        "aliases": find_names(aliases, model.id),
         "base": model.lineage.run_id is None,
         "demonstration": find_root(services.models, model) == DEMONSTRATION_MODEL,
         "run_id": model.lineage.run_id,

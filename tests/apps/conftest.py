@@ -15,6 +15,8 @@ from apps.services import Services
 from serving.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from tests.tiny_model import build_tiny_model
+from training.runs import RunFolder, RunRecord
+from training.spec import TrainingSpec
 
 
 @dataclass
@@ -113,6 +115,14 @@ class LocalFineTuning:
 
     async def check(self) -> None:
         return None
+
+
+def add_job(layout: StorageLayout, model: str) -> RunFolder:
+    """Queue a fine-tune of a model that nobody computes."""
+    run = RunFolder(layout.run("ftjob-000001"))
+    record = RunRecord(id=run.path.name, created_at=1, request={"model": model})
+    run.create(TrainingSpec(base_model=model, train_file="-"), record)
+    return run
 
 
 @pytest.fixture(scope="session")

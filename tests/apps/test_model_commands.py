@@ -10,8 +10,7 @@ from apps.cli import cli
 from apps.runs import name_model
 from serving.model_store import ModelStore
 from storage.layout import StorageLayout
-from training.runs import RunFolder, RunRecord
-from training.spec import TrainingSpec
+from tests.apps.conftest import add_job
 
 
 def call(layout: StorageLayout, *arguments: str) -> tuple[int, str]:
@@ -73,8 +72,6 @@ def test_what_cannot_be_done_is_said(layout: StorageLayout, arguments: tuple[str
 
 
 def test_an_alias_takes_no_name_that_a_job_needs(layout: StorageLayout) -> None:
-    run = RunFolder(layout.run("ftjob-000001"))
-    record = RunRecord(id=run.path.name, created_at=1, request={"model": "tiny"})
-    run.create(TrainingSpec(base_model="tiny", train_file="-"), record)
+    record = add_job(layout, "tiny").read_record()
     status, said = call(layout, "promote", name_model(record), "tiny")
     assert (status, "is what job 'ftjob-000001' calls its model" in said) == (1, True)

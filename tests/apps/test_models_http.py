@@ -20,8 +20,7 @@ from apps.routes.models import put_model
 from apps.runs import name_model
 from apps.services import Services
 from serving.model_export import stream_archive
-from training.runs import RunFolder, RunRecord
-from training.spec import TrainingSpec
+from tests.apps.conftest import add_job
 
 pytestmark = pytest.mark.anyio
 
@@ -226,9 +225,7 @@ async def test_ids_that_are_taken_are_refused_before_anything_is_sent(
     client: httpx.AsyncClient, services: Services
 ) -> None:
     """Also that of the model that a job, which may still compute, is going to give."""
-    run = RunFolder(services.layout.run("ftjob-000001"))
-    record = RunRecord(id=run.path.name, created_at=1, request={"model": "tiny"})
-    run.create(TrainingSpec(base_model="tiny", train_file="-"), record)
+    record = add_job(services.layout, "tiny").read_record()
 
     taken = {"tiny": 409, name_model(record): 409, "latest": 400, ".x": 400, "a b": 400}
     for model_id, status in taken.items():
@@ -243,9 +240,7 @@ async def test_ids_that_are_taken_are_refused_before_anything_is_sent(
 async def test_an_alias_takes_no_name_that_a_job_needs(
     client: httpx.AsyncClient, services: Services
 ) -> None:
-    run = RunFolder(services.layout.run("ftjob-000001"))
-    record = RunRecord(id=run.path.name, created_at=1, request={"model": "tiny"})
-    run.create(TrainingSpec(base_model="tiny", train_file="-"), record)
+    record = add_job(services.layout, "tiny").read_record()
     name = name_model(record)
     message = await read_message(
         await client.put(f"/v1/aliases/{name}", json={"model": "tiny"}), 409
@@ -343,12 +338,7 @@ async def test_a_model_in_use_is_not_deleted(
     client: httpx.AsyncClient, services: Services, tiny_model: Path
 ) -> None:
     services.models.add(tiny_model, "other")
-    run = RunFolder(services.layout.run("ftjob-000001"))
-    request = {"model": "other"}
-    run.create(
-        TrainingSpec(base_model="other", train_file="-"),
-        RunRecord(id=run.path.name, created_at=1, request=request),
-    )
+    run = add_job(services.layout, "other")
     message = await read_message(await client.delete("/v1/models/other"), 409)
     assert message == "job 'ftjob-000001' still needs model 'other'"
     run.update_record(status="failed")

@@ -26,6 +26,7 @@ from storage import durable
 from storage.layout import StorageLayout
 from storage.locks import HeldError, hold_alone
 from tests.apps.conftest import NotedJobs
+from tests.damage import damage
 from tests.training.test_consolidate import write_sharded
 from training.base_model import UnknownModelError, find_revision
 from training.checkpoint import CheckpointError
@@ -114,13 +115,7 @@ def test_a_damaged_shard_is_named_and_nothing_is_published(
     layout: StorageLayout, run: RunFolder, fault: str
 ) -> None:
     name = "state/zero_pp_rank_1_mp_rank_00_optim_states.pt"
-    shard = run.checkpoints / "checkpoint_0000000010" / name
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    if fault == "gone":
-        shard.unlink()
-    else:
-        shard.write_bytes(content if fault == "flipped" else content[:-1])
+    damage(run.checkpoints / "checkpoint_0000000010" / name, fault)
     with pytest.raises(ShardsError, match=f"step 10 is damaged: {name}"):
         publish_checkpoint(layout, run.path.name, 10, "mine")
     execute_export(layout, run.path.name, 10, "mine")

@@ -19,6 +19,7 @@ from serving.generator import Generator, GeneratorReplica, GeneratorSettings
 from serving.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout
+from tests.damage import damage
 from tests.serving.conftest import run_replica, wait_until
 
 
@@ -273,10 +274,9 @@ def test_a_damaged_model_is_never_loaded_and_the_old_one_answers(
     store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
 ) -> None:
     store.add(tiny_model, "old")
-    damaged = store.add(other_model, "damaged").path / "model.safetensors"
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 2] ^= 1  # a weight, which would load as well as any other
-    damaged.write_bytes(content)
+    damaged = store.add(other_model, "damaged")
+    # A weight, which would load as well as any other.
+    damage(damaged.path / "model.safetensors", "flipped")
     store.point_alias("latest", "old")
 
     async def scenario() -> None:

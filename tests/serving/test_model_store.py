@@ -12,6 +12,7 @@ from serving.lineage import Lineage
 from serving.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout
+from tests.damage import damage
 
 
 def _copy(source: Path, layout: StorageLayout) -> Path:
@@ -236,13 +237,7 @@ def test_damage_is_told_by_the_name_of_the_file(
 ) -> None:
     model = store.add(tiny_model, "base")
     model.verify()
-    weights = model.path / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[len(content) // 2] ^= 1
-    if fault == "gone":
-        weights.unlink()
-    else:
-        weights.write_bytes(content if fault == "flipped" else content[:-1])
+    damage(model.path / "model.safetensors", fault)
     with pytest.raises(ValueError, match=r"base: 'model\.safetensors'"):
         model.verify()
 

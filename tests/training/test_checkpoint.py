@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from storage.scratch import ScratchFolder
+from tests.damage import damage
 from training.checkpoint import (
     TAG,
     Checkpoint,
@@ -92,12 +93,6 @@ def list_steps(folder: Path) -> list[int]:
     return [checkpoint.step for checkpoint in list_checkpoints(folder)]
 
 
-def flip_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def test_a_checkpoint_is_complete_once_it_is_finished(folder: Path, local_disk: Path) -> None:
     progress = make_progress(7)
     writer = CheckpointWriter(folder, ALONE, 2)
@@ -166,7 +161,7 @@ def test_a_damaged_checkpoint_is_never_taken_for_none(folder: Path, damage: str)
 
 def test_every_worker_hashes_its_share_of_the_files(folder: Path) -> None:
     checkpoint = save_as_two_workers(folder, 4)
-    flip_byte(checkpoint.path / TAG / "zero_pp_rank_1.pt")
+    damage(checkpoint.path / TAG / "zero_pp_rank_1.pt", "flipped")
     assert list_steps(folder) == [4]
     said = f"{TAG}/zero_pp_rank_1.pt differs from what was written"
     assert find_damage(checkpoint, 0, 1) == said
@@ -180,8 +175,8 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     save(folder, 1, 2, 3)
     newest, older, oldest = list_checkpoints(folder)
     assert agree_on_checkpoint(folder, ALONE) == newest
-    flip_byte(find_shards(newest.path) / "mp_rank_00.pt")
-    flip_byte(older.path / "latest")
+    damage(find_shards(newest.path) / "mp_rank_00.pt", "flipped")
+    damage(older.path / "latest", "flipped")
     with caplog.at_level(logging.WARNING):
         assert agree_on_checkpoint(folder, ALONE) == oldest
     assert [record.message for record in caplog.records] == [
@@ -199,7 +194,7 @@ def test_a_run_without_a_whole_checkpoint_starts_at_its_beginning(folder: Path) 
 
 def test_a_run_of_which_every_checkpoint_is_damaged_is_not_begun_anew(folder: Path) -> None:
     save(folder, 1)
-    flip_byte(folder / "checkpoint_0000000001" / "latest")
+    damage(folder / "checkpoint_0000000001" / "latest", "flipped")
     with pytest.raises(CheckpointError, match="all 1 checkpoints are damaged; nothing was removed"):
         agree_on_checkpoint(folder, ALONE)
     assert list_steps(folder) == [1]
