@@ -5,7 +5,8 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,12 @@ from typing import Any
 import jinja2
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from transformers import (
-    ContinuousBatchingConfig,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import ContinuousBatchingConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.generation.continuous_batching.requests import GenerationOutput
-from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
 
+from serving.answer import AnswerReader, Piece, TokenSpeller, ToldToken
+from serving.batching import Likelihood, LikelihoodBook, start_manager
 from serving.errors import (
     DeadlineExceededError,
     EngineDeadError,
@@ -30,13 +27,11 @@ from serving.errors import (
     OverloadedError,
 )
 from serving.model_loading import collect_eos_ids, load_model
-from serving.protocol import FinishReason
-from serving.sampling import Sampling, build_processors
-from serving.text_stream import Detokenizer, StopCutter
+from serving.sampling import Sampling
+from serving.scoring import score_tokens
 
 logger = logging.getLogger(__name__)
 
-_SCHEDULER_NAME = "tuneserve_fifo"
 _STOP_TIMEOUT_S = 30.0
 _MAX_RETRY_AFTER_S = 30
 
@@ -73,18 +68,19 @@ class EngineSettings(BaseModel):
         default=120.0, gt=0, description="Seconds from a request's arrival to its last token."
     )
 
+    @property
+    def capacity(self) -> int:
+        """Requests that may run or wait at once."""
+        return self.max_running_requests + self.max_queued_requests
+
 
 @dataclass(frozen=True)
-class Piece:
-    """Some text of an answer; the last one also says why it ended and counts all tokens.
+class EngineLoad:
+    """How busy an engine is; `cache_use` is the share of its cache that is taken."""
 
-    `num_completion_tokens` counts every token generated, the one that ended the answer included.
-    """
-
-    text: str
-    finish_reason: FinishReason | None = None
-    num_prompt_tokens: int = 0
-    num_completion_tokens: int = 0
+    num_running: int
+    num_waiting: int
+    cache_use: float
 
 
 class Engine:
@@ -101,7 +97,13 @@ class Engine:
         self._eos_ids = collect_eos_ids(model, tokenizer)
         self._model_sampling = model.generation_config
         self._vocab_size = int(model.config.get_text_config().vocab_size)
-        self._manager = _start_manager(model, settings, self._vocab_size)
+        self._model = model
+        self._book = LikelihoodBook()
+        self._manager = start_manager(
+            model, _configure_batching(settings), self._vocab_size, self._book
+        )
+        self._speller = TokenSpeller(tokenizer)
+        self._scoring = asyncio.Lock()
         self.context_length = _find_context_length(model, self._manager)
         self._request_numbers = itertools.count()
         self._num_active = 0
@@ -125,16 +127,31 @@ class Engine:
         """Requests that are running or waiting."""
         return self._num_active
 
+    def find_load(self) -> EngineLoad:
+        """Tell how busy the engine is just now."""
+        processor = self._manager.batch_processor
+        if processor is None:  # it has stopped
+            return EngineLoad(0, self._num_active, 0.0)
+        num_running = len(processor.scheduler.active_requests)
+        num_waiting = max(0, self._num_active - num_running)
+        cache_use = 1 - float(processor.cache.compute_free_capacity())
+        return EngineLoad(num_running, num_waiting, cache_use)
+
     def is_healthy(self) -> bool:
         """Tell whether the generating thread is alive and takes requests."""
         status = self._manager.background_thread_status
         return self._manager.is_running() and status.can_accept_new_requests() is None
 
     def close(self) -> None:
-        """Stop the thread and fail what is still running; blocks until the thread has ended."""
+        """Stop the thread, fail what is still running, let go of the weights; blocks until then."""
+        if not hasattr(self, "_model"):
+            return
         if self._manager.is_running():
             self._manager.stop(block=True, timeout=_STOP_TIMEOUT_S, hard_stop=True)
         self._manager.destroy()
+        # Whoever still refers to this engine must not keep its weights in memory.
+        self._manager.model = None
+        del self._model
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Render a conversation with the model's own template, up to where its answer begins.
@@ -156,6 +173,21 @@ class Engine:
             ) from exc
         return list(encoded["input_ids"])
 
+    def encode_text(self, text: str) -> list[int]:
+        """Encode a text as the model's tokenizer does by default, special tokens included."""
+        ids: list[int] = self._tokenizer(text)["input_ids"]
+        if not ids and self._tokenizer.bos_token_id is not None:  # a text out of nothing
+            return [self._tokenizer.bos_token_id]
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Write tokens as text, special ones left out."""
+        text = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        assert isinstance(text, str)
+        return text
+
     def fill_sampling(
         self,
         *,
@@ -164,6 +196,8 @@ class Engine:
         top_p: float | None = None,
         top_k: int | None = None,
         stop: tuple[str, ...] = (),
+        seed: int | None = None,
+        num_top_logprobs: int | None = None,
     ) -> Sampling:
         """Complete a request's settings with those of the model's generation config."""
         own = self._model_sampling
@@ -177,72 +211,153 @@ class Engine:
             top_p=own_top_p if top_p is None else top_p,
             top_k=own_top_k if top_k is None else top_k,
             stop=stop,
+            seed=seed,
+            num_top_logprobs=num_top_logprobs,
         )
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, timeout_s: float | None = None
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        timeout_s: float | None = None,
+        in_pieces: bool = True,
     ) -> AsyncGenerator[Piece, None]:
         """Generate after `prompt_ids`, yielding text as it becomes certain.
 
-        Closing the iterator cancels the request at once. Raises, before the first piece,
-        `InvalidRequestError` for a prompt that fills the context and `OverloadedError` where
-        there is no room to wait; at any time `DeadlineExceededError` and `EngineDeadError`.
+        Closing the iterator cancels the request at once. Without `in_pieces` all comes in one or
+        few, with less work. Raises, before the first piece, `InvalidRequestError` for a prompt that
+        fills the context and `OverloadedError` where there is no room to wait; at any time
+        `DeadlineExceededError` and `EngineDeadError`.
         """
-        num_new_tokens = self._limit_new_tokens(len(prompt_ids), sampling)
-        self._check_room()
+        self.check_prompt(prompt_ids)
+        self.check_room()
+        num_left = self.context_length - len(prompt_ids)
+        num_new_tokens = min(
+            sampling.max_new_tokens or self._settings.default_max_new_tokens, num_left
+        )
         timeout_s = self._settings.request_timeout_s if timeout_s is None else timeout_s
         request_id = f"request-{next(self._request_numbers)}"
         # None stands for the deadline.
         outputs: asyncio.Queue[GenerationOutput | None] = asyncio.Queue()
         deadline = asyncio.get_running_loop().call_later(timeout_s, outputs.put_nowait, None)
-        answer = _Answer(len(prompt_ids), self._eos_ids, self._tokenizer, sampling.stop)
+        answer = AnswerReader(
+            len(prompt_ids), self._eos_ids, self._tokenizer, self._speller, sampling.stop
+        )
+        if sampling.num_top_logprobs is not None:
+            self._book.open(request_id)
         started = time.monotonic()
         is_running = True
         piece: Piece | None = None
         self._num_active += 1
         try:
-            self._submit(request_id, prompt_ids, num_new_tokens, sampling, outputs)
+            handler = outputs.put_nowait
+            # A stop string has to be seen as soon as it is there.
+            is_streaming = in_pieces or bool(sampling.stop)
+            self._submit(request_id, prompt_ids, num_new_tokens, sampling, handler, is_streaming)
             while not answer.is_finished:
                 if piece is not None:
                     yield piece
                 output = await outputs.get()
+                while output is not None and not outputs.empty():  # each has all tokens so far
+                    output = outputs.get_nowait()
                 if output is None:
                     raise DeadlineExceededError(f"no complete answer within {timeout_s:g} s")
                 is_running = not output.is_finished()
                 if output.error is not None:
                     logger.error("%s failed: %s", request_id, output.error)
                     raise EngineDeadError("the model's engine failed while it answered")
-                piece = answer.read(output)
+                piece = answer.read(
+                    output.generated_tokens,
+                    self._book.read(request_id),
+                    is_finished=output.is_finished(),
+                )
             self._mean_duration_s += 0.1 * (time.monotonic() - started - self._mean_duration_s)
         finally:
             self._num_active -= 1
             deadline.cancel()
+            self._book.close(request_id)
             if is_running:
                 self._cancel(request_id)
         assert piece is not None
         yield piece  # the last one, when its place in the batch is free again
 
-    def _limit_new_tokens(self, num_prompt_tokens: int, sampling: Sampling) -> int:
-        num_left = self.context_length - num_prompt_tokens
-        if num_left < 1:
+    async def score(
+        self, token_ids: Sequence[int], num_top: int, *, timeout_s: float | None = None
+    ) -> list[ToldToken]:
+        """Tell how likely each token of a text is after those before it; the first has no value.
+
+        Generation stands still meanwhile: both want all threads. Whether there is room is for the
+        caller to check. Raises as `generate` does.
+        """
+        self.check_prompt(token_ids, num_free=0)
+        timeout_s = self._settings.request_timeout_s if timeout_s is None else timeout_s
+        likelihoods: list[Likelihood | None] = [None]
+        self._num_active += 1
+        try:
+            async with asyncio.timeout(timeout_s), self._scoring:
+                runs = score_tokens(self._model, token_ids, num_top)
+                while run := await asyncio.to_thread(self._score_run, runs):
+                    likelihoods += run
+        except TimeoutError:
+            raise DeadlineExceededError(f"the text was not scored within {timeout_s:g} s") from None
+        finally:
+            self._num_active -= 1
+        return await asyncio.to_thread(self._tell, token_ids, likelihoods)
+
+    def _tell(
+        self, token_ids: Sequence[int], likelihoods: Sequence[Likelihood | None]
+    ) -> list[ToldToken]:
+        return [
+            self._speller.tell(token_id, likelihood)
+            for token_id, likelihood in zip(token_ids, likelihoods, strict=True)
+        ]
+
+    def _score_run(self, runs: Iterator[list[Likelihood]]) -> list[Likelihood]:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._manager.pause())
+            except RuntimeError as exc:  # what is raised where the thread has stopped
+                raise EngineDeadError(f"the model's engine has stopped: {exc}") from exc
+            return next(runs, [])
+
+    def check_prompt(self, token_ids: Sequence[int], *, num_free: int = 1) -> None:
+        """Raise `InvalidRequestError` for a prompt that does not leave so much of the context."""
+        if len(token_ids) + num_free > self.context_length:
+            free = f", of which at least {num_free} is for the answer" if num_free else ""
             raise InvalidRequestError(
-                f"the prompt has {num_prompt_tokens} tokens, but the model's context holds "
-                f"{self.context_length}, of which at least one is for the answer; shorten it",
-                param="messages",
+                f"the prompt has {len(token_ids)} tokens, but the model's context holds "
+                f"{self.context_length}{free}; shorten it",
                 code="context_length_exceeded",
             )
-        return min(sampling.max_new_tokens or self._settings.default_max_new_tokens, num_left)
+        if not token_ids:
+            raise InvalidRequestError("the prompt has no tokens; expected at least one")
+        if max(token_ids) >= self._vocab_size:
+            raise InvalidRequestError(
+                f"the prompt has the token id {max(token_ids)}, but the model's vocabulary has "
+                f"{self._vocab_size} tokens"
+            )
 
-    def _check_room(self) -> None:
+    def check_room(self, num_requests: int = 1) -> None:
+        """Raise `OverloadedError` if so many requests cannot even wait.
+
+        Raises `InvalidRequestError` if they never could.
+        """
         # The manager's own queue limit does not help: its thread empties that queue at every step
         # into a list without a limit.
-        settings = self._settings
-        if self._num_active < settings.max_running_requests + settings.max_queued_requests:
+        capacity = self._settings.capacity
+        if num_requests > capacity:
+            raise InvalidRequestError(
+                f"{num_requests} answers are wanted at once, this server takes {capacity} at most"
+            )
+        if self._num_active + num_requests <= capacity:
             return
-        rounds = self._num_active / settings.max_running_requests
+        rounds = self._num_active / self._settings.max_running_requests
         raise OverloadedError(
-            f"{self._num_active} requests are running or waiting, the most that this model takes",
-            retry_after_s=min(_MAX_RETRY_AFTER_S, math.ceil(rounds * self._mean_duration_s)),
+            f"{self._num_active} requests are running or waiting, this model takes {capacity}",
+            retry_after_s=min(
+                _MAX_RETRY_AFTER_S, max(1, math.ceil(rounds * self._mean_duration_s))
+            ),
         )
 
     def _submit(
@@ -251,18 +366,19 @@ class Engine:
         prompt_ids: Sequence[int],
         num_new_tokens: int,
         sampling: Sampling,
-        outputs: "asyncio.Queue[GenerationOutput | None]",
+        handler: Callable[[GenerationOutput], None],
+        is_streaming: bool,
     ) -> None:
         # What a request yielded between its cancellation and its end has no handler and lands in
         # the manager's common queue, which nobody else reads.
         while self._manager.get_result(timeout=0) is not None:
             pass
-        self._manager.register_result_handler(request_id, outputs.put_nowait)
+        self._manager.register_result_handler(request_id, handler)
         accepted = self._manager.add_request(
             list(prompt_ids),
             request_id=request_id,
             max_new_tokens=num_new_tokens,
-            streaming=True,
+            streaming=is_streaming,
             eos_token_id=self._eos_ids or -1,
             **sampling.to_processor_kwargs(self._vocab_size),
         )
@@ -275,82 +391,13 @@ class Engine:
         self._manager.output_router.result_handlers.pop(request_id, None)
 
 
-class _Answer:
-    """Reads the tokens of one request into pieces of text, up to its end."""
-
-    def __init__(
-        self,
-        num_prompt_tokens: int,
-        eos_ids: Sequence[int],
-        tokenizer: PreTrainedTokenizerBase,
-        stops: Sequence[str],
-    ) -> None:
-        self._num_prompt_tokens = num_prompt_tokens
-        self._eos_ids = frozenset(eos_ids)
-        self._detokenizer = Detokenizer(tokenizer)
-        self._cutter = StopCutter(stops)
-        self._num_read = 0
-        self.is_finished = False
-
-    def read(self, output: GenerationOutput) -> Piece | None:
-        """Return what the new tokens of `output` add, or None while that is no certain text."""
-        text = ""
-        reason: FinishReason | None = None
-        # Every output holds all tokens so far.
-        for token_id in output.generated_tokens[self._num_read :]:
-            self._num_read += 1
-            if token_id in self._eos_ids:
-                reason = "stop"
-                break
-            text += self._cutter.push(self._detokenizer.push(token_id))
-            if self._cutter.stopped:
-                reason = "stop"
-                break
-        if reason is None and output.is_finished():
-            reason = "length"
-        if reason is None:
-            return Piece(text) if text else None
-        text += self._cutter.push(self._detokenizer.finish())
-        reason = "stop" if self._cutter.stopped else reason
-        self.is_finished = True
-        return Piece(text + self._cutter.finish(), reason, self._num_prompt_tokens, self._num_read)
-
-
-class _Scheduler(FIFOScheduler):  # type: ignore[misc]
-    """First come, first served, without waiting for an end that never comes.
-
-    When the cache is full, transformers admits nobody until a request has finished. One that is
-    cancelled does not count as finished, so after the last of them it would wait for ever.
-    """
-
-    def schedule_batch(self, token_budget: int, cache_budget: int) -> Any:
-        if not self.active_requests:
-            self.block_new_requests = False
-        return super().schedule_batch(token_budget, cache_budget)
-
-
-def _start_manager(
-    model: PreTrainedModel, settings: EngineSettings, vocab_size: int
-) -> ContinuousBatchingManager:
-    SCHEDULER_MAPPING[_SCHEDULER_NAME] = _Scheduler
-    manager: ContinuousBatchingManager = model.init_continuous_batching(
-        # Always sampling: a greedy request is one whose processors leave a single token.
-        generation_config=GenerationConfig(
-            do_sample=True, eos_token_id=-1, max_new_tokens=settings.default_max_new_tokens
-        ),
-        continuous_batching_config=ContinuousBatchingConfig(
-            page_size=settings.page_size,
-            num_blocks=settings.num_cache_blocks,
-            max_batch_tokens=settings.max_batch_tokens,
-            max_requests_per_batch=settings.max_running_requests,
-            scheduler_type=_SCHEDULER_NAME,
-            per_request_processors=True,
-        ),
+def _configure_batching(settings: EngineSettings) -> ContinuousBatchingConfig:
+    return ContinuousBatchingConfig(
+        page_size=settings.page_size,
+        num_blocks=settings.num_cache_blocks,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_requests_per_batch=settings.max_running_requests,
     )
-    manager.logit_processor = build_processors(vocab_size)
-    manager.warmup()  # makes the cache here and now, so that its errors are ours to see
-    manager.start()
-    return manager
 
 
 def _find_context_length(model: PreTrainedModel, manager: ContinuousBatchingManager) -> int:

@@ -1,24 +1,34 @@
-"""The Serve deployment that answers chats: several models at a time, swapped under load."""
+"""The Serve deployment that answers requests: several models at a time, swapped under load."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import asdict, dataclass
-from typing import IO, Any
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
+from ray.serve.exceptions import RayServeException
 
-from serving.engine import Engine, EngineSettings
+from serving.alias_follower import AliasFollower
+from serving.answer import TokenText, ToldToken
+from serving.asked import Asked
+from serving.chat_protocol import parse_chat_request
+from serving.choices import ChoicePiece, merge
+from serving.completion_protocol import parse_completion_request
+from serving.engine import EngineSettings
 from serving.errors import EngineDeadError
+from serving.handovers import HandoverLog
 from serving.loaded_models import LoadedModels
-from serving.model_store import LATEST_ALIAS, ModelStore, StoredModel
-from serving.protocol import ChatCompletionRequest, parse_chat_request
-from serving.sampling import Sampling
+from serving.memory import find_default_budget
+from serving.model_store import ModelStore, StoredModel
+from serving.telemetry import RequestRecord, Telemetry
 from storage.layout import open_storage
 
 logger = logging.getLogger(__name__)
+
+RequestKind = Literal["chat", "completion"]
+Origin = dict[str, str | None]
 
 GENERATOR_CPUS = 0.4
 """Logical CPUs of one replica; the application subtracts them from what a fine-tune may have."""
@@ -36,36 +46,43 @@ class GeneratorSettings(BaseModel):
     max_loaded_models: int = Field(
         default=3, ge=1, description="Models held in memory; one more while an alias moves."
     )
+    max_loaded_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="Bytes that the weights and caches of all loaded models may take; by default "
+        "half of the memory that is free when the replica starts, on a GPU 85 %.",
+    )
+    log_texts: bool = Field(
+        default=False, description="Write requests and answers into the log, as they are."
+    )
     alias_poll_s: float = Field(
         default=1.0, gt=0, description="Seconds between two looks at where the aliases point."
     )
 
 
-@dataclass(frozen=True)
-class _Target:
-    """The model that answers for an alias, held while it does."""
-
-    model: StoredModel
-    held: IO[bytes]
-
-
 class GeneratorReplica:
-    """Answers chats with whatever model each one names.
+    """Answers requests with whatever model each one names.
 
-    Must be made inside a running event loop, and closed. When an alias moves, the new model is
-    loaded and warmed up beside the old one, which answers until then and is put out when idle; a
-    new model that does not load changes nothing.
+    Must be made inside a running event loop, and closed.
     """
 
     def __init__(self, settings: GeneratorSettings) -> None:
         self._settings = settings
-        self._store = ModelStore(open_storage(settings.storage))
-        self._models = LoadedModels(settings.engine, settings.max_loaded_models)
-        # The model that answers for an alias now, and the one that it could not be moved to.
-        self._targets: dict[str, _Target] = {}
-        self._refused: dict[str, str] = {}
-        self._has_looked = asyncio.Event()
-        self._following = asyncio.get_running_loop().create_task(self._follow_aliases())
+        # Serve's router prefers this replica for the models that came by here last.
+        multiplexed = serve.multiplexed(max_num_models_per_replica=settings.max_loaded_models)
+        self._note_loaded = multiplexed(_note_loaded) if _is_served() else _note_loaded
+        layout = open_storage(settings.storage)
+        max_bytes = settings.max_loaded_bytes or find_default_budget()
+        self._models = LoadedModels(settings.engine, settings.max_loaded_models, max_bytes)
+        self._telemetry = Telemetry(log_texts=settings.log_texts)
+        self._follower = AliasFollower(
+            ModelStore(layout),
+            self._models,
+            telemetry=self._telemetry,
+            log=HandoverLog(layout.handovers),
+            tell_router=self._tell_router,
+            poll_s=settings.alias_poll_s,
+        )
 
     def __del__(self) -> None:
         # Serve calls this when it stops a replica, after the last request.
@@ -73,51 +90,79 @@ class GeneratorReplica:
 
     def close(self) -> None:
         """Stop every engine; blocks for as long as one forward pass."""
-        if hasattr(self, "_following"):
-            self._following.cancel()
+        if hasattr(self, "_follower"):
             self._models.close()
-            for alias in list(self._targets):
-                self._forget(alias)
+            self._follower.close()
 
-    async def chat(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Answer the body of a chat completion.
+    async def stream(
+        self, kind: RequestKind, body: dict[str, Any], request_id: str
+    ) -> AsyncGenerator[Any, None]:
+        """Answer a request in pieces; its id is for the log.
 
-        Yields first what answers: `{"model_id", "run_id", "checkpoint", "dataset_sha256",
-        "system_fingerprint"}`, None where unknown; then pieces: `{"text", "finish_reason",
-        "num_prompt_tokens", "num_completion_tokens"}`, of which only the last has a finish reason
-        and counts. Raises a `ServingError`, and before the first item where the request is to
-        blame or there is no room.
+        Yields `{"origin", "pieces"}`. The first origin says what answers, `{"model_id", "run_id",
+        "checkpoint", "dataset_sha256", "system_fingerprint"}`, None where unknown; the others are
+        None. Pieces are `{"index", "text", "finish_reason", "num_prompt_tokens",
+        "num_completion_tokens", "tokens"}`, of which only the last of each answer has a finish
+        reason and counts. Raises a `ServingError`, and before the first item where the request is
+        to blame or there is no room.
         """
+        with self._telemetry.follow(kind, request_id, body) as record:
+            async with self._open(kind, body, record) as asked:
+                batches = merge(asked.start(in_pieces=True))
+                async with aclosing(batches):
+                    origin: Origin | None = describe_origin(asked.model)
+                    async for batch in batches:
+                        record.see_pieces()
+                        for one in batch:
+                            _note(record, one)
+                        yield {"origin": origin, "pieces": [_to_dict(piece) for piece in batch]}
+                        origin = None
+
+    async def answer(
+        self, kind: RequestKind, body: dict[str, Any], request_id: str
+    ) -> dict[str, Any]:
+        """Answer a request as a whole; its id is for the log.
+
+        Returns `{"origin", "choices", "num_prompt_tokens"}`: what `stream` yields first, one piece
+        per answer, and the tokens of all prompts. Raises a `ServingError`.
+        """
+        with self._telemetry.follow(kind, request_id, body) as record:
+            async with self._open(kind, body, record) as asked:
+                answers = await asked.answer()
+                origin = describe_origin(asked.model)
+            choices = [ChoicePiece(index, answer) for index, answer in enumerate(answers)]
+            for choice in choices:
+                _note(record, choice)
+        return {
+            "origin": origin,
+            "choices": [_to_dict(choice) for choice in choices],
+            "num_prompt_tokens": asked.num_prompt_tokens,
+        }
+
+    @asynccontextmanager
+    async def _open(
+        self, kind: RequestKind, body: dict[str, Any], record: RequestRecord
+    ) -> AsyncIterator[Asked]:
+        """Check a request and lend the engine that it names."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.engine.request_timeout_s
-        parsed = parse_chat_request(request)
-        model, alias = self._resolve(parsed.model)
+        request = parse_chat_request(body) if kind == "chat" else parse_completion_request(body)
+        model, alias = await self._choose(request.model, deadline)
+        record.model_id = model.id
         async with self._models.lend(model, timeout_s=deadline - loop.time()) as loaded:
-            if alias is not None and alias not in self._targets:
-                self._point(alias, model)
-            engine = loaded.engine
-            prompt_ids = await asyncio.to_thread(engine.encode_chat, parsed.to_template_messages())
-            pieces = engine.generate(
-                prompt_ids, _choose_sampling(parsed, engine), timeout_s=deadline - loop.time()
-            )
-            async with aclosing(pieces):
-                # Whatever is wrong with a request shows before its first piece.
-                first = await anext(pieces)
-                yield describe_origin(model)
-                yield asdict(first)
-                async for piece in pieces:
-                    yield asdict(piece)
+            if alias is not None:
+                self._follower.start_with(alias, model)
+            await self._tell_router(model)
+            asked = await Asked.prepare(request, model, loaded.engine, deadline)
+            record.num_prompt_tokens = asked.num_prompt_tokens
+            yield asked
 
     async def loaded_models(self) -> list[dict[str, Any]]:
         """List `{"model_id", "aliases", "num_active", "context_length"}` of what is in memory."""
         return [
             {
                 "model_id": loaded.stored.id,
-                "aliases": sorted(
-                    alias
-                    for alias, target in self._targets.items()
-                    if target.model.id == loaded.stored.id
-                ),
+                "aliases": self._follower.list_aliases(loaded.stored.id),
                 "num_active": loaded.engine.num_active,
                 "context_length": loaded.engine.context_length,
             }
@@ -130,81 +175,39 @@ class GeneratorReplica:
         The first call, which Serve makes before it sends requests, waits until the model of
         `latest` is loaded.
         """
-        await self._has_looked.wait()
+        await self._follower.wait_until_ready()
         for loaded in self._models.list_loaded():
             if not loaded.engine.is_healthy():
                 raise EngineDeadError(f"the engine of model {loaded.stored.id!r} has stopped")
-        if self._following.done():
+        if not self._follower.is_following:
             raise EngineDeadError("the replica no longer follows the aliases")
 
-    def _resolve(self, name: str) -> tuple[StoredModel, str | None]:
-        """Return the model that answers for a name, and the alias if the name is one."""
-        target = self._targets.get(name)
-        if target is not None:
-            return target.model, name
-        model = self._store.resolve(name)
-        return model, name if name != model.id else None
-
-    def _point(self, alias: str, model: StoredModel) -> None:
-        before = self._targets.get(alias)
-        self._targets[alias] = _Target(model, model.hold())  # it answers, so nobody may delete it
-        if before is not None:
-            before.held.close()
-        self._keep_targets()
-
-    def _forget(self, alias: str) -> None:
-        if (target := self._targets.pop(alias, None)) is not None:
-            target.held.close()
-            self._keep_targets()
-
-    def _keep_targets(self, coming: str | None = None) -> None:
-        """Put out last what aliases answer with, and what one of them is moving to."""
-        kept = {target.model.id for target in self._targets.values()}
-        self._models.keep(kept if coming is None else {*kept, coming})
-
-    async def _follow_aliases(self) -> None:
+    async def _choose(self, name: str, deadline: float) -> tuple[StoredModel, str | None]:
+        """Find the model that answers, and the alias; waits while it makes room for another."""
+        loop = asyncio.get_running_loop()
         while True:
-            try:
-                aliases = await asyncio.to_thread(self._store.read_aliases)
-            except (OSError, ValueError, KeyError):
-                logger.exception("the aliases cannot be read; they stay as they were")
-            else:
-                for name in self._targets.keys() - aliases.keys():
-                    self._forget(name)
-                for name in {LATEST_ALIAS, *self._targets} & aliases.keys():
-                    await self._follow(name, aliases[name].model_id)
-            self._models.drop_deleted()
-            self._has_looked.set()
-            await asyncio.sleep(self._settings.alias_poll_s)
+            model, alias = self._follower.resolve(name)
+            timeout_s = deadline - loop.time()
+            if not await self._models.wait_while_draining(model, timeout_s=timeout_s):
+                return model, alias
 
-    async def _follow(self, alias: str, model_id: str) -> None:
-        old = self._targets.get(alias)
-        if old is not None and old.model.id == model_id:
-            self._refused.pop(alias, None)
-            return
-        if self._refused.get(alias) == model_id:
-            return
-        # Nobody uses the new model yet: it must not be put out before the alias points to it.
-        self._keep_targets(coming=model_id)
-        try:
-            model = self._store.get(model_id)
-            await self._models.load(model, beside=True)
-            self._point(alias, model)
-        except Exception:  # a model file can fail in any way, and the old model must go on
-            logger.exception(
-                "%s cannot move to model %s and stays with %s",
-                alias,
-                model_id,
-                old.model.id if old is not None else "none",
-            )
-            self._refused[alias] = model_id
-            self._keep_targets()
-            return
-        self._refused.pop(alias, None)
-        logger.info("%s is model %s now", alias, model_id)
+    async def _tell_router(self, model: StoredModel) -> None:
+        await self._note_loaded(model.id)
 
 
-def describe_origin(model: StoredModel) -> dict[str, str | None]:
+async def _note_loaded(model_id: str) -> str:
+    return model_id
+
+
+def _is_served() -> bool:
+    try:
+        serve.get_replica_context()
+    except RayServeException:
+        return False
+    return True
+
+
+def describe_origin(model: StoredModel) -> Origin:
     """Name what an answer comes from; None where the model's lineage does not say."""
     lineage = model.lineage
     step = lineage.checkpoint_step
@@ -217,14 +220,33 @@ def describe_origin(model: StoredModel) -> dict[str, str | None]:
     }
 
 
-def _choose_sampling(request: ChatCompletionRequest, engine: Engine) -> Sampling:
-    return engine.fill_sampling(
-        max_new_tokens=request.max_new_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        stop=request.stop,
-    )
+def _token_to_dict(told: ToldToken) -> dict[str, Any]:
+    return {
+        "token": _text_to_dict(told.token),
+        "logprob": told.logprob,
+        "top": [(_text_to_dict(text), logprob) for text, logprob in told.top],
+        "is_end": told.is_end,
+    }
+
+
+def _text_to_dict(text: TokenText) -> dict[str, Any]:
+    return {"text": text.text, "utf8": text.utf8}
+
+
+def _note(record: RequestRecord, choice: ChoicePiece) -> None:
+    record.see_text(choice.index, choice.piece.text, choice.piece.num_completion_tokens)
+
+
+def _to_dict(choice: ChoicePiece) -> dict[str, Any]:
+    piece = choice.piece
+    return {
+        "index": choice.index,
+        "text": piece.text,
+        "finish_reason": piece.finish_reason,
+        "num_prompt_tokens": piece.num_prompt_tokens,
+        "num_completion_tokens": piece.num_completion_tokens,
+        "tokens": [_token_to_dict(token) for token in piece.tokens],
+    }
 
 
 Generator = serve.deployment(

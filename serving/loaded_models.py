@@ -4,12 +4,18 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from serving.engine import Engine, EngineSettings
-from serving.errors import DeadlineExceededError, EngineDeadError, OverloadedError
+from serving.errors import (
+    DeadlineExceededError,
+    EngineDeadError,
+    InvalidRequestError,
+    OverloadedError,
+)
+from serving.memory import estimate_memory
 from serving.model_store import StoredModel
 from serving.sampling import Sampling
 from storage import durable
@@ -25,22 +31,42 @@ class LoadedModel:
 
     stored: StoredModel
     engine: Engine
+    size_bytes: int
     last_used: float = field(default_factory=time.monotonic)
 
 
-class LoadedModels:
-    """Keeps at most `max_loaded` engines, putting out the least recently used idle one.
+@dataclass(frozen=True)
+class _Loading:
+    """A model that is being loaded."""
 
-    Belongs to one event loop; loading and closing happen on threads beside it.
+    task: asyncio.Task[LoadedModel]
+    size_bytes: int
+
+
+@dataclass
+class _Draining:
+    """A model that answers to the end and then leaves; requests wait until that is over."""
+
+    over: asyncio.Event
+    num_waiting: int = 0
+
+
+class LoadedModels:
+    """Keeps at most `max_loaded` engines in `max_bytes`, putting out those least recently used.
+
+    Only idle ones. Belongs to one event loop; loading and closing happen on threads beside it.
     """
 
-    def __init__(self, settings: EngineSettings, max_loaded: int) -> None:
+    def __init__(self, settings: EngineSettings, max_loaded: int, max_bytes: int) -> None:
         self._settings = settings
         self._max_loaded = max_loaded
+        self._max_bytes = max_bytes
         self._loaded: dict[str, LoadedModel] = {}
-        self._loading: dict[str, asyncio.Task[LoadedModel]] = {}
+        self._loading: dict[str, _Loading] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._num_leases: Counter[str] = Counter()
+        self._returned = asyncio.Event()  # set whenever a lease ends
+        self._draining: dict[str, _Draining] = {}
         self._kept: frozenset[str] = frozenset()
         self._is_closed = False
 
@@ -67,6 +93,11 @@ class LoadedModels:
         `OverloadedError` when every engine is busy and there may be no more of them,
         `EngineDeadError` when the model does not load, `DeadlineExceededError` after `timeout_s`.
         """
+        if self._num_leases[model.id] >= self._settings.capacity:
+            raise OverloadedError(
+                f"{self._num_leases[model.id]} requests are with model {model.id!r} or wait for it",
+                retry_after_s=1,
+            )
         self._num_leases[model.id] += 1
         held = None
         try:
@@ -85,22 +116,89 @@ class LoadedModels:
             if held is not None:
                 held.close()
             self._num_leases[model.id] -= 1
+            self._returned.set()
             self._put_out_excess()
 
     async def load(self, model: StoredModel, *, beside: bool = False) -> LoadedModel:
         """Return the model's engine, loading and warming it up unless that is done or under way.
 
-        `beside` loads it in addition to what is loaded, whatever the limit; what is too much is
-        put out when it is idle.
+        `beside` loads it in addition to what aliases answer with, however many that are; what is
+        too much is put out when it is idle. Raises `OverloadedError` where memory does not hold it
+        beside what is needed, `InvalidRequestError` where it never does.
         """
         if (loaded := self._find(model)) is not None:
             return loaded
         if model.id not in self._loading:
-            put_out = None if beside else self._make_room(model.id)
-            task = asyncio.create_task(self._load(model, put_out))
-            self._loading[model.id] = task
+            size_bytes = self._estimate(model)
+            put_out = self._make_room(model.id, size_bytes, beside=beside)
+            self._start_loading(model, size_bytes, put_out)
         # Shielded: others may wait for the same engine.
-        return await asyncio.shield(self._loading[model.id])
+        return await asyncio.shield(self._loading[model.id].task)
+
+    def can_replace(self, old: StoredModel, new: StoredModel) -> bool:
+        """Tell whether there is room for `new` once `old` and what nobody needs have left.
+
+        Raises as `load` does for a model that can never be loaded.
+        """
+        size_bytes = self._estimate(new)
+        idle = {*self._list_idle_ids(self._loaded.keys() - self._kept), old.id}
+        stay = [one.size_bytes for name, one in self._loaded.items() if name not in idle]
+        stay += [loading.size_bytes for loading in self._loading.values()]
+        return sum(stay) + size_bytes <= self._max_bytes
+
+    async def replace(
+        self, old: StoredModel, new: StoredModel, is_still_wanted: Callable[[], bool]
+    ) -> bool:
+        """Load `new` in the place of `old`, once the last answer of that one has ended.
+
+        Who wants to lend `old` waits meanwhile. If `new` does not load, `old` is loaded again.
+        Tells whether it was done: not if it `is_still_wanted` no more when `old` is idle.
+        """
+        drained = asyncio.Event()
+        self._draining[old.id] = _Draining(drained)
+        try:
+            while self._num_leases[old.id]:
+                self._returned.clear()
+                await self._returned.wait()
+            if not is_still_wanted():
+                return False
+            if not self.can_replace(old, new):  # others came meanwhile
+                raise OverloadedError(f"the room that {old.id!r} leaves is not enough any more")
+            # `load` takes the room before it waits for anything, so nobody else gets it.
+            if old.id in self._loaded:
+                self._close_aside(self._take_out(self._loaded[old.id]))
+            try:
+                await self.load(new, beside=True)
+            except Exception:
+                await self.load(old, beside=True)
+                raise
+            return True
+        finally:
+            del self._draining[old.id]
+            drained.set()
+
+    async def wait_while_draining(self, model: StoredModel, *, timeout_s: float) -> bool:
+        """Wait until the model is drained no more; tell whether there was something to wait for.
+
+        Raises `DeadlineExceededError`, and `OverloadedError` where too many wait to be answered.
+        """
+        if (draining := self._draining.get(model.id)) is None:
+            return False
+        if draining.num_waiting >= self._settings.capacity:
+            raise OverloadedError(
+                f"{draining.num_waiting} requests wait for the model that replaces {model.id!r}",
+                retry_after_s=_LOAD_RETRY_AFTER_S,
+            )
+        draining.num_waiting += 1
+        try:
+            await asyncio.wait_for(draining.over.wait(), timeout_s)
+        except TimeoutError as exc:
+            raise DeadlineExceededError(
+                f"model {model.id!r} was not replaced within {timeout_s:g} s"
+            ) from exc
+        finally:
+            draining.num_waiting -= 1
+        return True
 
     def close(self) -> None:
         """Stop every engine, and each that is still being loaded as soon as it is."""
@@ -108,20 +206,29 @@ class LoadedModels:
         while self._loaded:
             self._loaded.popitem()[1].engine.close()
 
-    async def _load(self, model: StoredModel, put_out: LoadedModel | None) -> LoadedModel:
+    def _start_loading(
+        self, model: StoredModel, size_bytes: int, put_out: Sequence[LoadedModel]
+    ) -> None:
+        for loaded in put_out:
+            self._close_aside(loaded)
+        task = asyncio.create_task(self._load(model, size_bytes))
+        self._loading[model.id] = _Loading(task, size_bytes)
+
+    async def _load(self, model: StoredModel, size_bytes: int) -> LoadedModel:
         started = time.monotonic()
         try:
-            if put_out is not None:
-                await asyncio.to_thread(put_out.engine.close)
+            while self._closing:  # their room is not free before
+                await asyncio.wait(self._closing)
             engine = await asyncio.to_thread(self._load_engine, model)
             try:
                 # The first pass through a model is its slowest; no request should wait for it.
                 async for _ in engine.generate([0], Sampling(max_new_tokens=1)):
                     pass
+                self._check_open()
             except BaseException:
-                engine.close()
+                await asyncio.to_thread(engine.close)
                 raise
-            self._loaded[model.id] = LoadedModel(model, engine)
+            self._loaded[model.id] = LoadedModel(model, engine, size_bytes)
         finally:
             del self._loading[model.id]
         logger.info("loaded model %s in %.1f s", model.id, time.monotonic() - started)
@@ -142,31 +249,59 @@ class LoadedModels:
             except durable.DamagedDirectoryError as exc:
                 raise EngineDeadError(f"model {model.id!r} is not loaded: {exc}") from exc
             engine = Engine.load(model.path, self._settings)
-        if self._is_closed:
+        try:
+            self._check_open()
+        except EngineDeadError:
             engine.close()
-            raise EngineDeadError("the replica is shutting down")
+            raise
         return engine
 
-    def _make_room(self, model_id: str) -> LoadedModel | None:
-        if len(self._loaded) + len(self._loading) < self._max_loaded:
-            return None
-        # Only what is needed by nobody now, and what an alias answers with last of all.
-        victim = self._find_idle(among=self._loaded.keys() - self._kept) or self._find_idle(
-            among=self._loaded.keys()
-        )
-        if victim is None:
-            raise OverloadedError(
-                f"model {model_id!r} is not loaded, and all {self._max_loaded} models that may "
-                "be are busy",
-                retry_after_s=_LOAD_RETRY_AFTER_S,
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineDeadError("the replica is shutting down")
+
+    def _estimate(self, model: StoredModel) -> int:
+        try:
+            size_bytes = estimate_memory(model.path, self._settings)
+        except (OSError, ValueError, AttributeError, TypeError) as exc:
+            reason = str(exc).replace(str(model.path), model.id)
+            raise EngineDeadError(f"model {model.id!r} cannot be loaded: {reason}") from exc
+        if size_bytes > self._max_bytes:
+            raise InvalidRequestError(
+                f"model {model.id!r} needs {_to_gb(size_bytes)} for its weights and its cache, and "
+                f"models may take {_to_gb(self._max_bytes)} here",
+                param="model",
+                code="model_too_large",
             )
-        return self._take_out(victim)
+        return size_bytes
+
+    def _make_room(self, model_id: str, size_bytes: int, *, beside: bool) -> list[LoadedModel]:
+        """Take out what has to go before a model can come; the engines are still to be closed."""
+        # Only what is needed by nobody now, and what an alias answers with last of all.
+        victims = self._list_idle(self._loaded.keys() - self._kept)
+        if not beside:
+            victims += self._list_idle(self._loaded.keys() & self._kept)
+        sizes = [loaded.size_bytes for loaded in self._loaded.values()]
+        sizes += [loading.size_bytes for loading in self._loading.values()]
+        num_free = self._max_loaded - len(sizes)
+        free_bytes = self._max_bytes - sum(sizes)
+        num_victims = 0
+        while (num_free < 1 and not beside) or free_bytes < size_bytes:
+            if num_victims == len(victims):
+                raise OverloadedError(
+                    f"model {model_id!r} is not loaded, and there is no room for it beside the "
+                    f"models that are busy: {self._max_loaded} may be loaded, and take "
+                    f"{_to_gb(self._max_bytes)}",
+                    retry_after_s=_LOAD_RETRY_AFTER_S,
+                )
+            num_free += 1
+            free_bytes += victims[num_victims].size_bytes
+            num_victims += 1
+        return [self._take_out(victim) for victim in victims[:num_victims]]
 
     def _put_out_excess(self) -> None:
-        while len(self._loaded) > self._max_loaded:
-            victim = self._find_idle(among=self._loaded.keys() - self._kept)
-            if victim is None:
-                return
+        victims = self._list_idle(self._loaded.keys() - self._kept)
+        for victim in victims[: max(0, len(self._loaded) - self._max_loaded)]:
             self._close_aside(self._take_out(victim))
 
     def _close_aside(self, loaded: LoadedModel) -> None:
@@ -174,10 +309,18 @@ class LoadedModels:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def _find_idle(self, *, among: Collection[str]) -> LoadedModel | None:
-        idle = [self._loaded[model_id] for model_id in among if not self._num_leases[model_id]]
-        return min(idle, key=lambda loaded: loaded.last_used, default=None)
+    def _list_idle(self, model_ids: Collection[str]) -> list[LoadedModel]:
+        """List what nobody uses now, that least recently used first."""
+        idle = [self._loaded[model_id] for model_id in self._list_idle_ids(model_ids)]
+        return sorted(idle, key=lambda loaded: loaded.last_used)
+
+    def _list_idle_ids(self, model_ids: Collection[str]) -> list[str]:
+        return [model_id for model_id in model_ids if not self._num_leases[model_id]]
 
     def _take_out(self, victim: LoadedModel) -> LoadedModel:
         logger.info("putting out model %s", victim.stored.id)
         return self._loaded.pop(victim.stored.id)
+
+
+def _to_gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.2f} GB"

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import IO
 
@@ -35,7 +36,7 @@ class StoredModel:
     lineage: Lineage = field(repr=False)
     edition: tuple[int, int] = field(repr=False)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """A short name of the exact content, from the manifest that lists every file's hash."""
         return f"fp_{durable.hash_file(self.path / durable.MANIFEST_NAME)[:12]}"

@@ -1,8 +1,36 @@
-"""Answers of chat completions as OpenAI's clients expect them: plain dictionaries for JSON."""
+"""Answers as OpenAI's clients expect them: plain dictionaries for JSON.
 
+Choices and pieces are the dictionaries that a generator gives: `index`, `text`, `finish_reason`,
+`num_prompt_tokens`, `num_completion_tokens` and `tokens`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
-from serving.protocol import FinishReason
+Choice = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class AnswerHead:
+    """What all parts of one answer have in common; `created` is in Unix seconds."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    def build(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """Put choices under the head, for an object of this kind."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+            "choices": choices,
+        }
 
 
 def build_usage(num_prompt_tokens: int, num_completion_tokens: int) -> dict[str, int]:
@@ -15,73 +43,119 @@ def build_usage(num_prompt_tokens: int, num_completion_tokens: int) -> dict[str,
 
 
 def build_chat_completion(
-    *,
-    completion_id: str,
-    created: int,
-    model: str,
-    system_fingerprint: str,
-    text: str,
-    finish_reason: FinishReason,
-    usage: dict[str, int],
+    head: AnswerHead, choices: Sequence[Choice], usage: dict[str, int], *, has_logprobs: bool
 ) -> dict[str, Any]:
-    """Build a whole `chat.completion`; `created` is in Unix seconds."""
-    return {
-        "id": completion_id,
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
-        "system_fingerprint": system_fingerprint,
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": text},
-                "logprobs": None,
-                "finish_reason": finish_reason,
-            }
-        ],
-        "usage": usage,
-    }
+    """Build a whole `chat.completion`."""
+    built = [
+        {
+            "index": choice["index"],
+            "message": {"role": "assistant", "content": choice["text"], "refusal": None},
+            "logprobs": _build_chat_logprobs(choice) if has_logprobs else None,
+            "finish_reason": choice["finish_reason"],
+        }
+        for choice in choices
+    ]
+    return {**head.build("chat.completion", built), "usage": usage}
 
 
-def build_chat_chunk(
-    *,
-    completion_id: str,
-    created: int,
-    model: str,
-    system_fingerprint: str,
-    delta: dict[str, str],
-    finish_reason: FinishReason | None = None,
+def build_chat_opening(head: AnswerHead, index: int) -> dict[str, Any]:
+    """Build the first `chat.completion.chunk` of one choice."""
+    delta = {"role": "assistant", "content": ""}
+    return _build_chat_chunk(head, index, delta, None, None)
+
+
+def build_chat_chunks(
+    head: AnswerHead, piece: Choice, *, has_logprobs: bool
+) -> list[dict[str, Any]]:
+    """Build the chunks of one piece: its text if it has some, and its end if it is the last."""
+    index, chunks = piece["index"], []
+    if piece["text"] or (has_logprobs and piece["tokens"]):
+        logprobs = _build_chat_logprobs(piece) if has_logprobs else None
+        chunks.append(_build_chat_chunk(head, index, {"content": piece["text"]}, logprobs, None))
+    if piece["finish_reason"] is not None:
+        chunks.append(_build_chat_chunk(head, index, {}, None, piece["finish_reason"]))
+    return chunks
+
+
+def build_completion(
+    head: AnswerHead, choices: Sequence[Choice], usage: dict[str, int], *, has_logprobs: bool
 ) -> dict[str, Any]:
-    """Build one `chat.completion.chunk`.
-
-    The first chunk of an answer has the delta `{"role": "assistant", "content": ""}`, those that
-    follow `{"content": ...}`, the last one `{}` and the finish reason.
-    """
-    return {
-        "id": completion_id,
-        "object": "chat.completion.chunk",
-        "created": created,
-        "model": model,
-        "system_fingerprint": system_fingerprint,
-        "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}],
-    }
+    """Build a whole `text_completion`."""
+    built = [_build_completion_choice(choice, 0, has_logprobs=has_logprobs) for choice in choices]
+    return {**head.build("text_completion", built), "usage": usage}
 
 
-def build_usage_chunk(
-    *,
-    completion_id: str,
-    created: int,
-    model: str,
-    system_fingerprint: str,
-    usage: dict[str, int],
+def build_completion_chunk(
+    head: AnswerHead, piece: Choice, offset: int, *, has_logprobs: bool
 ) -> dict[str, Any]:
+    """Build the `text_completion` of one piece, which begins at a character of the answer."""
+    choice = _build_completion_choice(piece, offset, has_logprobs=has_logprobs)
+    return head.build("text_completion", [choice])
+
+
+def build_usage_chunk(head: AnswerHead, kind: str, usage: dict[str, int]) -> dict[str, Any]:
     """Build the chunk without choices that `stream_options.include_usage` asks for, sent last."""
+    return {**head.build(kind, []), "usage": usage}
+
+
+def _build_chat_chunk(
+    head: AnswerHead,
+    index: int,
+    delta: dict[str, str],
+    logprobs: dict[str, Any] | None,
+    finish_reason: str | None,
+) -> dict[str, Any]:
+    choice = {
+        "index": index,
+        "delta": delta,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason,
+    }
+    return head.build("chat.completion.chunk", [choice])
+
+
+def _build_chat_logprobs(choice: Choice) -> dict[str, Any]:
+    content = [
+        {
+            **_build_token(told["token"], told["logprob"]),
+            "top_logprobs": [_build_token(token, logprob) for token, logprob in told["top"]],
+        }
+        for told in choice["tokens"]
+        if not told["is_end"]
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _build_token(token: Mapping[str, Any], logprob: float) -> dict[str, Any]:
+    utf8 = token["utf8"]
     return {
-        "id": completion_id,
-        "object": "chat.completion.chunk",
-        "created": created,
-        "model": model,
-        "system_fingerprint": system_fingerprint,
-        "choices": [],
-        "usage": usage,
+        "token": token["text"],
+        "logprob": logprob,
+        "bytes": None if utf8 is None else list(utf8),
+    }
+
+
+def _build_completion_choice(choice: Choice, offset: int, *, has_logprobs: bool) -> dict[str, Any]:
+    return {
+        "index": choice["index"],
+        "text": choice["text"],
+        "logprobs": _build_completion_logprobs(choice, offset) if has_logprobs else None,
+        "finish_reason": choice["finish_reason"],
+    }
+
+
+def _build_completion_logprobs(choice: Choice, offset: int) -> dict[str, Any]:
+    told_tokens = choice["tokens"]  # with the end, which evaluation harnesses count on
+    texts = [told["token"]["text"] for told in told_tokens]
+    return {
+        "tokens": texts,
+        "token_logprobs": [told["logprob"] for told in told_tokens],
+        "top_logprobs": [
+            None
+            if told["logprob"] is None
+            else {token["text"]: logprob for token, logprob in reversed(told["top"])}
+            for told in told_tokens
+        ],
+        # Of tokens that are parts of characters, or special, about where they are.
+        "text_offset": list(accumulate(map(len, texts[:-1]), initial=offset)) if texts else [],
     }

@@ -1,5 +1,6 @@
 """How the next token is chosen, for every request of a batch on its own terms."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,9 @@ from transformers.generation.continuous_batching.requests import FutureRequestSt
 
 _COLDEST = 1e-4
 """Below this temperature scores would overflow when divided by it, for the whole batch."""
+_DRAWN, _GREEDY = -2, -1
+"""What stands where a seeded request has the key of its noise."""
+_MASK = 0x7FFFFFFF
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,25 @@ class Sampling:
     """How many of the likeliest tokens to choose among; 0 for all."""
     stop: tuple[str, ...] = ()
     """The text ends before the first of these."""
+    seed: int | None = None
+    """The same seed draws the same tokens from the same probabilities."""
+    num_top_logprobs: int | None = None
+    """How many of the likeliest tokens to tell at each place; None for no log-probabilities."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether there is nothing to draw."""
+        return self.temperature < _COLDEST or self.top_k == 1
 
     def to_processor_kwargs(self, vocab_size: int) -> dict[str, Any]:
         """Return what the processors below take, kept within what they can compute."""
-        is_greedy = self.temperature < _COLDEST or self.top_k == 1
-        if is_greedy:
-            return {"greedy": True, "temperature": 1.0, "top_k": vocab_size, "top_p": 1.0}
+        kwargs: dict[str, Any] = {"num_top_logprobs": self.num_top_logprobs or 0}
+        if self.is_greedy:
+            return {**kwargs, "greedy": True, "temperature": 1.0, "top_k": vocab_size, "top_p": 1.0}
+        if self.seed is not None:
+            kwargs["seed"] = self.seed
         return {
+            **kwargs,
             "greedy": False,
             "temperature": float(self.temperature),
             "top_k": min(self.top_k or vocab_size, vocab_size),
@@ -52,19 +68,25 @@ class Sampling:
         }
 
 
-def build_processors(vocab_size: int) -> ContinuousBatchingLogitsProcessorList:
+def build_processors(
+    vocab_size: int, first: ContinuousBatchingLogitsProcessor
+) -> ContinuousBatchingLogitsProcessorList:
     """Build the processors that let each request of a batch sample by its own settings.
 
-    transformers builds only those that the model's generation config needs, and knows no greedy
-    request within a sampling batch: `top_k=1` still draws among equal scores, which are common in
-    bf16, where `generate` takes the first.
+    `first` comes before them and sees the scores as the model gave them.
+
+    transformers builds only those that the model's generation config needs, and either draws for
+    all requests or for none. Here it draws for none: it takes the highest score, to which those
+    requests that want to draw have noise added. So a greedy request gets the first of equal scores,
+    which are common in bf16, as from `generate`.
     """
     top_k = TopKLogitsWarper(top_k=vocab_size)
     processors: list[ContinuousBatchingLogitsProcessor] = [
+        first,
         ContinuousBatchingTemperatureLogitsWarper(TemperatureLogitsWarper(1.0)),
         _TopK(top_k),
         _TopP(TopPLogitsWarper(top_p=1.0)),
-        _Greedy(),
+        _Noise(),
     ]
     built = ContinuousBatchingLogitsProcessorList(LogitsProcessorList(processors))
     built.tensors_required = len(processors)
@@ -87,29 +109,61 @@ class _TopP(ContinuousBatchingTopPLogitsWarper):  # type: ignore[misc]
         return _process_rows(super().__call__, scores, tensor_arg, wanted)
 
 
-class _Greedy(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
-    """Leaves a greedy request nothing but its first likeliest token, which is then drawn."""
+class _Noise(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
+    """Adds Gumbel noise, so that the highest score is a draw from the softmax of the scores.
 
-    supported_kwargs = {"greedy": bool}  # noqa: RUF012 - declared so by transformers
+    (Gumbel 1954; Maddison et al. 2014, arXiv 1411.0030.) The noise of a seeded request depends on
+    its seed, the place and the token alone, whatever else is in the batch.
+    """
+
+    supported_kwargs = {"greedy": bool, "seed": int}  # noqa: RUF012 - declared so by transformers
     ignored_kwargs = ()
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
-        int32_tensor.fill_(0)
+        int32_tensor.fill_(_DRAWN)
 
     def prepare_tensor_args(
         self, requests_with_new_token: list[FutureRequestState]
     ) -> torch.Tensor:
-        flags = [
-            bool(request.state.logit_processor_kwargs.get("greedy", False))
-            for request in requests_with_new_token
-        ]
-        return torch.tensor(flags, dtype=torch.int32, device="cpu")
+        keys = [_find_key(request.state) for request in requests_with_new_token]
+        return torch.tensor(keys, dtype=torch.int32, device="cpu")
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
-        is_greedy = tensor_arg[: scores.size(0)].bool().unsqueeze(-1)  # [B, 1]
-        best = scores.argmax(dim=-1, keepdim=True)  # [B, 1], the first of equals
-        only_best = torch.full_like(scores, -torch.inf).scatter(-1, best, 0.0)  # [B, V]
-        return torch.where(is_greedy, only_best, scores)
+        keys = tensor_arg[: scores.size(0)]
+        return _process_rows(_add_noise, scores, keys, keys != _GREEDY)
+
+
+def _find_key(state: Any) -> int:
+    """Tell how a request's next token is chosen; for a seeded one, by which key."""
+    kwargs = state.logit_processor_kwargs
+    if kwargs.get("greedy", False):
+        return _GREEDY
+    if (seed := kwargs.get("seed")) is None:
+        return _DRAWN
+    # One that had to leave the cache comes back with what it had generated in its prompt.
+    place = len(state.initial_tokens) + len(state.generated_tokens)
+    digest = hashlib.blake2b(f"{seed} {place}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") & _MASK
+
+
+def _add_noise(scores: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    drawn = -torch.empty_like(scores).exponential_().log()  # [B, V]
+    keys = keys.unsqueeze(-1)  # [B, 1]
+    seeded = make_gumbel_noise(keys, scores.size(1))
+    return scores + torch.where(keys == _GREEDY, 0.0, torch.where(keys == _DRAWN, drawn, seeded))
+
+
+def make_gumbel_noise(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Make noise of shape `[B, vocab_size]` from `keys` `[B, 1]`, 31 bits each, and nothing else.
+
+    Key and token id are mixed by the 32-bit finaliser of MurmurHash3 (Appleby).
+    """
+    tokens = torch.arange(vocab_size, device=keys.device)  # [V]
+    bits = keys.long() ^ (tokens * 0x9E3779B1 & 0xFFFFFFFF)  # [B, V]
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        bits = ((bits ^ bits >> shift) * factor) & 0xFFFFFFFF
+    uniform = ((bits ^ bits >> 16).double() + 0.5) / 2**32
+    return -torch.log(-torch.log(uniform)).float()
 
 
 def _process_rows(
@@ -119,7 +173,7 @@ def _process_rows(
     wanted: torch.Tensor,  # [B]
 ) -> torch.Tensor:
     if scores.is_cuda:  # a CUDA graph cannot depend on what the tensors hold
-        return process(scores, tensor_arg)
+        return process(scores, tensor_arg[: scores.size(0)])
     rows = wanted.nonzero().squeeze(-1)
     if len(rows) == 0:
         return scores

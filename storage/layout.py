@@ -5,6 +5,7 @@
 <root>/models/<model-id>/   a Hugging Face model directory, lineage.json, manifest.json
 <root>/cache/tokens/        rows of earlier runs as tokens; may be emptied at any time
 <root>/aliases.json         which model each alias points to, and pointed to before
+<root>/handovers.jsonl      what became of those moves on each replica of the generator
 """
 
 import re
@@ -67,6 +68,11 @@ class StorageLayout:
     def aliases(self) -> Path:
         """The aliases and their history, one JSON file."""
         return self.root / "aliases.json"
+
+    @property
+    def handovers(self) -> Path:
+        """What became of the moves of aliases, a file of JSON lines."""
+        return self.root / "handovers.jsonl"
 
     def file(self, file_id: str) -> Path:
         """The folder of one uploaded file."""

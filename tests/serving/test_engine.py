@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from serving.engine import Engine, Piece
+from serving.answer import Piece
+from serving.engine import Engine
 from serving.errors import (
     DeadlineExceededError,
     EngineDeadError,

@@ -1,6 +1,8 @@
 import asyncio
+import gc
 import json
 import shutil
+import weakref
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from serving.engine import EngineSettings
 from serving.errors import (
     EngineDeadError,
     InvalidRequestError,
@@ -16,6 +19,8 @@ from serving.errors import (
     OverloadedError,
 )
 from serving.generator import Generator, GeneratorReplica, GeneratorSettings
+from serving.handovers import HandoverLog
+from serving.memory import estimate_memory
 from serving.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout
@@ -31,8 +36,10 @@ def _ask(model: str, content: str = "fox", **fields: Any) -> dict[str, Any]:
 async def _chat(
     replica: GeneratorReplica, model: str, **fields: Any
 ) -> tuple[dict[str, Any], str, dict[str, Any]]:
-    opening, *pieces = [item async for item in replica.chat(_ask(model, **fields))]
-    return opening, "".join(piece["text"] for piece in pieces), pieces[-1]
+    items = [item async for item in replica.stream("chat", _ask(model, **fields), "id")]
+    pieces = [piece for item in items for piece in item["pieces"]]
+    assert all(item["origin"] is None for item in items[1:])
+    return items[0]["origin"], "".join(piece["text"] for piece in pieces), pieces[-1]
 
 
 async def _list_ids(replica: GeneratorReplica) -> list[str]:
@@ -43,10 +50,13 @@ async def _loads(replica: GeneratorReplica, *model_ids: str) -> bool:
     return await _list_ids(replica) == sorted(model_ids)
 
 
-def _add_broken(store: ModelStore, layout: StorageLayout, source: Path, model_id: str) -> None:
+def _add_broken(
+    store: ModelStore, layout: StorageLayout, source: Path, model_id: str, **config: Any
+) -> None:
     building = Path(shutil.copytree(source, layout.models / ".broken"))
-    config = json.loads((building / "config.json").read_text())
-    durable.write_json(building / "config.json", {**config, "model_type": "unheard-of"})
+    own = json.loads((building / "config.json").read_text())
+    changed = {**own, **(config or {"model_type": "unheard-of"})}
+    durable.write_json(building / "config.json", changed)
     store.publish(building, model_id)
 
 
@@ -73,6 +83,8 @@ def test_answer_names_what_made_it(
             }
             assert text
             assert set(last) == {
+                "index",
+                "tokens",
                 "text",
                 "finish_reason",
                 "num_prompt_tokens",
@@ -91,9 +103,9 @@ def test_refusals_come_before_the_first_item(store: ModelStore, layout: StorageL
     async def scenario() -> None:
         async with run_replica(layout) as replica:
             with pytest.raises(ModelNotFoundError, match="'latest'"):
-                await anext(replica.chat(_ask("latest")))
-            with pytest.raises(InvalidRequestError, match="'n' is not supported"):
-                await anext(replica.chat(_ask("latest", n=3)))
+                await anext(replica.stream("chat", _ask("latest"), "id"))
+            with pytest.raises(InvalidRequestError, match="'tools' is not supported"):
+                await anext(replica.stream("chat", _ask("latest", tools=[1]), "id"))
 
     asyncio.run(scenario())
 
@@ -106,7 +118,7 @@ def test_prompt_too_long_is_refused_before_the_first_item(
     async def scenario() -> None:
         async with run_replica(layout) as replica:
             with pytest.raises(InvalidRequestError, match="the model's context holds 128"):
-                await anext(replica.chat(_ask("base", "fox " * 200)))
+                await anext(replica.stream("chat", _ask("base", "fox " * 200), "id"))
             assert (await replica.loaded_models())[0]["num_active"] == 0
 
     asyncio.run(scenario())
@@ -177,7 +189,7 @@ def test_model_that_does_not_load_leaves_the_old_one(
     async def scenario() -> None:
         async with run_replica(layout) as replica:
             store.point_alias("latest", "broken")
-            await wait_until(lambda: "latest" in replica._refused)
+            await wait_until(lambda: "latest" in replica._follower._failed)
             assert (await _chat(replica, "latest"))[0]["model_id"] == "old"
             await replica.check_health()
             with pytest.raises(EngineDeadError, match="'broken' cannot be loaded"):
@@ -217,7 +229,7 @@ def test_busy_models_stay_and_one_more_is_refused(
 
     async def scenario() -> None:
         async with run_replica(layout, max_loaded_models=1) as replica:
-            async with aclosing(replica.chat(_ask("a", max_tokens=100))) as answer:
+            async with aclosing(replica.stream("chat", _ask("a", max_tokens=100), "id")) as answer:
                 await anext(answer)
                 with pytest.raises(OverloadedError, match="'b' is not loaded") as caught:
                     await _chat(replica, "b")
@@ -235,7 +247,7 @@ def test_client_that_leaves_frees_its_place(
 
     async def scenario() -> None:
         async with run_replica(layout) as replica:
-            async with aclosing(replica.chat(_ask("a", max_tokens=100))) as answer:
+            async with aclosing(replica.stream("chat", _ask("a", max_tokens=100), "id")) as answer:
                 await anext(answer)
                 assert (await replica.loaded_models())[0]["num_active"] == 1
             assert (await replica.loaded_models())[0]["num_active"] == 0
@@ -264,6 +276,166 @@ def test_settings_refuse_what_they_do_not_know() -> None:
         GeneratorSettings.model_validate({"storage": "x", "max_loaded_modles": 2})
 
 
+@pytest.mark.parametrize("log_texts", [False, True])
+def test_the_log_has_the_text_of_a_request_only_if_asked(
+    store: ModelStore,
+    layout: StorageLayout,
+    tiny_model: Path,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    log_texts: bool,
+) -> None:
+    store.add(tiny_model, "a")
+    caplog.set_level("INFO", logger="serving")
+
+    async def scenario() -> str:
+        async with run_replica(layout, log_texts=log_texts) as replica:
+            ask = _ask("a", "badger", max_tokens=8)
+            answer = await replica.answer("chat", ask, "chatcmpl-7")
+            async for _ in replica.stream("chat", ask, "chatcmpl-8"):
+                pass
+            return str(answer["choices"][0]["text"])
+
+    text = asyncio.run(scenario())
+    for name in ("chatcmpl-7", "chatcmpl-8"):
+        lines = [line for line in caplog.messages if name in line]
+        assert any("chat for a: answered after" in line for line in lines)
+        assert any("badger" in line and repr(text) in line for line in lines) is log_texts
+        assert len(lines) == 1 + log_texts
+
+
+def _estimate(path: Path) -> int:
+    return estimate_memory(path, EngineSettings())
+
+
+def test_memory_holds_as_many_models_as_fit(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    for model_id in ("a", "b", "c"):
+        store.add(tiny_model, model_id)
+    two = 2 * _estimate(tiny_model) + 1
+
+    async def scenario() -> None:
+        async with run_replica(layout, max_loaded_bytes=two) as replica:
+            for model_id in ("a", "b", "c"):
+                await _chat(replica, model_id)
+            assert await _list_ids(replica) == ["b", "c"]
+        async with run_replica(layout, max_loaded_bytes=10) as replica:
+            with pytest.raises(InvalidRequestError, match="models may take 0.00 GB") as caught:
+                await _chat(replica, "a")
+            assert caught.value.code == "model_too_large"
+
+    asyncio.run(scenario())
+
+
+def test_where_memory_holds_one_model_the_old_one_ends_its_answers_first(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
+) -> None:
+    store.add(tiny_model, "old")
+    store.add(other_model, "new")
+    store.point_alias("latest", "old")
+    log = HandoverLog(layout.handovers)
+
+    async def scenario() -> None:
+        one = _estimate(tiny_model) + 1
+        async with run_replica(layout, max_loaded_bytes=one) as replica:
+            answer = replica.stream("chat", _ask("latest", max_tokens=100), "id")
+            origin = (await anext(answer))["origin"]
+            store.point_alias("latest", "new")
+            await wait_until(lambda: [one.outcome for one in log.read("latest")] == ["draining"])
+            waiting = asyncio.create_task(_chat(replica, "latest"))
+            rest = [piece async for item in answer for piece in item["pieces"]]
+            assert origin["model_id"] == "old"
+            assert rest[-1]["finish_reason"] is not None, "it was not cut off"
+            assert (await waiting)[0]["model_id"] == "new", "who waited was not refused"
+            assert (await _chat(replica, "old"))[0]["model_id"] == "old"
+            assert await _list_ids(replica) == ["old"]
+
+    asyncio.run(scenario())
+    assert [event.outcome for event in log.read("latest")] == ["draining", "moved"]
+    assert "there is no room for it" in log.read("latest")[0].message
+
+
+def test_a_model_that_was_put_out_is_in_memory_no_more(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
+) -> None:
+    store.add(tiny_model, "old")
+    store.add(other_model, "new")
+    store.point_alias("latest", "old")
+
+    async def scenario() -> None:
+        async with run_replica(layout, max_loaded_bytes=_estimate(tiny_model) + 1) as replica:
+            weights = weakref.ref(replica._models.list_loaded()[0].engine._model)
+            store.point_alias("latest", "new")
+            await wait_until(lambda: replica._follower.list_aliases("new") == ["latest"])
+            gc.collect()
+            assert weights() is None
+
+    asyncio.run(scenario())
+
+
+def test_an_alias_waits_while_another_one_needs_the_only_place(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
+) -> None:
+    store.add(tiny_model, "old")
+    store.add(other_model, "new")
+    store.point_alias("latest", "old")
+    store.point_alias("stable", "old")
+    log = HandoverLog(layout.handovers)
+
+    async def scenario() -> None:
+        async with run_replica(layout, max_loaded_bytes=_estimate(tiny_model) + 1) as replica:
+            assert (await _chat(replica, "stable"))[0]["model_id"] == "old"
+            store.point_alias("latest", "new")
+            await wait_until(lambda: [one.outcome for one in log.read("latest")] == ["postponed"])
+            assert "'stable' still answers with 'old'" in log.read("latest")[0].message
+            assert (await _chat(replica, "latest"))[0]["model_id"] == "old"
+            store.remove_alias("stable")
+            await wait_until(lambda: replica._follower.list_aliases("new") == ["latest"])
+
+    asyncio.run(scenario())
+    assert [one.outcome for one in log.read("latest")] == ["postponed", "draining", "moved"]
+
+
+def test_the_old_model_is_back_when_the_new_one_fails_after_all(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    store.add(tiny_model, "old")
+    _add_broken(store, layout, tiny_model, "broken", vocab_size=7)
+    store.point_alias("latest", "old")
+    log = HandoverLog(layout.handovers)
+
+    async def scenario() -> None:
+        async with run_replica(layout, max_loaded_bytes=_estimate(tiny_model) + 1) as replica:
+            store.point_alias("latest", "broken")
+            await wait_until(lambda: "refused" in [one.outcome for one in log.read("latest")])
+            assert await _list_ids(replica) == ["old"]
+            assert (await _chat(replica, "latest"))[0]["model_id"] == "old"
+
+    asyncio.run(scenario())
+    assert [one.outcome for one in log.read("latest")] == ["draining", "refused"]
+
+
+def test_a_model_that_does_not_load_is_not_drained_for(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
+) -> None:
+    store.add(tiny_model, "old")
+    damage(store.add(other_model, "damaged").path / "model.safetensors", "flipped")
+    store.point_alias("latest", "old")
+    log = HandoverLog(layout.handovers)
+
+    async def scenario() -> None:
+        one = _estimate(tiny_model) + 1
+        async with run_replica(layout, max_loaded_bytes=one) as replica:
+            store.point_alias("latest", "damaged")
+            await wait_until(lambda: [one.outcome for one in log.read("latest")] == ["refused"])
+            assert await _list_ids(replica) == ["old"]
+            assert (await _chat(replica, "latest"))[0]["model_id"] == "old"
+
+    asyncio.run(scenario())
+    assert [event.outcome for event in log.read("latest")] == ["refused"]
+
+
 def test_deployment_leaves_no_limit_to_chance() -> None:
     assert Generator.name == "Generator"
     assert Generator.max_ongoing_requests == 128
@@ -282,7 +454,7 @@ def test_a_damaged_model_is_never_loaded_and_the_old_one_answers(
     async def scenario() -> None:
         async with run_replica(layout) as replica:
             store.point_alias("latest", "damaged")
-            await wait_until(lambda: "latest" in replica._refused)
+            await wait_until(lambda: "latest" in replica._follower._failed)
             assert (await _chat(replica, "latest"))[0]["model_id"] == "old"
             with pytest.raises(EngineDeadError, match=r"'model\.safetensors' differs from its man"):
                 await _chat(replica, "damaged")
@@ -298,7 +470,7 @@ def test_a_model_that_answers_is_not_deleted_and_a_deleted_one_is_put_out(
 
     async def scenario() -> None:
         async with run_replica(layout) as replica:
-            async with aclosing(replica.chat(_ask("a", max_tokens=100))) as answer:
+            async with aclosing(replica.stream("chat", _ask("a", max_tokens=100), "id")) as answer:
                 await anext(answer)
                 with pytest.raises(ModelInUseError, match="'a' is loaded by a generator"):
                     store.delete("a")
@@ -327,7 +499,7 @@ def test_what_an_alias_answers_with_is_not_deleted(
     async def scenario() -> None:
         async with run_replica(layout) as replica:
             store.point_alias("latest", "broken")
-            await wait_until(lambda: "latest" in replica._refused)
+            await wait_until(lambda: "latest" in replica._follower._failed)
             with pytest.raises(ModelInUseError, match="'old' is loaded by a generator"):
                 store.delete("old")
             assert (await _chat(replica, "latest"))[0]["model_id"] == "old"
@@ -374,5 +546,72 @@ def test_a_model_made_anew_under_an_old_id_answers_for_itself(
             assert before["system_fingerprint"] != after["system_fingerprint"]
             assert after["system_fingerprint"] == store.get("a").fingerprint
             assert old_text != new_text
+
+    asyncio.run(scenario())
+
+
+def test_several_answers_come_under_their_numbers(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    store.add(tiny_model, "a")
+    prompts = {"model": "a", "prompt": ["one fox", "two"], "n": 2, "max_tokens": 5, "echo": True}
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            answer = await replica.answer("completion", prompts, "id")
+            choices = answer["choices"]
+            assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+            assert all(choice["text"].startswith("one fox") for choice in choices[:2])
+            assert all(choice["text"].startswith("two") for choice in choices[2:])
+            ask = _ask("a", n=3, max_tokens=5)
+            items = [item async for item in replica.stream("chat", ask, "id")]
+            pieces = [piece for item in items for piece in item["pieces"]]
+            ends = [piece for piece in pieces if piece["finish_reason"]]
+            assert sorted(piece["index"] for piece in ends) == [0, 1, 2]
+            with pytest.raises(InvalidRequestError, match="96 answers are wanted at once"):
+                await replica.answer(
+                    "completion", {**prompts, "prompt": ["a"] * 6, "n": 16}, "asked"
+                )
+
+    asyncio.run(scenario())
+
+
+def test_a_refused_prompt_is_named(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    store.add(tiny_model, "a")
+    wrong: list[tuple[Any, str]] = [
+        ([1] * 200, "has 200 tokens, but the model's context holds 128"),
+        ([10**6], "the token id 1000000"),
+    ]
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            for prompt, message in wrong:
+                with pytest.raises(InvalidRequestError, match=message) as caught:
+                    await replica.answer("completion", {"model": "a", "prompt": prompt}, "id")
+                assert caught.value.param == "prompt"
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_leaves_ends_all_of_its_answers(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    store.add(tiny_model, "a")
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            ask = _ask("a", n=4, max_tokens=100)
+            task = asyncio.create_task(replica.answer("chat", ask, "id"))
+
+            async def counts(num_active: int) -> bool:
+                loaded = await replica.loaded_models()
+                return bool(loaded) and loaded[0]["num_active"] == num_active
+
+            await wait_until(lambda: counts(4))
+            task.cancel()
+            await asyncio.wait([task])
+            assert await counts(0)
 
     asyncio.run(scenario())

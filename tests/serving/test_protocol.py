@@ -1,11 +1,13 @@
 from typing import Any
 
 import pytest
+from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from serving import openai_shapes
+from serving.chat_protocol import parse_chat_request
+from serving.completion_protocol import parse_completion_request
 from serving.errors import InvalidRequestError
-from serving.protocol import parse_chat_request
 
 _HELLO = [{"role": "user", "content": "hello"}]
 
@@ -60,9 +62,13 @@ def test_what_asks_for_nothing_is_let_through() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"n": 2}, "n", "not supported yet"),
-        ({"seed": 1}, "seed", "not supported yet"),
-        ({"logprobs": True}, "logprobs", "not supported yet"),
+        ({"n": 17}, "n", "found 17"),
+        ({"n": 0}, "n", "found 0"),
+        ({"seed": 2**63}, "seed", "found 9223372036854775808"),
+        ({"seed": 1.5}, "seed", "found 1.5"),
+        ({"logprobs": 3}, "logprobs", "found 3"),
+        ({"top_logprobs": 3}, None, "together with logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "found 21"),
         ({"tools": [{"type": "function"}]}, "tools", "not supported yet"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
         ({"presence_penalty": 0.5}, "presence_penalty", "not supported yet"),
@@ -106,27 +112,95 @@ def test_body_must_be_an_object() -> None:
         parse_chat_request([])
 
 
-def test_answers_have_the_shapes_of_the_openai_package() -> None:
-    head: dict[str, Any] = {
-        "completion_id": "c-1",
-        "created": 1,
-        "model": "m",
-        "system_fingerprint": "fp_0",
-    }
-    usage = openai_shapes.build_usage(3, 4)
-    whole = openai_shapes.build_chat_completion(
-        **head, text="hi", finish_reason="stop", usage=usage
-    )
-    chunks = [
-        openai_shapes.build_chat_chunk(**head, delta={"role": "assistant", "content": ""}),
-        openai_shapes.build_chat_chunk(**head, delta={"content": "hi"}),
-        openai_shapes.build_chat_chunk(**head, delta={}, finish_reason="length"),
-        openai_shapes.build_usage_chunk(**head, usage=usage),
-    ]
+def complete(**fields: Any) -> Any:
+    return parse_completion_request({"model": "m", **fields})
+
+
+def test_prompts_are_texts_or_tokens_one_or_many() -> None:
+    assert complete(prompt="a").prompt == ("a",)
+    assert complete(prompt=["a", "b"]).prompt == ("a", "b")
+    assert complete(prompt=[1, 2]).prompt == ((1, 2),)
+    assert complete(prompt=[[1, 2], [3]]).prompt == ((1, 2), (3,))
+    assert complete(prompt="a").max_new_tokens == 16
+    assert complete(prompt="a", max_tokens=0, echo=True, logprobs=0).num_top_logprobs == 0
+    assert complete(prompt="a", best_of=2, n=2, suffix=None, presence_penalty=0).n == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({}, "prompt", "is required"),
+        ({"prompt": []}, "prompt", "at least 1"),
+        ({"prompt": [True]}, "prompt", "found True among them"),
+        ({"prompt": [-1]}, "prompt", "found -1 among them"),
+        ({"prompt": [[]]}, "prompt", "found [] among them"),
+        ({"prompt": ["a", [1, "b"]]}, "prompt", "found [1, 'b'] among them"),
+        ({"prompt": {"a": 1}}, "prompt", ""),
+        ({"prompt": ["a"] * 129}, "prompt", "at most 128"),
+        ({"prompt": ["a" * 600_000] * 2}, None, "1000000"),
+        ({"prompt": "a", "max_tokens": 0}, None, "nothing to answer"),
+        ({"prompt": "a", "best_of": 3}, None, "best_of (3) must be n (1)"),
+        ({"prompt": "a", "echo": True, "stream": True}, None, "echo"),
+        ({"prompt": "a", "suffix": "b"}, "suffix", "not supported yet"),
+        ({"prompt": "a", "messages": []}, "messages", "not a known parameter"),
+    ],
+)
+def test_refusals_of_completions_name_what_is_wrong(
+    fields: dict[str, Any], param: str | None, message: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        complete(**fields)
+    assert (caught.value.param or None) == param
+    assert message in caught.value.message
+    assert len(caught.value.message) < 300
+
+
+HEAD = openai_shapes.AnswerHead("c-1", 1, "m", "fp_0")
+USAGE = openai_shapes.build_usage(3, 4)
+TOLD = {
+    "token": {"text": "hi", "utf8": (104, 105)},
+    "logprob": -0.5,
+    "top": [({"text": "hi", "utf8": (104, 105)}, -0.5), ({"text": "\ufffd", "utf8": None}, -1.0)],
+    "is_end": False,
+}
+PIECE = {"index": 0, "text": "hi", "finish_reason": "stop", "tokens": [TOLD]}
+
+
+def test_chats_have_the_shapes_of_the_openai_package() -> None:
+    whole = openai_shapes.build_chat_completion(HEAD, [PIECE], USAGE, has_logprobs=True)
     parsed = ChatCompletion.model_validate(whole, strict=True)
     assert parsed.choices[0].message.content == "hi"
     assert parsed.usage is not None
     assert parsed.usage.total_tokens == 7
+    logprobs = parsed.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert logprobs.content[0].bytes == [104, 105]
+    assert [top.logprob for top in logprobs.content[0].top_logprobs] == [-0.5, -1.0]
+    chunks = [
+        openai_shapes.build_chat_opening(HEAD, 0),
+        *openai_shapes.build_chat_chunks(HEAD, PIECE, has_logprobs=True),
+        openai_shapes.build_usage_chunk(HEAD, "chat.completion.chunk", USAGE),
+    ]
     seen = [ChatCompletionChunk.model_validate(chunk, strict=True) for chunk in chunks]
-    assert [chunk.choices[0].finish_reason for chunk in seen[:3]] == [None, None, "length"]
+    assert [chunk.choices[0].finish_reason for chunk in seen[:3]] == [None, None, "stop"]
     assert seen[3].choices == []
+
+
+def test_completions_have_the_shapes_of_the_openai_package() -> None:
+    first = {**TOLD, "logprob": None, "top": []}
+    choice = {**PIECE, "text": "hihi", "tokens": [first, TOLD]}
+    whole = openai_shapes.build_completion(HEAD, [choice], USAGE, has_logprobs=True)
+    # The package's types have no None, but the API gives it for the first token of a prompt, and
+    # the client does not check.
+    logprobs = Completion.construct(**whole).choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["hi", "hi"]
+    assert logprobs.token_logprobs == [None, -0.5]
+    assert logprobs.top_logprobs == [None, {"hi": -0.5, "\ufffd": -1.0}]
+    assert logprobs.text_offset == [0, 2]
+    chunk = openai_shapes.build_completion_chunk(HEAD, PIECE, 5, has_logprobs=True)
+    assert chunk["choices"][0]["logprobs"]["text_offset"] == [5]
+    Completion.model_validate(chunk, strict=True)
+    plain = openai_shapes.build_completion(HEAD, [PIECE], USAGE, has_logprobs=False)
+    assert plain["choices"][0]["logprobs"] is None

@@ -1,0 +1,206 @@
+"""Keeps every alias that is in use answering while it moves from model to model."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import IO
+
+from serving.errors import DeadlineExceededError, OverloadedError, ServingError
+from serving.handovers import HandoverEvent, HandoverLog, Outcome
+from serving.loaded_models import LoadedModels
+from serving.model_store import LATEST_ALIAS, ModelStore, StoredModel
+from serving.telemetry import Telemetry
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The model that answers for an alias, held while it does."""
+
+    model: StoredModel
+    held: IO[bytes]
+
+
+class AliasFollower:
+    """Knows which model answers for an alias here and now.
+
+    When an alias moves, the new model is loaded and warmed up beside the old one, which answers
+    until then. Where memory does not hold both, the old one ends its answers and leaves first, and
+    requests wait. A new model that does not load changes nothing. Belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        store: ModelStore,
+        models: LoadedModels,
+        *,
+        telemetry: Telemetry,
+        log: HandoverLog,
+        tell_router: Callable[[StoredModel], Awaitable[None]],
+        poll_s: float,
+    ) -> None:
+        self._store = store
+        self._models = models
+        self._telemetry = telemetry
+        self._log = log
+        self._tell_router = tell_router
+        self._poll_s = poll_s
+        self._targets: dict[str, _Target] = {}
+        self._wanted: dict[str, str] = {}  # the ids of the models that aliases should point to
+        self._coming: dict[str, str] = {}  # and of those that they are moving to
+        self._moves: dict[str, asyncio.Task[None]] = {}
+        # The model that an alias could not be moved to, and whether that is final.
+        self._failed: dict[str, tuple[str, Outcome]] = {}
+        self._has_looked = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._keep_following())
+
+    @property
+    def is_following(self) -> bool:
+        """Whether moves are still noticed."""
+        return not self._task.done()
+
+    def close(self) -> None:
+        """Stop following, and let the models go."""
+        for task in (self._task, *self._moves.values()):
+            task.cancel()
+        for alias in list(self._targets):
+            self._forget(alias)
+
+    async def wait_until_ready(self) -> None:
+        """Wait until the model of `latest`, if there is one, is loaded."""
+        await self._has_looked.wait()
+
+    def resolve(self, name: str) -> tuple[StoredModel, str | None]:
+        """Return the model that answers for a name, and the alias if the name is one.
+
+        Raises `ModelNotFoundError`.
+        """
+        if (target := self._targets.get(name)) is not None:
+            return target.model, name
+        model = self._store.resolve(name)
+        return model, name if name != model.id else None
+
+    def start_with(self, alias: str, model: StoredModel) -> None:
+        """Follow an alias from now on, which the loaded `model` answers for."""
+        if alias not in self._targets:
+            self._point(alias, model)
+
+    def list_aliases(self, model_id: str) -> list[str]:
+        """List the aliases that a model answers for."""
+        return sorted(
+            alias for alias, target in self._targets.items() if target.model.id == model_id
+        )
+
+    def _point(self, alias: str, model: StoredModel) -> None:
+        before = self._targets.get(alias)
+        self._targets[alias] = _Target(model, model.hold())  # it answers, so nobody may delete it
+        if before is not None:
+            before.held.close()
+        self._keep_targets()
+
+    def _forget(self, alias: str) -> None:
+        if (target := self._targets.pop(alias, None)) is not None:
+            target.held.close()
+            self._keep_targets()
+
+    def _keep_targets(self) -> None:
+        """Put out last what aliases answer with, and what they are moving to."""
+        answering = {target.model.id for target in self._targets.values()}
+        self._models.keep({*answering, *self._coming.values()})
+
+    async def _keep_following(self) -> None:
+        while True:
+            try:
+                aliases = await asyncio.to_thread(self._store.read_aliases)
+            except (OSError, ValueError, KeyError):
+                logger.exception("the aliases cannot be read; they stay as they were")
+            else:
+                self._start_moves({name: alias.model_id for name, alias in aliases.items()})
+            if not self._has_looked.is_set():
+                await asyncio.gather(*self._moves.values())
+                self._has_looked.set()
+            self._models.drop_deleted()
+            self._telemetry.show_load(
+                {one.stored.id: one.engine.find_load() for one in self._models.list_loaded()}
+            )
+            await asyncio.sleep(self._poll_s)
+
+    def _start_moves(self, wanted: dict[str, str]) -> None:
+        self._wanted = wanted
+        for alias in self._targets.keys() - wanted.keys():
+            self._forget(alias)
+        for alias in {LATEST_ALIAS, *self._targets} & wanted.keys() - self._moves.keys():
+            target = self._targets.get(alias)
+            if target is not None and target.model.id == wanted[alias]:
+                self._failed.pop(alias, None)
+            elif self._failed.get(alias) != (wanted[alias], "refused"):
+                task = asyncio.create_task(self._follow(alias, wanted[alias]))
+                self._moves[alias] = task
+
+    async def _follow(self, alias: str, model_id: str) -> None:
+        # Nobody uses the new model yet: it must not be put out before the alias points to it.
+        self._coming[alias] = model_id
+        self._keep_targets()
+        before = self._targets.get(alias)
+        old = None if before is None else before.model
+        try:
+            model = self._store.get(model_id)
+            has_moved = await self._move(alias, old, model)
+        except (OverloadedError, DeadlineExceededError) as exc:  # it is tried again
+            self._note_failure(alias, "postponed", model_id, old, str(exc))
+        except Exception as exc:  # a model file can fail in any way, and the old model must go on
+            logger.exception("%s cannot move to model %s", alias, model_id)
+            reason = str(exc) if isinstance(exc, ServingError) else "see the server's log"
+            self._note_failure(alias, "refused", model_id, old, reason)
+        else:
+            if has_moved:
+                self._failed.pop(alias, None)
+                self._note(alias, "moved", model_id, old, "it answers from now on")
+                await self._tell_router(model)
+        finally:
+            del self._coming[alias], self._moves[alias]
+            self._keep_targets()
+
+    async def _move(self, alias: str, old: StoredModel | None, model: StoredModel) -> bool:
+        try:
+            await self._models.load(model, beside=True)
+        except OverloadedError as exc:
+            if old is None or not self._models.can_replace(old, model):
+                raise
+            reason = str(exc)
+        else:
+            self._point(alias, model)
+            return True
+        if others := [name for name in self.list_aliases(old.id) if name != alias]:
+            raise OverloadedError(f"{reason}; and {others[0]!r} still answers with {old.id!r}")
+        await asyncio.to_thread(model.verify)  # before anybody has to wait for it
+        self._note(alias, "draining", model.id, old, reason)
+        has_moved = await self._models.replace(
+            old, model, lambda: self._wanted.get(alias) == model.id
+        )
+        if has_moved:
+            self._point(alias, model)
+        return has_moved
+
+    def _note_failure(
+        self, alias: str, outcome: Outcome, model_id: str, old: StoredModel | None, reason: str
+    ) -> None:
+        if self._failed.get(alias) != (model_id, outcome):
+            stays = "no model" if old is None else f"model {old.id!r}"
+            self._note(alias, outcome, model_id, old, f"it stays with {stays}: {reason}")
+        self._failed[alias] = (model_id, outcome)
+
+    def _note(
+        self, alias: str, outcome: Outcome, model_id: str, old: StoredModel | None, message: str
+    ) -> None:
+        before = None if old is None else old.id
+        logger.info("%s, model %s (before: %s): %s: %s", alias, model_id, before, outcome, message)
+        if old is None and outcome == "moved":  # a start, not a move
+            return
+        self._telemetry.note_handover(alias, outcome)
+        try:
+            self._log.add(HandoverEvent(alias, outcome, model_id, before, message))
+        except OSError:
+            logger.exception("the event of a hand-over cannot be written")

@@ -1,0 +1,143 @@
+"""A request on its way through an engine: its prompts as tokens, and the answers to each."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from serving.answer import Piece
+from serving.chat_protocol import ChatCompletionRequest
+from serving.choices import Pieces, gather
+from serving.completion_protocol import CompletionRequest
+from serving.engine import Engine
+from serving.errors import InvalidRequestError
+from serving.model_store import StoredModel
+from serving.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """What is to be gone on with; the text only where it may be given back."""
+
+    token_ids: Sequence[int]
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A checked request and the engine that answers it, until a time of the event loop."""
+
+    request: ChatCompletionRequest | CompletionRequest
+    model: StoredModel
+    engine: Engine
+    deadline: float
+    prompts: Sequence[EncodedPrompt]
+    sampling: Sampling
+
+    @classmethod
+    async def prepare(
+        cls,
+        request: ChatCompletionRequest | CompletionRequest,
+        model: StoredModel,
+        engine: Engine,
+        deadline: float,
+    ) -> "Asked":
+        """Turn the prompts into tokens.
+
+        Raises `InvalidRequestError` for what the model cannot take, `OverloadedError` where there
+        is no room.
+        """
+        is_chat = isinstance(request, ChatCompletionRequest)
+        with _blaming("messages" if is_chat else "prompt"):
+            prompts = await asyncio.to_thread(_encode, request, engine)
+            num_free = 0 if request.max_new_tokens == 0 else 1
+            for prompt in prompts:
+                engine.check_prompt(prompt.token_ids, num_free=num_free)
+        engine.check_room(len(prompts) * request.n)
+        sampling = engine.fill_sampling(
+            max_new_tokens=request.max_new_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            stop=request.stop,
+            seed=request.seed,
+            num_top_logprobs=request.num_top_logprobs,
+        )
+        return cls(request, model, engine, deadline, prompts, sampling)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts together."""
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    def start(self, *, in_pieces: bool) -> list[Pieces]:
+        """Start `n` answers to each prompt, those to the first one first."""
+        timeout_s = self._find_timeout_s()
+        return [
+            self.engine.generate(
+                prompt.token_ids, self._vary(number), timeout_s=timeout_s, in_pieces=in_pieces
+            )
+            for prompt in self.prompts
+            for number in range(self.request.n)
+        ]
+
+    async def answer(self) -> list[Piece]:
+        """Give all answers whole, with the prompts before them if that is wanted."""
+        request = self.request
+        if request.max_new_tokens == 0:
+            num_answers = len(self.prompts) * request.n
+            answers = [Piece("", "length") for _ in range(num_answers)]
+        else:
+            answers = await gather(self.start(in_pieces=False))
+        if not isinstance(request, CompletionRequest) or not request.echo:
+            return answers
+        echoes = [await self._echo(prompt) for prompt in self.prompts]
+        return [
+            replace(
+                answer,
+                text=echoes[index // request.n].text + answer.text,
+                tokens=echoes[index // request.n].tokens + answer.tokens,
+            )
+            for index, answer in enumerate(answers)
+        ]
+
+    async def _echo(self, prompt: EncodedPrompt) -> Piece:
+        text = self.engine.decode(prompt.token_ids) if prompt.text is None else prompt.text
+        if self.sampling.num_top_logprobs is None:
+            return Piece(text)
+        tokens = await self.engine.score(
+            prompt.token_ids, self.sampling.num_top_logprobs, timeout_s=self._find_timeout_s()
+        )
+        return Piece(text, tokens=tuple(tokens))
+
+    def _vary(self, number: int) -> Sampling:
+        """Give the answers to one prompt seeds of their own."""
+        if self.sampling.seed is None:
+            return self.sampling
+        return replace(self.sampling, seed=self.sampling.seed + number)
+
+    def _find_timeout_s(self) -> float:
+        return max(0.0, self.deadline - asyncio.get_running_loop().time())
+
+
+def _encode(
+    request: ChatCompletionRequest | CompletionRequest, engine: Engine
+) -> list[EncodedPrompt]:
+    if isinstance(request, ChatCompletionRequest):
+        return [EncodedPrompt(engine.encode_chat(request.to_template_messages()))]
+    return [
+        EncodedPrompt(engine.encode_text(prompt), prompt)
+        if isinstance(prompt, str)
+        else EncodedPrompt(prompt)
+        for prompt in request.prompt
+    ]
+
+
+@contextmanager
+def _blaming(param: str) -> Iterator[None]:
+    """Name the field that prompts come from in refusals that do not say which."""
+    try:
+        yield
+    except InvalidRequestError as exc:
+        exc.param = exc.param or param
+        raise

@@ -1,0 +1,174 @@
+"""transformers' continuous batching, set up for serving: one thread generates for everybody."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+from transformers.generation.continuous_batching import ContinuousBatchingManager
+from transformers.generation.continuous_batching.cb_logits_processors import (
+    ContinuousBatchingLogitsProcessor,
+)
+from transformers.generation.continuous_batching.requests import FutureRequestState
+from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
+
+from serving.sampling import build_processors
+
+_SCHEDULER_NAME = "tuneserve_fifo"
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Log-probability (natural) of a token at its place, and the likeliest tokens there."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # token ids and log-probabilities, likeliest first
+
+
+class LikelihoodBook:
+    """Notes how likely the tokens were that requests got, for those requests that ask.
+
+    What a model gave before anything was done to it: temperature and the like do not count.
+    """
+
+    def __init__(self) -> None:
+        self._notes: dict[str, list[Likelihood]] = {}
+        self._rows: list[tuple[str, int]] = []  # the requests of the batch at hand, and their tops
+        self._logits: torch.Tensor | None = None  # [at least B, V] of that batch
+        self._buffer: torch.Tensor | None = None
+
+    def reserve(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        """Make a lasting place for logits, which CUDA graphs can write to."""
+        self._buffer = torch.empty(num_rows, vocab_size, dtype=torch.float32, device=device)
+
+    def open(self, request_id: str) -> None:
+        """Begin to take notes of a request."""
+        self._notes[request_id] = []
+
+    def read(self, request_id: str) -> Sequence[Likelihood]:
+        """The notes of a request, one per token that it got so far."""
+        return self._notes.get(request_id, ())
+
+    def close(self, request_id: str) -> None:
+        """Forget a request."""
+        self._notes.pop(request_id, None)
+
+    def expect(self, rows: list[tuple[str, int]]) -> None:
+        """Say whose rows the next batch has."""
+        self._rows = rows
+
+    def see(self, logits: torch.Tensor) -> None:
+        """Look at the logits of a batch, `[B, V]`; inside of a CUDA graph where there is one."""
+        if self._buffer is None:
+            self._logits = logits
+            return
+        num_rows = min(len(logits), len(self._buffer))  # those beyond are padding
+        self._buffer[:num_rows].copy_(logits[:num_rows])
+        self._logits = self._buffer
+
+    def note(self, tokens: torch.Tensor) -> None:
+        """Take down the tokens that were chosen, `[B]`, before their requests hear of them."""
+        wanted = [index for index, (name, _) in enumerate(self._rows) if name in self._notes]
+        if not wanted or self._logits is None:
+            return
+        likelihoods = find_likelihoods(
+            self._logits[wanted], tokens[wanted], max(self._rows[index][1] for index in wanted)
+        )
+        for index, likelihood in zip(wanted, likelihoods, strict=True):
+            name, num_top = self._rows[index]
+            if (notes := self._notes.get(name)) is not None:
+                notes.append(Likelihood(likelihood.logprob, likelihood.top[:num_top]))
+
+
+def find_likelihoods(
+    logits: torch.Tensor,  # [N, V]
+    tokens: torch.Tensor,  # [N]
+    num_top: int,
+) -> list[Likelihood]:
+    """Find how likely each token was, and the `num_top` likeliest in its place."""
+    logprobs = torch.log_softmax(logits.float(), dim=-1)  # [N, V]
+    chosen = logprobs.gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1).tolist()
+    top = logprobs.topk(min(num_top, logprobs.size(-1)), dim=-1)
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return [
+        Likelihood(logprob, tuple(zip(ids, values, strict=True)))
+        for logprob, (ids, values) in zip(chosen, pairs, strict=True)
+    ]
+
+
+def start_manager(
+    model: PreTrainedModel, config: ContinuousBatchingConfig, vocab_size: int, book: LikelihoodBook
+) -> ContinuousBatchingManager:
+    """Start the thread that generates; blocks until its cache is made and CUDA graphs are captured.
+
+    Raises `MemoryError`, `ValueError` or `RuntimeError` for a cache that cannot be made.
+    """
+    SCHEDULER_MAPPING[_SCHEDULER_NAME] = _Scheduler
+    config.scheduler_type = _SCHEDULER_NAME
+    config.per_request_processors = True
+    # Likelihoods are noted between a step and the next; with two in flight they would mix.
+    config.use_async_batching = False
+    manager: ContinuousBatchingManager = model.init_continuous_batching(
+        generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1),
+        continuous_batching_config=config,
+    )
+    manager.logit_processor = build_processors(vocab_size, first=_Witness(book))
+    if model.device.type == "cuda":
+        num_rows = manager.continuous_batching_config.max_requests_per_batch
+        book.reserve(num_rows, vocab_size, model.device)
+    manager.warmup()  # makes the cache here and now, so that its errors are ours to see
+    processor: Any = manager.batch_processor
+    deliver = processor.update_batch
+
+    def note_and_deliver() -> None:
+        outputs = processor.inputs_and_outputs
+        book.note(outputs.output_ids[0, : outputs.num_request_in_batch])
+        deliver()
+
+    processor.update_batch = note_and_deliver
+    manager.start()
+    return manager
+
+
+class _Witness(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
+    """Shows the logits to the book before any other processor changes them."""
+
+    supported_kwargs = {"num_top_logprobs": int}  # noqa: RUF012 - declared so by transformers
+    ignored_kwargs = ()
+
+    def __init__(self, book: LikelihoodBook) -> None:
+        self._book = book
+
+    def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
+        int32_tensor.fill_(0)
+
+    def prepare_tensor_args(
+        self, requests_with_new_token: list[FutureRequestState]
+    ) -> torch.Tensor:
+        rows = [
+            (
+                request.state.request_id,
+                request.state.logit_processor_kwargs.get("num_top_logprobs", 0),
+            )
+            for request in requests_with_new_token
+        ]
+        self._book.expect(rows)
+        return torch.zeros(len(rows), dtype=torch.int32)
+
+    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        self._book.see(scores)
+        return scores
+
+
+class _Scheduler(FIFOScheduler):  # type: ignore[misc]
+    """First come, first served, without waiting for an end that never comes.
+
+    When the cache is full, transformers admits nobody until a request has finished. One that is
+    cancelled does not count as finished, so after the last of them it would wait for ever.
+    """
+
+    def schedule_batch(self, token_budget: int, cache_budget: int) -> Any:
+        if not self.active_requests:
+            self.block_new_requests = False
+        return super().schedule_batch(token_budget, cache_budget)

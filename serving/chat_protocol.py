@@ -1,0 +1,143 @@
+"""The body of `POST /v1/chat/completions`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+
+from serving.protocol import (
+    MAX_TEXT_CHARACTERS,
+    MAX_TOP_LOGPROBS,
+    STRICT,
+    GenerationRequest,
+    Neutral,
+    parse_request,
+)
+
+MAX_MESSAGES = 512
+
+_NOT_SUPPORTED: Neutral = {
+    "audio": (),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "verbosity": (),
+    "web_search_options": (),
+}
+
+
+def _join_text_parts(value: Any) -> Any:
+    """Turn a list of text parts into one string, a line each; leave a string alone."""
+    if not isinstance(value, list):
+        return value
+    texts = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(
+                f"expected a string or parts such as {{'type': 'text', 'text': '...'}}, found a "
+                f"part of type {kind!r}"
+            )
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+class ChatMessage(BaseModel):
+    """One turn of a conversation."""
+
+    model_config = STRICT
+
+    role: Literal["system", "developer", "user", "assistant"] = Field(
+        description="Who speaks; 'developer' is another word for 'system'."
+    )
+    content: Annotated[str, BeforeValidator(_join_text_parts)] = Field(
+        max_length=MAX_TEXT_CHARACTERS,
+        description="What is said: a string, or text parts that are joined with line ends.",
+    )
+    type: Literal["text"] = Field(
+        default="text", description="What evaluation harnesses add; there is nothing else."
+    )
+    name: str | None = Field(
+        default=None,
+        max_length=64,
+        description="A name for the speaker; accepted, but not shown to the model.",
+    )
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """A conversation to go on with."""
+
+    messages: tuple[ChatMessage, ...] = Field(
+        min_length=1, max_length=MAX_MESSAGES, description="The conversation, oldest turn first."
+    )
+    max_completion_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most tokens to generate; what the context has left is the limit above it.",
+    )
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="The older name of max_completion_tokens."
+    )
+    logprobs: bool = Field(default=False, description="Tell how likely each token was.")
+    top_logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="Tell as many of the likeliest tokens at each place; only with logprobs.",
+    )
+    metadata: dict[str, str] = Field(
+        default_factory=dict, max_length=16, description="The caller's own notes; not used."
+    )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "ChatCompletionRequest":
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise ValueError(
+                f"max_tokens ({self.max_tokens}) and max_completion_tokens "
+                f"({self.max_completion_tokens}) are one setting with two names; give one of them"
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is only allowed together with logprobs: true")
+        num_characters = sum(len(message.content) for message in self.messages)
+        if num_characters > MAX_TEXT_CHARACTERS:
+            raise ValueError(
+                f"the messages have {num_characters} characters, at most {MAX_TEXT_CHARACTERS} "
+                "are taken"
+            )
+        return self
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """The limit on generated tokens under either of its names; None if not given."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """How many likeliest tokens to tell; None to tell nothing."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def to_template_messages(self) -> list[dict[str, str]]:
+        """Return the conversation as chat templates expect it."""
+        return [
+            {
+                "role": "system" if message.role == "developer" else message.role,
+                "content": message.content,
+            }
+            for message in self.messages
+        ]
+
+
+def parse_chat_request(body: Any) -> ChatCompletionRequest:
+    """Check the decoded JSON body of a chat completion; raises `InvalidRequestError`."""
+    return parse_request(ChatCompletionRequest, body, _NOT_SUPPORTED)

@@ -1,0 +1,50 @@
+"""How much memory a model takes while it answers, and how much models may take together."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from transformers import AutoConfig
+
+from serving.engine import EngineSettings
+
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
+_CPU_SHARE, _GPU_SHARE = 0.5, 0.85
+"""Of what is free when a replica starts; on a CPU, fine-tunes need the rest."""
+
+
+def find_default_budget() -> int:
+    """Return the bytes that models may take where nobody says: a share of what is free now."""
+    if torch.cuda.is_available():
+        free, _ = torch.cuda.mem_get_info()
+        return int(free * _GPU_SHARE)
+    return int(min(psutil.virtual_memory().available, _find_group_room()) * _CPU_SHARE)
+
+
+def _find_group_room() -> float:
+    """Return the bytes that the container lets its processes take beyond what they have."""
+    try:
+        limit = (_CONTROL_GROUP / "memory.max").read_text().strip()
+        used = int((_CONTROL_GROUP / "memory.current").read_text())
+    except OSError:  # there is none
+        return math.inf
+    return math.inf if limit == "max" else max(0, int(limit) - used)
+
+
+def estimate_memory(path: Path, settings: EngineSettings) -> int:
+    """Return about how many bytes a model directory takes when loaded: its weights and its cache.
+
+    The cache holds a key and a value per layer, head and token, in the type of the weights.
+    Activations are not counted. Raises `OSError` or `ValueError` for a config that cannot be read.
+    """
+    weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    whole: Any = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    config = whole.get_text_config()
+    num_heads = config.num_attention_heads
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    dtype = config.dtype or whole.dtype or torch.float32
+    token_bytes: int = 2 * config.num_hidden_layers * num_kv_heads * head_size * dtype.itemsize
+    return weights + token_bytes * settings.page_size * settings.num_cache_blocks
