@@ -24,8 +24,8 @@ from apps.files import FileStore
 from apps.logical_cpus import API_CPUS, PAGE_CPUS, QUEUE_CPUS
 from apps.queue import RunQueue
 from apps.ray_jobs import RayJobRunner
-from apps.remote import RemoteChat, RemoteQueue
-from apps.routes import aliases, chat, files, health, jobs, models
+from apps.remote import RemoteQueue, RemoteText
+from apps.routes import aliases, chat, completions, files, health, jobs, models
 from apps.services import Services
 from apps.settings import ApplicationSettings
 from serving.generator import GENERATOR_CPUS, Generator, GeneratorSettings
@@ -35,7 +35,11 @@ from storage.layout import open_storage
 logger = logging.getLogger(__name__)
 
 MULTIPART_BYTES = 100_000  # what a form adds to the file in it
+MAX_TEXT_BYTES = (
+    8_000_000  # of a request for text: a million characters, but for odd ones
+)
 RECONCILE_INTERVAL_S = 1.0
+TRANSPORT_S = 5.0  # what the way there and back may add to a generator's deadline
 
 
 def build_app(settings: ApplicationSettings) -> Application:
@@ -43,21 +47,26 @@ def build_app(settings: ApplicationSettings) -> Application:
     layout = open_storage(settings.storage)
     install_base_models(ModelStore(layout), settings.base_models)
     FileStore(layout).add(HANDBOOK_FILE_ID, find_handbook(), "handbook.jsonl")
-    generator = Generator.bind(
+    generator = Generator.options(**settings.replicas.to_options(settings.engine.capacity)).bind(
         GeneratorSettings(
             storage=str(layout.root),
             engine=settings.engine,
             max_loaded_models=settings.max_loaded_models,
+            max_loaded_bytes=settings.max_loaded_bytes,
+            log_texts=settings.log_texts,
         )
     )
-    queue = FineTuningQueue.bind(str(layout.root), settings.max_concurrent_runs)
+    queue = FineTuningQueue.bind(
+        str(layout.root),
+        settings.max_concurrent_runs,
+        API_CPUS + QUEUE_CPUS + PAGE_CPUS + settings.replicas.max * GENERATOR_CPUS,
+    )
     return Api.bind(str(layout.root), settings, generator, queue)
 
 
 def build_http(services: Services, api_key: str | None) -> AccessControl:
     """Put the routes together; the same with and without Serve."""
     max_body_bytes = services.max_upload_bytes + MULTIPART_BYTES
-    max_model_bytes = services.max_model_bytes
     app = FastAPI(
         title="Tuneserve",
         docs_url=None,  # it would load scripts from elsewhere; /openapi.json describes the API
@@ -66,22 +75,25 @@ def build_http(services: Services, api_key: str | None) -> AccessControl:
     )
     app.state.services = services
     install_error_handlers(app)
-    for resource in (health, files, jobs, aliases, chat):
+    for resource in (health, files, jobs, aliases):
         app.include_router(resource.router)
-    app.include_router(models.router, max_body_size=max_model_bytes)
-    larger = {models.router.prefix: max_model_bytes}
-    return AccessControl(BodyLimit(app, max_body_bytes, larger), api_key)
+    limits = {models.router.prefix: services.max_model_bytes}
+    app.include_router(models.router, max_body_size=services.max_model_bytes)
+    for resource in (chat, completions):
+        app.include_router(resource.router, max_body_size=MAX_TEXT_BYTES)
+        limits |= {route.path: MAX_TEXT_BYTES for route in resource.router.routes}
+    return AccessControl(BodyLimit(app, max_body_bytes, limits), api_key)
 
 
 class FineTuningQueueReplica:
     """The queue as one replica that looks after the runs on disk once a second."""
 
-    def __init__(self, storage: str, max_concurrent_runs: int) -> None:
+    def __init__(self, storage: str, max_concurrent_runs: int, reserved_cpus: float) -> None:
         self._queue = RunQueue(
             open_storage(storage),
             RayJobRunner(),
             max_concurrent_runs=max_concurrent_runs,
-            reserved_cpus=API_CPUS + QUEUE_CPUS + PAGE_CPUS + GENERATOR_CPUS,
+            reserved_cpus=reserved_cpus,
         )
         self._task = asyncio.get_event_loop().create_task(self._keep_reconciling())
 
@@ -132,11 +144,17 @@ class ApiReplica:
         queue: DeploymentHandle[Any],
     ) -> None:
         layout = open_storage(Path(storage))
+        models = ModelStore(layout)
         self._services = Services(
             layout=layout,
             files=FileStore(layout),
-            models=ModelStore(layout),
-            chat=RemoteChat(generator),
+            models=models,
+            text=RemoteText(
+                generator,
+                models=models if settings.replicas.max > 1 else None,
+                timeout_s=settings.engine.request_timeout_s + TRANSPORT_S,
+                may_sleep=settings.replicas.min == 0,
+            ),
             fine_tuning=RemoteQueue(queue),
             max_upload_bytes=settings.max_upload_bytes,
             max_model_bytes=settings.max_model_bytes,

@@ -13,8 +13,8 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
-from ray.exceptions import RayTaskError
-from ray.serve.exceptions import BackPressureError
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.exceptions import HTTPException
 
 from serving.errors import (
@@ -59,6 +59,8 @@ def to_response(exc: BaseException) -> JSONResponse:
         message = describe_validation_error(exc)
     elif isinstance(exc, RequestValidationError):
         message = describe_faults(exc.errors())
+    elif isinstance(exc, (RayActorError, DeploymentUnavailableError)):
+        message = "the process that worked on this has ended; another takes its place, try again"
     if status == 500:
         logger.error("a request failed", exc_info=exc)
         message = "something went wrong on our side; the server's log has the details"
@@ -92,6 +94,10 @@ def _classify(exc: BaseException) -> tuple[int, str | None, str | None, dict[str
         return 429, exc.param, exc.code, {"retry-after": str(max(1, round(exc.retry_after_s)))}
     if isinstance(exc, BackPressureError):
         return 429, None, "overloaded", {"retry-after": "1"}
+    if isinstance(exc, (RayActorError, DeploymentUnavailableError)):
+        return 503, None, "unavailable", {"retry-after": "1"}
+    if isinstance(exc, EngineDeadError):
+        return 503, exc.param, exc.code, {"retry-after": "5"}
     if isinstance(exc, ServingError):
         return _find_serving_status(exc), exc.param, exc.code, {}
     if isinstance(exc, HTTPException):
@@ -107,7 +113,6 @@ def _find_serving_status(exc: ServingError) -> int:
         ModelNotFoundError: 404,
         ModelInUseError: 409,
         DeadlineExceededError: 504,
-        EngineDeadError: 503,
     }
     # Ray gives what it brings from another process a class of its own, derived from the right one.
     return next((status for kind, status in statuses.items() if isinstance(exc, kind)), 500)

@@ -1,30 +1,122 @@
 """The generator and the queue, as the API reaches them: behind Serve handles."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
+from serving.errors import DeadlineExceededError
+from serving.generator import RequestKind
+from serving.model_store import ModelStore
 
-class RemoteChat:
-    """The generator behind a Serve handle."""
+logger = logging.getLogger(__name__)
 
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        self._handle = handle
 
-    async def chat(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Answer one chat; leaving early cancels it."""
-        pieces = self._handle.options(stream=True).chat.remote(body)
-        assert isinstance(pieces, DeploymentResponseGenerator)
+class RemoteText:
+    """The generators behind a Serve handle.
+
+    With `models`, a request goes to one that has its model in memory, as long as there is room.
+    Every request ends after `timeout_s`, also one that no generator has taken: this is a little
+    more than the generators' own deadline. Where none may be up, `may_sleep`, that is no fault.
+    """
+
+    def __init__(
+        self,
+        handle: DeploymentHandle[Any],
+        *,
+        models: ModelStore | None,
+        timeout_s: float,
+        may_sleep: bool,
+    ) -> None:
+        # By gRPC, a piece of an answer costs a third of what it does as an object of Ray's.
+        self._handle = handle.options(_by_reference=False)
+        self._streaming_handle = handle.options(stream=True, _by_reference=False)
+        self._models = models
+        self._timeout_s = timeout_s
+        self._may_sleep = may_sleep
+        self._checking: asyncio.Future[None] | None = None
+
+    async def stream(
+        self, kind: RequestKind, body: dict[str, Any], request_id: str
+    ) -> AsyncIterator[Any]:
+        """Answer in pieces; leaving early cancels it."""
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        for is_last_try in (False, True):
+            handle = self._route(self._streaming_handle, body)
+            items = handle.stream.remote(kind, body, request_id)
+            assert isinstance(items, DeploymentResponseGenerator)
+            has_begun = False
+            try:
+                while True:
+                    with _translate_timeout(self._timeout_s):
+                        async with asyncio.timeout_at(deadline):
+                            item = await anext(items)
+                    has_begun = True
+                    yield item
+            except StopAsyncIteration:
+                return
+            except RayActorError:
+                if has_begun or is_last_try:
+                    raise
+                logger.warning("%s: a generator died before it answered; asking again", request_id)
+            finally:
+                items.cancel()  # type: ignore[no-untyped-call]
+
+    async def answer(
+        self, kind: RequestKind, body: dict[str, Any], request_id: str
+    ) -> dict[str, Any]:
+        """Answer as a whole; leaving early cancels it."""
+        with _translate_timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s):
+                try:
+                    return await self._answer(kind, body, request_id)
+                except RayActorError:
+                    logger.warning("%s: a generator died with it; asking again", request_id)
+                    return await self._answer(kind, body, request_id)
+
+    async def _answer(
+        self, kind: RequestKind, body: dict[str, Any], request_id: str
+    ) -> dict[str, Any]:
+        response = self._route(self._handle, body).answer.remote(kind, body, request_id)
         try:
-            async for piece in pieces:
-                yield piece
-        finally:
-            pieces.cancel()  # type: ignore[no-untyped-call]
+            return await response  # type: ignore[no-any-return]
+        except asyncio.CancelledError:
+            response.cancel()  # type: ignore[no-untyped-call]
+            raise
+
+    def _route(self, handle: DeploymentHandle[Any], body: dict[str, Any]) -> DeploymentHandle[Any]:
+        """Name the model to Serve's router, once it is known to be one: it keeps every name."""
+        if self._models is None:
+            return handle
+        return handle.options(multiplexed_model_id=self._models.resolve(body["model"]).id)
 
     async def check(self) -> None:
-        """Raise if no generator answers."""
-        await self._handle.loaded_models.remote()
+        """Raise if no generator answers; asking one that sleeps would wake it up."""
+        if self._may_sleep:
+            return
+        if self._checking is None or self._checking.done():  # one for all who ask meanwhile
+            self._checking = asyncio.ensure_future(self._check())
+        await asyncio.shield(self._checking)
+
+    async def _check(self) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._handle.loaded_models.remote()
+        except BackPressureError:  # they have their hands full, so they are alive
+            logger.info("the generators are too busy to be asked how they are")
+
+
+@contextmanager
+def _translate_timeout(timeout_s: float) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as exc:
+        raise DeadlineExceededError(f"no complete answer within {timeout_s:g} s") from exc
 
 
 class RemoteQueue:

@@ -5,15 +5,23 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from apps.files import FileStore
+from serving.generator import RequestKind
 from serving.model_store import ModelStore
 from storage.layout import StorageLayout
 
 
-class Chat(Protocol):
-    """Who answers chats: first an opening that names the model, then pieces of text."""
+class TextGenerator(Protocol):
+    """Who answers chats and goes on with texts."""
 
-    def chat(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Answer one chat request."""
+    def stream(
+        self, kind: RequestKind, body: dict[str, Any], request_id: str
+    ) -> AsyncIterator[Any]:
+        """Answer in pieces, `{"origin", "pieces"}`; the first says what answers."""
+
+    async def answer(
+        self, kind: RequestKind, body: dict[str, Any], request_id: str
+    ) -> dict[str, Any]:
+        """Answer as a whole: what answers, and one piece per answer."""
 
     async def check(self) -> None:
         """Raise if no answer can be given at present."""
@@ -50,7 +58,7 @@ class Services:
     layout: StorageLayout
     files: FileStore
     models: ModelStore
-    chat: Chat
+    text: TextGenerator
     fine_tuning: FineTuning
     max_upload_bytes: int
     max_model_bytes: int

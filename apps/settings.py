@@ -1,12 +1,52 @@
 """The settings of the application, as `deploy.yaml` gives them; the one place for them."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from apps.bundled import DEMONSTRATION_MODEL
 from serving.engine import EngineSettings
 from storage.layout import DEFAULT_ROOT
 
 BUNDLED_SOURCE = "bundled"
+_BEYOND_CAPACITY = 64
+
+
+class ReplicaSettings(BaseModel):
+    """How many replicas of the generator there are; each has a copy of what it answers with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min: int = Field(
+        1, ge=0, description="Fewest replicas; at 0 the first request waits for one to start."
+    )
+    max: int = Field(1, ge=1, description="Most replicas.")
+    target_ongoing_requests: float = Field(
+        8.0, gt=0, description="Requests per replica beyond which one more is started."
+    )
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "ReplicaSettings":
+        if self.max < self.min:
+            raise ValueError(f"max ({self.max}) is less than min ({self.min})")
+        return self
+
+    def to_options(self, capacity: int) -> dict[str, Any]:
+        """Say the same in the words of a Serve deployment; `capacity` is one replica's.
+
+        One replica alone refuses by itself what is too much, and says when to come back. Beside
+        others it must get no more than it takes, or they would not get what is left over.
+        """
+        limit = capacity if self.max > 1 else capacity + _BEYOND_CAPACITY
+        limits = {"max_ongoing_requests": limit, "max_queued_requests": limit}
+        if self.min == self.max:
+            return {**limits, "num_replicas": self.max}
+        scaling = {
+            "min_replicas": self.min,
+            "max_replicas": self.max,
+            "target_ongoing_requests": self.target_ongoing_requests,
+        }
+        return {**limits, "autoscaling_config": scaling}
 
 
 class ApplicationSettings(BaseModel):
@@ -30,6 +70,18 @@ class ApplicationSettings(BaseModel):
     )
     max_concurrent_runs: int = Field(1, ge=1, description="Fine-tunes that compute at once.")
     max_loaded_models: int = Field(3, ge=1, description="Models that a generator keeps in memory.")
+    max_loaded_bytes: int | None = Field(
+        None,
+        gt=0,
+        description="Memory for the weights and caches of those models, in bytes; by default half "
+        "of what is free when a replica starts, on a GPU 85 %.",
+    )
+    log_texts: bool = Field(
+        False, description="Write requests for text and their answers into the log, as they are."
+    )
+    replicas: ReplicaSettings = Field(
+        default_factory=ReplicaSettings, description="How many generators there are."
+    )
     engine: EngineSettings = Field(
         default_factory=EngineSettings, description="How the models generate."
     )

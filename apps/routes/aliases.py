@@ -1,6 +1,7 @@
 """`/v1/aliases`: names that move from model to model; promote, roll back, who was what when."""
 
 import asyncio
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from apps.routes import ServicesOf
 from apps.runs import check_unreserved
 from serving.aliases import Alias, find_alias
+from serving.handovers import HandoverLog
 
 router = APIRouter(prefix="/v1/aliases")
 
@@ -33,6 +35,14 @@ async def list_aliases(services: ServicesOf) -> dict[str, Any]:
 async def get_alias(services: ServicesOf, name: str) -> dict[str, Any]:
     """Show where one alias points, and every move that it made, oldest first."""
     return describe_alias(name, find_alias(services.models.read_aliases(), name))
+
+
+@router.get("/{name}/events")
+async def list_handover_events(services: ServicesOf, name: str) -> dict[str, Any]:
+    """Show what became of the alias's moves on each replica of the generator, oldest first."""
+    events = await asyncio.to_thread(HandoverLog(services.layout.handovers).read, name)
+    data = [{"object": "alias.event", **asdict(event)} for event in events]
+    return {"object": "list", "data": data}
 
 
 @router.put("/{name}")

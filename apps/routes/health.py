@@ -19,7 +19,7 @@ async def check_health(services: ServicesOf) -> JSONResponse:
     services.models.read_aliases()
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
-            await services.chat.check()
+            await services.text.check()
             await services.fine_tuning.check()
     except TimeoutError:
         raise ApiError(503, "a part of the application does not answer", code="not_ready") from None

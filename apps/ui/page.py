@@ -17,6 +17,7 @@ from apps.ui.settings import UiSettings
 
 STYLE_FILE = Path(__file__).with_name("style.css")
 MAX_CONCURRENT_EVENTS = 64
+QUEUE_POLL_S = 0.02
 UPLOAD_LIFETIME_S = 3600
 ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
@@ -42,6 +43,8 @@ def build_blocks(client: ApiClient) -> gr.Blocks:
         _start_page("chat")
         build_chat_page(client)
     blocks.queue(default_concurrency_limit=MAX_CONCURRENT_EVENTS)
+    # Gradio looks a thousand times a second whether there is something to do.
+    blocks._queue.sleep_when_free = QUEUE_POLL_S
     return blocks
 
 

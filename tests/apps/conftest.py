@@ -12,6 +12,7 @@ from apps.api import build_http
 from apps.files import FileStore
 from apps.queue import JobState, RunQueue
 from apps.services import Services
+from serving.generator import RequestKind, describe_origin
 from serving.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from tests.tiny_model import build_tiny_model
@@ -58,6 +59,9 @@ class NotedJobs:
         return [{"CPU": 2.0}]
 
 
+_NO_COUNTS = {"num_prompt_tokens": 0, "num_completion_tokens": 0}
+
+
 class Echo:
     """A generator that says what it was asked, or raises what the test wants."""
 
@@ -65,24 +69,39 @@ class Echo:
         self._models = models
         self.failure: Exception | None = None
 
-    async def chat(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def stream(
+        self, kind: RequestKind, body: dict[str, Any], request_id: str
+    ) -> AsyncIterator[Any]:
+        answer = await self.answer(kind, body, request_id)
+        pieces = []
+        for choice in answer["choices"]:
+            words = [f"{word} " for word in choice["text"].split()]
+            pieces += [{**choice, "text": w, "finish_reason": None, **_NO_COUNTS} for w in words]
+            pieces.append({**choice, "text": ""})
+        for number, piece in enumerate(pieces):
+            yield {"origin": None if number else answer["origin"], "pieces": [piece]}
+
+    async def answer(
+        self,
+        kind: RequestKind,
+        body: dict[str, Any],
+        request_id: str,
+    ) -> dict[str, Any]:
         if self.failure is not None:
             raise self.failure
         model = self._models.resolve(body["model"])
-        yield {
-            "model_id": model.id,
-            "run_id": model.lineage.run_id,
-            "checkpoint": None,
-            "dataset_sha256": None,
-            "system_fingerprint": "fp_test",
-        }
-        for word in body["messages"][-1]["content"].split():
-            yield {"text": f"{word} ", "finish_reason": None}
-        yield {
-            "text": "",
+        asked = body["messages"][-1]["content"] if kind == "chat" else body["prompt"]
+        choice = {
+            "text": "".join(f"{word} " for word in asked.split()),
             "finish_reason": "stop",
             "num_prompt_tokens": 3,
             "num_completion_tokens": 2,
+            "tokens": (),
+        }
+        return {
+            "origin": describe_origin(model),
+            "choices": [{**choice, "index": index} for index in range(body.get("n", 1))],
+            "num_prompt_tokens": 3,
         }
 
     async def check(self) -> None:
@@ -158,7 +177,7 @@ def services(layout: StorageLayout, queue: RunQueue) -> Services:
         layout=layout,
         files=FileStore(layout),
         models=models,
-        chat=Echo(models),
+        text=Echo(models),
         fine_tuning=LocalFineTuning(queue),
         max_upload_bytes=10_000,
         max_model_bytes=10_000_000,

@@ -8,7 +8,7 @@ from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 from starlette.datastructures import Headers
 
 from apps.access import find_refusal
-from apps.api import build_http
+from apps.api import MAX_TEXT_BYTES, build_http
 from apps.services import Services
 from serving.errors import (
     DeadlineExceededError,
@@ -174,7 +174,7 @@ async def test_a_stream_ends_with_done(client: httpx.AsyncClient) -> None:
 async def test_failures_of_a_chat_have_their_status(
     client: httpx.AsyncClient, services: Services, failure: Exception, status: int, stream: bool
 ) -> None:
-    cast(Echo, services.chat).failure = failure
+    cast(Echo, services.text).failure = failure
     answer = await client.post("/v1/chat/completions", json={**CHAT, "stream": stream})
     assert answer.status_code == status
     assert "secret" not in answer.text
@@ -252,3 +252,48 @@ async def test_a_key_guards_everything_but_the_health_check(services: Services) 
         assert answer.json()["error"]["type"] == "authentication_error"
         client.headers["authorization"] = "Bearer s3cret"
         assert (await client.get("/v1/models")).status_code == 200
+
+
+async def test_a_completion_goes_on_with_a_text(client: httpx.AsyncClient) -> None:
+    body = {"model": "latest", "prompt": "one two", "n": 2}
+    answer = await client.post("/v1/completions", json=body)
+    assert answer.headers["x-model-id"] == "tiny"
+    assert answer.json()["object"] == "text_completion"
+    assert [choice["text"] for choice in answer.json()["choices"]] == ["one two "] * 2
+    assert answer.json()["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "total_tokens": 7,
+    }
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+async def test_a_stream_counts_if_it_is_asked_to(client: httpx.AsyncClient, path: str) -> None:
+    options = {"stream": True, "n": 2, "stream_options": {"include_usage": True}}
+    ask = CHAT if path.startswith("chat") else {"model": "latest", "prompt": "one two"}
+    answer = await client.post(f"/v1/{path}", json={**ask, **options})
+    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    chunks = [json.loads(event) for event in events[:-1]]
+    assert chunks[-1]["choices"] == []
+    usage = chunks[-1]["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 4)
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    ends = [choice["index"] for choice in choices if choice["finish_reason"] == "stop"]
+    assert ends == [0, 1]
+
+
+async def test_a_request_for_text_has_a_limit_of_its_own(client: httpx.AsyncClient) -> None:
+    for path in ("chat/completions", "completions"):
+        answer = await client.post(f"/v1/{path}", content=b"x" * (MAX_TEXT_BYTES + 1))
+        assert answer.status_code == 413
+        assert "at most 8,000,000 are taken" in answer.json()["error"]["message"]
+
+
+async def test_the_bodies_of_requests_for_text_are_described(client: httpx.AsyncClient) -> None:
+    description = (await client.get("/openapi.json")).json()
+    for path, field in (("chat/completions", "messages"), ("completions", "prompt")):
+        operation = description["paths"][f"/v1/{path}"]["post"]
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        assert field in schema["required"]
+        assert "$ref" not in json.dumps(schema)
+        assert schema["additionalProperties"] is False
