@@ -1,6 +1,5 @@
 """The real application: `serve run deploy.yaml` on a port and a storage root of its own."""
 
-import os
 import shutil
 import socket
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 import yaml
 from openai import OpenAI
 
-from apps.cli import stop_server
+from apps.cli import build_environment, stop_server
 
 START_TIMEOUT_S = 240.0
 ROOT = Path(__file__).parent.parent.parent
@@ -59,14 +58,15 @@ def find_free_port() -> int:
         return port
 
 
-def write_deploy_file(source: Path, folder: Path, port: int) -> Path:
-    """Copy the deploy.yaml that ships, with another port and storage root and nothing else."""
+def write_deploy_file(source: Path, folder: Path, port: int, **arguments_of_api: Any) -> Path:
+    """Copy the deploy.yaml that ships, with another port and storage root, and what is given."""
     settings = yaml.safe_load(source.read_text())
     settings["http_options"]["port"] = port
     for application in settings["applications"]:
         arguments = application["args"]
         if "storage" in arguments:
             arguments["storage"] = str(folder / "storage")
+            arguments.update(arguments_of_api)
         if "api_url" in arguments:
             arguments["api_url"] = f"http://127.0.0.1:{port}"
     target = folder / "deploy.yaml"
@@ -79,7 +79,8 @@ def start_application(
 ) -> Application:
     """Start `serve run` and wait until the API and the page answer."""
     log = folder / "serve.log"
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment = build_environment(python)
+    environment.pop("PYTHONPATH", None)
     with log.open("ab") as output:
         process = subprocess.Popen(
             [python.parent / "serve", "run", deploy.name],

@@ -1,0 +1,185 @@
+"""Two replicas of the generator under more load than they take, and when one of them is killed."""
+
+import asyncio
+import os
+import signal
+import statistics
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+import psutil
+import pytest
+
+from tests.e2e.conftest import (
+    ROOT,
+    Application,
+    find_free_port,
+    start_application,
+    wait_until,
+    write_deploy_file,
+)
+
+pytestmark = pytest.mark.e2e
+
+MODEL = "tuneserve-demo"
+RUNNING, QUEUED = 4, 4
+CAPACITY = 2 * (RUNNING + QUEUED)
+OVERLOAD_S = 60.0
+KILL_AFTER_S, KILL_LOAD_S = 4.0, 20.0
+REPLICA = "ray::ServeReplica:tuneserve:Generator"
+
+
+@pytest.fixture(scope="module")
+def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
+    folder = tmp_path_factory.mktemp("replicated")
+    port = find_free_port()
+    deploy = write_deploy_file(
+        ROOT / "deploy.yaml",
+        folder,
+        port,
+        replicas={"min": 2, "max": 2},
+        engine={"max_running_requests": RUNNING, "max_queued_requests": QUEUED},
+    )
+    running = start_application(deploy, folder, port)
+    yield running
+    running.stop()
+
+
+@dataclass
+class Seen:
+    """What clients saw: how often each status came, and what else was odd."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    oddities: list[str] = field(default_factory=list)
+
+
+async def ask(session: aiohttp.ClientSession, num_tokens: int) -> tuple[int, str]:
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Hello!"}],
+        "max_tokens": num_tokens,
+        "temperature": 0,
+    }
+    async with session.post("/v1/chat/completions", json=body) as response:
+        if response.status == 429:
+            assert int(response.headers["retry-after"]) >= 1
+        return response.status, await response.text()
+
+
+@asynccontextmanager
+async def connect(url: str) -> AsyncIterator[aiohttp.ClientSession]:
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(120)
+    async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as session:
+        yield session
+
+
+async def keep_asking(
+    session: aiohttp.ClientSession, seen: Seen, until: float, num_tokens: int
+) -> None:
+    while time.monotonic() < until:
+        status, text = await ask(session, num_tokens)
+        seen.statuses[status] += 1
+        if status not in (200, 429):
+            seen.oddities.append(f"{status}: {text[:300]}")
+        if status == 429:
+            await asyncio.sleep(0.5)
+
+
+async def find_latency_s(session: aiohttp.ClientSession) -> float:
+    """The median time of answers asked for one by one."""
+    times = []
+    for _ in range(15):
+        started = time.monotonic()
+        assert (await ask(session, 16))[0] == 200
+        times.append(time.monotonic() - started)
+    return statistics.median(times)
+
+
+def find_replicas(application: Application) -> dict[int, psutil.Process]:
+    found = {}
+    for process in psutil.Process(application.process.pid).children(recursive=True):
+        try:
+            if " ".join(process.cmdline()).startswith(REPLICA):
+                found[process.pid] = process
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def find_memory_bytes(application: Application) -> int:
+    """Memory of all processes of the application; what they share counts once."""
+    root = psutil.Process(application.process.pid)
+    total = 0
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            total += process.memory_full_info().uss
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+def test_ten_times_the_load_is_refused_politely_and_leaves_nothing_behind(
+    replicated: Application,
+) -> None:
+    async def scenario() -> tuple[Seen, list[int], float, float]:
+        seen, memory = Seen(), []
+        async with connect(replicated.url) as session:
+            before_s = await find_latency_s(session)
+            until = time.monotonic() + OVERLOAD_S
+            clients = [
+                asyncio.create_task(keep_asking(session, seen, until, 32))
+                for _ in range(10 * CAPACITY)
+            ]
+            while time.monotonic() < until:
+                await asyncio.sleep(5)
+                memory.append(await asyncio.to_thread(find_memory_bytes, replicated))
+            await asyncio.gather(*clients)
+            return seen, memory, before_s, await find_latency_s(session)
+
+    seen, memory, before_s, after_s = asyncio.run(scenario())
+    print(f"{dict(seen.statuses)}, memory {[round(one / 1e6) for one in memory]} MB")
+    print(f"an answer took {before_s * 1000:.0f} ms before, {after_s * 1000:.0f} ms after")
+    assert not seen.oddities
+    assert seen.statuses[200] > 100
+    assert seen.statuses[429] > 100
+    half = len(memory) // 2
+    assert statistics.mean(memory[half:]) < statistics.mean(memory[1:half]) * 1.05
+    assert after_s < 2 * before_s
+
+
+def test_a_killed_replica_costs_only_what_it_was_answering_and_comes_back(
+    replicated: Application,
+) -> None:
+    replicas = find_replicas(replicated)
+    assert len(replicas) == 2
+    victim = min(replicas)
+
+    async def scenario() -> Seen:
+        seen = Seen()
+        async with connect(replicated.url) as session:
+            until = time.monotonic() + KILL_LOAD_S
+            clients = [
+                asyncio.create_task(keep_asking(session, seen, until, 16)) for _ in range(RUNNING)
+            ]
+            await asyncio.sleep(KILL_AFTER_S)
+            os.kill(victim, signal.SIGKILL)
+            await asyncio.gather(*clients)
+        return seen
+
+    seen = asyncio.run(scenario())
+    print(f"{dict(seen.statuses)}, {seen.oddities}")
+    assert seen.statuses.keys() == {200}, "what was in flight there was asked of the other one"
+    assert seen.statuses[200] > 20
+
+    def has_come_back() -> bool:
+        now = find_replicas(replicated)
+        return len(now) == 2 and victim not in now
+
+    wait_until(has_come_back, 120, "a replica in place of the killed one")
+    models = replicated.client.models.list()
+    assert MODEL in {model.id for model in models}
