@@ -1,0 +1,1 @@
+"""What `benchmarks.serve` measures, and how it asks."""

@@ -1,0 +1,84 @@
+"""A load of requests, so many at a time, and what their clients saw of the answers."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, quantiles
+from typing import Any
+
+SHORTEST_WORDS, LONGEST_WORDS = 5, 35
+
+# Asks one prompt; yields the tokens that came with each event, or with the whole answer.
+Ask = Callable[[str, bool], AsyncIterator[int]]
+# Gives the way to ask for as long as a load lasts.
+Connect = Callable[[], AbstractAsyncContextManager[Ask]]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked, how many at a time, and whether the answers are streamed."""
+
+    prompts: list[str]
+    concurrency: int
+    is_streamed: bool
+
+
+def read_prompts(file: Path, num_prompts: int, first_number: int = 0) -> list[str]:
+    """Make prompts of mixed length of a file's words.
+
+    Each begins with its number, so that no two share pages of a cache.
+    """
+    words = file.read_text(errors="replace").split()
+    generator = random.Random(0)  # noqa: S311 - the same lengths and words every time
+    prompts = []
+    for number in range(first_number, first_number + num_prompts):
+        start = generator.randrange(max(1, len(words) - LONGEST_WORDS))
+        length = generator.randint(SHORTEST_WORDS, LONGEST_WORDS)
+        prompts.append(f"{number}. {' '.join(words[start : start + length])}")
+    return prompts
+
+
+def measure(connect: Connect, load: Load, output_tokens: int) -> dict[str, Any]:
+    """Send a load, and say how fast the answers came; raises if one is not whole."""
+    return asyncio.run(_measure(connect, load, output_tokens))
+
+
+async def _measure(connect: Connect, load: Load, output_tokens: int) -> dict[str, Any]:
+    waiting = list(enumerate(load.prompts))[::-1]
+    firsts_s, gaps_s = [], []
+
+    async def keep_asking(ask: Ask) -> None:
+        while waiting:
+            _, prompt = waiting.pop()
+            started = time.perf_counter()
+            first = last = None
+            num_tokens = 0
+            async for num_new in ask(prompt, load.is_streamed):
+                last = time.perf_counter()
+                first = first or last
+                num_tokens += num_new
+            if num_tokens != output_tokens or first is None or last is None:
+                raise RuntimeError(f"{num_tokens} tokens came, {output_tokens} expected")
+            firsts_s.append(first - started)
+            gaps_s.append((last - first) / max(1, num_tokens - 1))
+
+    async with connect() as ask:
+        started = time.perf_counter()
+        await asyncio.gather(*(keep_asking(ask) for _ in range(load.concurrency)))
+        took_s = time.perf_counter() - started
+    figures = {
+        "concurrency": load.concurrency,
+        "streamed": load.is_streamed,
+        "tokens_per_s": round(len(load.prompts) * output_tokens / took_s, 1),
+        "took_s": round(took_s, 2),
+    }
+    if load.is_streamed:
+        percentiles = quantiles(firsts_s, n=100, method="inclusive")
+        figures["ttft_p50_ms"] = round(percentiles[49] * 1000, 1)
+        figures["ttft_p99_ms"] = round(percentiles[98] * 1000, 1)
+        figures["time_per_token_ms"] = round(mean(gaps_s) * 1000, 2)
+    return figures
