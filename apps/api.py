@@ -35,9 +35,7 @@ from storage.layout import open_storage
 logger = logging.getLogger(__name__)
 
 MULTIPART_BYTES = 100_000  # what a form adds to the file in it
-MAX_TEXT_BYTES = (
-    8_000_000  # of a request for text: a million characters, but for odd ones
-)
+MAX_TEXT_BYTES = 8_000_000  # of a request for text: a million characters, but for odd ones
 RECONCILE_INTERVAL_S = 1.0
 TRANSPORT_S = 5.0  # what the way there and back may add to a generator's deadline
 
