@@ -3,26 +3,31 @@
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from apps.errors import to_response
-from serving.openai_shapes import AnswerHead
+from apps.services import TextGenerator
+from serving.generator import RequestKind
+from serving.openai_shapes import AnswerHead, Choice, build_usage
+from storage.layout import new_id
 
 logger = logging.getLogger(__name__)
 
 Chunk = dict[str, Any]
 Item = dict[str, Any]  # what a generator's stream is made of
+BuildAnswer = Callable[[AnswerHead, Sequence[Choice], dict[str, int]], dict[str, Any]]
+BuildChunks = Callable[[AnswerHead, AsyncIterator[Item]], AsyncIterator[list[Chunk]]]
 
 
-def make_head(answer_id: str, origin: Mapping[str, Any]) -> AnswerHead:
+def _make_head(answer_id: str, origin: Mapping[str, Any]) -> AnswerHead:
     """Make the head of an answer that came from a model."""
     return AnswerHead(answer_id, int(time.time()), origin["model_id"], origin["system_fingerprint"])
 
 
-def describe_origin(origin: Mapping[str, Any]) -> dict[str, str]:
+def _describe_origin(origin: Mapping[str, Any]) -> dict[str, str]:
     """Say in headers which model answered and where it came from, as far as is known."""
     named = {
         "x-model-id": origin["model_id"],
@@ -33,14 +38,40 @@ def describe_origin(origin: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value) for key, value in named.items() if value is not None}
 
 
-async def start_with(first: Item, items: AsyncIterator[Item]) -> AsyncIterator[Item]:
+async def respond(
+    text: TextGenerator,
+    kind: RequestKind,
+    body: dict[str, Any],
+    *,
+    id_prefix: str,
+    is_streamed: bool,
+    build: BuildAnswer,
+    build_chunks: BuildChunks,
+) -> Response:
+    """Answer a request for text, whole or in events; headers tell where the model came from."""
+    answer_id = new_id(id_prefix)
+    if is_streamed:
+        items = text.stream(kind, body, answer_id)
+        first = await anext(items)  # errors up to here are plain HTTP errors
+        chunks = build_chunks(_make_head(answer_id, first["origin"]), _start_with(first, items))
+        return _stream_chunks(chunks, _describe_origin(first["origin"]))
+    answer = await text.answer(kind, body, answer_id)
+    choices = answer["choices"]
+    usage = build_usage(
+        answer["num_prompt_tokens"], sum(one["num_completion_tokens"] for one in choices)
+    )
+    content = build(_make_head(answer_id, answer["origin"]), choices, usage)
+    return JSONResponse(content, headers=_describe_origin(answer["origin"]))
+
+
+async def _start_with(first: Item, items: AsyncIterator[Item]) -> AsyncIterator[Item]:
     """Put back the item that was taken to see what answers."""
     yield first
     async for item in items:
         yield item
 
 
-def stream_chunks(
+def _stream_chunks(
     batches: AsyncIterator[Iterable[Chunk]], headers: Mapping[str, str]
 ) -> StreamingResponse:
     """Send chunks as server-sent events, those that are there at once together."""

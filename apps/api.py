@@ -30,6 +30,7 @@ from apps.services import Services
 from apps.settings import ApplicationSettings
 from serving.generator import GENERATOR_CPUS, Generator, GeneratorSettings
 from serving.model_store import ModelStore
+from serving.settings import GenerationSettings
 from storage.layout import open_storage
 
 logger = logging.getLogger(__name__)
@@ -48,10 +49,7 @@ def build_app(settings: ApplicationSettings) -> Application:
     generator = Generator.options(**settings.replicas.to_options(settings.engine.capacity)).bind(
         GeneratorSettings(
             storage=str(layout.root),
-            engine=settings.engine,
-            max_loaded_models=settings.max_loaded_models,
-            max_loaded_bytes=settings.max_loaded_bytes,
-            log_texts=settings.log_texts,
+            **{name: getattr(settings, name) for name in GenerationSettings.model_fields},
         )
     )
     queue = FineTuningQueue.bind(

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from apps.bundled import DEMONSTRATION_MODEL
-from serving.engine import EngineSettings
+from serving.settings import GenerationSettings
 from storage.layout import DEFAULT_ROOT
 
 BUNDLED_SOURCE = "bundled"
@@ -49,10 +49,8 @@ class ReplicaSettings(BaseModel):
         return {**limits, "autoscaling_config": scaling}
 
 
-class ApplicationSettings(BaseModel):
+class ApplicationSettings(GenerationSettings):
     """Arguments of `apps.api:build_app`; a misspelt key is refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     storage: str = Field(
         DEFAULT_ROOT, min_length=1, description="Folder for files, runs and models."
@@ -69,19 +67,6 @@ class ApplicationSettings(BaseModel):
         50_000_000_000, gt=0, description="Largest archive of a model that may be sent, in bytes."
     )
     max_concurrent_runs: int = Field(1, ge=1, description="Fine-tunes that compute at once.")
-    max_loaded_models: int = Field(3, ge=1, description="Models that a generator keeps in memory.")
-    max_loaded_bytes: int | None = Field(
-        None,
-        gt=0,
-        description="Memory for the weights and caches of those models, in bytes; by default half "
-        "of what is free when a replica starts, on a GPU 85 %.",
-    )
-    log_texts: bool = Field(
-        False, description="Write requests for text and their answers into the log, as they are."
-    )
     replicas: ReplicaSettings = Field(
         default_factory=ReplicaSettings, description="How many generators there are."
-    )
-    engine: EngineSettings = Field(
-        default_factory=EngineSettings, description="How the models generate."
     )

@@ -23,11 +23,12 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks.application import find_free_port, write_deploy_file
 from benchmarks.machine import describe_machine
-from benchmarks.serve_peers.contenders import Server, find_free_port, write_deploy_file
+from benchmarks.serve_peers.contenders import Server
 from benchmarks.serve_peers.load import read_prompts
 from benchmarks.serve_peers.model import build_model
-from benchmarks.workbench import DEMO_ROWS
+from benchmarks.workbench import DEMO_ROWS, ROOT
 
 ALIAS = "latest"
 MODELS = ("first", "second")
@@ -72,16 +73,19 @@ def _measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     }
     port = find_free_port()
     url = f"http://127.0.0.1:{port}"
-    replicas = {"min": options.replicas, "max": options.replicas}
-    # One model stays in memory, so every move has to load one, beside the one that answers.
-    extra = {"replicas": replicas, "max_loaded_models": 1}
+    deploy = write_deploy_file(
+        ROOT / "deploy.yaml",
+        folder,
+        port,
+        base_models={name: str(model) for name, model in models.items()},
+        engine={"num_threads": 1},
+        replicas={"min": options.replicas, "max": options.replicas},
+        # One model stays in memory, so every move has to load one, beside the one that answers.
+        max_loaded_models=1,
+    )
     server = Server(
         log=folder / "server.log",
-        command=[
-            Path(sys.executable).parent / "tuneserve",
-            "run",
-            write_deploy_file(models, folder, port, {"num_threads": 1}, extra),
-        ],
+        command=[Path(sys.executable).parent / "tuneserve", "run", deploy],
         environment={},
         ready=f"{url}/healthz",
         url=f"{url}/v1/chat/completions",

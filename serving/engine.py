@@ -13,7 +13,6 @@ from typing import Any
 
 import jinja2
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from transformers import ContinuousBatchingConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.generation.continuous_batching.requests import GenerationOutput
@@ -29,49 +28,12 @@ from serving.errors import (
 from serving.model_loading import collect_eos_ids, load_model
 from serving.sampling import Sampling
 from serving.scoring import score_tokens
+from serving.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 30.0
 _MAX_RETRY_AFTER_S = 30
-
-
-class EngineSettings(BaseModel):
-    """How one engine uses its machine."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    num_threads: int = Field(
-        default=1, ge=1, description="Threads of torch, for the whole process: cores really free."
-    )
-    page_size: int = Field(
-        default=32, ge=4, description="Tokens per page of the cache; whole pages are shared."
-    )
-    num_cache_blocks: int = Field(
-        default=512,
-        ge=1,
-        description="Pages of cache for all requests together; no request can be longer.",
-    )
-    max_batch_tokens: int = Field(
-        default=512, ge=1, description="Most tokens in one forward pass, prompts included."
-    )
-    max_running_requests: int = Field(
-        default=16, ge=1, description="Most requests in one forward pass."
-    )
-    max_queued_requests: int = Field(
-        default=32, ge=0, description="Requests that may wait beyond those; more are refused."
-    )
-    default_max_new_tokens: int = Field(
-        default=256, ge=1, description="Tokens of an answer when the request names no limit."
-    )
-    request_timeout_s: float = Field(
-        default=120.0, gt=0, description="Seconds from a request's arrival to its last token."
-    )
-
-    @property
-    def capacity(self) -> int:
-        """Requests that may run or wait at once."""
-        return self.max_running_requests + self.max_queued_requests
 
 
 @dataclass(frozen=True)

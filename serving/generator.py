@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
@@ -16,12 +16,12 @@ from serving.asked import Asked
 from serving.chat_protocol import parse_chat_request
 from serving.choices import ChoicePiece, merge
 from serving.completion_protocol import parse_completion_request
-from serving.engine import EngineSettings
 from serving.errors import EngineDeadError
 from serving.handovers import HandoverLog
 from serving.loaded_models import LoadedModels
 from serving.memory import find_default_budget
 from serving.model_store import ModelStore, StoredModel
+from serving.settings import GenerationSettings
 from serving.telemetry import RequestRecord, Telemetry
 from storage.layout import open_storage
 
@@ -34,27 +34,10 @@ GENERATOR_CPUS = 0.4
 """Logical CPUs of one replica; the application subtracts them from what a fine-tune may have."""
 
 
-class GeneratorSettings(BaseModel):
+class GeneratorSettings(GenerationSettings):
     """What one replica of the generator works with."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     storage: str = Field(description="The storage root, a path.")
-    engine: EngineSettings = Field(
-        default_factory=EngineSettings, description="How each model's engine uses the machine."
-    )
-    max_loaded_models: int = Field(
-        default=3, ge=1, description="Models held in memory; one more while an alias moves."
-    )
-    max_loaded_bytes: int | None = Field(
-        default=None,
-        gt=0,
-        description="Bytes that the weights and caches of all loaded models may take; by default "
-        "half of the memory that is free when the replica starts, on a GPU 85 %.",
-    )
-    log_texts: bool = Field(
-        default=False, description="Write requests and answers into the log, as they are."
-    )
     alias_poll_s: float = Field(
         default=1.0, gt=0, description="Seconds between two looks at where the aliases point."
     )
@@ -153,7 +136,7 @@ class GeneratorReplica:
             if alias is not None:
                 self._follower.start_with(alias, model)
             await self._tell_router(model)
-            asked = await Asked.prepare(request, model, loaded.engine, deadline)
+            asked = await Asked.prepare(request, loaded.stored, loaded.engine, deadline)
             record.num_prompt_tokens = asked.num_prompt_tokens
             yield asked
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from serving.engine import Engine, EngineSettings
+from serving.engine import Engine
 from serving.errors import (
     DeadlineExceededError,
     EngineDeadError,
@@ -18,6 +18,7 @@ from serving.errors import (
 from serving.memory import estimate_memory
 from serving.model_store import StoredModel
 from serving.sampling import Sampling
+from serving.settings import EngineSettings
 from storage import durable
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import psutil
 import torch
 from transformers import AutoConfig
 
-from serving.engine import EngineSettings
+from serving.settings import EngineSettings
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 _CPU_SHARE, _GPU_SHARE = 0.5, 0.85

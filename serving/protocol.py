@@ -110,6 +110,11 @@ class GenerationRequest(BaseModel):
             raise ValueError("stream_options is only allowed together with stream: true")
         return self
 
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with its counts of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
 
 def parse_request(kind: type[AnyRequest], body: Any, not_supported: Neutral) -> AnyRequest:
     """Check the decoded JSON body of a request; null stands for "not given", as OpenAI has it.

@@ -2,17 +2,17 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from apps.answers import Chunk, Item, describe_origin, make_head, start_with, stream_chunks
+from apps.answers import Chunk, Item, respond
 from apps.routes import ServicesOf, describe_body
 from serving import openai_shapes
 from serving.completion_protocol import CompletionRequest, parse_completion_request
 from serving.openai_shapes import AnswerHead
-from storage.layout import new_id
 
 router = APIRouter(prefix="/v1")
 
@@ -21,28 +21,19 @@ router = APIRouter(prefix="/v1")
 async def complete_text(services: ServicesOf, body: Annotated[dict[str, Any], Body()]) -> Response:
     """Go on with prompts; with `echo` and `logprobs`, tell how likely the prompts are."""
     request = parse_completion_request(body)
-    answer_id = new_id("cmpl")
-    if request.stream:
-        items = services.text.stream("completion", body, answer_id)
-        first = await anext(items)  # errors up to here are plain HTTP errors
-        head = make_head(answer_id, first["origin"])
-        chunks = _build_chunks(head, start_with(first, items), request)
-        return stream_chunks(chunks, describe_origin(first["origin"]))
-    answer = await services.text.answer("completion", body, answer_id)
-    choices = answer["choices"]
-    content = openai_shapes.build_completion(
-        make_head(answer_id, answer["origin"]),
-        choices,
-        openai_shapes.build_usage(
-            answer["num_prompt_tokens"], sum(one["num_completion_tokens"] for one in choices)
-        ),
-        has_logprobs=request.logprobs is not None,
+    return await respond(
+        services.text,
+        "completion",
+        body,
+        id_prefix="cmpl",
+        is_streamed=request.stream,
+        build=partial(openai_shapes.build_completion, has_logprobs=request.logprobs is not None),
+        build_chunks=partial(_build_chunks, request),
     )
-    return JSONResponse(content, headers=describe_origin(answer["origin"]))
 
 
 async def _build_chunks(
-    head: AnswerHead, items: AsyncIterator[Item], request: CompletionRequest
+    request: CompletionRequest, head: AnswerHead, items: AsyncIterator[Item]
 ) -> AsyncIterator[list[Chunk]]:
     num_prompt_tokens: dict[int, int] = {}  # by the number of the prompt
     num_completion_tokens = 0
@@ -61,6 +52,6 @@ async def _build_chunks(
             )
             offsets[index] += len(piece["text"])
         yield chunks
-    if request.stream_options is not None and request.stream_options.include_usage:
+    if request.wants_usage:
         usage = openai_shapes.build_usage(sum(num_prompt_tokens.values()), num_completion_tokens)
         yield [openai_shapes.build_usage_chunk(head, "text_completion", usage)]

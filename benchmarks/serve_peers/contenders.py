@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,9 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import aiohttp
-import yaml
 
 from apps.cli import stop_server
+from benchmarks.application import find_free_port, write_deploy_file
 from benchmarks.serve_peers.load import Ask, Connect
 from benchmarks.workbench import ROOT, describe_end
 
@@ -54,7 +53,13 @@ def make_contenders(
         "max_batch_tokens": BATCH_TOKENS,
         "max_running_requests": RUNNING,
     }
-    deploy = write_deploy_file({MODEL_NAME: model}, folder, port, engine_settings)
+    deploy = write_deploy_file(
+        ROOT / "deploy.yaml",
+        folder,
+        port,
+        base_models={MODEL_NAME: str(model)},
+        engine=engine_settings,
+    )
     ours = Server(
         log=folder / "ours.log",
         command=[python / "tuneserve", "run", deploy],
@@ -242,34 +247,3 @@ class BareEngine:
         finally:
             manager.stop(block=True, hard_stop=True)
             manager.destroy()
-
-
-def write_deploy_file(
-    models: dict[str, Path],
-    folder: Path,
-    port: int,
-    engine: dict[str, Any],
-    extra: dict[str, Any] | None = None,
-) -> Path:
-    """Copy the deploy.yaml that ships, with the models to measure and an engine's settings."""
-    settings = yaml.safe_load((ROOT / "deploy.yaml").read_text())
-    settings["http_options"]["port"] = port
-    for application in settings["applications"]:
-        arguments = application["args"]
-        if "storage" in arguments:
-            arguments["storage"] = str(folder / "storage")
-            arguments["base_models"] = {name: str(model) for name, model in models.items()}
-            arguments |= {"engine": engine, **(extra or {})}
-        if "api_url" in arguments:
-            arguments["api_url"] = f"http://127.0.0.1:{port}"
-    target = folder / "deploy.yaml"
-    target.write_text(yaml.safe_dump(settings))
-    return target
-
-
-def find_free_port() -> int:
-    """Find a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -1,7 +1,6 @@
 """The real application: `serve run deploy.yaml` on a port and a storage root of its own."""
 
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,10 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 from openai import OpenAI
 
 from apps.cli import build_environment, stop_server
+from benchmarks.application import find_free_port, write_deploy_file
 
 START_TIMEOUT_S = 240.0
 ROOT = Path(__file__).parent.parent.parent
@@ -49,29 +48,6 @@ def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
         time.sleep(0.2)
     return result
-
-
-def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def write_deploy_file(source: Path, folder: Path, port: int, **arguments_of_api: Any) -> Path:
-    """Copy the deploy.yaml that ships, with another port and storage root, and what is given."""
-    settings = yaml.safe_load(source.read_text())
-    settings["http_options"]["port"] = port
-    for application in settings["applications"]:
-        arguments = application["args"]
-        if "storage" in arguments:
-            arguments["storage"] = str(folder / "storage")
-            arguments.update(arguments_of_api)
-        if "api_url" in arguments:
-            arguments["api_url"] = f"http://127.0.0.1:{port}"
-    target = folder / "deploy.yaml"
-    target.write_text(yaml.safe_dump(settings))
-    return target
 
 
 def start_application(

@@ -14,13 +14,12 @@ import aiohttp
 import psutil
 import pytest
 
+from benchmarks.application import find_free_port, write_deploy_file
 from tests.e2e.conftest import (
     ROOT,
     Application,
-    find_free_port,
     start_application,
     wait_until,
-    write_deploy_file,
 )
 
 pytestmark = pytest.mark.e2e

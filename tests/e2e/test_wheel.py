@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ROOT, find_free_port, start_application, write_deploy_file
+from benchmarks.application import find_free_port, write_deploy_file
+from tests.e2e.conftest import ROOT, start_application
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from serving.engine import Engine, EngineSettings
+from serving.engine import Engine
 from serving.generator import GeneratorReplica, GeneratorSettings
 from serving.model_store import ModelStore
+from serving.settings import EngineSettings
 from storage.layout import StorageLayout, open_storage
 from tests.tiny_model import build_tiny_model
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from serving.engine import EngineSettings
 from serving.errors import (
     EngineDeadError,
     InvalidRequestError,
@@ -22,6 +21,7 @@ from serving.generator import Generator, GeneratorReplica, GeneratorSettings
 from serving.handovers import HandoverLog
 from serving.memory import estimate_memory
 from serving.model_store import ModelStore
+from serving.settings import EngineSettings
 from storage import durable
 from storage.layout import StorageLayout
 from tests.damage import damage

@@ -1,0 +1,31 @@
+"""The application on a port and a storage root of its own, for benchmarks and for tests."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def write_deploy_file(source: Path, folder: Path, port: int, **arguments_of_api: Any) -> Path:
+    """Copy a deploy.yaml, with another port and storage root, and what is given."""
+    settings = yaml.safe_load(source.read_text())
+    settings["http_options"]["port"] = port
+    for application in settings["applications"]:
+        arguments = application["args"]
+        if "storage" in arguments:
+            arguments["storage"] = str(folder / "storage")
+            arguments.update(arguments_of_api)
+        if "api_url" in arguments:
+            arguments["api_url"] = f"http://127.0.0.1:{port}"
+    target = folder / "deploy.yaml"
+    target.write_text(yaml.safe_dump(settings))
+    return target
+
+
+def find_free_port() -> int:
+    """Find a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,64 @@
+"""What an operator may set of generation; the application has these settings among its own."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class EngineSettings(BaseModel):
+    """How one engine uses its machine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    num_threads: int = Field(
+        default=1, ge=1, description="Threads of torch, for the whole process: cores really free."
+    )
+    page_size: int = Field(
+        default=32, ge=4, description="Tokens per page of the cache; whole pages are shared."
+    )
+    num_cache_blocks: int = Field(
+        default=512,
+        ge=1,
+        description="Pages of cache for all requests together; no request can be longer.",
+    )
+    max_batch_tokens: int = Field(
+        default=512, ge=1, description="Most tokens in one forward pass, prompts included."
+    )
+    max_running_requests: int = Field(
+        default=16, ge=1, description="Most requests in one forward pass."
+    )
+    max_queued_requests: int = Field(
+        default=32, ge=0, description="Requests that may wait beyond those; more are refused."
+    )
+    default_max_new_tokens: int = Field(
+        default=256, ge=1, description="Tokens of an answer when the request names no limit."
+    )
+    request_timeout_s: float = Field(
+        default=120.0, gt=0, description="Seconds from a request's arrival to its last token."
+    )
+
+    @property
+    def capacity(self) -> int:
+        """Requests that may run or wait at once."""
+        return self.max_running_requests + self.max_queued_requests
+
+
+class GenerationSettings(BaseModel):
+    """How models are held in memory and generate."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    engine: EngineSettings = Field(
+        default_factory=EngineSettings, description="How each model's engine uses the machine."
+    )
+    max_loaded_models: int = Field(
+        default=3, ge=1, description="Models held in memory; one more while an alias moves."
+    )
+    max_loaded_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="Bytes that the weights and caches of all loaded models may take; by default "
+        "half of the memory that is free when a replica starts, on a GPU 85 %.",
+    )
+    log_texts: bool = Field(
+        default=False,
+        description="Write requests for text and their answers into the log, as they are.",
+    )
