@@ -25,9 +25,9 @@ import aiohttp
 
 from benchmarks.application import find_free_port, write_deploy_file
 from benchmarks.machine import describe_machine
-from benchmarks.serve_peers.contenders import Server
 from benchmarks.serve_peers.load import read_prompts
 from benchmarks.serve_peers.model import build_model
+from benchmarks.serve_peers.server import Server
 from benchmarks.workbench import DEMO_ROWS, ROOT
 
 ALIAS = "latest"
@@ -91,12 +91,12 @@ def _measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         url=f"{url}/v1/chat/completions",
         body={"model": MODELS[0], "max_tokens": 1},
     )
-    with server.run():
+    with server.start():
         return asyncio.run(_drive(url, options))
 
 
 async def _drive(url: str, options: argparse.Namespace) -> dict[str, Any]:
-    prompts = read_prompts(DEMO_ROWS, NUM_PROMPTS)
+    prompts = read_prompts(DEMO_ROWS, range(NUM_PROMPTS))
     seen, moves = Seen(), []
     timeout = aiohttp.ClientTimeout(MOVE_TIMEOUT_S)
     async with aiohttp.ClientSession(url, timeout=timeout) as session:

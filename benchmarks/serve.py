@@ -3,19 +3,23 @@
     python -m benchmarks.serve
 
 A random Llama of 110 million parameters in bf16, prompts of mixed length, greedy answers of a fixed
-number of tokens, 1, 4, 16 and 64 requests at a time. In turn, each alone on the machine, with the
-same threads for the model and the same sizes of cache and batch:
+number of tokens, 1, 4, 16 and 64 requests at a time. Four contenders with the same threads for the
+model and the same sizes of cache and batch:
 
 engine         transformers' continuous batching in one process, without Serve or HTTP: the limit
 ours           the application as `deploy.yaml` starts it, page and all, over HTTP
 transformers   `transformers serve --continuous-batching`
 pipeline       what Ray's tutorial shows: a `pipeline` in a deployment, one request at a time
 
+The first three are up together and take turns load by load, while the others are stopped by signal:
+a machine's speed wanders within minutes by more than what is compared. The pipeline, on a Ray
+cluster of its own, comes before or after them in every round.
+
 Output tokens per second count what the clients got. The time to the first token is from sending
 the request, the time per output token between the first and the last event of an answer; both of
 streamed answers. Last line: one JSON object; ratios are of our tokens per second at 16 requests by
-those of the other, medians over the rounds; `ttft_extra_ms` is our median time to the first token
-less the engine's, at one request.
+those of the other in the same turn, `ttft_extra_ms` is our median time to the first token less the
+engine's at one request; medians over the turns.
 """
 
 import argparse
@@ -25,37 +29,39 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import count, islice, product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.machine import describe_machine
 from benchmarks.serve_peers.contenders import Contender, make_contenders
-from benchmarks.serve_peers.load import Load, measure, read_prompts
+from benchmarks.serve_peers.load import Load, read_prompts
 from benchmarks.serve_peers.model import build_model
 from benchmarks.workbench import DEMO_ROWS
 
 CONCURRENCY = (1, 4, 16, 64)
 REQUESTS = {1: 6, 4: 12, 16: 32, 64: 64}
 RATIOS_AT = 16
+TOGETHER = (("engine", "ours", "transformers"), ("pipeline",))  # one Ray cluster at a time
+
+Figures = dict[str, list[dict[str, Any]]]  # by the name of the contender
 
 
 def main() -> int:
     """Measure and print the figures."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers have to be stopped
     options = _parse_arguments()
+    figures: Figures = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="benchmark-serve-") as folder:
         model = options.model or build_model(Path(folder) / "model", dtype=options.dtype)
         contenders = make_contenders(model, Path(folder), options.threads, options.output_tokens)
-        chosen = {name: contenders[name] for name in options.contenders or contenders}
-        figures: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        numbers = count()  # of the prompts: no two are alike
         for number in range(options.rounds):
-            order = list(chosen) if number % 2 == 0 else list(reversed(chosen))
-            for name in order:
-                for figure in _measure_contender(chosen[name], options):
-                    line = {"contender": name, "round": number, **figure}
-                    print(json.dumps(line), file=sys.stderr, flush=True)
-                    figures[name].append(figure)
+            for names in TOGETHER if number % 2 == 0 else TOGETHER[::-1]:
+                chosen = {name: contenders[name] for name in names if name in options.contenders}
+                _measure_together(chosen, options, numbers, figures)
     result = {
         **_compare(figures),
         "figures": {name: _summarise(found) for name, found in figures.items()},
@@ -64,6 +70,7 @@ def main() -> int:
             "threads": options.threads,
             "output_tokens": options.output_tokens,
             "rounds": options.rounds,
+            "turns": options.turns,
         },
         **describe_machine(),
     }
@@ -87,37 +94,42 @@ def _parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, default=2, help="of torch, for each contender")
     parser.add_argument("--output-tokens", type=int, default=64, help="tokens of every answer")
-    parser.add_argument("--rounds", type=int, default=3, help="times that each is measured")
-    parser.add_argument(
-        "--contenders",
-        nargs="+",
-        choices=("engine", "ours", "transformers", "pipeline"),
-        help="only these",
-    )
+    parser.add_argument("--rounds", type=int, default=2, help="times that all are started")
+    parser.add_argument("--turns", type=int, default=2, help="that each has with a kind of load")
+    names = [name for group in TOGETHER for name in group]
+    parser.add_argument("--contenders", nargs="+", choices=names, default=names, help="only these")
     parser.add_argument(
         "--concurrency", type=int, nargs="+", default=CONCURRENCY, choices=CONCURRENCY
     )
     return parser.parse_args()
 
 
-def _measure_contender(
-    contender: Contender, options: argparse.Namespace
-) -> Iterator[dict[str, Any]]:
-    num_asked = 0
-    with contender.run() as connect:
-        for concurrency in options.concurrency:
-            for is_streamed in (False, True) if contender.can_stream else (False,):
+def _measure_together(
+    contenders: dict[str, Contender],
+    options: argparse.Namespace,
+    numbers: Iterator[int],
+    figures: Figures,
+) -> None:
+    """Start contenders, and have them take turns: forth, then back, for every kind of load."""
+    with ExitStack() as stack:
+        running = {name: stack.enter_context(one.run()) for name, one in contenders.items()}
+        for concurrency, turn in product(options.concurrency, range(options.turns)):
+            order = list(product((False, True), running))
+            for is_streamed, name in order if turn % 2 == 0 else order[::-1]:
+                if is_streamed and not contenders[name].can_stream:
+                    continue
                 num_requests = REQUESTS[concurrency]
-                if not contender.is_batching:  # slow; so many say as much
+                if not contenders[name].is_batching:  # slow; so many say as much
                     num_requests = min(num_requests, 16)
-                prompts = read_prompts(options.prompts, num_requests, num_asked)
-                num_asked += num_requests
-                load = Load(prompts, concurrency, is_streamed)
-                yield measure(connect, load, options.output_tokens)
+                prompts = read_prompts(options.prompts, islice(numbers, num_requests))
+                load = Load(prompts, concurrency, options.output_tokens, is_streamed)
+                figure = running[name].measure(load)
+                print(json.dumps({"contender": name, **figure}), file=sys.stderr, flush=True)
+                figures[name].append(figure)
 
 
 def _summarise(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Take the medians over the rounds."""
+    """Take the medians over rounds and turns."""
     groups: dict[tuple[int, bool], list[dict[str, Any]]] = defaultdict(list)
     for figure in figures:
         groups[figure["concurrency"], figure["streamed"]].append(figure)
@@ -135,30 +147,30 @@ def _summarise(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _compare(figures: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
-    def find(name: str, concurrency: int, key: str, *, streamed: bool) -> float | None:
-        found = [
+def _compare(figures: Figures) -> dict[str, float]:
+    def find(name: str, concurrency: int, key: str, *, streamed: bool) -> list[float]:
+        """List what was seen turn by turn."""
+        return [
             figure[key]
             for figure in figures[name]
             if (figure["concurrency"], figure["streamed"]) == (concurrency, streamed)
         ]
-        return median(found) if found else None
 
-    def divide(name: str, *, streamed: bool, by_streamed: bool) -> float | None:
+    def divide(name: str, *, streamed: bool = False) -> list[float]:
         ours = find("ours", RATIOS_AT, "tokens_per_s", streamed=streamed)
-        other = find(name, RATIOS_AT, "tokens_per_s", streamed=by_streamed)
-        return round(ours / other, 3) if ours and other else None
-
-    own, limit = (find(name, 1, "ttft_p50_ms", streamed=True) for name in ("ours", "engine"))
-    compared = {
-        "ratio_engine": divide("engine", streamed=False, by_streamed=False),
         # The limit is the same: what the engine can do when it need not tell of every token.
-        "ratio_engine_streamed": divide("engine", streamed=True, by_streamed=False),
-        "ratio_transformers_serve": divide("transformers", streamed=False, by_streamed=False),
-        "ratio_pipeline": divide("pipeline", streamed=False, by_streamed=False),
-        "ttft_extra_ms": round(own - limit, 1) if own and limit else None,
+        others = find(name, RATIOS_AT, "tokens_per_s", streamed=False)
+        return [own / other for own, other in zip(ours, others, strict=False)]
+
+    first_tokens = [find(name, 1, "ttft_p50_ms", streamed=True) for name in ("ours", "engine")]
+    compared = {
+        "ratio_engine": divide("engine"),
+        "ratio_engine_streamed": divide("engine", streamed=True),
+        "ratio_transformers_serve": divide("transformers"),
+        "ratio_pipeline": divide("pipeline"),
+        "ttft_extra_ms": [own - limit for own, limit in zip(*first_tokens, strict=False)],
     }
-    return {name: value for name, value in compared.items() if value is not None}
+    return {name: round(median(found), 3) for name, found in compared.items() if found}
 
 
 if __name__ == "__main__":

@@ -1,41 +1,40 @@
-"""The servers and the engine that `benchmarks.serve` measures, each started alone."""
+"""What `benchmarks.serve` measures: each is started once, and paused while another has its turn."""
 
-import asyncio
-import json
-import os
-import subprocess
+import multiprocessing
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import aiohttp
+import psutil
 
-from apps.cli import stop_server
 from benchmarks.application import find_free_port, write_deploy_file
-from benchmarks.serve_peers.load import Ask, Connect
-from benchmarks.workbench import ROOT, describe_end
+from benchmarks.serve_peers import engine_process
+from benchmarks.serve_peers.load import Load
+from benchmarks.serve_peers.processes import pause, resume
+from benchmarks.serve_peers.server import Server
+from benchmarks.workbench import ROOT
 
 MODEL_NAME = "measured"
-PAGE_SIZE, NUM_PAGES, BATCH_TOKENS, RUNNING = 32, 640, 512, 64
-_START_TIMEOUT_S = 240.0
-_REQUEST_TIMEOUT_S = 600.0
+
+
+class Running(Protocol):
+    """Something that answers."""
+
+    def measure(self, load: Load) -> dict[str, Any]:
+        """Wake it, send it a load, and pause it again."""
 
 
 class Contender(Protocol):
-    """Something that answers."""
+    """Something that can be started."""
 
     can_stream: bool
     is_batching: bool
 
-    def run(self) -> Any:
-        """Start it; a context that gives the way to ask it, and stops it."""
+    def run(self) -> AbstractContextManager[Running]:
+        """Start it, warm it and pause it; stop it at the end."""
 
 
 def make_contenders(
@@ -44,21 +43,21 @@ def make_contenders(
     """Make all contenders; nothing is started yet."""
     python = Path(sys.executable).parent
     environment = {"OMP_NUM_THREADS": str(threads)}
-    port = find_free_port()
+    settings = engine_process.Settings(model, threads, output_tokens)
+    port, other_port = find_free_port(), find_free_port()
     body: dict[str, Any] = {"model": MODEL_NAME, "max_tokens": output_tokens, "temperature": 0}
-    engine_settings = {
-        "num_threads": threads,
-        "page_size": PAGE_SIZE,
-        "num_cache_blocks": NUM_PAGES,
-        "max_batch_tokens": BATCH_TOKENS,
-        "max_running_requests": RUNNING,
-    }
     deploy = write_deploy_file(
         ROOT / "deploy.yaml",
         folder,
         port,
         base_models={MODEL_NAME: str(model)},
-        engine=engine_settings,
+        engine={
+            "num_threads": threads,
+            "page_size": settings.page_size,
+            "num_cache_blocks": settings.num_pages,
+            "max_batch_tokens": settings.batch_tokens,
+            "max_running_requests": settings.running,
+        },
     )
     ours = Server(
         log=folder / "ours.log",
@@ -73,12 +72,13 @@ def make_contenders(
         log=folder / "transformers.log",
         command=[
             *(python / "transformers", "serve", model, "--continuous-batching"),
-            *("--port", str(port), "--device", "cpu", "--cb-block-size", str(PAGE_SIZE)),
-            *("--cb-num-blocks", str(NUM_PAGES), "--cb-max-batch-tokens", str(BATCH_TOKENS)),
+            *("--port", other_port, "--device", "cpu", "--cb-block-size", settings.page_size),
+            *("--cb-num-blocks", settings.num_pages),
+            *("--cb-max-batch-tokens", settings.batch_tokens),
         ],
         environment=environment,
-        ready=f"http://127.0.0.1:{port}/health",
-        url=f"http://127.0.0.1:{port}/v1/chat/completions",
+        ready=f"http://127.0.0.1:{other_port}/health",
+        url=f"http://127.0.0.1:{other_port}/v1/chat/completions",
         body={**body, "model": str(model)},
     )
     pipeline = Server(
@@ -86,164 +86,61 @@ def make_contenders(
         command=[
             *(python / "serve", "run", "--working-dir", ROOT),
             *("benchmarks.serve_peers.pipeline_app:build_app", f"model={model}"),
-            *(f"threads={threads}", f"output_tokens={output_tokens}", f"port={port}"),
+            *(f"threads={threads}", f"output_tokens={output_tokens}", f"port={other_port}"),
         ],
         environment=environment,
-        ready=f"http://127.0.0.1:{port}/-/healthz",
-        url=f"http://127.0.0.1:{port}/",
+        ready=f"http://127.0.0.1:{other_port}/-/healthz",
+        url=f"http://127.0.0.1:{other_port}/",
         body={},
         can_stream=False,
         is_batching=False,
     )
-    engine = BareEngine(model, threads, output_tokens)
-    return {"engine": engine, "ours": ours, "transformers": transformers, "pipeline": pipeline}
-
-
-@dataclass
-class Server:
-    """A server in a process of its own, asked over HTTP."""
-
-    log: Path
-    command: list[Any]
-    environment: dict[str, str]
-    ready: str
-    url: str
-    body: dict[str, Any]
-    streamed_body: dict[str, Any] = field(default_factory=dict)
-    can_stream: bool = True
-    is_batching: bool = True
-
-    @contextmanager
-    def run(self) -> Iterator[Connect]:
-        """Start it, wait until it has answered once, and stop it at the end."""
-        with self.log.open("ab") as output:
-            process = subprocess.Popen(  # noqa: S603 - our own commands
-                [str(part) for part in self.command],
-                cwd=self.log.parent,
-                env={**os.environ, **self.environment},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                self._wait_until_ready(process)
-                asyncio.run(self._warm_up())
-                yield self._connect
-            finally:
-                stop_server(process)
-
-    def _wait_until_ready(self, process: "subprocess.Popen[bytes]") -> None:
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while True:
-            try:
-                with urllib.request.urlopen(self.ready, timeout=5):  # noqa: S310 - ours
-                    return
-            except (urllib.error.URLError, OSError) as exc:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(describe_end(process.returncode or 0, self.log)) from exc
-                time.sleep(0.2)
-
-    async def _warm_up(self) -> None:
-        async with self._connect() as ask:
-            for is_streamed in (False, self.can_stream):
-                async for _ in ask("Hello", is_streamed):
-                    pass
-
-    @asynccontextmanager
-    async def _connect(self) -> AsyncIterator[Ask]:
-        """Open connections that are kept, as OpenAI's client keeps them."""
-        timeout = aiohttp.ClientTimeout(_REQUEST_TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            yield partial(self._ask, session)
-
-    async def _ask(
-        self, session: aiohttp.ClientSession, prompt: str, is_streamed: bool
-    ) -> AsyncIterator[int]:
-        body = {**self.body, "messages": [{"role": "user", "content": prompt}]}
-        if is_streamed:
-            body |= {"stream": True, **self.streamed_body}
-        async with session.post(self.url, json=body) as response:
-            if response.status != 200:
-                raise RuntimeError(f"{response.status}: {await response.text()}")
-            if not is_streamed:
-                yield (await response.json())["usage"]["completion_tokens"]
-                return
-            async for line in response.content:
-                if b'"content":' in line:
-                    yield 0
-                if b'"usage":' in line and b'"completion_tokens":' in line:
-                    yield json.loads(line.removeprefix(b"data: "))["usage"]["completion_tokens"]
+    return {
+        "engine": BareEngine(settings),
+        "ours": ours,
+        "transformers": transformers,
+        "pipeline": pipeline,
+    }
 
 
 @dataclass
 class BareEngine:
-    """transformers' continuous batching in this process."""
+    """transformers' continuous batching, without a server, in a process of its own."""
 
-    model: Path
-    threads: int
-    output_tokens: int
+    settings: engine_process.Settings
     can_stream: bool = True
     is_batching: bool = True
 
     @contextmanager
-    def run(self) -> Iterator[Connect]:
-        """Load the model and start its thread."""
-        import torch
-        from transformers import (
-            AutoModelForCausalLM,
-            AutoTokenizer,
-            ContinuousBatchingConfig,
-            GenerationConfig,
-        )
-
-        torch.set_num_threads(self.threads)
-        model: Any = AutoModelForCausalLM.from_pretrained(self.model, dtype="auto").eval()
-        tokenizer = AutoTokenizer.from_pretrained(self.model)
-        manager = model.init_continuous_batching(
-            generation_config=GenerationConfig(
-                do_sample=False, eos_token_id=-1, max_new_tokens=self.output_tokens
-            ),
-            continuous_batching_config=ContinuousBatchingConfig(
-                page_size=PAGE_SIZE,
-                num_blocks=NUM_PAGES,
-                max_batch_tokens=BATCH_TOKENS,
-                max_requests_per_batch=RUNNING,
-            ),
-        )
-        manager.warmup()
-        manager.start()
-        numbers = iter(range(10**9))
-
-        async def ask(prompt: str, is_streamed: bool) -> AsyncIterator[int]:
-            messages = [{"role": "user", "content": prompt}]
-            ids = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_dict=True
-            )["input_ids"]
-            outputs: asyncio.Queue[Any] = asyncio.Queue()
-            name = f"asked-{next(numbers)}"
-            manager.register_result_handler(name, outputs.put_nowait)
-            manager.add_request(ids, request_id=name, streaming=is_streamed)
-            num_seen = 0
-            while True:
-                output = await outputs.get()
-                if output.error is not None:
-                    raise RuntimeError(output.error)
-                yield len(output.generated_tokens) - num_seen
-                num_seen = len(output.generated_tokens)
-                if output.is_finished():
-                    return
-
-        async def warm_up() -> None:
-            async for _ in ask("Hello", False):
-                pass
-
-        @asynccontextmanager
-        async def connect() -> AsyncIterator[Ask]:
-            yield ask
-
+    def run(self) -> Iterator["RunningEngine"]:
+        """Start the process, and wait until the engine has answered once."""
+        spawning = multiprocessing.get_context("spawn")
+        ours, theirs = spawning.Pipe()
+        process = spawning.Process(target=engine_process.main, args=(theirs, self.settings))
+        process.start()
+        theirs.close()
+        running = RunningEngine(psutil.Process(process.pid), ours)
         try:
-            asyncio.run(warm_up())
-            yield connect
+            ours.recv()  # it is warm
+            pause(running.process)
+            yield running
         finally:
-            manager.stop(block=True, hard_stop=True)
-            manager.destroy()
+            resume(running.process)
+            ours.close()
+            process.join()
+
+
+@dataclass
+class RunningEngine:
+    """The process and the way to it."""
+
+    process: psutil.Process
+    connection: Any  # multiprocessing.connection.Connection[Load, dict[str, Any]]
+
+    def measure(self, load: Load) -> dict[str, Any]:
+        """Wake it, send it a load, and pause it again."""
+        resume(self.process)
+        self.connection.send(load)
+        figures: dict[str, Any] = self.connection.recv()
+        pause(self.process)
+        return figures

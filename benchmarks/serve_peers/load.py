@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +20,15 @@ Connect = Callable[[], AbstractAsyncContextManager[Ask]]
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked, how many at a time, and whether the answers are streamed."""
+    """What is asked, how many at a time, and how long the answers are and how they come."""
 
     prompts: list[str]
     concurrency: int
+    output_tokens: int
     is_streamed: bool
 
 
-def read_prompts(file: Path, num_prompts: int, first_number: int = 0) -> list[str]:
+def read_prompts(file: Path, numbers: Iterable[int]) -> list[str]:
     """Make prompts of mixed length of a file's words.
 
     Each begins with its number, so that no two share pages of a cache.
@@ -35,25 +36,25 @@ def read_prompts(file: Path, num_prompts: int, first_number: int = 0) -> list[st
     words = file.read_text(errors="replace").split()
     generator = random.Random(0)  # noqa: S311 - the same lengths and words every time
     prompts = []
-    for number in range(first_number, first_number + num_prompts):
+    for number in numbers:
         start = generator.randrange(max(1, len(words) - LONGEST_WORDS))
         length = generator.randint(SHORTEST_WORDS, LONGEST_WORDS)
         prompts.append(f"{number}. {' '.join(words[start : start + length])}")
     return prompts
 
 
-def measure(connect: Connect, load: Load, output_tokens: int) -> dict[str, Any]:
+def measure(connect: Connect, load: Load) -> dict[str, Any]:
     """Send a load, and say how fast the answers came; raises if one is not whole."""
-    return asyncio.run(_measure(connect, load, output_tokens))
+    return asyncio.run(_measure(connect, load))
 
 
-async def _measure(connect: Connect, load: Load, output_tokens: int) -> dict[str, Any]:
-    waiting = list(enumerate(load.prompts))[::-1]
+async def _measure(connect: Connect, load: Load) -> dict[str, Any]:
+    waiting = load.prompts[::-1]
     firsts_s, gaps_s = [], []
 
     async def keep_asking(ask: Ask) -> None:
         while waiting:
-            _, prompt = waiting.pop()
+            prompt = waiting.pop()
             started = time.perf_counter()
             first = last = None
             num_tokens = 0
@@ -61,8 +62,8 @@ async def _measure(connect: Connect, load: Load, output_tokens: int) -> dict[str
                 last = time.perf_counter()
                 first = first or last
                 num_tokens += num_new
-            if num_tokens != output_tokens or first is None or last is None:
-                raise RuntimeError(f"{num_tokens} tokens came, {output_tokens} expected")
+            if num_tokens != load.output_tokens or first is None or last is None:
+                raise RuntimeError(f"{num_tokens} tokens came, {load.output_tokens} expected")
             firsts_s.append(first - started)
             gaps_s.append((last - first) / max(1, num_tokens - 1))
 
@@ -73,7 +74,7 @@ async def _measure(connect: Connect, load: Load, output_tokens: int) -> dict[str
     figures = {
         "concurrency": load.concurrency,
         "streamed": load.is_streamed,
-        "tokens_per_s": round(len(load.prompts) * output_tokens / took_s, 1),
+        "tokens_per_s": round(len(load.prompts) * load.output_tokens / took_s, 1),
         "took_s": round(took_s, 2),
     }
     if load.is_streamed:

@@ -1,0 +1,130 @@
+"""A server in a process of its own, asked over HTTP."""
+
+import asyncio
+import json
+import os
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+from apps.cli import stop_server
+from benchmarks.serve_peers.load import Ask, Load, measure
+from benchmarks.serve_peers.processes import pause, resume
+from benchmarks.workbench import describe_end
+
+_START_TIMEOUT_S = 240.0
+_REQUEST_TIMEOUT_S = 600.0
+
+
+@dataclass
+class Server:
+    """How a server is started and asked."""
+
+    log: Path
+    command: list[Any]
+    environment: dict[str, str]
+    ready: str
+    url: str
+    body: dict[str, Any]
+    streamed_body: dict[str, Any] = field(default_factory=dict)
+    can_stream: bool = True
+    is_batching: bool = True
+
+    @contextmanager
+    def run(self) -> Iterator["RunningServer"]:
+        """Start it, wait until it has answered, pause it, and stop it at the end."""
+        with self.start() as process:
+            running = RunningServer(self, psutil.Process(process.pid))
+            asyncio.run(running.warm_up())
+            pause(running.process)
+            try:
+                yield running
+            finally:
+                resume(running.process)
+
+    @contextmanager
+    def start(self) -> Iterator["subprocess.Popen[bytes]"]:
+        """Start it, wait until it is ready, and stop it at the end."""
+        with self.log.open("ab") as output:
+            process = subprocess.Popen(  # noqa: S603 - our own commands
+                [str(part) for part in self.command],
+                cwd=self.log.parent,
+                env={**os.environ, **self.environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                self._wait_until_ready(process)
+                yield process
+            finally:
+                stop_server(process)
+
+    def _wait_until_ready(self, process: "subprocess.Popen[bytes]") -> None:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while True:
+            try:
+                with urllib.request.urlopen(self.ready, timeout=5):  # noqa: S310 - ours
+                    return
+            except (urllib.error.URLError, OSError) as exc:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(describe_end(process.returncode or 0, self.log)) from exc
+                time.sleep(0.2)
+
+
+@dataclass
+class RunningServer:
+    """A server that is up, paused between two loads."""
+
+    server: Server
+    process: psutil.Process
+
+    def measure(self, load: Load) -> dict[str, Any]:
+        """Wake it, see that it answers, send it a load, and pause it again."""
+        resume(self.process)
+        asyncio.run(self.warm_up())
+        figures = measure(self._connect, load)
+        pause(self.process)
+        return figures
+
+    async def warm_up(self) -> None:
+        """Have it answer once in each way."""
+        async with self._connect() as ask:
+            for is_streamed in (False, self.server.can_stream):
+                async for _ in ask("Hello", is_streamed):
+                    pass
+
+    @asynccontextmanager
+    async def _connect(self) -> AsyncIterator[Ask]:
+        """Open connections that are kept, as OpenAI's client keeps them."""
+        timeout = aiohttp.ClientTimeout(_REQUEST_TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            yield partial(self._ask, session)
+
+    async def _ask(
+        self, session: aiohttp.ClientSession, prompt: str, is_streamed: bool
+    ) -> AsyncIterator[int]:
+        body = {**self.server.body, "messages": [{"role": "user", "content": prompt}]}
+        if is_streamed:
+            body |= {"stream": True, **self.server.streamed_body}
+        async with session.post(self.server.url, json=body) as response:
+            if response.status != 200:
+                raise RuntimeError(f"{response.status}: {await response.text()}")
+            if not is_streamed:
+                yield (await response.json())["usage"]["completion_tokens"]
+                return
+            async for line in response.content:
+                if b'"content":' in line:
+                    yield 0
+                if b'"usage":' in line and b'"completion_tokens":' in line:
+                    yield json.loads(line.removeprefix(b"data: "))["usage"]["completion_tokens"]
