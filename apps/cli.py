@@ -1,6 +1,7 @@
 """`tuneserve`: start the application from any folder."""
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -24,7 +25,15 @@ _SERVE_SETTINGS = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     # Looking after three deployments ten times a second takes 5 % of a core.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    # Answers go first; by default everything that computes is as nice as a training should be.
+    "RAY_worker_niceness": "0",
 }
+# Whoever reaches a port of Ray's can have it run code. By default it listens to the whole network.
+_PRIVATE_CLUSTER = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # so its node, as there, is 127.0.0.1
+    "RAY_AUTH_MODE": "token",  # for the few ports that listen to all, and for the machine's users
+}
+_TOKENS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 _DEPLOY_NAME = "deploy.yaml"
 
 cli = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
@@ -91,10 +100,18 @@ def stop_server(server: "subprocess.Popen[bytes]", timeout_s: float = 30.0) -> N
 
 
 def build_environment(python: Path = Path(sys.executable)) -> dict[str, str]:
-    """Build the environment for `serve run`; what the user has set of it stays."""
+    """Build the environment for `serve run`; what the user has set of it stays.
+
+    A cluster that it starts is closed to everybody else: a new token every time, unless one is set.
+    """
     # The environment's own `serve` and `ninja`, whether it is activated or not.
     path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**_SERVE_SETTINGS, **os.environ, "PATH": path}
+    settings = dict(_SERVE_SETTINGS)
+    if not preflight.joins_cluster():
+        settings |= _PRIVATE_CLUSTER
+        if not _TOKENS & os.environ.keys():
+            settings["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    return {**settings, **os.environ, "PATH": path}
 
 
 def _start_server(deploy: Path, output: int) -> "subprocess.Popen[bytes]":

@@ -98,18 +98,10 @@ def check_port(port: int) -> Iterator[str]:
 
 
 def check_cluster() -> Iterator[str]:
-    """See whether the cluster that Ray would join is there: of a dead one, it waits for ever.
-
-    Ray joins the cluster of the last `ray start`, which it records in a file that outlives a crash.
-    """
+    """See whether the cluster that Ray would join is there: of a dead one, it waits for ever."""
     if os.environ.get("RAY_ADDRESS", "auto") not in {"", "auto"}:
         return
-    folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
-    record = folder / "ray" / "ray_current_cluster"
-    try:
-        address = record.read_text().strip()
-    except OSError:
-        return
+    record, address = _read_cluster_record()
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return
@@ -120,6 +112,22 @@ def check_cluster() -> Iterator[str]:
             f"Ray would join the cluster at {address}, which does not answer; if it has ended, "
             f"remove {str(record)!r}, which names it"
         )
+
+
+def joins_cluster() -> bool:
+    """Whether Ray would join a cluster that somebody started, instead of starting its own."""
+    address = os.environ.get("RAY_ADDRESS") or "auto"
+    return bool(_read_cluster_record()[1]) if address == "auto" else address != "local"
+
+
+def _read_cluster_record() -> tuple[Path, str]:
+    """Find the cluster of the last `ray start`: Ray notes it in a file, which outlives a crash."""
+    folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    record = folder / "ray" / "ray_current_cluster"
+    try:
+        return record, record.read_text().strip()
+    except OSError:
+        return record, ""
 
 
 def read_port(deploy: Path) -> int:

@@ -10,6 +10,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 from apps.exports import execute_export
 from apps.queue import JobState
 from storage.layout import open_storage
+from training.priority import yield_to_others
 
 _POLL_S = 0.1
 
@@ -83,4 +84,5 @@ def _export(storage: str, run_id: str, step: int, model_id: str) -> None:
     import torch
 
     torch.set_num_threads(1)  # it runs beside a training
+    yield_to_others()
     execute_export(open_storage(storage), run_id, step, model_id)

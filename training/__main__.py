@@ -26,6 +26,7 @@ from rich.progress import (
 from storage import durable
 from training.byte_progress import show_bytes
 from training.data.token_cache import default_cache
+from training.priority import yield_to_others
 from training.rerun import reopen_run
 from training.runs import RunFolder, RunRecord, log_to_file
 from training.spec import TrainingSpec, load_spec
@@ -220,4 +221,5 @@ def _follow_run(run: RunFolder, bar: Progress, done: Event) -> None:
 
 
 if __name__ == "__main__":
+    yield_to_others()
     sys.exit(main())

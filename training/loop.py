@@ -29,6 +29,7 @@ from training.evaluation import evaluate
 from training.journal import Journal, compute_perplexity
 from training.model import WeightsError, choose_layout
 from training.optimizer import learning_rate_at
+from training.priority import yield_to_others
 from training.probe import take_probe
 from training.progress import Progress
 from training.resume import find_start, is_resharded, load_checkpoint
@@ -56,6 +57,7 @@ def run_worker(config: dict[str, Any]) -> dict[str, str]:
     spec = TrainingSpec.model_validate(config["spec"])
     run = RunFolder(Path(config["run"]))
     torch.set_num_threads(spec.threads_per_worker)
+    yield_to_others()
     place = _find_place()
     # Workers of a driver that was killed live on for a moment: wait until they write no more.
     alone = run.hold("writer", _HANDOVER_S) if place.rank == 0 else nullcontext()

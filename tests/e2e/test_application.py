@@ -5,6 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import httpx
 import openai
 import psutil
@@ -284,3 +285,24 @@ def test_another_site_may_not_use_it(application: Application) -> None:
     assert foreign.status_code == 403
     page = httpx.get(f"{application.url}/v1/models", headers={"origin": "http://evil.example"})
     assert page.status_code == 403
+
+
+def test_ray_takes_orders_from_nobody_else(application: Application) -> None:
+    """What listens to more than this machine asks for the cluster's token."""
+    tree = [psutil.Process(application.process.pid)]
+    tree += tree[0].children(recursive=True)
+    listening = {
+        (connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port)
+        for process in tree
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert ("127.0.0.1", httpx.URL(application.url).port) in listening
+    exposed = [port for ip, port in listening if ip != "127.0.0.1"]
+    assert len(exposed) <= 4, "more than one of each replica's, by which Serve reaches it"
+    for port in exposed:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
+            with pytest.raises(grpc.RpcError) as refused:
+                call(b"", timeout=10)
+        assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
