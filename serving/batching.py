@@ -15,6 +15,8 @@ from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPP
 
 from serving.sampling import build_processors
 
+UNLIKELY = -9999.0
+"""What stands for minus infinity, as in OpenAI's answers."""
 _SCHEDULER_NAME = "tuneserve_fifo"
 
 
@@ -88,6 +90,8 @@ def find_likelihoods(
 ) -> list[Likelihood]:
     """Find how likely each token was, and the `num_top` likeliest in its place."""
     logprobs = torch.log_softmax(logits.float(), dim=-1)  # [N, V]
+    # JSON has neither infinities nor NaN, which models with masked tokens or broken weights give.
+    logprobs = logprobs.nan_to_num(nan=UNLIKELY, neginf=UNLIKELY)
     chosen = logprobs.gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1).tolist()
     top = logprobs.topk(min(num_top, logprobs.size(-1)), dim=-1)
     pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)

@@ -38,6 +38,7 @@ class GeneratorSettings(GenerationSettings):
     """What one replica of the generator works with."""
 
     storage: str = Field(description="The storage root, a path.")
+    max_replicas: int = Field(default=1, ge=1, description="How many of these there may be at once.")
     alias_poll_s: float = Field(
         default=1.0, gt=0, description="Seconds between two looks at where the aliases point."
     )
@@ -55,7 +56,7 @@ class GeneratorReplica:
         multiplexed = serve.multiplexed(max_num_models_per_replica=settings.max_loaded_models)
         self._note_loaded = multiplexed(_note_loaded) if _is_served() else _note_loaded
         layout = open_storage(settings.storage)
-        max_bytes = settings.max_loaded_bytes or find_default_budget()
+        max_bytes = settings.max_loaded_bytes or find_default_budget(settings.max_replicas)
         self._models = LoadedModels(settings.engine, settings.max_loaded_models, max_bytes)
         self._telemetry = Telemetry(log_texts=settings.log_texts)
         self._follower = AliasFollower(

@@ -6,6 +6,7 @@ from typing import Any
 
 import psutil
 import torch
+from safetensors import safe_open
 from transformers import AutoConfig
 
 from serving.settings import EngineSettings
@@ -15,12 +16,16 @@ _CPU_SHARE, _GPU_SHARE = 0.5, 0.85
 """Of what is free when a replica starts; on a CPU, fine-tunes need the rest."""
 
 
-def find_default_budget() -> int:
-    """Return the bytes that models may take where nobody says: a share of what is free now."""
+def find_default_budget(num_sharing: int = 1) -> int:
+    """Return the bytes that models may take where nobody says: a share of what is free now.
+
+    So many replicas may come to share a CPU's memory, whether they are up already or not.
+    """
     if torch.cuda.is_available():
         free, _ = torch.cuda.mem_get_info()
         return int(free * _GPU_SHARE)
-    return int(min(psutil.virtual_memory().available, _find_group_room()) * _CPU_SHARE)
+    free = min(psutil.virtual_memory().available, _find_group_room())
+    return int(free * _CPU_SHARE / num_sharing)
 
 
 def _find_group_room() -> float:
@@ -39,7 +44,6 @@ def estimate_memory(path: Path, settings: EngineSettings) -> int:
     The cache holds a key and a value per layer, head and token, in the type of the weights.
     Activations are not counted. Raises `OSError` or `ValueError` for a config that cannot be read.
     """
-    weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     whole: Any = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     config = whole.get_text_config()
     num_heads = config.num_attention_heads
@@ -47,4 +51,16 @@ def estimate_memory(path: Path, settings: EngineSettings) -> int:
     head_size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     dtype = config.dtype or whole.dtype or torch.float32
     token_bytes: int = 2 * config.num_hidden_layers * num_kv_heads * head_size * dtype.itemsize
-    return weights + token_bytes * settings.page_size * settings.num_cache_blocks
+    cache = token_bytes * settings.page_size * settings.num_cache_blocks
+    return _measure_weights(path, dtype) + cache
+
+
+def _measure_weights(path: Path, dtype: torch.dtype) -> int:
+    """Return the bytes of the weights in memory: files may hold a narrower type than the model."""
+    num_bytes = num_weights = 0
+    for file in path.glob("*.safetensors"):
+        num_bytes += file.stat().st_size
+        with safe_open(file, framework="pt") as tensors:
+            shapes = (tensors.get_slice(name).get_shape() for name in tensors.keys())  # noqa: SIM118
+            num_weights += sum(map(math.prod, shapes))
+    return max(num_bytes, num_weights * dtype.itemsize)

@@ -56,7 +56,8 @@ class GenerationSettings(BaseModel):
         default=None,
         gt=0,
         description="Bytes that the weights and caches of all loaded models may take; by default "
-        "half of the memory that is free when a replica starts, on a GPU 85 %.",
+        "half of the memory that is free when a replica starts, divided by how many replicas there "
+        "may be; on a GPU 85 %.",
     )
     log_texts: bool = Field(
         default=False,

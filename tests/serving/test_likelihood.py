@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 
 from serving import scoring
 from serving.answer import AnswerReader, Piece, TokenSpeller, ToldToken
-from serving.batching import Likelihood
+from serving.batching import UNLIKELY, Likelihood, find_likelihoods
 from serving.engine import Engine
 from serving.errors import DeadlineExceededError, InvalidRequestError
 from serving.model_loading import load_model
@@ -208,3 +208,11 @@ def test_noise_of_seeds_draws_from_the_softmax() -> None:
         pairs = Counter(zip(drawn[:-step].tolist(), drawn[step:].tolist(), strict=True))
         both = pairs[0, 0] / (num_draws - step)
         assert both == pytest.approx(float(scores.softmax(dim=-1)[0]) ** 2, abs=0.02)
+
+
+def test_what_json_cannot_say_is_very_unlikely() -> None:
+    inf, nan = float("inf"), float("nan")
+    logits = torch.tensor([[0.0, -inf], [nan, nan]])
+    impossible, broken = find_likelihoods(logits, torch.tensor([1, 0]), 2)
+    assert impossible.logprob == broken.logprob == UNLIKELY
+    assert impossible.top == ((0, 0.0), (1, UNLIKELY))

@@ -1,0 +1,29 @@
+"""How much memory models take, by what their files say."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from serving.memory import estimate_memory, find_default_budget
+from serving.settings import EngineSettings
+from tests.tiny_model import build_tiny_model
+
+SETTINGS = EngineSettings(num_cache_blocks=1)
+
+
+def test_weights_count_as_they_are_in_memory_not_in_the_file(tmp_path: Path) -> None:
+    wide = build_tiny_model(tmp_path / "wide")
+    narrow = build_tiny_model(tmp_path / "narrow")
+    AutoModelForCausalLM.from_pretrained(narrow, dtype=torch.bfloat16).save_pretrained(narrow)
+    config = (wide / "config.json").read_text()  # of fp32
+    (narrow / "config.json").write_text(config)
+    assert estimate_memory(narrow, SETTINGS) == pytest.approx(
+        estimate_memory(wide, SETTINGS), rel=0.02
+    )
+
+
+def test_replicas_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert find_default_budget(4) == pytest.approx(find_default_budget() / 4, rel=0.2)
