@@ -49,6 +49,7 @@ def build_app(settings: ApplicationSettings) -> Application:
     generator = Generator.options(**settings.replicas.to_options(settings.engine.capacity)).bind(
         GeneratorSettings(
             storage=str(layout.root),
+            max_replicas=settings.replicas.max,
             **{name: getattr(settings, name) for name in GenerationSettings.model_fields},
         )
     )

@@ -4,9 +4,11 @@ import os
 import secrets
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -28,12 +30,9 @@ _SERVE_SETTINGS = {
     # Answers go first; by default everything that computes is as nice as a training should be.
     "RAY_worker_niceness": "0",
 }
-# Whoever reaches a port of Ray's can have it run code. By default it listens to the whole network.
-_PRIVATE_CLUSTER = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # so its node, as there, is 127.0.0.1
-    "RAY_AUTH_MODE": "token",  # for the few ports that listen to all, and for the machine's users
-}
-_TOKENS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+# Whoever reaches a port of Ray's and has its token can have it run code. By default it listens to
+# the whole network; by this its node, as on those systems, is 127.0.0.1.
+_ONLY_THIS_MACHINE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 _DEPLOY_NAME = "deploy.yaml"
 
 cli = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
@@ -59,6 +58,7 @@ def run(deploy: DeployFile = Path(_DEPLOY_NAME)) -> None:
         _fail(f"there is no {str(deploy)!r} here; 'tuneserve init' writes one")
     if faults := list(preflight.find_faults(None, deploy)):
         _fail("; ".join(faults))
+    keep_token_private()
     address = f"http://127.0.0.1:{preflight.read_port(deploy)}"
     log = Path(f"{deploy.stem}.log").resolve()
     console = Console()
@@ -100,18 +100,23 @@ def stop_server(server: "subprocess.Popen[bytes]", timeout_s: float = 30.0) -> N
 
 
 def build_environment(python: Path = Path(sys.executable)) -> dict[str, str]:
-    """Build the environment for `serve run`; what the user has set of it stays.
-
-    A cluster that it starts is closed to everybody else: a new token every time, unless one is set.
-    """
+    """Build the environment for `serve run`; what the user has set of it stays."""
     # The environment's own `serve` and `ninja`, whether it is activated or not.
     path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    settings = dict(_SERVE_SETTINGS)
-    if not preflight.joins_cluster():
-        settings |= _PRIVATE_CLUSTER
-        if not _TOKENS & os.environ.keys():
-            settings["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    return {**settings, **os.environ, "PATH": path}
+    binding = {} if preflight.joins_cluster() else _ONLY_THIS_MACHINE
+    return {**_SERVE_SETTINGS, **binding, **os.environ, "PATH": path}
+
+
+def keep_token_private() -> None:
+    """Make Ray's token a file that nobody else can read; Ray leaves that to the umask."""
+    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        token.parent.mkdir(parents=True, exist_ok=True)
+        with open(token, "x", opener=partial(os.open, mode=0o600)) as file:
+            file.write(secrets.token_hex(32))
+    except FileExistsError:
+        if stat.S_IMODE(token.stat().st_mode) & 0o077:
+            token.chmod(0o600)
 
 
 def _start_server(deploy: Path, output: int) -> "subprocess.Popen[bytes]":

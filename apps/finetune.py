@@ -12,6 +12,7 @@ from apps.runs import name_model
 from serving.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from training import launch
+from training.priority import yield_to_others
 from training.runs import RunFolder, log_to_file
 
 logger = logging.getLogger(__name__)
@@ -56,4 +57,5 @@ def execute_queued_run(layout: StorageLayout, run: RunFolder) -> int:
 
 
 if __name__ == "__main__":
+    yield_to_others()
     sys.exit(main())

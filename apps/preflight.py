@@ -116,8 +116,8 @@ def check_cluster() -> Iterator[str]:
 
 def joins_cluster() -> bool:
     """Whether Ray would join a cluster that somebody started, instead of starting its own."""
-    address = os.environ.get("RAY_ADDRESS") or "auto"
-    return bool(_read_cluster_record()[1]) if address == "auto" else address != "local"
+    address = os.environ.get("RAY_ADDRESS")
+    return address != "local" if address else bool(_read_cluster_record()[1])
 
 
 def _read_cluster_record() -> tuple[Path, str]:

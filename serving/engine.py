@@ -37,7 +37,7 @@ _STOP_TIMEOUT_S = 30.0
 _MAX_RETRY_AFTER_S = 30
 # The event loop hands on a token while the thread that computes prepares the next step: it should
 # not wait for Python's 5 ms to get a word in.
-_SWITCH_INTERVAL_S = 0.0005
+SWITCH_INTERVAL_S = 0.0005
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Engine:
         Raises `EngineDeadError` for a model that does not load whole.
         """
         torch.set_num_threads(settings.num_threads)
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         model, tokenizer = load_model(path)
         try:
             return cls(model, tokenizer, settings)

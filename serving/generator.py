@@ -38,7 +38,9 @@ class GeneratorSettings(GenerationSettings):
     """What one replica of the generator works with."""
 
     storage: str = Field(description="The storage root, a path.")
-    max_replicas: int = Field(default=1, ge=1, description="How many of these there may be at once.")
+    max_replicas: int = Field(
+        default=1, ge=1, description="How many of these there may be at once."
+    )
     alias_poll_s: float = Field(
         default=1.0, gt=0, description="Seconds between two looks at where the aliases point."
     )

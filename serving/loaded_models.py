@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from safetensors import SafetensorError
+
 from serving.engine import Engine
 from serving.errors import (
     DeadlineExceededError,
@@ -264,7 +266,7 @@ class LoadedModels:
     def _estimate(self, model: StoredModel) -> int:
         try:
             size_bytes = estimate_memory(model.path, self._settings)
-        except (OSError, ValueError, AttributeError, TypeError) as exc:
+        except (OSError, ValueError, AttributeError, TypeError, SafetensorError) as exc:
             reason = str(exc).replace(str(model.path), model.id)
             raise EngineDeadError(f"model {model.id!r} cannot be loaded: {reason}") from exc
         if size_bytes > self._max_bytes:

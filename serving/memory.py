@@ -24,8 +24,8 @@ def find_default_budget(num_sharing: int = 1) -> int:
     if torch.cuda.is_available():
         free, _ = torch.cuda.mem_get_info()
         return int(free * _GPU_SHARE)
-    free = min(psutil.virtual_memory().available, _find_group_room())
-    return int(free * _CPU_SHARE / num_sharing)
+    room = min(psutil.virtual_memory().available, _find_group_room())
+    return int(room * _CPU_SHARE / num_sharing)
 
 
 def _find_group_room() -> float:

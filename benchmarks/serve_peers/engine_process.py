@@ -1,6 +1,7 @@
 """transformers' continuous batching as a process that is told what to ask of it."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.serve_peers.load import Ask, measure
+from serving.engine import SWITCH_INTERVAL_S
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ def main(connection: Any, settings: Settings) -> None:
                 load = connection.recv()
             except EOFError:
                 return
+            asyncio.run(engine.warm_up())  # it was paused, as the servers were
             connection.send(measure(engine.connect, load))
     finally:
         engine.stop()
@@ -53,6 +56,7 @@ class Engine:
         )
 
         torch.set_num_threads(settings.threads)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)  # as ours
         model: Any = AutoModelForCausalLM.from_pretrained(settings.model, dtype="auto").eval()
         self._tokenizer: Any = AutoTokenizer.from_pretrained(settings.model)
         self._manager = model.init_continuous_batching(

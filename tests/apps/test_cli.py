@@ -1,54 +1,66 @@
-"""The command line: the environment that it starts `serve run` in."""
+"""The command line: the environment that it starts `serve run` in, and Ray's token."""
 
+import stat
 from pathlib import Path
 
 import pytest
 
-from apps.cli import build_environment
+from apps.cli import build_environment, keep_token_private
 
-OURS = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"}
+BINDING = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 @pytest.fixture(autouse=True)
 def no_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a cluster, and a user who has set nothing."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    for name in {"RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH", "RAY_worker_niceness"} | OURS:
+    for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH", "RAY_worker_niceness", BINDING):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_cluster_of_our_own_is_closed_to_others() -> None:
-    first, second = build_environment(), build_environment()
-    assert first["RAY_AUTH_MODE"] == "token"
-    assert first["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
-    assert len(first["RAY_AUTH_TOKEN"]) == 64
-    assert first["RAY_AUTH_TOKEN"] != second["RAY_AUTH_TOKEN"]
+@pytest.fixture
+def recorded_cluster(tmp_path: Path) -> None:
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:6379")
+
+
+def test_a_cluster_of_our_own_listens_to_this_machine_alone() -> None:
+    assert build_environment()[BINDING] == "0"
 
 
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/a/token")
+    monkeypatch.setenv(BINDING, "1")
     monkeypatch.setenv("RAY_worker_niceness", "7")
     environment = build_environment()
-    assert "RAY_AUTH_TOKEN" not in environment
+    assert environment[BINDING] == "1"
     assert environment["RAY_worker_niceness"] == "7"
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:6379", "auto"])
-def test_a_cluster_that_is_there_is_joined_as_it_is(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_cluster_that_is_named_is_joined_as_it_is(
+    address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
-    (tmp_path / "ray").mkdir()
-    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:6379")
-    environment = build_environment()
-    assert not OURS & environment.keys()
-    assert environment["RAY_worker_niceness"] == "0"
+    assert BINDING not in build_environment()
 
 
-def test_a_cluster_of_our_own_may_be_wished_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("recorded_cluster")
+def test_so_is_one_that_is_there_unless_one_of_our_own_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    assert BINDING not in build_environment()
     monkeypatch.setenv("RAY_ADDRESS", "local")
-    (tmp_path / "ray").mkdir()
-    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:6379")
-    assert build_environment().keys() >= OURS
+    assert BINDING in build_environment()
+
+
+def test_rays_token_is_for_us_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = tmp_path / "new" / "token"
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    keep_token_private()
+    content = token.read_text()
+    assert len(content) == 64
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    token.chmod(0o644)
+    keep_token_private()
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert token.read_text() == content

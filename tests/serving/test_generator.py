@@ -416,11 +416,12 @@ def test_the_old_model_is_back_when_the_new_one_fails_after_all(
     assert [one.outcome for one in log.read("latest")] == ["draining", "refused"]
 
 
+@pytest.mark.parametrize("fault", ["flipped", "cut"])
 def test_a_model_that_does_not_load_is_not_drained_for(
-    store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path, fault: str
 ) -> None:
     store.add(tiny_model, "old")
-    damage(store.add(other_model, "damaged").path / "model.safetensors", "flipped")
+    damage(store.add(other_model, "damaged").path / "model.safetensors", fault)
     store.point_alias("latest", "old")
     log = HandoverLog(layout.handovers)
 
@@ -442,13 +443,26 @@ def test_deployment_leaves_no_limit_to_chance() -> None:
     assert Generator.max_queued_requests == 128
 
 
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("flipped", r"'model\.safetensors' differs from its man"),
+        ("cut", r"'damaged' cannot be loaded: .*incomplete"),
+        ("gone", r"'damaged' .*model\.safetensors"),
+    ],
+)
 def test_a_damaged_model_is_never_loaded_and_the_old_one_answers(
-    store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
+    store: ModelStore,
+    layout: StorageLayout,
+    tiny_model: Path,
+    other_model: Path,
+    fault: str,
+    reason: str,
 ) -> None:
     store.add(tiny_model, "old")
     damaged = store.add(other_model, "damaged")
     # A weight, which would load as well as any other.
-    damage(damaged.path / "model.safetensors", "flipped")
+    damage(damaged.path / "model.safetensors", fault)
     store.point_alias("latest", "old")
 
     async def scenario() -> None:
@@ -456,7 +470,7 @@ def test_a_damaged_model_is_never_loaded_and_the_old_one_answers(
             store.point_alias("latest", "damaged")
             await wait_until(lambda: "latest" in replica._follower._failed)
             assert (await _chat(replica, "latest"))[0]["model_id"] == "old"
-            with pytest.raises(EngineDeadError, match=r"'model\.safetensors' differs from its man"):
+            with pytest.raises(EngineDeadError, match=reason):
                 await _chat(replica, "damaged")
 
     asyncio.run(scenario())

@@ -5,13 +5,25 @@ import sys
 
 import pytest
 
-SHOW = (
-    "import os; from training.priority import yield_to_others; yield_to_others(); print(os.nice(0))"
-)
+SHOW = """
+import os, threading
+from training.priority import yield_to_others
+
+go, done = threading.Event(), threading.Event()
+def show():
+    go.wait()
+    print(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+thread = threading.Thread(target=show)
+thread.start()
+yield_to_others()
+go.set()
+thread.join()
+print(os.getpriority(os.PRIO_PROCESS, 0))
+"""
 
 
 @pytest.mark.parametrize(("before", "after"), [("0", "15"), ("17", "17")])
-def test_it_lets_others_go_first_and_never_takes_more(before: str, after: str) -> None:
+def test_all_its_threads_let_others_go_first_and_never_take_more(before: str, after: str) -> None:
     command = ["nice", "-n", before, sys.executable, "-c", SHOW]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert shown.stdout.strip() == after
+    assert shown.stdout.split() == [after, after]
