@@ -4,11 +4,9 @@ import os
 import secrets
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -21,7 +19,7 @@ from apps.bundled import find_bundled
 from apps.model_commands import models
 
 _POLL_S = 0.5
-_SERVE_SETTINGS = {
+_RAY_SETTINGS = {
     # A streamed token takes a third of the time on its way from the model to the client.
     "RAY_SERVE_PROXY_USE_GRPC": "1",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
@@ -33,6 +31,7 @@ _SERVE_SETTINGS = {
 # Whoever reaches a port of Ray's and has its token can have it run code. By default it listens to
 # the whole network; by this its node, as on those systems, is 127.0.0.1.
 _ONLY_THIS_MACHINE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+_TOKEN_VARIABLES = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 _DEPLOY_NAME = "deploy.yaml"
 
 cli = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
@@ -104,19 +103,22 @@ def build_environment(python: Path = Path(sys.executable)) -> dict[str, str]:
     # The environment's own `serve` and `ninja`, whether it is activated or not.
     path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
     binding = {} if preflight.joins_cluster() else _ONLY_THIS_MACHINE
-    return {**_SERVE_SETTINGS, **binding, **os.environ, "PATH": path}
+    return {**_RAY_SETTINGS, **binding, **os.environ, "PATH": path}
 
 
 def keep_token_private() -> None:
-    """Make Ray's token a file that nobody else can read; Ray leaves that to the umask."""
-    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    try:
-        token.parent.mkdir(parents=True, exist_ok=True)
-        with open(token, "x", opener=partial(os.open, mode=0o600)) as file:
-            file.write(secrets.token_hex(32))
-    except FileExistsError:
-        if stat.S_IMODE(token.stat().st_mode) & 0o077:
-            token.chmod(0o600)
+    """Make Ray's token a file that nobody else can read; Ray leaves that to the umask.
+
+    One that the user has named is the user's own matter.
+    """
+    if not _TOKEN_VARIABLES.isdisjoint(os.environ):
+        return
+    token = Path.home() / ".ray" / "auth_token"
+    token.parent.mkdir(parents=True, exist_ok=True)
+    token.touch(mode=0o600)
+    token.chmod(0o600)
+    if not token.stat().st_size:
+        token.write_text(secrets.token_hex(32))
 
 
 def _start_server(deploy: Path, output: int) -> "subprocess.Popen[bytes]":

@@ -67,6 +67,7 @@ class LoadedModels:
         self._loaded: dict[str, LoadedModel] = {}
         self._loading: dict[str, _Loading] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._sizes: dict[tuple[str, tuple[int, int]], int] = {}  # by id and edition
         self._num_leases: Counter[str] = Counter()
         self._returned = asyncio.Event()  # set whenever a lease ends
         self._draining: dict[str, _Draining] = {}
@@ -264,11 +265,14 @@ class LoadedModels:
             raise EngineDeadError("the replica is shutting down")
 
     def _estimate(self, model: StoredModel) -> int:
-        try:
-            size_bytes = estimate_memory(model.path, self._settings)
-        except (OSError, ValueError, AttributeError, TypeError, SafetensorError) as exc:
-            reason = str(exc).replace(str(model.path), model.id)
-            raise EngineDeadError(f"model {model.id!r} cannot be loaded: {reason}") from exc
+        key = (model.id, model.edition)
+        if key not in self._sizes:  # read once: refusals under load ask for it every time
+            try:
+                self._sizes[key] = estimate_memory(model.path, self._settings)
+            except (OSError, ValueError, AttributeError, TypeError, SafetensorError) as exc:
+                reason = str(exc).replace(str(model.path), model.id)
+                raise EngineDeadError(f"model {model.id!r} cannot be loaded: {reason}") from exc
+        size_bytes = self._sizes[key]
         if size_bytes > self._max_bytes:
             raise InvalidRequestError(
                 f"model {model.id!r} needs {_to_gb(size_bytes)} for its weights and its cache, and "

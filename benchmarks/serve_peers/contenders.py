@@ -13,11 +13,12 @@ import psutil
 from benchmarks.application import find_free_port, write_deploy_file
 from benchmarks.serve_peers import engine_process
 from benchmarks.serve_peers.load import Load
-from benchmarks.serve_peers.processes import pause, resume
+from benchmarks.serve_peers.processes import awake, paused
 from benchmarks.serve_peers.server import Server
 from benchmarks.workbench import ROOT
 
 MODEL_NAME = "measured"
+BIN = Path(sys.executable).parent
 
 
 class Running(Protocol):
@@ -41,66 +42,79 @@ def make_contenders(
     model: Path, folder: Path, threads: int, output_tokens: int
 ) -> dict[str, Contender]:
     """Make all contenders; nothing is started yet."""
-    python = Path(sys.executable).parent
-    environment = {"OMP_NUM_THREADS": str(threads)}
     settings = engine_process.Settings(model, threads, output_tokens)
-    port, other_port = find_free_port(), find_free_port()
-    body: dict[str, Any] = {"model": MODEL_NAME, "max_tokens": output_tokens, "temperature": 0}
+    return {
+        "engine": BareEngine(settings),
+        "ours": _describe_ours(settings, folder),
+        "transformers": _describe_transformers(settings, folder),
+        "pipeline": _describe_pipeline(settings, folder),
+    }
+
+
+def _describe_ours(settings: engine_process.Settings, folder: Path) -> Server:
+    port = find_free_port()
     deploy = write_deploy_file(
         ROOT / "deploy.yaml",
         folder,
         port,
-        base_models={MODEL_NAME: str(model)},
+        base_models={MODEL_NAME: str(settings.model)},
         engine={
-            "num_threads": threads,
+            "num_threads": settings.threads,
             "page_size": settings.page_size,
             "num_cache_blocks": settings.num_pages,
             "max_batch_tokens": settings.batch_tokens,
             "max_running_requests": settings.running,
         },
     )
-    ours = Server(
+    return Server(
         log=folder / "ours.log",
-        command=[python / "tuneserve", "run", deploy],
+        command=[BIN / "tuneserve", "run", deploy],
         environment={},
         ready=f"http://127.0.0.1:{port}/healthz",
         url=f"http://127.0.0.1:{port}/v1/chat/completions",
-        body=body,
+        body=_build_body(MODEL_NAME, settings),
         streamed_body={"stream_options": {"include_usage": True}},
     )
-    transformers = Server(
+
+
+def _describe_transformers(settings: engine_process.Settings, folder: Path) -> Server:
+    port = find_free_port()
+    return Server(
         log=folder / "transformers.log",
         command=[
-            *(python / "transformers", "serve", model, "--continuous-batching"),
-            *("--port", other_port, "--device", "cpu", "--cb-block-size", settings.page_size),
+            *(BIN / "transformers", "serve", settings.model, "--continuous-batching"),
+            *("--port", port, "--device", "cpu", "--cb-block-size", settings.page_size),
             *("--cb-num-blocks", settings.num_pages),
             *("--cb-max-batch-tokens", settings.batch_tokens),
         ],
-        environment=environment,
-        ready=f"http://127.0.0.1:{other_port}/health",
-        url=f"http://127.0.0.1:{other_port}/v1/chat/completions",
-        body={**body, "model": str(model)},
+        environment={"OMP_NUM_THREADS": str(settings.threads)},
+        ready=f"http://127.0.0.1:{port}/health",
+        url=f"http://127.0.0.1:{port}/v1/chat/completions",
+        body=_build_body(str(settings.model), settings),
     )
-    pipeline = Server(
+
+
+def _describe_pipeline(settings: engine_process.Settings, folder: Path) -> Server:
+    port = find_free_port()
+    return Server(
         log=folder / "pipeline.log",
         command=[
-            *(python / "serve", "run", "--working-dir", ROOT),
-            *("benchmarks.serve_peers.pipeline_app:build_app", f"model={model}"),
-            *(f"threads={threads}", f"output_tokens={output_tokens}", f"port={other_port}"),
+            *(BIN / "serve", "run", "--working-dir", ROOT),
+            *("benchmarks.serve_peers.pipeline_app:build_app", f"model={settings.model}"),
+            *(f"threads={settings.threads}", f"output_tokens={settings.output_tokens}"),
+            f"port={port}",
         ],
-        environment=environment,
-        ready=f"http://127.0.0.1:{other_port}/-/healthz",
-        url=f"http://127.0.0.1:{other_port}/",
+        environment={"OMP_NUM_THREADS": str(settings.threads)},
+        ready=f"http://127.0.0.1:{port}/-/healthz",
+        url=f"http://127.0.0.1:{port}/",
         body={},
         can_stream=False,
         is_batching=False,
     )
-    return {
-        "engine": BareEngine(settings),
-        "ours": ours,
-        "transformers": transformers,
-        "pipeline": pipeline,
-    }
+
+
+def _build_body(model: str, settings: engine_process.Settings) -> dict[str, Any]:
+    return {"model": model, "max_tokens": settings.output_tokens, "temperature": 0}
 
 
 @dataclass
@@ -122,10 +136,9 @@ class BareEngine:
         running = RunningEngine(psutil.Process(process.pid), ours)
         try:
             ours.recv()  # it is warm
-            pause(running.process)
-            yield running
+            with paused(running.process):
+                yield running
         finally:
-            resume(running.process)
             ours.close()
             process.join()
 
@@ -139,8 +152,7 @@ class RunningEngine:
 
     def measure(self, load: Load) -> dict[str, Any]:
         """Wake it, send it a load, and pause it again."""
-        resume(self.process)
-        self.connection.send(load)
-        figures: dict[str, Any] = self.connection.recv()
-        pause(self.process)
-        return figures
+        with awake(self.process):
+            self.connection.send(load)
+            figures: dict[str, Any] = self.connection.recv()
+            return figures

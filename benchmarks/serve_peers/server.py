@@ -19,7 +19,7 @@ import psutil
 
 from apps.cli import stop_server
 from benchmarks.serve_peers.load import Ask, Load, measure
-from benchmarks.serve_peers.processes import pause, resume
+from benchmarks.serve_peers.processes import awake, paused
 from benchmarks.workbench import describe_end
 
 _START_TIMEOUT_S = 240.0
@@ -46,11 +46,8 @@ class Server:
         with self.start() as process:
             running = RunningServer(self, psutil.Process(process.pid))
             asyncio.run(running.warm_up())
-            pause(running.process)
-            try:
+            with paused(running.process):
                 yield running
-            finally:
-                resume(running.process)
 
     @contextmanager
     def start(self) -> Iterator["subprocess.Popen[bytes]"]:
@@ -91,11 +88,9 @@ class RunningServer:
 
     def measure(self, load: Load) -> dict[str, Any]:
         """Wake it, see that it answers, send it a load, and pause it again."""
-        resume(self.process)
-        asyncio.run(self.warm_up())
-        figures = measure(self._connect, load)
-        pause(self.process)
-        return figures
+        with awake(self.process):
+            asyncio.run(self.warm_up())
+            return measure(self._connect, load)
 
     async def warm_up(self) -> None:
         """Have it answer once in each way."""

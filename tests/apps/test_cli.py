@@ -14,7 +14,8 @@ BINDING = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 def no_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a cluster, and a user who has set nothing."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH", "RAY_worker_niceness", BINDING):
+    tokens = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    for name in ("RAY_ADDRESS", "RAY_worker_niceness", BINDING, *tokens):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -54,8 +55,8 @@ def test_so_is_one_that_is_there_unless_one_of_our_own_is_wanted(
 
 
 def test_rays_token_is_for_us_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    token = tmp_path / "new" / "token"
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    token = tmp_path / ".ray" / "auth_token"
     keep_token_private()
     content = token.read_text()
     assert len(content) == 64
@@ -64,3 +65,16 @@ def test_rays_token_is_for_us_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     keep_token_private()
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert token.read_text() == content
+
+
+def test_a_token_that_the_user_named_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = tmp_path / "token"
+    named.write_text("of the user's")
+    named.chmod(0o644)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(named))
+    keep_token_private()
+    assert stat.S_IMODE(named.stat().st_mode) == 0o644
+    assert not (tmp_path / ".ray").exists()
