@@ -27,6 +27,7 @@ from serving.errors import (
     OverloadedError,
 )
 from serving.model_loading import collect_eos_ids, load_model
+from serving.own_thread import run_in_own_thread
 from serving.sampling import Sampling
 from serving.scoring import score_tokens
 from serving.settings import EngineSettings
@@ -264,7 +265,7 @@ class Engine:
         try:
             async with asyncio.timeout(timeout_s), self._scoring:
                 runs = score_tokens(self._model, token_ids, num_top)
-                while run := await asyncio.to_thread(self._score_run, runs):
+                while run := await run_in_own_thread(self._score_run, runs):
                     likelihoods += run
         except TimeoutError:
             raise DeadlineExceededError(f"the text was not scored within {timeout_s:g} s") from None

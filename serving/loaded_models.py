@@ -19,6 +19,7 @@ from serving.errors import (
 )
 from serving.memory import estimate_memory
 from serving.model_store import StoredModel
+from serving.own_thread import run_in_own_thread
 from serving.sampling import Sampling
 from serving.settings import EngineSettings
 from storage import durable
@@ -223,7 +224,7 @@ class LoadedModels:
         try:
             while self._closing:  # their room is not free before
                 await asyncio.wait(self._closing)
-            engine = await asyncio.to_thread(self._load_engine, model)
+            engine = await run_in_own_thread(self._load_engine, model)
             try:
                 # The first pass through a model is its slowest; no request should wait for it.
                 async for _ in engine.generate([0], Sampling(max_new_tokens=1)):

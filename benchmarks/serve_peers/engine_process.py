@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -28,7 +29,9 @@ class Settings:
 
 def main(connection: Any, settings: Settings) -> None:
     """Answer loads that come over a connection with their figures, until it is closed."""
-    engine = Engine(settings)
+    # On a thread that ends, as ours: `serving.own_thread` says why.
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        engine = thread.submit(Engine, settings).result()
     try:
         asyncio.run(engine.warm_up())
         connection.send("ready")

@@ -1,0 +1,29 @@
+"""Work on a thread that ends with it."""
+
+import threading
+
+import pytest
+import torch
+
+from serving.own_thread import run_in_own_thread
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_what_was_computed_comes_back_and_the_thread_is_gone() -> None:
+    def add(first: int, second: int) -> tuple[int, threading.Thread]:
+        return int(torch.tensor(first) + second), threading.current_thread()
+
+    total, thread = await run_in_own_thread(add, 1, second=2)
+    assert total == 3
+    assert thread is not threading.current_thread()
+    thread.join(timeout=10)
+    assert not thread.is_alive()
+
+
+async def test_so_does_an_error() -> None:
+    def fail() -> None:
+        raise ValueError("as told")
+
+    with pytest.raises(ValueError, match="as told"):
+        await run_in_own_thread(fail)
