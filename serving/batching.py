@@ -13,6 +13,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 from transformers.generation.continuous_batching.requests import FutureRequestState
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
 
+from serving.paged_attention import use_attention_by_request
 from serving.sampling import build_processors
 
 UNLIKELY = -9999.0
@@ -108,6 +109,7 @@ def start_manager(
 
     Raises `MemoryError`, `ValueError` or `RuntimeError` for a cache that cannot be made.
     """
+    use_attention_by_request()
     SCHEDULER_MAPPING[_SCHEDULER_NAME] = _Scheduler
     config.scheduler_type = _SCHEDULER_NAME
     config.per_request_processors = True

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import logging
 import math
-import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import torch
 from transformers import ContinuousBatchingConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.generation.continuous_batching.requests import GenerationOutput
@@ -28,6 +26,7 @@ from serving.errors import (
 )
 from serving.model_loading import collect_eos_ids, load_model
 from serving.own_thread import run_in_own_thread
+from serving.process import prepare_process
 from serving.sampling import Sampling
 from serving.scoring import score_tokens
 from serving.settings import EngineSettings
@@ -36,9 +35,6 @@ logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 30.0
 _MAX_RETRY_AFTER_S = 30
-# The event loop hands on a token while the thread that computes prepares the next step: it should
-# not wait for Python's 5 ms to get a word in.
-SWITCH_INTERVAL_S = 0.0005
 
 
 @dataclass(frozen=True)
@@ -82,8 +78,7 @@ class Engine:
 
         Raises `EngineDeadError` for a model that does not load whole.
         """
-        torch.set_num_threads(settings.num_threads)
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        prepare_process(settings.num_threads)
         model, tokenizer = load_model(path)
         try:
             return cls(model, tokenizer, settings)

@@ -1,7 +1,9 @@
-"""transformers' continuous batching as a process that is told what to ask of it."""
+"""Our engine's inside, transformers' continuous batching, as a process that is told what to ask.
+
+With all that makes ours fast, and none of what stands before it: Serve, HTTP, our own engine.
+"""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -11,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.serve_peers.load import Ask, measure
-from serving.engine import SWITCH_INTERVAL_S
+from serving.paged_attention import use_attention_by_request
+from serving.process import prepare_process
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,6 @@ class Engine:
     """The model and the thread that computes."""
 
     def __init__(self, settings: Settings) -> None:
-        import torch
         from transformers import (
             AutoModelForCausalLM,
             AutoTokenizer,
@@ -58,8 +60,8 @@ class Engine:
             GenerationConfig,
         )
 
-        torch.set_num_threads(settings.threads)
-        sys.setswitchinterval(SWITCH_INTERVAL_S)  # as ours
+        prepare_process(settings.threads)
+        use_attention_by_request()
         model: Any = AutoModelForCausalLM.from_pretrained(settings.model, dtype="auto").eval()
         self._tokenizer: Any = AutoTokenizer.from_pretrained(settings.model)
         self._manager = model.init_continuous_batching(

@@ -1,0 +1,154 @@
+"""Attention request by request gives what transformers' own gives for the whole batch."""
+
+import asyncio
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM, Qwen3Config
+from transformers import Qwen3ForCausalLM as Qwen3
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from serving import paged_attention
+from serving.engine import Engine
+from serving.model_loading import load_model
+from serving.paged_attention import attend_by_request
+from serving.sampling import Sampling
+from tests.tiny_model import CONTEXT_LENGTH
+
+_NEW_LENGTHS = (1, 5, 1, 1)  # a prompt among three requests that get their next token
+_SEEN_LENGTHS = (9, 5, 1, 30)
+_HEADS, _KV_HEADS, _SIZE = 4, 2, 8
+
+
+class _Filled(PagedAttentionCache):  # type: ignore[misc]
+    """A cache that has the keys and values of all requests."""
+
+    def __init__(self, key: torch.Tensor, value: torch.Tensor) -> None:
+        self.full = key, value
+
+    def update(self, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.full
+
+
+class _Layer(torch.nn.Module):
+    layer_idx = 0
+    num_key_value_groups = _HEADS // _KV_HEADS
+
+
+def _build_mask(dtype: torch.dtype, window: int) -> torch.Tensor:
+    mask = torch.full((sum(_NEW_LENGTHS), sum(_SEEN_LENGTHS)), torch.finfo(dtype).min, dtype=dtype)
+    row = column = 0
+    for new, seen in zip(_NEW_LENGTHS, _SEEN_LENGTHS, strict=True):
+        for i in range(new):
+            last = column + seen - new + i
+            mask[row + i, max(column, last - window + 1) : last + 1] = 0
+        row, column = row + new, column + seen
+    return mask[None, None]
+
+
+def _cumulate(lengths: Sequence[int]) -> torch.Tensor:
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("window", [100, 4])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 0.02), (torch.float16, 0.003)]
+)
+def test_what_is_masked_is_not_missed(dtype: torch.dtype, tolerance: float, window: int) -> None:
+    torch.manual_seed(0)
+    query = torch.randn(1, _HEADS, sum(_NEW_LENGTHS), _SIZE, dtype=dtype)
+    key, value = torch.randn(2, 1, _KV_HEADS, sum(_SEEN_LENGTHS), _SIZE, dtype=dtype)
+    mask = _build_mask(dtype, window)
+
+    output, weights = attend_by_request(
+        _Layer(),
+        *(query, query, query, mask),  # the cache knows the keys
+        scaling=0.3,
+        cache=_Filled(key, value),
+        cu_seq_lens_q=_cumulate(_NEW_LENGTHS),
+        cu_seq_lens_k=_cumulate(_SEEN_LENGTHS),
+    )
+
+    exact = (query.double(), key.double(), value.double(), mask.double())
+    expected, _ = sdpa_attention_forward(_Layer(), *exact, scaling=0.3)
+    assert weights is None
+    assert output.dtype == dtype
+    assert output.shape == (1, sum(_NEW_LENGTHS), _HEADS, _SIZE)
+    torch.testing.assert_close(output.double(), expected, rtol=0, atol=tolerance)
+
+
+class TestModels:
+    """Whole models of other kinds than the Llama that all other tests have."""
+
+    common: ClassVar[dict[str, Any]] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT_LENGTH,
+        "initializer_range": 0.6,
+        "bos_token_id": None,
+    }
+
+    def build(self, kind: str, tiny_model: Path, folder: Path) -> Path:
+        tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+        common = {**self.common, "vocab_size": len(tokenizer), "eos_token_id": 3}
+        torch.manual_seed(0)
+        model: Any
+        if kind == "a window":
+            model = MistralForCausalLM(MistralConfig(**common, sliding_window=12))
+        else:
+            layers = ["full_attention", "sliding_attention"]
+            config = Qwen3Config(
+                **common,
+                head_dim=16,
+                use_sliding_window=True,
+                sliding_window=12,
+                layer_types=layers,
+            )
+            model = Qwen3(config)
+        shutil.copytree(tiny_model, folder, ignore=shutil.ignore_patterns("config.json", "model*"))
+        model.save_pretrained(folder)
+        return folder
+
+    @pytest.mark.parametrize("kind", ["a window", "a window in half of the layers"])
+    def test_answers_at_once_equal_generate(
+        self,
+        kind: str,
+        load_engine: Callable[..., Engine],
+        tiny_model: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        path = self.build(kind, tiny_model, tmp_path / "model")
+        num_alone: list[int] = []
+
+        def count(module: Any, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            num_alone.append(query.shape[2])
+            return sdpa_attention_forward(module, query, *args, **kwargs)
+
+        monkeypatch.setattr(paged_attention, "sdpa_attention_forward", count)
+        engine = load_engine(path, max_running_requests=4)
+        prompts = [[5 + (7 * i + j) % 300 for j in range(4 + 6 * i)] for i in range(6)]
+
+        async def answer(ids: list[int]) -> list[str]:
+            sampling = Sampling(max_new_tokens=25)
+            return [piece.text async for piece in engine.generate(ids, sampling)]
+
+        async def answer_all() -> list[list[str]]:
+            return await asyncio.gather(*(answer(ids) for ids in prompts))
+
+        answers = asyncio.run(answer_all())
+        assert num_alone.count(1) >= 6 * 20  # it did go request by request
+        model, tokenizer = load_model(path)
+        for ids, pieces in zip(prompts, answers, strict=True):
+            generated = model.generate(
+                torch.tensor([ids]), max_new_tokens=25, do_sample=False, pad_token_id=0
+            )[0, len(ids) :]
+            assert "".join(pieces) == tokenizer.decode(generated, skip_special_tokens=True)
