@@ -26,6 +26,7 @@ from serving.errors import (
 )
 from serving.model_loading import collect_eos_ids, load_model
 from serving.own_thread import run_in_own_thread
+from serving.packed_linear import pack_linear_layers
 from serving.process import prepare_process
 from serving.sampling import Sampling
 from serving.scoring import score_tokens
@@ -80,6 +81,7 @@ class Engine:
         """
         prepare_process(settings.num_threads)
         model, tokenizer = load_model(path)
+        pack_linear_layers(model)
         try:
             return cls(model, tokenizer, settings)
         except (MemoryError, ValueError, RuntimeError) as exc:

@@ -41,7 +41,8 @@ def _find_group_room() -> float:
 def estimate_memory(path: Path, settings: EngineSettings) -> int:
     """Return about how many bytes a model directory takes when loaded: its weights and its cache.
 
-    The cache holds a key and a value per layer, head and token, in the type of the weights.
+    The cache holds a key and a value per layer, head and token, in the type of the weights. A head
+    that is tied to the embedding has a copy of its own on a CPU (`serving.packed_linear`).
     Activations are not counted. Raises `OSError` or `ValueError` for a config that cannot be read.
     """
     whole: Any = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
@@ -52,7 +53,9 @@ def estimate_memory(path: Path, settings: EngineSettings) -> int:
     dtype = config.dtype or whole.dtype or torch.float32
     token_bytes: int = 2 * config.num_hidden_layers * num_kv_heads * head_size * dtype.itemsize
     cache = token_bytes * settings.page_size * settings.num_cache_blocks
-    return _measure_weights(path, dtype) + cache
+    has_copy = whole.tie_word_embeddings and not torch.cuda.is_available()
+    copy = config.vocab_size * config.hidden_size * dtype.itemsize if has_copy else 0
+    return _measure_weights(path, dtype) + copy + cache
 
 
 def _measure_weights(path: Path, dtype: torch.dtype) -> int:

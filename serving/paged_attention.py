@@ -1,5 +1,6 @@
 """Attention over a running batch on a CPU, each request by itself."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -7,6 +8,8 @@ import torch
 from transformers import AttentionInterface
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+_attend: Callable[..., tuple[torch.Tensor, None]] = sdpa_attention_forward
 
 
 def use_attention_by_request() -> None:
@@ -33,9 +36,7 @@ def attend_by_request(
     """
     is_paged = isinstance(cache, PagedAttentionCache)
     if not is_paged or attention_mask is None or query.device.type != "cpu":
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, *args, cache=cache, **kwargs
-        )
+        return _attend(module, query, key, value, attention_mask, *args, cache=cache, **kwargs)
     key, value = cache.update(key, value, module.layer_idx, kwargs)  # [1, H_kv, K, D]
     # Where the tokens of each request begin and end, among the new ones and in the cache.
     spans = zip(
@@ -45,14 +46,14 @@ def attend_by_request(
     )
     outputs = []
     for new, seen in spans:
-        tensors = (
+        tensors = [
             query[:, :, slice(*new)],
             key[:, :, slice(*seen)],
             value[:, :, slice(*seen)],
             attention_mask[:, :, slice(*new), slice(*seen)],
-        )
+        ]
         if new[1] - new[0] == 1:  # torch's kernel for bf16 is made for prompts
-            tensors = tuple(tensor.float() for tensor in tensors)
-        output, _ = sdpa_attention_forward(module, *tensors, *args, **kwargs)
+            tensors = [tensor.float() for tensor in tensors]
+        output, _ = _attend(module, *tensors, *args, **kwargs)
         outputs.append(output.to(query.dtype))
     return torch.cat(outputs, dim=1), None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.serve_peers.load import Ask, measure
+from serving.packed_linear import pack_linear_layers
 from serving.paged_attention import use_attention_by_request
 from serving.process import prepare_process
 
@@ -63,6 +64,7 @@ class Engine:
         prepare_process(settings.threads)
         use_attention_by_request()
         model: Any = AutoModelForCausalLM.from_pretrained(settings.model, dtype="auto").eval()
+        pack_linear_layers(model)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(settings.model)
         self._manager = model.init_continuous_batching(
             generation_config=GenerationConfig(

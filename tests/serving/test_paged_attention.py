@@ -133,7 +133,7 @@ class TestModels:
             num_alone.append(query.shape[2])
             return sdpa_attention_forward(module, query, *args, **kwargs)
 
-        monkeypatch.setattr(paged_attention, "sdpa_attention_forward", count)
+        monkeypatch.setattr(paged_attention, "_attend", count)
         engine = load_engine(path, max_running_requests=4)
         prompts = [[5 + (7 * i + j) % 300 for j in range(4 + 6 * i)] for i in range(6)]
 
