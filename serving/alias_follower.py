@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from serving.errors import DeadlineExceededError, OverloadedError, ServingError
@@ -11,6 +13,7 @@ from serving.handovers import HandoverEvent, HandoverLog, Outcome
 from serving.loaded_models import LoadedModels
 from serving.model_store import LATEST_ALIAS, ModelStore, StoredModel
 from serving.telemetry import Telemetry
+from storage.locks import HeldError, hold_alone
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +31,8 @@ class AliasFollower:
 
     When an alias moves, the new model is loaded and warmed up beside the old one, which answers
     until then. Where memory does not hold both, the old one ends its answers and leaves first, and
-    requests wait. A new model that does not load changes nothing. Belongs to one event loop.
+    requests wait. A new model that does not load changes nothing. Those who share the file `turn`
+    move one after the other. Belongs to one event loop.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class AliasFollower:
         telemetry: Telemetry,
         log: HandoverLog,
         tell_router: Callable[[StoredModel], Awaitable[None]],
+        turn: Path,
         poll_s: float,
     ) -> None:
         self._store = store
@@ -46,6 +51,8 @@ class AliasFollower:
         self._telemetry = telemetry
         self._log = log
         self._tell_router = tell_router
+        self._turn = turn
+        self._turn.touch()
         self._poll_s = poll_s
         self._targets: dict[str, _Target] = {}
         self._wanted: dict[str, str] = {}  # the ids of the models that aliases should point to
@@ -147,7 +154,12 @@ class AliasFollower:
         old = None if before is None else before.model
         try:
             model = self._store.get(model_id)
-            has_moved = await self._move(alias, old, model)
+            if old is None:  # nobody else can answer for it
+                has_moved = await self._move(alias, None, model)
+            else:
+                async with self._take_turn():
+                    is_wanted = self._wanted.get(alias) == model_id
+                    has_moved = is_wanted and await self._move(alias, old, model)
         except (OverloadedError, DeadlineExceededError) as exc:  # it is tried again
             self._note_failure(alias, "postponed", model_id, old, str(exc))
         except Exception as exc:  # a model file can fail in any way, and the old model must go on
@@ -162,6 +174,18 @@ class AliasFollower:
         finally:
             del self._coming[alias], self._moves[alias]
             self._keep_targets()
+
+    @asynccontextmanager
+    async def _take_turn(self) -> AsyncIterator[None]:
+        """Wait until nobody else is moving: to load takes what the others answer with."""
+        with ExitStack() as stack:
+            while True:
+                try:
+                    stack.enter_context(hold_alone(self._turn))
+                    break
+                except HeldError:
+                    await asyncio.sleep(self._poll_s)
+            yield
 
     async def _move(self, alias: str, old: StoredModel | None, model: StoredModel) -> bool:
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Literal
@@ -67,6 +68,7 @@ class GeneratorReplica:
             telemetry=self._telemetry,
             log=HandoverLog(layout.handovers),
             tell_router=self._tell_router,
+            turn=layout.handover_lock(socket.gethostname()),
             poll_s=settings.alias_poll_s,
         )
 

@@ -74,6 +74,10 @@ class StorageLayout:
         """What became of the moves of aliases, a file of JSON lines."""
         return self.root / "handovers.jsonl"
 
+    def handover_lock(self, machine: str) -> Path:
+        """Held by the one replica on a machine that moves an alias."""
+        return self.root / f".handover-{machine}.lock"
+
     def file(self, file_id: str) -> Path:
         """The folder of one uploaded file."""
         return self.files / check_id(file_id)

@@ -1,0 +1,86 @@
+"""Replicas that share a machine and follow the same alias."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from serving.engine import Engine
+from serving.generator import GeneratorReplica
+from serving.handovers import HandoverLog
+from serving.model_store import ModelStore
+from serving.settings import EngineSettings
+from storage.layout import StorageLayout
+from storage.locks import hold_alone
+from tests.serving.conftest import run_replica, wait_until
+
+_LOAD_S = 0.3
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
+    """When each load began and ended; each takes a while."""
+    spans: list[tuple[float, float]] = []
+    load = Engine.load
+
+    def load_slowly(path: Path, settings: EngineSettings) -> Engine:
+        started = time.monotonic()
+        engine = load(path, settings)
+        time.sleep(_LOAD_S)
+        spans.append((started, time.monotonic()))
+        return engine
+
+    monkeypatch.setattr(Engine, "load", load_slowly)
+    return spans
+
+
+def test_replicas_move_one_after_the_other(
+    store: ModelStore,
+    layout: StorageLayout,
+    tiny_model: Path,
+    other_model: Path,
+    loads: list[tuple[float, float]],
+) -> None:
+    store.add(tiny_model, "old")
+    store.add(other_model, "new")
+    store.point_alias("latest", "old")
+
+    async def scenario() -> None:
+        async with run_replica(layout) as first, run_replica(layout) as second:
+            loads.clear()
+            store.point_alias("latest", "new")
+            await wait_until(lambda: _answers(first, "new"))
+            await wait_until(lambda: _answers(second, "new"))
+
+    asyncio.run(scenario())
+    (_, first_ended), (second_started, _) = sorted(loads)
+    assert second_started >= first_ended
+
+
+def test_who_has_to_wait_follows_the_alias_where_it_went_meanwhile(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
+) -> None:
+    store.add(tiny_model, "old")
+    store.add(other_model, "between")
+    store.add(other_model, "new")
+    store.point_alias("latest", "old")
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            (turn,) = layout.root.glob(".handover-*.lock")
+            with hold_alone(turn):
+                store.point_alias("latest", "between")
+                await asyncio.sleep(0.2)
+                store.point_alias("latest", "new")
+                await asyncio.sleep(0.2)
+                assert await _answers(replica, "old")
+            await wait_until(lambda: _answers(replica, "new"))
+
+    asyncio.run(scenario())
+    assert [event.model for event in HandoverLog(layout.handovers).read("latest")] == ["new"]
+
+
+async def _answers(replica: GeneratorReplica, model_id: str) -> bool:
+    loaded = await replica.loaded_models()
+    return any(one["model_id"] == model_id and "latest" in one["aliases"] for one in loaded)
