@@ -1,9 +1,13 @@
 """Pausing a tree of processes, so that several contenders are up and one computes."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import psutil
+
+_CATCH_UP_S = 10.0
+_QUIET_SHARE = 0.25  # of a core; an application that nobody asks takes less
 
 
 @contextmanager
@@ -24,6 +28,27 @@ def awake(root: psutil.Process) -> Iterator[None]:
         yield
     finally:
         _pause(root)
+
+
+def wait_until_quiet(root: psutil.Process) -> None:
+    """Wait until they have caught up with what was due while they stood still, or for 10 s."""
+    give_up = time.monotonic() + _CATCH_UP_S
+    before = _measure_cpu_s(root)
+    while time.monotonic() < give_up:
+        time.sleep(1)
+        now = _measure_cpu_s(root)
+        if now - before < _QUIET_SHARE:
+            return
+        before = now
+
+
+def _measure_cpu_s(root: psutil.Process) -> float:
+    total = 0.0
+    for process in _find_tree(root):
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def _pause(root: psutil.Process) -> None:

@@ -19,7 +19,7 @@ import psutil
 
 from apps.cli import stop_server
 from benchmarks.serve_peers.load import Ask, Load, measure
-from benchmarks.serve_peers.processes import awake, paused
+from benchmarks.serve_peers.processes import awake, paused, wait_until_quiet
 from benchmarks.workbench import describe_end
 
 _START_TIMEOUT_S = 240.0
@@ -87,9 +87,10 @@ class RunningServer:
     process: psutil.Process
 
     def measure(self, load: Load) -> dict[str, Any]:
-        """Wake it, see that it answers, send it a load, and pause it again."""
+        """Wake it, see that it answers and is at ease, send it a load, and pause it again."""
         with awake(self.process):
             asyncio.run(self.warm_up())
+            wait_until_quiet(self.process)
             return measure(self._connect, load)
 
     async def warm_up(self) -> None:
