@@ -47,6 +47,20 @@ class EngineLoad:
     cache_use: float
 
 
+LoadedWeights = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+
+
+def read_model(path: Path, settings: EngineSettings) -> LoadedWeights:
+    """Read a model directory and make it ready for an engine in this process.
+
+    Raises `EngineDeadError` for a model that does not load whole.
+    """
+    prepare_process(settings.num_threads)
+    model, tokenizer = load_model(path)
+    pack_linear_layers(model)
+    return model, tokenizer
+
+
 class Engine:
     """A loaded model and the thread that generates with it.
 
@@ -79,13 +93,18 @@ class Engine:
 
         Raises `EngineDeadError` for a model that does not load whole.
         """
-        prepare_process(settings.num_threads)
-        model, tokenizer = load_model(path)
-        pack_linear_layers(model)
+        return cls.start(read_model(path, settings), settings)
+
+    @classmethod
+    def start(cls, loaded: LoadedWeights, settings: EngineSettings) -> "Engine":
+        """Start the thread that generates with what `read_model` has read.
+
+        Raises `EngineDeadError` where it cannot be started.
+        """
         try:
-            return cls(model, tokenizer, settings)
+            return cls(*loaded, settings)
         except (MemoryError, ValueError, RuntimeError) as exc:
-            raise EngineDeadError(f"no engine could be started for {path.name!r}: {exc}") from exc
+            raise EngineDeadError(f"no engine could be started: {exc}") from exc
 
     @property
     def num_active(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from safetensors import SafetensorError
 
-from serving.engine import Engine
+from serving.engine import Engine, LoadedWeights, read_model
 from serving.errors import (
     DeadlineExceededError,
     EngineDeadError,
@@ -19,7 +19,7 @@ from serving.errors import (
 )
 from serving.memory import estimate_memory
 from serving.model_store import StoredModel
-from serving.own_thread import run_in_own_thread
+from serving.own_thread import run_in_own_thread, yield_to_others
 from serving.sampling import Sampling
 from serving.settings import EngineSettings
 from storage import durable
@@ -224,7 +224,10 @@ class LoadedModels:
         try:
             while self._closing:  # their room is not free before
                 await asyncio.wait(self._closing)
-            engine = await run_in_own_thread(self._load_engine, model)
+            loaded = await run_in_own_thread(self._read_model, model)
+            self._check_open()
+            engine = await run_in_own_thread(Engine.start, loaded, self._settings)
+            del loaded
             try:
                 # The first pass through a model is its slowest; no request should wait for it.
                 async for _ in engine.generate([0], Sampling(max_new_tokens=1)):
@@ -247,19 +250,14 @@ class LoadedModels:
         self._close_aside(self._take_out(loaded))
         return None
 
-    def _load_engine(self, model: StoredModel) -> Engine:
+    def _read_model(self, model: StoredModel) -> LoadedWeights:
+        yield_to_others()  # who gets answers meanwhile should not notice
         with model.hold():
             try:
                 model.verify()
             except durable.DamagedDirectoryError as exc:
                 raise EngineDeadError(f"model {model.id!r} is not loaded: {exc}") from exc
-            engine = Engine.load(model.path, self._settings)
-        try:
-            self._check_open()
-        except EngineDeadError:
-            engine.close()
-            raise
-        return engine
+            return read_model(model.path, self._settings)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -1,11 +1,14 @@
 """Computing beside the event loop without slowing down what computes all the time."""
 
 import asyncio
+import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+_NICENESS = 10
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -24,3 +27,12 @@ async def run_in_own_thread(function: Callable[_P, _T], *args: _P.args, **kwargs
         return await asyncio.get_running_loop().run_in_executor(thread, work)
     finally:
         thread.shutdown(wait=False)
+
+
+def yield_to_others() -> None:
+    """Have this thread, and those that it starts, go after all others; it cannot be undone.
+
+    Only on Linux, where niceness is a thread's and not a process's.
+    """
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)

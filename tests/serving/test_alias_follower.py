@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.engine import Engine
+from serving import loaded_models
+from serving.engine import LoadedWeights, read_model
 from serving.generator import GeneratorReplica
 from serving.handovers import HandoverLog
 from serving.model_store import ModelStore
@@ -22,16 +23,15 @@ _LOAD_S = 0.3
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
     """When each load began and ended; each takes a while."""
     spans: list[tuple[float, float]] = []
-    load = Engine.load
 
-    def load_slowly(path: Path, settings: EngineSettings) -> Engine:
+    def read_slowly(path: Path, settings: EngineSettings) -> LoadedWeights:
         started = time.monotonic()
-        engine = load(path, settings)
+        loaded = read_model(path, settings)
         time.sleep(_LOAD_S)
         spans.append((started, time.monotonic()))
-        return engine
+        return loaded
 
-    monkeypatch.setattr(Engine, "load", load_slowly)
+    monkeypatch.setattr(loaded_models, "read_model", read_slowly)
     return spans
 
 

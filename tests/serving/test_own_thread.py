@@ -1,11 +1,13 @@
 """Work on a thread that ends with it."""
 
+import os
+import sys
 import threading
 
 import pytest
 import torch
 
-from serving.own_thread import run_in_own_thread
+from serving.own_thread import run_in_own_thread, yield_to_others
 
 pytestmark = pytest.mark.anyio
 
@@ -27,3 +29,15 @@ async def test_so_does_an_error() -> None:
 
     with pytest.raises(ValueError, match="as told"):
         await run_in_own_thread(fail)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness is a process's there")
+async def test_a_thread_that_yields_takes_no_other_with_it() -> None:
+    def read_niceness(yields: bool) -> int:
+        if yields:
+            yield_to_others()
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    assert await run_in_own_thread(read_niceness, True) == max(before, 10)
+    assert await run_in_own_thread(read_niceness, False) == before
