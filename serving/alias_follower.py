@@ -13,7 +13,7 @@ from serving.handovers import HandoverEvent, HandoverLog, Outcome
 from serving.loaded_models import LoadedModels
 from serving.model_store import LATEST_ALIAS, ModelStore, StoredModel
 from serving.telemetry import Telemetry
-from storage.locks import HeldError, hold_alone
+from storage.locks import HeldError, take_turn
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,6 @@ class AliasFollower:
         self._log = log
         self._tell_router = tell_router
         self._turn = turn
-        self._turn.touch()
         self._poll_s = poll_s
         self._targets: dict[str, _Target] = {}
         self._wanted: dict[str, str] = {}  # the ids of the models that aliases should point to
@@ -177,11 +176,14 @@ class AliasFollower:
 
     @asynccontextmanager
     async def _take_turn(self) -> AsyncIterator[None]:
-        """Wait until nobody else is moving: to load takes what the others answer with."""
+        """Wait until nobody else is moving: to load takes what the others answer with.
+
+        Not on a thread, which would wait on when the task is cancelled.
+        """
         with ExitStack() as stack:
             while True:
                 try:
-                    stack.enter_context(hold_alone(self._turn))
+                    stack.enter_context(take_turn(self._turn, waits=False))
                     break
                 except HeldError:
                     await asyncio.sleep(self._poll_s)

@@ -64,7 +64,7 @@ def read_model(path: Path, settings: EngineSettings) -> LoadedWeights:
 class Engine:
     """A loaded model and the thread that generates with it.
 
-    All methods but `load` and `close`, which block, belong to one event loop.
+    All methods but `start` and `close`, which block, belong to one event loop.
     """
 
     def __init__(
@@ -88,23 +88,16 @@ class Engine:
         self._mean_duration_s = 1.0
 
     @classmethod
-    def load(cls, path: Path, settings: EngineSettings) -> "Engine":
-        """Load a model directory and start its thread; blocks for as long as that takes.
-
-        Raises `EngineDeadError` for a model that does not load whole.
-        """
-        return cls.start(read_model(path, settings), settings)
-
-    @classmethod
     def start(cls, loaded: LoadedWeights, settings: EngineSettings) -> "Engine":
-        """Start the thread that generates with what `read_model` has read.
+        """Start the thread that generates with what `read_model` has read; blocks until it is up.
 
         Raises `EngineDeadError` where it cannot be started.
         """
         try:
             return cls(*loaded, settings)
         except (MemoryError, ValueError, RuntimeError) as exc:
-            raise EngineDeadError(f"no engine could be started: {exc}") from exc
+            name = Path(loaded[0].name_or_path).name
+            raise EngineDeadError(f"no engine could be started for {name!r}: {exc}") from exc
 
     @property
     def num_active(self) -> int:

@@ -19,7 +19,7 @@ from serving.errors import (
 )
 from serving.memory import estimate_memory
 from serving.model_store import StoredModel
-from serving.own_thread import run_in_own_thread, yield_to_others
+from serving.own_thread import put_thread_last, run_in_own_thread
 from serving.sampling import Sampling
 from serving.settings import EngineSettings
 from storage import durable
@@ -251,7 +251,7 @@ class LoadedModels:
         return None
 
     def _read_model(self, model: StoredModel) -> LoadedWeights:
-        yield_to_others()  # who gets answers meanwhile should not notice
+        put_thread_last()  # who gets answers meanwhile should not notice
         with model.hold():
             try:
                 model.verify()

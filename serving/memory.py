@@ -53,7 +53,8 @@ def estimate_memory(path: Path, settings: EngineSettings) -> int:
     dtype = config.dtype or whole.dtype or torch.float32
     token_bytes: int = 2 * config.num_hidden_layers * num_kv_heads * head_size * dtype.itemsize
     cache = token_bytes * settings.page_size * settings.num_cache_blocks
-    has_copy = whole.tie_word_embeddings and not torch.cuda.is_available()
+    is_tied = any(getattr(one, "tie_word_embeddings", False) for one in (whole, config))
+    has_copy = is_tied and not torch.cuda.is_available()
     copy = config.vocab_size * config.hidden_size * dtype.itemsize if has_copy else 0
     return _measure_weights(path, dtype) + copy + cache
 

@@ -29,10 +29,11 @@ async def run_in_own_thread(function: Callable[_P, _T], *args: _P.args, **kwargs
         thread.shutdown(wait=False)
 
 
-def yield_to_others() -> None:
+def put_thread_last() -> None:
     """Have this thread, and those that it starts, go after all others; it cannot be undone.
 
     Only on Linux, where niceness is a thread's and not a process's.
     """
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+        niceness = os.getpriority(os.PRIO_PROCESS, 0)  # Ray's own for workers is 15
+        os.setpriority(os.PRIO_PROCESS, 0, max(niceness, _NICENESS))

@@ -44,11 +44,17 @@ def hold_alone(file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def take_turn(file: Path) -> Iterator[None]:
-    """Wait until nobody else has the turn that a file stands for; the file is made if need be."""
+def take_turn(file: Path, *, waits: bool = True) -> Iterator[None]:
+    """Wait until nobody else has the turn that a file stands for; the file is made if need be.
+
+    One who does not wait gets `HeldError` where somebody else has it.
+    """
     with file.open("w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)  # let go when the file closes
-        yield
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise HeldError(f"somebody else has the turn of {file.name}") from None
+        yield  # let go when the file closes
 
 
 def _check_same(held: IO[bytes], file: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from serving.engine import Engine
+from serving.engine import Engine, read_model
 from serving.generator import GeneratorReplica, GeneratorSettings
 from serving.model_store import ModelStore
 from serving.settings import EngineSettings
@@ -47,7 +47,8 @@ def load_engine(tiny_model: Path) -> Iterator[Callable[..., Engine]]:
     engines = []
 
     def load(path: Path = tiny_model, **settings: float) -> Engine:
-        engines.append(Engine.load(path, EngineSettings.model_validate(settings)))
+        checked = EngineSettings.model_validate(settings)
+        engines.append(Engine.start(read_model(path, checked), checked))
         return engines[-1]
 
     yield load

@@ -1,6 +1,7 @@
 """Replicas that share a machine and follow the same alias."""
 
 import asyncio
+import socket
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from serving.handovers import HandoverLog
 from serving.model_store import ModelStore
 from serving.settings import EngineSettings
 from storage.layout import StorageLayout
-from storage.locks import hold_alone
+from storage.locks import take_turn
 from tests.serving.conftest import run_replica, wait_until
 
 _LOAD_S = 0.3
@@ -68,8 +69,7 @@ def test_who_has_to_wait_follows_the_alias_where_it_went_meanwhile(
 
     async def scenario() -> None:
         async with run_replica(layout) as replica:
-            (turn,) = layout.root.glob(".handover-*.lock")
-            with hold_alone(turn):
+            with take_turn(layout.handover_lock(socket.gethostname())):
                 store.point_alias("latest", "between")
                 await asyncio.sleep(0.2)
                 store.point_alias("latest", "new")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from serving.memory import estimate_memory, find_default_budget
 from serving.settings import EngineSettings
@@ -27,3 +27,17 @@ def test_weights_count_as_they_are_in_memory_not_in_the_file(tmp_path: Path) -> 
 def test_replicas_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert find_default_budget(4) == pytest.approx(find_default_budget() / 4, rel=0.2)
+
+
+def test_a_config_that_does_not_speak_of_tied_embeddings_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    path = build_tiny_model(tmp_path / "model")
+    tied = estimate_memory(path, SETTINGS)
+    config = AutoConfig.from_pretrained(path)
+    embedding = config.vocab_size * config.hidden_size * torch.float32.itemsize
+    monkeypatch.delattr(type(config), "tie_word_embeddings", raising=False)
+    del config.tie_word_embeddings
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: config)
+    assert estimate_memory(path, SETTINGS) == tied - embedding

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from serving.own_thread import run_in_own_thread, yield_to_others
+from serving.own_thread import put_thread_last, run_in_own_thread
 
 pytestmark = pytest.mark.anyio
 
@@ -35,9 +35,19 @@ async def test_so_does_an_error() -> None:
 async def test_a_thread_that_yields_takes_no_other_with_it() -> None:
     def read_niceness(yields: bool) -> int:
         if yields:
-            yield_to_others()
+            put_thread_last()
         return os.getpriority(os.PRIO_PROCESS, 0)
 
     before = os.getpriority(os.PRIO_PROCESS, 0)
     assert await run_in_own_thread(read_niceness, True) == max(before, 10)
     assert await run_in_own_thread(read_niceness, False) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness is a process's there")
+async def test_one_that_is_last_already_stays_there() -> None:
+    def read_niceness() -> int:
+        os.setpriority(os.PRIO_PROCESS, 0, 15)
+        put_thread_last()
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
+    assert await run_in_own_thread(read_niceness) == 15
