@@ -62,6 +62,15 @@ def _differ_most(found: Sequence[float], expected: Sequence[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
 
 
+def measure_least_move(folder: Path, case: Case, trained: Trained) -> float:
+    """How far training moved the parameter that moved least, relative to its norm."""
+    untrained = train_plainly(folder, replace(case, last=0)).parameters
+    return min(
+        float((trained.parameters[name] - tensor).norm() / tensor.norm())
+        for name, tensor in untrained.items()
+    )
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_every_stage_learns_what_a_plain_loop_learns(folder: Path, world_size: int) -> None:
     cases = [replace(case, num_shares=world_size) for case in GRID]
@@ -71,7 +80,7 @@ def test_every_stage_learns_what_a_plain_loop_learns(folder: Path, world_size: i
         key = (case.settings["gradient_accumulation_steps"], case.layout)
         if key not in plain:
             plain[key] = train_plainly(folder, case)
-        assert plain[key].losses[-1] < plain[key].losses[0]
+            assert measure_least_move(folder, case, plain[key]) > 5e-3
         differences = differ(found, plain[key])
         print(world_size, case.settings, case.layout, differences)
         worst = {name: max(value, differences[name]) for name, value in worst.items()}

@@ -114,12 +114,15 @@ def train_plainly(folder: Path, case: Case) -> Trained:
 
 
 def make_spec(folder: Path, case: Case) -> TrainingSpec:
-    """The spec of a case: large steps, so that a slip would show."""
+    """The spec of a case: steps as large as can be where fp32 still tells a slip from rounding.
+
+    With 0.01 the plain loop itself is 2e-4 away from one in fp64 after ten steps; with 0.003, 2e-6.
+    """
     return TrainingSpec.model_validate(
         {
             "base_model": str(folder / "tiny"),
             "train_file": "-",
-            "learning_rate": 0.01,
+            "learning_rate": 0.003,
             "micro_batch_tokens": 128,
             "weight_decay": 0.5,
             "precision": "fp32",
