@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -26,12 +27,13 @@ _HEADS, _KV_HEADS, _SIZE = 4, 2, 8
 
 
 class _Filled(PagedAttentionCache):  # type: ignore[misc]
-    """A cache that has the keys and values of all requests."""
+    """A cache that has the keys and values of all requests, with a window or without."""
 
     def __init__(self, key: torch.Tensor, value: torch.Tensor) -> None:
         self.full = key, value
+        self.layer_to_allocator = {0: SimpleNamespace(index=0, layer_type="sliding_attention")}
 
-    def update(self, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return self.full
 
 
@@ -71,7 +73,8 @@ def test_what_is_masked_is_not_missed(dtype: torch.dtype, tolerance: float, wind
         scaling=0.3,
         cache=_Filled(key, value),
         cu_seq_lens_q=_cumulate(_NEW_LENGTHS),
-        cu_seq_lens_k=_cumulate(_SEEN_LENGTHS),
+        cu_seq_lens_k={"sliding_attention": _cumulate(_SEEN_LENGTHS)},
+        read_index=[torch.arange(sum(_SEEN_LENGTHS))],
     )
 
     exact = (query.double(), key.double(), value.double(), mask.double())
@@ -80,6 +83,21 @@ def test_what_is_masked_is_not_missed(dtype: torch.dtype, tolerance: float, wind
     assert output.dtype == dtype
     assert output.shape == (1, sum(_NEW_LENGTHS), _HEADS, _SIZE)
     torch.testing.assert_close(output.double(), expected, rtol=0, atol=tolerance)
+
+
+def test_a_bias_of_places_is_for_the_whole_batch() -> None:
+    query, key = torch.randn(1, _HEADS, 2, _SIZE), torch.randn(1, _HEADS, 14, _SIZE)
+    mask, bias = torch.zeros(1, 1, 2, 14), torch.randn(1, _HEADS, 2, 14)
+    layer = torch.nn.Module()
+    layer.layer_idx = 0  # type: ignore[assignment]
+
+    output, _ = attend_by_request(
+        layer, query, query, query, mask, cache=_Filled(key, key), position_bias=bias
+    )
+
+    scores = query @ key.transpose(2, 3) / _SIZE**0.5 + bias
+    expected = (scores.softmax(-1) @ key).transpose(1, 2)
+    torch.testing.assert_close(output, expected)
 
 
 class TestModels:
