@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 
 from apps.access import AccessControl, read_api_key
 from apps.base_models import install_base_models
-from apps.body_limit import BodyLimit
+from apps.body_limit import MAX_TEXT_BYTES, BodyLimit
 from apps.bundled import HANDBOOK_FILE_ID, find_handbook
 from apps.errors import install_error_handlers
 from apps.files import FileStore
@@ -36,7 +36,6 @@ from storage.layout import open_storage
 logger = logging.getLogger(__name__)
 
 MULTIPART_BYTES = 100_000  # what a form adds to the file in it
-MAX_TEXT_BYTES = 8_000_000  # of a request for text: a million characters, but for odd ones
 RECONCILE_INTERVAL_S = 1.0
 TRANSPORT_S = 5.0  # what the way there and back may add to a generator's deadline
 
@@ -68,16 +67,15 @@ def build_http(services: Services, api_key: str | None) -> AccessControl:
         title="Tuneserve",
         docs_url=None,  # it would load scripts from elsewhere; /openapi.json describes the API
         redoc_url=None,
-        max_body_size=max_body_bytes,  # also of a body that does not say its length
     )
     app.state.services = services
     install_error_handlers(app)
     for resource in (health, files, jobs, aliases):
         app.include_router(resource.router)
     limits = {models.router.prefix: services.max_model_bytes}
-    app.include_router(models.router, max_body_size=services.max_model_bytes)
+    app.include_router(models.router)
     for resource in (chat, completions):
-        app.include_router(resource.router, max_body_size=MAX_TEXT_BYTES)
+        app.include_router(resource.router)
         limits |= {route.path: MAX_TEXT_BYTES for route in resource.router.routes}
     return AccessControl(BodyLimit(app, max_body_bytes, limits), api_key)
 
