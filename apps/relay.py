@@ -67,9 +67,9 @@ class UpstreamRelay:
         return origin, _sign(_parse(content), origin)
 
     async def check(self) -> None:
-        """Raise if no server lists its models."""
-        if all(listed is None for listed in await self._list_models()):
-            raise ApiError(503, "no server answers", code="upstream_unavailable")
+        """Raise if no server has a model."""
+        if not any(await self._list_models()):
+            raise ApiError(503, "no server has a model", code="upstream_unavailable")
 
     async def _send(
         self, path: str, body: dict[str, Any], patience: "Patience"

@@ -388,6 +388,12 @@ async def test_a_server_that_is_down_is_told_as_such(
     assert (await never.get("/healthz")).status_code == 503
 
 
+async def test_without_a_model_it_is_not_ready(open_client: Open, stub: StubServer) -> None:
+    stub.models = []
+    answer = await open_client(stub.url).get("/healthz")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (503, "no server has a model")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_nothing_is_waited_for_beyond_the_deadline(
     open_client: Open, stub: StubServer, stream: bool
