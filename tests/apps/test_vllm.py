@@ -28,7 +28,9 @@ DEPLOY = Path(__file__).parent.parent.parent / "deploy.vllm.yaml"
 
 
 def make_settings(layout: StorageLayout, **settings: Any) -> VllmSettings:
-    return VllmSettings.model_validate({"storage": str(layout.root), "models": ["tiny"], **settings})
+    return VllmSettings.model_validate(
+        {"storage": str(layout.root), "models": ["tiny"], **settings}
+    )
 
 
 def describe(layout: StorageLayout, **settings: Any) -> LLMConfig:

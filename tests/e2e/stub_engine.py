@@ -21,7 +21,7 @@ class StubEngine(LLMEngine):
     async def start(self) -> None:
         await asyncio.sleep(LOADING_S if self._loading.model_id == "slow" else 0)
 
-    async def chat(
+    async def chat(  # type: ignore[override] # Ray's declaration has no `yield` that says so
         self, request: Any, raw_request_info: Any = None
     ) -> AsyncGenerator[Any, None]:
         words = [f"{self._loading.model_source} ", "said."]

@@ -26,9 +26,7 @@ def stub() -> Iterator[StubServer]:
 
 
 @pytest.fixture(scope="module")
-def relaying(
-    tmp_path_factory: pytest.TempPathFactory, stub: StubServer
-) -> Iterator[Application]:
+def relaying(tmp_path_factory: pytest.TempPathFactory, stub: StubServer) -> Iterator[Application]:
     folder, port = tmp_path_factory.mktemp("relaying"), find_free_port()
     deploy = write_deploy_file(ROOT / "deploy.yaml", folder, port, upstreams=[stub.url])
     application = start_application(deploy, folder, port)

@@ -1,10 +1,11 @@
 """`deploy.vllm.yaml` with Ray's own LLM support; only vLLM's engine, which needs a GPU, is a stub.
 
-Needs the extra `vllm`. Ray believes that the machine has two GPUs.
+Needs the extra `vllm`. Ray believes that the machine has two GPUs, and CPUs enough.
 """
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import httpx
 import psutil
 import pytest
 import yaml
+from openai.types.chat import ChatCompletionUserMessageParam
 
 from benchmarks.application import find_free_port, write_deploy_file
 from serving.model_store import ModelStore
@@ -23,7 +25,7 @@ from tests.tiny_model import build_tiny_model
 
 pytestmark = pytest.mark.e2e
 
-CHAT = [{"role": "user", "content": "Who are you?"}]
+CHAT: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "Who are you?"}]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
     port = find_free_port()
     deploy = write_deploy_file(ROOT / "deploy.vllm.yaml", folder, port)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"GPU": 2}))
+        patch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"CPU": 4, "GPU": 2}))
         patch.setenv("RAYLLM_VLLM_ENGINE_CLS", "tests.e2e.stub_engine.StubEngine")
         patch.setenv("RAY_AUTH_MODE", "token")
         application = start_application(deploy, folder, port)
@@ -48,10 +50,21 @@ def find_replicas(application: Application) -> dict[int, str]:
     return {pid: title for pid, title in titles.items() if "ServeReplica:" in title}
 
 
+def send_deploy_file(application: Application, deploy: Path) -> None:
+    """Have the running application take up a changed file; another cluster may run here too."""
+    found = re.search(r"http://127\.0\.0\.1:\d+", application.log.read_text())
+    assert found is not None, "Ray says where its dashboard is"
+    serve = str(Path(sys.executable).parent / "serve")
+    command = [serve, "deploy", "--address", found[0], str(deploy)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def ask(application: Application, model: str) -> tuple[str, str]:
     """Which model answers, and what it says."""
     answer = application.client.chat.completions.with_raw_response.create(
-        model=model, messages=CHAT  # type: ignore[arg-type]
+        model=model,
+        messages=CHAT,
     )
     return answer.headers["x-model-id"], answer.parse().choices[0].message.content or ""
 
@@ -75,11 +88,7 @@ def test_an_alias_goes_over_to_a_model_in_a_free_place_and_nothing_else_starts_a
     second["args"] = {**first["args"], "models": ["slow"]}
     settings["applications"].append(second)
     deploy.write_text(yaml.safe_dump(settings))
-    serve = Path(sys.executable).parent / "serve"
-    done = subprocess.run(
-        [serve, "deploy", deploy], capture_output=True, text=True, check=False, env=os.environ
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    send_deploy_file(places, deploy)
 
     answering = []
 
@@ -98,7 +107,9 @@ def test_an_alias_goes_over_to_a_model_in_a_free_place_and_nothing_else_starts_a
 def test_a_stream_comes_through(places: Application) -> None:
     chunks = list(
         places.client.chat.completions.create(
-            model="tuneserve-demo", messages=CHAT, stream=True  # type: ignore[arg-type]
+            model="tuneserve-demo",
+            messages=CHAT,
+            stream=True,
         )
     )
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
