@@ -3,12 +3,14 @@
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from apps.errors import to_response
+from apps.relay import UpstreamRelay
 from apps.services import TextGenerator
 from serving.generator import RequestKind
 from serving.openai_shapes import AnswerHead, Choice, build_usage
@@ -62,6 +64,21 @@ async def respond(
     )
     content = build(_make_head(answer_id, answer["origin"]), choices, usage)
     return JSONResponse(content, headers=_describe_origin(answer["origin"]))
+
+
+async def respond_relayed(relay: UpstreamRelay, path: str, body: dict[str, Any]) -> Response:
+    """Answer a request for text with what another server answers, as it comes."""
+    origin, answer = await relay.ask(path, body)  # errors up to here are plain HTTP errors
+    headers = _describe_origin(origin)
+    if isinstance(answer, dict):
+        return JSONResponse(answer, headers=headers)
+    return _stream_chunks(_batch(answer), headers)
+
+
+async def _batch(chunks: AsyncGenerator[Chunk, None]) -> AsyncIterator[list[Chunk]]:
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            yield [chunk]
 
 
 async def _start_with(first: Item, items: AsyncIterator[Item]) -> AsyncIterator[Item]:

@@ -1,7 +1,7 @@
 """The application behind HTTP: its Serve deployments and how they are joined.
 
 Api              stateless, any number of replicas; reads the disk, asks the other two
-Generator        any number of replicas; answers chats
+Generator        any number of replicas; answers chats, unless other servers do (`upstreams`)
 FineTuningQueue  one replica; its state is on disk
 """
 
@@ -17,15 +17,16 @@ from ray.serve.handle import DeploymentHandle
 
 from apps.access import AccessControl, read_api_key
 from apps.base_models import install_base_models
-from apps.body_limit import BodyLimit
+from apps.body_limit import MAX_TEXT_BYTES, BodyLimit
 from apps.bundled import HANDBOOK_FILE_ID, find_handbook
 from apps.errors import install_error_handlers
 from apps.files import FileStore
 from apps.logical_cpus import API_CPUS, PAGE_CPUS, QUEUE_CPUS
 from apps.queue import RunQueue
 from apps.ray_jobs import RayJobRunner
+from apps.relay import UpstreamRelay
 from apps.remote import RemoteQueue, RemoteText
-from apps.routes import aliases, chat, completions, files, health, jobs, models
+from apps.routes import aliases, chat, completions, files, health, jobs, models, relayed
 from apps.services import Services
 from apps.settings import ApplicationSettings
 from serving.generator import GENERATOR_CPUS, Generator, GeneratorSettings
@@ -36,7 +37,6 @@ from storage.layout import open_storage
 logger = logging.getLogger(__name__)
 
 MULTIPART_BYTES = 100_000  # what a form adds to the file in it
-MAX_TEXT_BYTES = 8_000_000  # of a request for text: a million characters, but for odd ones
 RECONCILE_INTERVAL_S = 1.0
 TRANSPORT_S = 5.0  # what the way there and back may add to a generator's deadline
 
@@ -46,19 +46,26 @@ def build_app(settings: ApplicationSettings) -> Application:
     layout = open_storage(settings.storage)
     install_base_models(ModelStore(layout), settings.base_models)
     FileStore(layout).add(HANDBOOK_FILE_ID, find_handbook(), "handbook.jsonl")
-    generator = Generator.options(**settings.replicas.to_options(settings.engine.capacity)).bind(
+    reserved_cpus = API_CPUS + QUEUE_CPUS + PAGE_CPUS + settings.reserved_cpus
+    generator: Application | None = None
+    if not settings.upstreams:
+        generator = _bind_generator(settings, str(layout.root))
+        reserved_cpus += settings.replicas.max * GENERATOR_CPUS
+    queue = FineTuningQueue.bind(
+        str(layout.root), settings.max_concurrent_runs, reserved_cpus, settings.reserved_gpus
+    )
+    return Api.bind(str(layout.root), settings, generator, queue)
+
+
+def _bind_generator(settings: ApplicationSettings, storage: str) -> Application:
+    options = settings.replicas.to_options(settings.engine.capacity)
+    return Generator.options(**options).bind(
         GeneratorSettings(
-            storage=str(layout.root),
+            storage=storage,
             max_replicas=settings.replicas.max,
             **{name: getattr(settings, name) for name in GenerationSettings.model_fields},
         )
     )
-    queue = FineTuningQueue.bind(
-        str(layout.root),
-        settings.max_concurrent_runs,
-        API_CPUS + QUEUE_CPUS + PAGE_CPUS + settings.replicas.max * GENERATOR_CPUS,
-    )
-    return Api.bind(str(layout.root), settings, generator, queue)
 
 
 def build_http(services: Services, api_key: str | None) -> AccessControl:
@@ -68,16 +75,15 @@ def build_http(services: Services, api_key: str | None) -> AccessControl:
         title="Tuneserve",
         docs_url=None,  # it would load scripts from elsewhere; /openapi.json describes the API
         redoc_url=None,
-        max_body_size=max_body_bytes,  # also of a body that does not say its length
     )
     app.state.services = services
     install_error_handlers(app)
     for resource in (health, files, jobs, aliases):
         app.include_router(resource.router)
     limits = {models.router.prefix: services.max_model_bytes}
-    app.include_router(models.router, max_body_size=services.max_model_bytes)
-    for resource in (chat, completions):
-        app.include_router(resource.router, max_body_size=MAX_TEXT_BYTES)
+    app.include_router(models.router)
+    for resource in (relayed,) if isinstance(services.text, UpstreamRelay) else (chat, completions):
+        app.include_router(resource.router)
         limits |= {route.path: MAX_TEXT_BYTES for route in resource.router.routes}
     return AccessControl(BodyLimit(app, max_body_bytes, limits), api_key)
 
@@ -85,12 +91,15 @@ def build_http(services: Services, api_key: str | None) -> AccessControl:
 class FineTuningQueueReplica:
     """The queue as one replica that looks after the runs on disk once a second."""
 
-    def __init__(self, storage: str, max_concurrent_runs: int, reserved_cpus: float) -> None:
+    def __init__(
+        self, storage: str, max_concurrent_runs: int, reserved_cpus: float, reserved_gpus: float
+    ) -> None:
         self._queue = RunQueue(
             open_storage(storage),
             RayJobRunner(),
             max_concurrent_runs=max_concurrent_runs,
             reserved_cpus=reserved_cpus,
+            reserved_gpus=reserved_gpus,
         )
         self._task = asyncio.get_event_loop().create_task(self._keep_reconciling())
 
@@ -137,7 +146,7 @@ class ApiReplica:
         self,
         storage: str,
         settings: ApplicationSettings,
-        generator: DeploymentHandle[Any],
+        generator: DeploymentHandle[Any] | None,
         queue: DeploymentHandle[Any],
     ) -> None:
         layout = open_storage(Path(storage))
@@ -146,12 +155,7 @@ class ApiReplica:
             layout=layout,
             files=FileStore(layout),
             models=models,
-            text=RemoteText(
-                generator,
-                models=models if settings.replicas.max > 1 else None,
-                timeout_s=settings.engine.request_timeout_s + TRANSPORT_S,
-                may_sleep=settings.replicas.min == 0,
-            ),
+            text=_find_text(settings, models, generator),
             fine_tuning=RemoteQueue(queue),
             max_upload_bytes=settings.max_upload_bytes,
             max_model_bytes=settings.max_model_bytes,
@@ -160,6 +164,21 @@ class ApiReplica:
     def __serve_build_asgi_app__(self) -> AccessControl:
         """Give Serve the ASGI application, once this replica is set up."""
         return build_http(self._services, read_api_key())
+
+
+def _find_text(
+    settings: ApplicationSettings, models: ModelStore, generator: DeploymentHandle[Any] | None
+) -> RemoteText | UpstreamRelay:
+    """Say who answers requests for text."""
+    timeout_s = settings.engine.request_timeout_s
+    if generator is None:
+        return UpstreamRelay(models, settings.upstreams, timeout_s=timeout_s)
+    return RemoteText(
+        generator,
+        models=models if settings.replicas.max > 1 else None,
+        timeout_s=timeout_s + TRANSPORT_S,
+        may_sleep=settings.replicas.min == 0,
+    )
 
 
 FineTuningQueue = serve.deployment(

@@ -33,6 +33,7 @@ _RAY_SETTINGS = {
 _ONLY_THIS_MACHINE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 _TOKEN_VARIABLES = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 _DEPLOY_NAME = "deploy.yaml"
+_VLLM_DEPLOY_NAME = "deploy.vllm.yaml"
 
 cli = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 cli.add_typer(models, name="models")
@@ -40,13 +41,17 @@ DeployFile = Annotated[Path, typer.Argument(help="Settings of the application.")
 
 
 @cli.command()
-def init(folder: Annotated[Path, typer.Argument(help="Where to put it.")] = Path()) -> None:
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to put it.")] = Path(),
+    vllm: Annotated[bool, typer.Option("--vllm", help="Models on GPUs, by vLLM.")] = False,
+) -> None:
     """Write a deploy.yaml to start from; `serve run deploy.yaml` or `tuneserve run` starts it."""
-    target = folder / _DEPLOY_NAME
+    name = _VLLM_DEPLOY_NAME if vllm else _DEPLOY_NAME
+    target = folder / name
     if target.exists():
         _fail(f"{str(target)!r} is there already; it is left as it is")
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(find_bundled(_DEPLOY_NAME), target)
+    shutil.copyfile(find_bundled(name), target)
     Console().print(f"wrote {target}; now run: tuneserve run {target}", highlight=False)
 
 

@@ -7,3 +7,4 @@ imports nothing, so that the page may read it without the model code.
 API_CPUS = 0.1
 QUEUE_CPUS = 0.1
 PAGE_CPUS = 0.1
+INGRESS_CPUS = 0.1

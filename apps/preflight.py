@@ -93,7 +93,7 @@ def check_port(port: int) -> Iterator[str]:
         except OSError:
             yield (
                 f"port {port} is in use; stop the program that has it, or change http_options.port "
-                "and api_url in deploy.yaml"
+                "and with it api_url and upstreams in the deploy file"
             )
 
 

@@ -70,6 +70,7 @@ class RunQueue:
         *,
         max_concurrent_runs: int = 1,
         reserved_cpus: float = 0.0,
+        reserved_gpus: float = 0.0,
     ) -> None:
         self._layout = layout
         self._runner = runner
@@ -77,7 +78,7 @@ class RunQueue:
         self._models = ModelStore(layout)
         self._exports = ExportDesk(layout, runner)
         self._max_concurrent_runs = max_concurrent_runs
-        self._reserved_cpus = reserved_cpus
+        self._reserved_cpus, self._reserved_gpus = reserved_cpus, reserved_gpus
         # One decision about a run at a time: between reading its record and acting on it, nothing
         # else may end or start it.
         self._lock = threading.Lock()
@@ -195,7 +196,7 @@ class RunQueue:
     def _create_from(self, model: StoredModel, request: FineTuneRequest) -> dict[str, Any]:
         train_file = self._files.find_content(request.training_file)
         spec = request.resolve_settings(self._default_spec(model, str(train_file)))
-        check_resources(spec, self._runner.list_nodes(), self._reserved_cpus)
+        check_resources(spec, self._runner.list_nodes(), self._reserved_cpus, self._reserved_gpus)
         try:
             data = prepare_data(spec, self._layout.token_cache)
         except DataError as exc:

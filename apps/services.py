@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from apps.files import FileStore
+from apps.relay import UpstreamRelay
 from serving.generator import RequestKind
 from serving.model_store import ModelStore
 from storage.layout import StorageLayout
@@ -58,7 +59,7 @@ class Services:
     layout: StorageLayout
     files: FileStore
     models: ModelStore
-    text: TextGenerator
+    text: TextGenerator | UpstreamRelay
     fine_tuning: FineTuning
     max_upload_bytes: int
     max_model_bytes: int

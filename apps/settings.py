@@ -1,6 +1,6 @@
 """The settings of the application, as `deploy.yaml` gives them; the one place for them."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -69,4 +69,15 @@ class ApplicationSettings(GenerationSettings):
     max_concurrent_runs: int = Field(1, ge=1, description="Fine-tunes that compute at once.")
     replicas: ReplicaSettings = Field(
         default_factory=ReplicaSettings, description="How many generators there are."
+    )
+    upstreams: tuple[Annotated[str, Field(pattern=r"^https?://[^/]")], ...] = Field(
+        (),
+        description="Servers of OpenAI's API, without '/v1', that answer requests for text in "
+        "place of generators; each request goes to the first that lists its model.",
+    )
+    reserved_cpus: float = Field(
+        0.0, ge=0, description="Logical CPUs that other applications of the cluster hold for good."
+    )
+    reserved_gpus: float = Field(
+        0.0, ge=0, description="GPUs that other applications of the cluster hold for good."
     )

@@ -9,15 +9,14 @@ import yaml
 
 def write_deploy_file(source: Path, folder: Path, port: int, **arguments_of_api: Any) -> Path:
     """Copy a deploy.yaml, with another port and storage root, and what is given."""
-    settings = yaml.safe_load(source.read_text())
+    settings = yaml.safe_load(source.read_text().replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
     settings["http_options"]["port"] = port
     for application in settings["applications"]:
         arguments = application["args"]
         if "storage" in arguments:
             arguments["storage"] = str(folder / "storage")
+        if application["import_path"].startswith("apps.api:"):
             arguments.update(arguments_of_api)
-        if "api_url" in arguments:
-            arguments["api_url"] = f"http://127.0.0.1:{port}"
     target = folder / "deploy.yaml"
     target.write_text(yaml.safe_dump(settings))
     return target

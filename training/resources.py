@@ -16,21 +16,26 @@ class ResourceError(ValueError):
 
 
 def check_resources(
-    spec: TrainingSpec, nodes: Sequence[Mapping[str, float]], reserved_cpus: float = 0.0
+    spec: TrainingSpec,
+    nodes: Sequence[Mapping[str, float]],
+    reserved_cpus: float = 0.0,
+    reserved_gpus: float = 0.0,
 ) -> None:
     """Refuse a run that the cluster can never start.
 
-    `nodes` are the total resources of each node in Ray's names; `reserved_cpus` are held for good
-    by something else. An elastic run needs its smallest number of workers. Raises `ResourceError`
-    with what was asked and what there is.
+    `nodes` are the total resources of each node in Ray's names; `reserved_cpus` and `reserved_gpus`
+    are held for good by something else. An elastic run needs its smallest number of workers. Raises
+    `ResourceError` with what was asked and what there is.
     """
     num_gpus = sum(node.get("GPU", 0.0) for node in nodes)
     num_workers = spec.min_workers or spec.num_workers
     on_gpu = wants_gpu(spec, num_gpus)
-    if on_gpu and num_gpus < num_workers:
+    free_gpus = num_gpus - reserved_gpus
+    if on_gpu and free_gpus < num_workers:
+        held = f" besides the {reserved_gpus:g} that serving holds" if reserved_gpus else ""
         raise ResourceError(
             f"{num_workers} workers with one GPU each were asked for, the cluster has "
-            f"{num_gpus:g} GPUs; lower num_workers or set accelerator to 'cpu'"
+            f"{max(0.0, free_gpus):g} GPUs{held}; lower num_workers or set accelerator to 'cpu'"
         )
     if spec.precision == "fp16" and not on_gpu:
         raise ResourceError(

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from pydantic import BaseModel
 
-from apps.services import Services
+from apps.relay import UpstreamRelay
+from apps.services import Services, TextGenerator
 
 
 def get_services(request: Request) -> Services:
@@ -15,6 +16,22 @@ def get_services(request: Request) -> Services:
 
 
 ServicesOf = Annotated[Services, Depends(get_services)]
+
+
+def get_generator(services: ServicesOf) -> TextGenerator:
+    """Hand a route the generators; there are none where other servers answer."""
+    assert not isinstance(services.text, UpstreamRelay)
+    return services.text
+
+
+def get_relay(services: ServicesOf) -> UpstreamRelay:
+    """Hand a route what hands requests on to other servers."""
+    assert isinstance(services.text, UpstreamRelay)
+    return services.text
+
+
+GeneratorOf = Annotated[TextGenerator, Depends(get_generator)]
+RelayOf = Annotated[UpstreamRelay, Depends(get_relay)]
 
 
 def describe_body(model: type[BaseModel]) -> dict[str, Any]:

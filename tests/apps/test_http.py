@@ -8,7 +8,8 @@ from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 from starlette.datastructures import Headers
 
 from apps.access import find_refusal
-from apps.api import MAX_TEXT_BYTES, build_http
+from apps.api import build_http
+from apps.body_limit import MAX_TEXT_BYTES
 from apps.services import Services
 from serving.errors import (
     DeadlineExceededError,

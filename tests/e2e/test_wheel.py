@@ -36,7 +36,12 @@ def test_the_wheel_has_the_product_and_no_tests(wheel: Path) -> None:
         "storage",
         "training",
     }
-    for needed in ("deploy.yaml", "handbook.yaml", "tuneserve-demo/model.safetensors"):
+    for needed in (
+        "deploy.yaml",
+        "deploy.vllm.yaml",
+        "handbook.yaml",
+        "tuneserve-demo/model.safetensors",
+    ):
         assert f"apps/embedded/{needed}" in names
 
 

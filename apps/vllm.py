@@ -1,0 +1,85 @@
+"""Models of the store on GPUs: Ray Serve's own LLM support, which runs vLLM, behind our key.
+
+`deploy.vllm.yaml` names this module; the API hands requests on to it (`apps/relay.py`). vLLM is
+imported where an application is built, for it is an extra.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from ray.serve import Application
+
+from serving.model_store import ModelStore, StoredModel
+from storage.layout import DEFAULT_ROOT, open_storage
+
+BASE_MODEL_TIMEOUT_S = 60.0  # within which the API's application adds its base models
+_POLL_S = 0.5
+_SHUTDOWN_TIMEOUT_S = 150.0  # for answers under way
+
+
+class VllmSettings(BaseModel):
+    """Arguments of `apps.vllm:build_app`; a misspelt key is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    storage: str = Field(DEFAULT_ROOT, min_length=1, description="The API's storage folder.")
+    models: tuple[str, ...] = Field(
+        min_length=1, description="Ids of models in the store; aliases are the API's matter."
+    )
+    accelerator_type: str | None = Field(
+        None, description="The kind of GPU, as Ray calls it; any if absent."
+    )
+    engine: dict[str, Any] = Field(
+        default_factory=dict, description="Arguments of vLLM's engine, for every model."
+    )
+    deployment: dict[str, Any] = Field(
+        default_factory=dict, description="Serve's options for the replicas of every model."
+    )
+    max_requests: int = Field(
+        256, ge=1, description="Requests that may be under way at once; as many may wait."
+    )
+
+
+def build_app(settings: VllmSettings) -> Application:
+    """Build an application that answers with models of the store, each with GPUs of its own.
+
+    Raises `ModelNotFoundError` for a model that is not there, `DamagedDirectoryError` for one whose
+    files are not what they were, and `ValueError` where vLLM is not installed.
+    """
+    store = ModelStore(open_storage(settings.storage))
+    configs = list(describe_models(store, settings))
+    try:
+        from apps.vllm_ingress import bind_ingress
+    except ImportError as exc:
+        raise ValueError(
+            f"vLLM cannot be used here ({exc}); install it with: pip install 'tuneserve[vllm]'"
+        ) from exc
+    return bind_ingress(configs, settings.max_requests)
+
+
+def describe_models(store: ModelStore, settings: VllmSettings) -> Iterator[dict[str, Any]]:
+    """Yield Ray's `LLMConfig` for every model, once its files are found to be whole."""
+    options: dict[str, Any] = {"graceful_shutdown_timeout_s": _SHUTDOWN_TIMEOUT_S}
+    if "autoscaling_config" not in settings.deployment:
+        options["num_replicas"] = 1
+    for model_id in settings.models:
+        model = _wait_for(store, model_id)
+        model.verify()
+        yield {
+            "model_loading_config": {"model_id": model.id, "model_source": str(model.path)},
+            "accelerator_type": settings.accelerator_type,
+            "engine_kwargs": settings.engine,
+            "deployment_config": {**options, **settings.deployment},
+        }
+
+
+def _wait_for(store: ModelStore, model_id: str) -> StoredModel:
+    """Find a model; on the first start the API's application is just adding it."""
+    if model_id in store.read_aliases():
+        raise ValueError(f"{model_id!r} is an alias; name the model that it points to")
+    deadline = time.monotonic() + BASE_MODEL_TIMEOUT_S
+    while not store.has(model_id) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return store.get(model_id)

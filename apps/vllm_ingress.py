@@ -1,0 +1,91 @@
+"""Ray's own ingress for language models, behind our key; it can be imported where vLLM is."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.llm._internal.serve.core.configs.openai_api_models import ModelList, to_model_metadata
+from ray.llm._internal.serve.core.ingress.ingress import init
+from ray.serve import Application
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from ray.serve.llm import LLMConfig, build_llm_deployment
+from ray.serve.llm.ingress import OpenAiIngress, make_fastapi_ingress
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from apps.access import AccessControl, read_api_key
+from apps.body_limit import MAX_TEXT_BYTES, BodyLimit
+from apps.logical_cpus import INGRESS_CPUS
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+_SHUTDOWN_TIMEOUT_S = 150.0  # for answers under way
+
+
+class Guard:
+    """Our key and our limit round Ray's routes; made in the replica, which reads the key."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = AccessControl(BodyLimit(app, MAX_TEXT_BYTES), read_api_key())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check one request, then hand it on."""
+        await self.app(scope, receive, send)
+
+
+class LoadedModelsIngress(OpenAiIngress):
+    """Lists a model once it can answer.
+
+    Ray's own lists what is configured, and an alias would go over to a model that is still loading.
+    """
+
+    def __init__(self, llm_deployments: dict[str, DeploymentHandle[Any]], **details: Any) -> None:
+        super().__init__(llm_deployments, **details)
+        self._loading = {
+            model_id: asyncio.ensure_future(_wait_until_loaded(model_id, handle))
+            for model_id, handle in llm_deployments.items()
+        }
+
+    async def models(self) -> ModelList:
+        """List the models that are loaded."""
+        listed = await super().models()
+        return ModelList(data=[card for card in listed.data if self._loading[card.id].done()])
+
+
+async def _wait_until_loaded(model_id: str, handle: DeploymentHandle[Any]) -> None:
+    """Return when a replica has answered: it takes calls once its engine is up."""
+    while True:
+        try:
+            await handle.check_health.remote()
+        except (RayError, RayServeException) as exc:
+            logger.warning("model %s is not loaded: %s", model_id, exc)
+            await asyncio.sleep(_RETRY_S)
+        else:
+            return
+
+
+def bind_ingress(configs: Sequence[dict[str, Any]], max_requests: int) -> Application:
+    """Put the models of some `LLMConfig`s behind one guarded ingress."""
+    checked = [LLMConfig.model_validate(config) for config in configs]
+    app = init()
+    app.add_middleware(Guard)  # the outermost
+    ingress: Any = serve.deployment(  # Ray's annotation is that of a decorator with arguments
+        make_fastapi_ingress(LoadedModelsIngress, app=app),
+        name="Ingress",
+        num_replicas=1,
+        max_ongoing_requests=max_requests,
+        max_queued_requests=max_requests,
+        ray_actor_options={"num_cpus": INGRESS_CPUS},
+        graceful_shutdown_timeout_s=_SHUTDOWN_TIMEOUT_S,
+    )
+    bound: Application = ingress.bind(
+        llm_deployments={config.model_id: build_llm_deployment(config) for config in checked},
+        model_cards={
+            config.model_id: to_model_metadata(config.model_id, config) for config in checked
+        },
+    )
+    return bound

@@ -1,0 +1,108 @@
+import json
+from typing import Any
+
+import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from apps.body_limit import BodyLimit
+
+pytestmark = pytest.mark.anyio
+MAX_BYTES = 10
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def read_all(scope: Scope, receive: Receive, send: Send) -> None:
+    body = await Request(scope, receive).body()
+    await PlainTextResponse(body)(scope, receive, send)
+
+
+async def read_and_cover_up(scope: Scope, receive: Receive, send: Send) -> None:
+    """What a framework makes of an exception that it does not know."""
+    try:
+        await read_all(scope, receive, send)
+    except HTTPException:
+        await JSONResponse({"detail": "There was an error parsing the body"}, 400)(
+            scope, receive, send
+        )
+
+
+async def answer_first(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await read_all(scope, receive, send)
+
+
+class Exchange:
+    """A request in pieces, and what comes back."""
+
+    def __init__(self, *pieces: bytes, length: int | None = None, path: str = "/") -> None:
+        headers = [] if length is None else [(b"content-length", str(length).encode())]
+        self.scope = {"type": "http", "path": path, "headers": headers, "method": "POST"}
+        self._pieces = list(pieces)
+        self.sent: list[Message] = []
+
+    async def receive(self) -> Message:
+        body = self._pieces.pop(0)
+        return {"type": "http.request", "body": body, "more_body": bool(self._pieces)}
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    async def run(self, app: ASGIApp, limits: dict[str, int] | None = None) -> tuple[int, bytes]:
+        await BodyLimit(app, MAX_BYTES, limits)(self.scope, self.receive, self.send)
+        (start,) = [m for m in self.sent if m["type"] == "http.response.start"]
+        return start["status"], b"".join(m.get("body", b"") for m in self.sent)
+
+    @property
+    def num_unread(self) -> int:
+        return len(self._pieces)
+
+
+def read_error(body: bytes) -> dict[str, Any]:
+    error: dict[str, Any] = json.loads(body)["error"]
+    return error
+
+
+@pytest.mark.parametrize("length", [None, 10])
+async def test_a_body_within_the_limit_is_handed_on(length: int | None) -> None:
+    assert await Exchange(b"12345", b"67890", length=length).run(read_all) == (200, b"1234567890")
+
+
+async def test_a_body_that_says_it_is_too_long_is_not_read() -> None:
+    exchange = Exchange(b"12345678901", length=11)
+    status, body = await exchange.run(read_all)
+    assert (status, exchange.num_unread) == (413, 1)
+    assert read_error(body)["message"] == "the request has 11 bytes, at most 10 are taken"
+
+
+@pytest.mark.parametrize("app", [read_all, read_and_cover_up])
+@pytest.mark.parametrize("length", [None, 5])
+async def test_of_any_other_nothing_is_read_beyond_the_limit(
+    app: ASGIApp, length: int | None
+) -> None:
+    exchange = Exchange(b"12345", b"678901", b"2", b"3", length=length)
+    status, body = await exchange.run(app)
+    assert (status, exchange.num_unread) == (413, 2)
+    error = read_error(body)
+    assert error["message"] == "the request has more than the 10 bytes that are taken"
+    assert error["type"] == "invalid_request_error"
+
+
+async def test_an_answer_that_has_begun_is_not_followed_by_another() -> None:
+    exchange = Exchange(b"12345678901")
+    with pytest.raises(HTTPException):
+        await exchange.run(answer_first)
+    assert [message["type"] for message in exchange.sent] == ["http.response.start"]
+
+
+async def test_some_paths_have_limits_of_their_own() -> None:
+    limits = {"/large": 20}
+    assert (await Exchange(b"x" * 15, path="/large/one").run(read_all, limits))[0] == 200
+    assert (await Exchange(b"x" * 21, path="/large/one").run(read_all, limits))[0] == 413
+    assert (await Exchange(b"x" * 15, path="/other").run(read_all, limits))[0] == 413

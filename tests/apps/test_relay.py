@@ -1,0 +1,497 @@
+"""Requests for text that a server of OpenAI's API answers, over real sockets."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.responses import Response
+
+from apps import upstream as upstream_module
+from apps.api import build_http
+from apps.body_limit import MAX_TEXT_BYTES
+from apps.relay import UpstreamRelay
+from apps.services import Services
+from apps.upstream import find_upstream_key
+from serving.errors import ModelInUseError
+from serving.model_store import ModelStore
+from storage.layout import StorageLayout
+from tests.apps.conftest import Echo
+from tests.stub_server import StubServer, refuse, refuse_plainly, serve_stub
+from tests.tiny_model import build_tiny_model
+
+pytestmark = pytest.mark.anyio
+
+CHAT = {"model": "latest", "messages": [{"role": "user", "content": "Hello"}]}
+TIMEOUT_S = 5.0
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TUNESERVE_API_KEY", "TUNESERVE_UPSTREAM_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def stub() -> Iterator[StubServer]:
+    with serve_stub() as stub:
+        stub.models = ["tiny"]
+        yield stub
+
+
+@pytest.fixture
+def other() -> Iterator[StubServer]:
+    with serve_stub() as stub:
+        yield stub
+
+
+@pytest.fixture
+def store(layout: StorageLayout, tmp_path: Path) -> ModelStore:
+    """`latest` points to 'third', before that to 'second', and first of all to 'tiny'."""
+    store = ModelStore(layout)
+    for seed, name in enumerate(("second", "third"), start=1):
+        store.add(build_tiny_model(tmp_path / name, seed=seed), name)
+        store.point_alias("latest", name)
+    return store
+
+
+Open = Callable[..., httpx.AsyncClient]
+
+
+@pytest.fixture
+async def open_client(services: Services, store: ModelStore) -> AsyncIterator[Open]:
+    """Open the API with a relay to some servers."""
+    relays: list[UpstreamRelay] = []
+
+    def open_client(*urls: str, timeout_s: float = TIMEOUT_S) -> httpx.AsyncClient:
+        relays.append(UpstreamRelay(store, urls, timeout_s=timeout_s))
+        app = build_http(replace(services, text=relays[-1]), None)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
+
+    yield open_client
+    for relay in relays:
+        await relay.close()
+
+
+async def ask(client: httpx.AsyncClient, **options: Any) -> httpx.Response:
+    return await client.post("/v1/chat/completions", json={**CHAT, **options})
+
+
+def read_events(answer: httpx.Response) -> list[Any]:
+    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    return [event if event == "[DONE]" else json.loads(event) for event in events]
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+# Which model answers
+
+
+@pytest.mark.parametrize(
+    ("listed", "answering"),
+    [
+        (["tiny", "second", "third"], "third"),
+        (["tiny", "second"], "second"),
+        (["tiny", "unknown"], "tiny"),
+    ],
+)
+async def test_an_alias_stands_for_the_newest_of_its_models_that_is_there(
+    open_client: Open, stub: StubServer, listed: list[str], answering: str
+) -> None:
+    stub.models = listed
+    answer = await ask(open_client(stub.url))
+    assert answer.headers["x-model-id"] == answering
+    assert answer.json()["model"] == answering
+    assert [asked["model"] for asked in stub.asked] == [answering]
+
+
+async def test_an_alias_does_not_go_back_to_what_was_undone(
+    open_client: Open, stub: StubServer, store: ModelStore
+) -> None:
+    store.roll_back_alias("latest")
+    stub.models = ["tiny", "third"]
+    assert (await ask(open_client(stub.url))).headers["x-model-id"] == "tiny"
+
+
+async def test_a_model_that_is_named_is_the_one_or_none(
+    open_client: Open, stub: StubServer
+) -> None:
+    client = open_client(stub.url)
+    refused = await ask(client, model="third")
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "model_not_served"
+    assert "they have: tiny" in refused.json()["error"]["message"]
+    assert (await ask(client, model="nobody")).status_code == 404
+    assert (await ask(client, model=["tiny"])).status_code == 400
+    assert stub.asked == []
+
+
+async def test_each_request_goes_to_a_server_that_has_the_model(
+    open_client: Open, stub: StubServer, other: StubServer
+) -> None:
+    other.models = ["third"]
+    client = open_client(stub.url, other.url)
+    assert (await ask(client, model="tiny")).headers["x-model-id"] == "tiny"
+    assert (await ask(client)).headers["x-model-id"] == "third"
+    assert [len(server.asked) for server in (stub, other)] == [1, 1]
+
+
+async def test_a_place_where_nothing_is_deployed_has_no_models(
+    open_client: Open, stub: StubServer, other: StubServer
+) -> None:
+    other.listing_refusal = refuse_plainly(404, "not found")
+    answer = await ask(open_client(other.url, stub.url))
+    assert answer.headers["x-model-id"] == "tiny"
+
+
+async def test_a_model_that_has_just_gone_is_looked_for_again(
+    open_client: Open, stub: StubServer
+) -> None:
+    stub.models = ["tiny", "third"]
+    client = open_client(stub.url)
+    assert (await ask(client)).headers["x-model-id"] == "third"
+    stub.models = ["tiny"]
+    assert (await ask(client)).headers["x-model-id"] == "tiny"
+    assert [asked["model"] for asked in stub.asked] == ["third", "third", "tiny"]
+
+
+async def test_what_a_server_has_cannot_be_deleted(
+    open_client: Open, stub: StubServer, store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream_module, "LISTING_AGE_S", 0.0)
+    stub.models = ["tiny", "second", "third"]
+    client = open_client(stub.url)
+    await ask(client)
+    with pytest.raises(ModelInUseError):
+        store.delete("second")
+    stub.models = ["third"]
+    await ask(client)
+    store.delete("second")
+    assert not store.has("second")
+
+
+# The listing
+
+
+async def test_a_listing_is_asked_for_once_and_kept_for_a_moment(
+    open_client: Open, stub: StubServer
+) -> None:
+    stub.listing_delay_s = 0.1
+    client = open_client(stub.url)
+    answers = await asyncio.gather(*(ask(client) for _ in range(8)))
+    assert {answer.status_code for answer in answers} == {200}
+    await ask(client)
+    assert stub.num_listings == 1
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        {"data": None},
+        {"data": [{}]},
+        {"data": ["tiny"]},
+        {"models": []},
+        [1],
+        "down",
+        "garbled",
+        "slow",
+    ],
+)
+async def test_while_a_server_does_not_list_the_last_listing_holds(
+    open_client: Open, stub: StubServer, monkeypatch: pytest.MonkeyPatch, listing: Any
+) -> None:
+    monkeypatch.setattr(upstream_module, "LISTING_AGE_S", 0.0)
+    client = open_client(stub.url)
+    assert (await ask(client)).status_code == 200
+    monkeypatch.setattr(upstream_module, "LISTING_TIMEOUT_S", 0.2)
+    stub.listing_delay_s = 1.0 if listing == "slow" else 0.0
+    refusals = {"down": refuse_plainly(500, "no"), "garbled": refuse_plainly(200, "<html>")}
+    known: Any = ["tiny"]
+    if isinstance(listing, str):
+        stub.listing_refusal = refusals.get(listing)
+    else:
+        known = _Known(listing)
+    stub.models = known
+    num_listings = stub.num_listings
+    answer = await ask(client)
+    assert (answer.status_code, answer.headers.get("x-model-id")) == (200, "tiny")
+    assert stub.num_listings == num_listings + 1
+
+
+class _Known(dict[str, Any]):
+    """A listing of the wrong shape, from a server that has 'tiny' all the same."""
+
+    def __init__(self, listing: Any) -> None:
+        super().__init__(listing if isinstance(listing, dict) else {"data": listing})
+
+    def __contains__(self, name: object) -> bool:
+        return name == "tiny"
+
+
+async def test_a_server_that_never_listed_is_waited_for_no_longer_than_the_deadline(
+    open_client: Open, stub: StubServer
+) -> None:
+    stub.listing_delay_s = 2.0
+    began = time.monotonic()
+    answer = await ask(open_client(stub.url, timeout_s=0.2))
+    assert answer.status_code == 504
+    assert time.monotonic() - began < 1.5
+
+
+# What comes back
+
+
+async def test_an_answer_is_handed_back_with_its_origin(
+    open_client: Open, stub: StubServer, store: ModelStore
+) -> None:
+    answer = await ask(open_client(stub.url), temperature=0.5, tools=[{"type": "function"}])
+    assert answer.json()["choices"][0]["message"]["content"] == "one two "
+    assert answer.json()["id"] == "theirs-1"
+    assert answer.json()["system_fingerprint"] == store.get("tiny").fingerprint
+    (asked,) = stub.asked
+    expected = {"model": "tiny", "temperature": 0.5, "tools": [{"type": "function"}]}
+    assert asked == {**CHAT, **expected}
+
+
+async def test_the_headers_are_those_of_our_own_answers(
+    open_client: Open, services: Services, stub: StubServer, store: ModelStore, tmp_path: Path
+) -> None:
+    folder = build_tiny_model(tmp_path / "traced")
+    lineage = {"run_id": "ftjob-1", "checkpoint_step": 7, "data": {"sha256": "abc"}}
+    (folder / "lineage.json").write_text(json.dumps(lineage))
+    store.add(folder, "traced")
+    stub.models = ["traced"]
+    own = httpx.ASGITransport(build_http(replace(services, text=Echo(store)), None))
+    async with httpx.AsyncClient(transport=own, base_url="http://127.0.0.1:8000") as client:
+        expected = await ask(client, model="traced")
+    for stream in (False, True):
+        answer = await ask(open_client(stub.url), model="traced", stream=stream)
+        for name in ("x-model-id", "x-run-id", "x-checkpoint", "x-dataset-sha256"):
+            assert answer.headers[name] == expected.headers[name]
+    assert expected.headers["x-checkpoint"] == "step-7"
+
+
+async def test_completions_are_handed_on_too(open_client: Open, stub: StubServer) -> None:
+    body = {"model": "tiny", "prompt": "Hello", "echo": True}
+    answer = await open_client(stub.url).post("/v1/completions", json=body)
+    assert answer.json()["choices"][0]["text"] == "one two "
+    assert stub.asked == [body]
+
+
+async def test_a_stream_names_its_model_in_every_chunk(
+    open_client: Open, stub: StubServer, store: ModelStore
+) -> None:
+    answer = await ask(open_client(stub.url), stream=True)
+    *chunks, done = read_events(answer)
+    assert done == "[DONE]"
+    assert [chunk["choices"][0]["delta"]["content"] for chunk in chunks] == stub.words
+    assert {chunk["model"] for chunk in chunks} == {"tiny"}
+    assert {chunk["system_fingerprint"] for chunk in chunks} == {store.get("tiny").fingerprint}
+    assert answer.headers["x-model-id"] == "tiny"
+    assert answer.headers["content-type"].startswith("text/event-stream")
+
+
+async def test_a_stream_comes_as_it_is_made(store: ModelStore, stub: StubServer) -> None:
+    stub.words, stub.delay_s = [str(number) for number in range(4)], 0.1
+    relay = UpstreamRelay(store, [stub.url], timeout_s=TIMEOUT_S)
+    _, chunks = await relay.ask("/v1/chat/completions", {**CHAT, "stream": True})
+    assert not isinstance(chunks, dict)
+    times = [time.monotonic() async for _ in chunks]
+    await relay.close()
+    assert times[-1] - times[0] > 0.2
+
+
+async def test_a_body_has_its_limit_here_too(open_client: Open, stub: StubServer) -> None:
+    async def send() -> AsyncIterator[bytes]:
+        for _ in range(MAX_TEXT_BYTES // 1_000_000 + 1):
+            yield b" " * 1_000_000
+
+    answer = await open_client(stub.url).post("/v1/chat/completions", content=send())
+    assert answer.status_code == 413
+    assert stub.asked == []
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "message"),
+    [
+        (refuse(400, "temperature must be at most 2"), 400, "temperature must be at most 2"),
+        (refuse(422, "no such thing"), 422, "no such thing"),
+        (refuse_plainly(418, "teapot"), 418, "the server that has the model answered 418"),
+        (refuse(429, "too many"), 429, "too many"),
+        (refuse(408, "Request server side timeout"), 504, "Request server side timeout"),
+        (refuse(401, "bad key s3cret"), 502, "TUNESERVE_UPSTREAM_KEY"),
+        (refuse(403, "who are you s3cret"), 502, "TUNESERVE_UPSTREAM_KEY"),
+        (refuse(500, "File secret.py"), 502, "the server that has the model failed"),
+        (refuse(503, "replica secret.py"), 503, "is not available"),
+        (refuse_plainly(200, "<html>"), 502, "no JSON object"),
+        (refuse_plainly(200, "[1]"), 502, "no JSON object"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_server_refuses_is_told_in_our_words(
+    open_client: Open,
+    stub: StubServer,
+    refusal: Response,
+    status: int,
+    message: str,
+    stream: bool,
+) -> None:
+    stub.refusal = refusal
+    answer = await ask(open_client(stub.url), stream=stream)
+    error = answer.json()["error"]
+    assert answer.status_code == status, error
+    assert message in error["message"]
+    assert "secret" not in answer.text
+    assert set(error) == {"message", "type", "param", "code"}
+    if status == 400:
+        assert error["param"] == "temperature"
+
+
+async def test_when_to_come_back_is_handed_on(open_client: Open, stub: StubServer) -> None:
+    stub.refusal = refuse(429, "too many", **{"retry-after": "7"})
+    assert (await ask(open_client(stub.url))).headers["retry-after"] == "7"
+
+
+async def test_a_server_that_is_down_is_told_as_such(
+    open_client: Open, store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream_module, "LISTING_AGE_S", 0.0)
+    with serve_stub() as stub:
+        stub.models = ["tiny"]
+        client = open_client(stub.url)
+        assert (await ask(client)).status_code == 200
+        assert (await client.get("/healthz")).status_code == 200
+    answer = await ask(client)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "upstream_unavailable")
+    never = open_client(stub.url)
+    answer = await ask(never)
+    assert "a server does not answer" in answer.json()["error"]["message"]
+    assert (await never.get("/healthz")).status_code == 503
+
+
+async def test_without_a_model_it_is_not_ready(open_client: Open, stub: StubServer) -> None:
+    stub.models = []
+    answer = await open_client(stub.url).get("/healthz")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (503, "no server has a model")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_nothing_is_waited_for_beyond_the_deadline(
+    open_client: Open, stub: StubServer, stream: bool
+) -> None:
+    stub.delay_s = 3.0
+    answer = await ask(open_client(stub.url, timeout_s=0.3), stream=stream)
+    assert answer.status_code == 504
+    assert "no complete answer within 0.3 s" in answer.json()["error"]["message"]
+    await wait_until(lambda: stub.num_open == 0)
+
+
+async def test_a_slow_stream_ends_with_an_error(open_client: Open, stub: StubServer) -> None:
+    stub.words, stub.delay_s = ["x"] * 20, 0.1
+    answer = await ask(open_client(stub.url, timeout_s=0.35), stream=True)
+    *chunks, last = read_events(answer)
+    assert len(chunks) in {2, 3}
+    assert "no complete answer within 0.35 s" in last["error"]["message"]
+
+
+async def test_a_client_that_reads_slowly_is_given_the_time(
+    store: ModelStore, stub: StubServer
+) -> None:
+    stub.words = ["x"] * 5
+    relay = UpstreamRelay(store, [stub.url], timeout_s=0.3)
+    _, chunks = await relay.ask("/v1/chat/completions", {**CHAT, "stream": True})
+    assert not isinstance(chunks, dict)
+    read = []
+    async for chunk in chunks:
+        await asyncio.sleep(0.1)
+        read.append(chunk)
+    await relay.close()
+    assert len(read) == 5
+
+
+async def test_a_stream_that_breaks_off_is_told_as_such(
+    open_client: Open, stub: StubServer
+) -> None:
+    stub.num_words_sent = 1
+    chunk, error = read_events(await ask(open_client(stub.url), stream=True))
+    assert chunk["choices"][0]["delta"]["content"] == "one "
+    assert "ended its answer too early" in error["error"]["message"]
+
+
+async def test_a_client_that_leaves_ends_the_servers_work(
+    open_client: Open, services: Services, store: ModelStore, stub: StubServer
+) -> None:
+    """Over a real socket, for only there can a client leave."""
+    stub.words, stub.delay_s = ["x"] * 1000, 0.05
+    relay = UpstreamRelay(store, [stub.url], timeout_s=60)
+    app = build_http(replace(services, text=relay), None)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    await wait_until(lambda: server.started)
+    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    async with httpx.AsyncClient(base_url=url) as client:
+        body = {**CHAT, "stream": True}
+        async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            lines = answer.aiter_lines()
+            assert (await anext(lines)).startswith("data:")
+            assert stub.num_open == 1
+    await wait_until(lambda: stub.num_open == 0)
+    server.should_exit = True
+    await serving
+    await relay.close()
+
+
+# The key
+
+
+@pytest.mark.parametrize(
+    ("url", "own", "upstream", "expected"),
+    [
+        ("http://127.0.0.1:8000/vllm/a", "ours", "", "ours"),
+        ("http://localhost:9000", "ours", "", "ours"),
+        ("http://[::1]:9000", "ours", "", "ours"),
+        ("https://models.example", "ours", "", None),
+        ("http://127.0.0.1.example", "ours", "", None),
+        ("https://models.example", "ours", "theirs", "theirs"),
+        ("http://127.0.0.1:8000", "ours", "theirs", "theirs"),
+        ("http://127.0.0.1:8000", "", "", None),
+    ],
+)
+def test_our_key_stays_on_this_machine(
+    monkeypatch: pytest.MonkeyPatch, url: str, own: str, upstream: str, expected: str | None
+) -> None:
+    monkeypatch.setenv("TUNESERVE_API_KEY", own)
+    monkeypatch.setenv("TUNESERVE_UPSTREAM_KEY", upstream)
+    assert find_upstream_key(url) == expected
+
+
+async def test_a_server_gets_its_key_and_no_client_knows_it(
+    open_client: Open, stub: StubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNESERVE_UPSTREAM_KEY", "theirs")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # would be where requests end
+    client = open_client(stub.url)
+    answer = await client.post(
+        "/v1/chat/completions", json=CHAT, headers={"authorization": "Bearer of-the-client"}
+    )
+    assert answer.status_code == 200
+    assert set(stub.keys) == {"Bearer theirs"}

@@ -1,0 +1,134 @@
+"""`deploy.vllm.yaml` with Ray's own LLM support; only vLLM's engine, which needs a GPU, is a stub.
+
+Needs the extra `vllm`. Ray believes that the machine has two GPUs, and CPUs enough.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import yaml
+from openai.types.chat import ChatCompletionUserMessageParam
+
+from benchmarks.application import find_free_port, write_deploy_file
+from serving.model_store import ModelStore
+from storage.layout import open_storage
+from tests.e2e.conftest import ROOT, Application, start_application, wait_until
+from tests.tiny_model import build_tiny_model
+
+pytestmark = pytest.mark.e2e
+
+CHAT: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "Who are you?"}]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
+    pytest.importorskip("vllm", reason="the extra 'vllm' is not installed")
+    folder = tmp_path_factory.mktemp("places")
+    port = find_free_port()
+    deploy = write_deploy_file(ROOT / "deploy.vllm.yaml", folder, port)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"CPU": 4, "GPU": 2}))
+        patch.setenv("RAYLLM_VLLM_ENGINE_CLS", "tests.e2e.stub_engine.StubEngine")
+        patch.setenv("RAY_AUTH_MODE", "token")
+        application = start_application(deploy, folder, port)
+        yield application
+        application.stop()
+
+
+def find_replicas(application: Application) -> dict[int, str]:
+    """The replicas of the application's deployments, by their processes."""
+    tree = psutil.Process(application.process.pid).children(recursive=True)
+    titles = {process.pid: " ".join(process.cmdline()) for process in tree}
+    return {pid: title for pid, title in titles.items() if "ServeReplica:" in title}
+
+
+def send_deploy_file(application: Application, deploy: Path) -> None:
+    """Have the running application take up a changed file; another cluster may run here too."""
+    found = re.search(r"http://127\.0\.0\.1:\d+", application.log.read_text())
+    assert found is not None, "Ray says where its dashboard is"
+    serve = str(Path(sys.executable).parent / "serve")
+    command = [serve, "deploy", "--address", found[0], str(deploy)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def ask(application: Application, model: str) -> tuple[str, str]:
+    """Which model answers, and what it says."""
+    answer = application.client.chat.completions.with_raw_response.create(
+        model=model,
+        messages=CHAT,
+    )
+    return answer.headers["x-model-id"], answer.parse().choices[0].message.content or ""
+
+
+def test_an_alias_goes_over_to_a_model_in_a_free_place_and_nothing_else_starts_anew(
+    places: Application, tmp_path: Path
+) -> None:
+    model_id, text = ask(places, "latest")
+    assert model_id == "tuneserve-demo"
+    assert text == f"{places.storage / 'models' / 'tuneserve-demo'} said."
+    store = ModelStore(open_storage(places.storage))
+    store.add(build_tiny_model(tmp_path / "slow"), "slow")
+    store.point_alias("latest", "slow")
+    assert ask(places, "latest")[0] == "tuneserve-demo", "nobody has the new one yet"
+    before = find_replicas(places)
+
+    deploy = places.storage.parent / "deploy.yaml"
+    settings = yaml.safe_load(deploy.read_text())
+    (first,) = [one for one in settings["applications"] if one["name"] == "vllm-a"]
+    second = {**first, "name": "vllm-b", "route_prefix": "/vllm/b"}
+    second["args"] = {**first["args"], "models": ["slow"]}
+    settings["applications"].append(second)
+    deploy.write_text(yaml.safe_dump(settings))
+    send_deploy_file(places, deploy)
+
+    answering = []
+
+    def has_gone_over() -> bool:
+        answering.append(ask(places, "latest")[0])
+        return answering[-1] == "slow"
+
+    wait_until(has_gone_over, 60, "'latest' answers with the new model")
+    assert set(answering) == {"tuneserve-demo", "slow"}, "the old one answers while the new loads"
+    assert ask(places, "tuneserve-demo")[0] == "tuneserve-demo"
+    after = find_replicas(places)
+    assert before.items() <= after.items(), "all that was there is there still"
+    assert len(after) == len(before) + 2
+
+
+def test_a_stream_comes_through(places: Application) -> None:
+    chunks = list(
+        places.client.chat.completions.create(
+            model="tuneserve-demo",
+            messages=CHAT,
+            stream=True,
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text.endswith("tuneserve-demo said.")
+    assert {chunk.model for chunk in chunks} == {"tuneserve-demo"}
+
+
+def test_another_site_may_not_use_it_and_a_body_has_its_limit(places: Application) -> None:
+    place = f"{places.url}/vllm/a/v1"
+    assert httpx.get(f"{place}/models").json()["data"][0]["id"] == "tuneserve-demo"
+    foreign = httpx.get(f"{place}/models", headers={"origin": "http://evil.example"})
+    assert foreign.status_code == 403
+    large = httpx.post(f"{place}/chat/completions", content=b"x" * 8_000_001)
+    assert large.status_code == 413
+    assert large.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_what_the_engine_refuses_is_an_error_of_the_clients(places: Application) -> None:
+    body = {"model": "tuneserve-demo", "messages": CHAT, "temperature": "warm"}
+    refused = httpx.post(f"{places.url}/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert "temperature" in refused.text
