@@ -39,7 +39,8 @@ def attend_by_request(
     has_bias = kwargs.get("position_bias") is not None  # [.., Q, K], of no request in particular
     if not is_paged or has_bias or attention_mask is None or query.device.type != "cpu":
         return _attend(module, query, key, value, attention_mask, *args, cache=cache, **kwargs)
-    allocator = cache.layer_to_allocator[module.layer_idx]
+    layer: Any = module.layer_idx
+    allocator = cache.layer_to_allocator[layer]
     sees_all = allocator.layer_type == FULL_ATTENTION
     # Where the tokens of each request begin and end, among the new ones and in the cache.
     spans = zip(
@@ -47,7 +48,7 @@ def attend_by_request(
         pairwise(kwargs["cu_seq_lens_k"][allocator.layer_type].tolist()),
         strict=True,
     )
-    read = _store(cache, key, value, module.layer_idx, kwargs)
+    read = _store(cache, key, value, layer, kwargs)
     outputs = []
     for new, seen in spans:
         tensors = [query[:, :, slice(*new)], *read(slice(*seen))]

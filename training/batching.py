@@ -147,7 +147,8 @@ def _sort_within_windows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> 
     window = np.arange(len(order)) // (num_rows * _WINDOW_MICRO_BATCHES)
     # Up in one window and down in the next, so that neighbours are alike across the border too.
     direction = np.where(window % 2, -1, 1)
-    return order[np.lexsort((lengths[order] * direction, window))]
+    ranks: _Indices = np.lexsort((lengths[order] * direction, window))
+    return order[ranks]
 
 
 def _cut(order: _Indices, lengths: Lengths, plan: BatchPlan) -> _Indices:

@@ -24,6 +24,7 @@ from benchmarks.workbench import describe_end
 
 _START_TIMEOUT_S = 240.0
 _REQUEST_TIMEOUT_S = 600.0
+_STOP_TIMEOUT_S = 90.0  # longer than `tuneserve run` gives what it started, which would stay
 
 
 @dataclass
@@ -65,7 +66,7 @@ class Server:
                 self._wait_until_ready(process)
                 yield process
             finally:
-                stop_server(process)
+                stop_server(process, _STOP_TIMEOUT_S)
 
     def _wait_until_ready(self, process: "subprocess.Popen[bytes]") -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S
