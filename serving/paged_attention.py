@@ -1,14 +1,17 @@
 """Attention over a running batch on a CPU, each request by itself."""
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from transformers import AttentionInterface
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from serving.attention_kernel import attend, can_attend
 
 _attend: Callable[..., tuple[torch.Tensor, None]] = sdpa_attention_forward
 
@@ -32,64 +35,66 @@ def attend_by_request(
 
     In a batch with a paged cache transformers lets each new token look at the keys of all requests
     and masks those of the others, so that the work grows with the square of their number: at 16
-    requests it is nearly half of a step on a CPU. A GPU has kernels for this, and keeps them. One
-    new token is computed in fp32, which on a CPU takes a fifth of the time of bf16.
+    requests it is nearly half of a step on a CPU. A GPU has kernels for this, and keeps them.
+    Requests with one new token, nearly all in a step, go to a kernel of our own.
     """
     is_paged = isinstance(cache, PagedAttentionCache)
-    has_bias = kwargs.get("position_bias") is not None  # [.., Q, K], of no request in particular
-    if not is_paged or has_bias or attention_mask is None or query.device.type != "cpu":
+    is_plain = all(kwargs.get(name) is None for name in ("position_bias", "softcap"))
+    if not (is_paged and is_plain) or attention_mask is None or query.device.type != "cpu":
         return _attend(module, query, key, value, attention_mask, *args, cache=cache, **kwargs)
     layer: Any = module.layer_idx
-    allocator = cache.layer_to_allocator[layer]
-    sees_all = allocator.layer_type == FULL_ATTENTION
-    # Where the tokens of each request begin and end, among the new ones and in the cache.
-    spans = zip(
-        pairwise(kwargs["cu_seq_lens_q"].tolist()),
-        pairwise(kwargs["cu_seq_lens_k"][allocator.layer_type].tolist()),
-        strict=True,
-    )
-    read = _store(cache, key, value, layer, kwargs)
-    outputs = []
-    for new, seen in spans:
-        tensors = [query[:, :, slice(*new)], *read(slice(*seen))]
-        is_one = new[1] - new[0] == 1
-        mask = None  # for one that sees all
-        if not (is_one and sees_all):
-            mask = attention_mask[:, :, slice(*new), slice(*seen)]
-        if is_one:  # torch's kernel for bf16 is made for prompts
-            tensors = [tensor.float() for tensor in tensors]
-            mask = None if mask is None else mask.float()
-        output, _ = _attend(module, *tensors, mask, *args, **kwargs)
-        outputs.append(output.to(query.dtype))
-    return torch.cat(outputs, dim=1), None
+    layer_type = cache.layer_to_allocator[layer].layer_type
+    # Where the tokens of each request begin and end, among the new ones and in the cache: [N, 2].
+    new = sliding_window_view(kwargs["cu_seq_lens_q"].numpy(), 2).astype(np.int64)
+    seen = sliding_window_view(kwargs["cu_seq_lens_k"][layer_type].numpy(), 2).astype(np.int64)
+    keys, values, places = _store(cache, layer, key, value, kwargs)
+    outputs = query.new_empty(query.size(2), query.size(1), values.size(-1))  # [Q, H, D]
+    is_left = np.full(len(new), fill_value=True)
+    if can_attend(query):
+        is_left = new[:, 1] - new[:, 0] > 1
+        scale = kwargs.get("scaling") or query.size(-1) ** -0.5
+        rows, spans = new[~is_left, 0], seen[~is_left]
+        attend(query[0].transpose(0, 1), rows, keys, values, places, spans, scale, outputs)
+    for (first, last), (begin, end) in zip(new[is_left], seen[is_left], strict=True):
+        asking, *told = query[:, :, first:last], *_read(keys, values, places[begin:end])
+        mask = attention_mask[:, :, first:last, begin:end]
+        if last - first == 1:  # torch's kernel for bf16 is made for prompts
+            asking, mask, *told = (tensor.float() for tensor in (asking, mask, *told))
+        output, _ = _attend(module, asking, *told, mask, *args, **kwargs)  # [1, new, H, D]
+        outputs[first:last] = output[0]
+    return outputs.unsqueeze(0), None
 
 
 def _store(
     cache: PagedAttentionCache,
+    layer: int,
     key: torch.Tensor,  # [1, H_kv, Q, D]
     value: torch.Tensor,  # [1, H_kv, Q, D]
-    layer: int,
     kwargs: dict[str, Any],
-) -> Callable[[slice], tuple[torch.Tensor, torch.Tensor]]:
-    """Put new keys and values into a cache; return what reads a span of all, `[1, H_kv, .., D]`.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Put new keys and values into a cache; return all, and the places of those to be seen.
 
-    Those of one request stay in the processor's caches meanwhile; those of all would not.
+    `[T, H_kv, D]` both, and `[K]` of the T. Those of one request stay in the processor's own caches
+    when they are read by themselves; those of all together would not.
     """
     allocator = cache.layer_to_allocator[layer]
-    read_index = kwargs["read_index"][allocator.index]  # [K], or nothing where only new ones count
-    if allocator.layer_type != FULL_ATTENTION or len(read_index) == 0:
-        keys, values = cache.update(key, value, layer, dict(kwargs))
-        return lambda span: (keys[:, :, span], values[:, :, span])
-    to_write = {**kwargs, "read_index": [read_index[:0]] * len(kwargs["read_index"])}
-    cache.update(key, value, layer, to_write)
-    pages = allocator.get_cache_for_block_table(layer)
-    keys, values = (each.flatten(0, 1) for each in pages)  # [tokens of the cache, H_kv, D]
+    read_index = kwargs["read_index"]
+    if allocator.layer_type != FULL_ATTENTION or len(read_index[allocator.index]) == 0:
+        found = cache.update(key, value, layer, dict(kwargs))  # [1, H_kv, K, D] both
+        keys, values = (each[0].transpose(0, 1) for each in found)
+        return keys, values, torch.arange(len(keys))
+    nothing = [index[:0] for index in read_index]
+    cache.update(key, value, layer, {**kwargs, "read_index": nothing})
+    pages = allocator.get_cache_for_block_table(layer)  # [pages, size of a page, H_kv, D] both
+    keys, values = (each.flatten(0, 1) for each in pages)
+    return keys, values, read_index[allocator.index]
 
-    def read(span: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        index = read_index[span]
-        return (
-            keys.index_select(0, index).transpose(0, 1).unsqueeze(0),
-            values.index_select(0, index).transpose(0, 1).unsqueeze(0),
-        )
 
-    return read
+def _read(
+    keys: torch.Tensor, values: torch.Tensor, places: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copy some of `[T, H_kv, D]` as `[1, H_kv, .., D]`."""
+    copied, others = (
+        each.index_select(0, places).transpose(0, 1).unsqueeze(0) for each in (keys, values)
+    )
+    return copied, others

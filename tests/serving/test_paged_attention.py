@@ -14,7 +14,7 @@ from transformers import Qwen3ForCausalLM as Qwen3
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from serving import paged_attention
+from serving import attention_kernel, paged_attention
 from serving.engine import Engine
 from serving.model_loading import load_model
 from serving.paged_attention import attend_by_request
@@ -22,7 +22,7 @@ from serving.sampling import Sampling
 from tests.tiny_model import CONTEXT_LENGTH
 
 _NEW_LENGTHS = (1, 5, 1, 1)  # a prompt among three requests that get their next token
-_SEEN_LENGTHS = (9, 5, 1, 30)
+_LENGTHS = (9, 5, 1, 30)  # of the requests so far
 _HEADS, _KV_HEADS, _SIZE = 4, 2, 8
 
 
@@ -42,10 +42,10 @@ class _Layer(torch.nn.Module):
     num_key_value_groups = _HEADS // _KV_HEADS
 
 
-def _build_mask(dtype: torch.dtype, window: int) -> torch.Tensor:
-    mask = torch.full((sum(_NEW_LENGTHS), sum(_SEEN_LENGTHS)), torch.finfo(dtype).min, dtype=dtype)
+def _build_mask(dtype: torch.dtype, seen_lengths: Sequence[int], window: int) -> torch.Tensor:
+    mask = torch.full((sum(_NEW_LENGTHS), sum(seen_lengths)), torch.finfo(dtype).min, dtype=dtype)
     row = column = 0
-    for new, seen in zip(_NEW_LENGTHS, _SEEN_LENGTHS, strict=True):
+    for new, seen in zip(_NEW_LENGTHS, seen_lengths, strict=True):
         for i in range(new):
             last = column + seen - new + i
             mask[row + i, max(column, last - window + 1) : last + 1] = 0
@@ -57,15 +57,29 @@ def _cumulate(lengths: Sequence[int]) -> torch.Tensor:
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
 
 
+@pytest.mark.parametrize("has_kernel", [True, False])
 @pytest.mark.parametrize("window", [100, 4])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 0.02), (torch.float16, 0.003)]
 )
-def test_what_is_masked_is_not_missed(dtype: torch.dtype, tolerance: float, window: int) -> None:
+def test_what_is_masked_is_not_missed(
+    dtype: torch.dtype,
+    tolerance: float,
+    window: int,
+    has_kernel: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not has_kernel:
+        monkeypatch.setattr(paged_attention, "can_attend", lambda _: False)
     torch.manual_seed(0)
+    # Before its new tokens, a request sees no more than what the window of the first one holds.
+    seen_lengths = [
+        new + min(length - new, window - 1)
+        for new, length in zip(_NEW_LENGTHS, _LENGTHS, strict=True)
+    ]
     query = torch.randn(1, _HEADS, sum(_NEW_LENGTHS), _SIZE, dtype=dtype)
-    key, value = torch.randn(2, 1, _KV_HEADS, sum(_SEEN_LENGTHS), _SIZE, dtype=dtype)
-    mask = _build_mask(dtype, window)
+    key, value = torch.randn(2, 1, _KV_HEADS, sum(seen_lengths), _SIZE, dtype=dtype)
+    mask = _build_mask(dtype, seen_lengths, window)
 
     output, weights = attend_by_request(
         _Layer(),
@@ -73,8 +87,8 @@ def test_what_is_masked_is_not_missed(dtype: torch.dtype, tolerance: float, wind
         scaling=0.3,
         cache=_Filled(key, value),
         cu_seq_lens_q=_cumulate(_NEW_LENGTHS),
-        cu_seq_lens_k={"sliding_attention": _cumulate(_SEEN_LENGTHS)},
-        read_index=[torch.arange(sum(_SEEN_LENGTHS))],
+        cu_seq_lens_k={"sliding_attention": _cumulate(seen_lengths)},
+        read_index=[torch.arange(sum(seen_lengths))],
     )
 
     exact = (query.double(), key.double(), value.double(), mask.double())
@@ -145,13 +159,13 @@ class TestModels:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         path = self.build(kind, tiny_model, tmp_path / "model")
-        num_alone: list[int] = []
+        num_at_once: list[int] = []
 
-        def count(module: Any, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            num_alone.append(query.shape[2])
-            return sdpa_attention_forward(module, query, *args, **kwargs)
+        def count(query: torch.Tensor, rows: Any, *args: Any) -> None:
+            num_at_once.append(len(rows))
+            attention_kernel.attend(query, rows, *args)
 
-        monkeypatch.setattr(paged_attention, "_attend", count)
+        monkeypatch.setattr(paged_attention, "attend", count)
         engine = load_engine(path, max_running_requests=4)
         prompts = [[5 + (7 * i + j) % 300 for j in range(4 + 6 * i)] for i in range(6)]
 
@@ -163,7 +177,7 @@ class TestModels:
             return await asyncio.gather(*(answer(ids) for ids in prompts))
 
         answers = asyncio.run(answer_all())
-        assert num_alone.count(1) >= 6 * 20  # it did go request by request
+        assert max(num_at_once) == 4  # it did go by the kernel
         model, tokenizer = load_model(path)
         for ids, pieces in zip(prompts, answers, strict=True):
             generated = model.generate(
