@@ -67,9 +67,17 @@ def is_key(given: bytes, api_key: str) -> bool:
     return secrets.compare_digest(given, api_key.encode())
 
 
+def is_loopback(address: str) -> bool:
+    """Whether an IP address is one of this machine's own, that no other machine can reach."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
 def find_foreign_client(client: tuple[str, int] | None) -> str | None:
     """Say that a request came from another machine, or return None."""
-    if client is None or _is_loopback(client[0]):
+    if client is None or is_loopback(client[0]):
         return None
     return f"without a key only this machine is served; set {API_KEY_VARIABLE} and start again"
 
@@ -91,13 +99,6 @@ def find_foreign_origin(headers: Headers) -> str | None:
     if origin is None or origin.partition("://")[2] == headers.get("host", ""):
         return None
     return f"the page {origin!r} may not use this application: it is not part of it"
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
 
 
 def _read_hostname(host: str) -> str:

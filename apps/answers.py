@@ -68,11 +68,13 @@ async def respond(
 
 async def respond_relayed(relay: UpstreamRelay, path: str, body: dict[str, Any]) -> Response:
     """Answer a request for text with what another server answers, as it comes."""
-    origin, answer = await relay.ask(path, body)  # errors up to here are plain HTTP errors
+    origin, answer = await relay.ask(path, body)
     headers = _describe_origin(origin)
     if isinstance(answer, dict):
         return JSONResponse(answer, headers=headers)
-    return _stream_chunks(_batch(answer), headers)
+    first = await anext(answer, None)  # errors up to here are plain HTTP errors
+    chunks = answer if first is None else _start_with(first, answer)
+    return _stream_chunks(_batch(chunks), headers)
 
 
 async def _batch(chunks: AsyncGenerator[Chunk, None]) -> AsyncIterator[list[Chunk]]:
@@ -81,11 +83,14 @@ async def _batch(chunks: AsyncGenerator[Chunk, None]) -> AsyncIterator[list[Chun
             yield [chunk]
 
 
-async def _start_with(first: Item, items: AsyncIterator[Item]) -> AsyncIterator[Item]:
-    """Put back the item that was taken to see what answers."""
-    yield first
-    async for item in items:
-        yield item
+async def _start_with(
+    first: dict[str, Any], items: AsyncGenerator[dict[str, Any], None]
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Put back what was taken to see whether and by what it is answered."""
+    async with aclosing(items):
+        yield first
+        async for item in items:
+            yield item
 
 
 def _stream_chunks(

@@ -7,6 +7,8 @@ FineTuningQueue  one replica; its state is on disk
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,7 @@ def build_http(services: Services, api_key: str | None) -> AccessControl:
     max_body_bytes = services.max_upload_bytes + MULTIPART_BYTES
     app = FastAPI(
         title="Tuneserve",
+        lifespan=_open_relay if isinstance(services.text, UpstreamRelay) else None,
         docs_url=None,  # it would load scripts from elsewhere; /openapi.json describes the API
         redoc_url=None,
     )
@@ -86,6 +89,16 @@ def build_http(services: Services, api_key: str | None) -> AccessControl:
         app.include_router(resource.router)
         limits |= {route.path: MAX_TEXT_BYTES for route in resource.router.routes}
     return AccessControl(BodyLimit(app, max_body_bytes, limits), api_key)
+
+
+@asynccontextmanager
+async def _open_relay(app: FastAPI) -> AsyncIterator[None]:
+    relay: UpstreamRelay = app.state.services.text
+    await relay.open()
+    try:
+        yield
+    finally:
+        await relay.close()
 
 
 class FineTuningQueueReplica:

@@ -45,7 +45,7 @@ def init(
     folder: Annotated[Path, typer.Argument(help="Where to put it.")] = Path(),
     vllm: Annotated[bool, typer.Option("--vllm", help="Models on GPUs, by vLLM.")] = False,
 ) -> None:
-    """Write a deploy.yaml to start from; `serve run deploy.yaml` or `tuneserve run` starts it."""
+    """Write a deploy file to start from; `tuneserve run FILE` or `serve run FILE` starts it."""
     name = _VLLM_DEPLOY_NAME if vllm else _DEPLOY_NAME
     target = folder / name
     if target.exists():

@@ -10,7 +10,8 @@ from typing import IO, Any
 import httpx
 
 from apps.errors import ApiError
-from apps.upstream import UPSTREAM_KEY_VARIABLE, Upstream
+from apps.settings import UpstreamSettings
+from apps.upstream import UnreachableError, Upstream
 from serving.aliases import Alias
 from serving.errors import (
     DeadlineExceededError,
@@ -23,6 +24,8 @@ from serving.model_store import ModelStore, StoredModel
 
 logger = logging.getLogger(__name__)
 
+LISTING_INTERVAL_S = 2.0
+
 Answer = dict[str, Any]
 
 
@@ -32,16 +35,30 @@ class UpstreamRelay:
     An alias stands for the model that it points to; while no server has that one, for the last
     before it that one has. A model that is listed cannot be deleted from the store. `timeout_s` is
     for all waiting of a request for the servers, not for a client that reads slowly.
+
+    The servers are asked what they have all the time, between `open` and `close`; no request waits
+    for that.
     """
 
-    def __init__(self, models: ModelStore, urls: Sequence[str], *, timeout_s: float) -> None:
+    def __init__(
+        self, models: ModelStore, upstreams: Sequence[UpstreamSettings], *, timeout_s: float
+    ) -> None:
         self._models = models
-        self._upstreams = [Upstream(url) for url in urls]
+        self._upstreams = [Upstream(settings) for settings in upstreams]
         self._timeout_s = timeout_s
         self._held: dict[str, IO[bytes]] = {}
+        self._watching: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        """Ask every server what it has, and go on asking."""
+        await asyncio.gather(*map(self._ask_for_models, self._upstreams))
+        self._watching = [asyncio.create_task(self._watch(one)) for one in self._upstreams]
 
     async def close(self) -> None:
-        """Close the connections, and let go of the models."""
+        """End the asking, close the connections and let go of the models."""
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
         for upstream in self._upstreams:
             await upstream.close()
         self._hold(frozenset())
@@ -51,16 +68,13 @@ class UpstreamRelay:
     ) -> tuple[Origin, Answer | AsyncGenerator[Answer, None]]:
         """Have a request answered, and say what answers: whole, or in chunks if it is streamed.
 
-        The first chunk is there when this returns; closing the chunks closes the connection to the
-        server, and so does leaving early.
+        Closing the chunks closes the connection to the server, and so does leaving early.
         """
         patience = Patience(self._timeout_s)
         upstream, origin, response = await self._send(path, body, patience)
         if response.headers.get("content-type", "").startswith("text/event-stream"):
-            chunks = _read_chunks(upstream, response, origin, patience)
-            first = await anext(chunks, None)
-            return origin, _start_with(first, chunks)
-        async with _closing(response):
+            return origin, _read_chunks(upstream, response, origin, patience)
+        async with aclosing(response):
             with upstream.translate_faults():
                 async with patience.wait():
                     content = await response.aread()
@@ -68,49 +82,67 @@ class UpstreamRelay:
 
     async def check(self) -> None:
         """Raise if no server has a model."""
-        if not any(await self._list_models()):
+        if not any(upstream.listed for upstream in self._upstreams):
             raise ApiError(503, "no server has a model", code="upstream_unavailable")
+
+    async def _watch(self, upstream: Upstream) -> None:
+        while True:
+            await asyncio.sleep(LISTING_INTERVAL_S)
+            try:
+                await self._ask_for_models(upstream)
+            except Exception:  # whatever it is, the models must not stay what they were for good
+                logger.exception("asking the server at %s failed; trying again", upstream.url)
+
+    async def _ask_for_models(self, upstream: Upstream) -> None:
+        await upstream.ask_for_models()
+        self._hold(frozenset().union(*(one.listed or () for one in self._upstreams)))
 
     async def _send(
         self, path: str, body: dict[str, Any], patience: "Patience"
     ) -> tuple[Upstream, Origin, httpx.Response]:
         """Have the right server begin its answer; raises what it refuses."""
         async with patience.wait():
-            for is_last_try in (False, True):
-                upstream, model = await self._choose(body)
-                origin = describe_origin(model)  # of one that is gone by now, before we ask
-                response = await upstream.post(path, {**body, "model": model.id})
-                if response.status_code != 404 or is_last_try:
-                    break
+            upstream, origin, response = await self._post(path, body)
+            if response.status_code == 404:  # the model may have gone since it was listed
                 await response.aclose()
-                upstream.doubt()  # it has gone since it was listed
+                await self._ask_for_models(upstream)
+                upstream, origin, response = await self._post(path, body)
             if response.is_success:
                 return upstream, origin, response
-            async with _closing(response):
+            async with aclosing(response):
                 with upstream.translate_faults():
                     await response.aread()
             raise _translate_refusal(upstream, response)
 
-    async def _choose(self, body: dict[str, Any]) -> tuple[Upstream, StoredModel]:
+    async def _post(
+        self, path: str, body: dict[str, Any]
+    ) -> tuple[Upstream, Origin, httpx.Response]:
+        """Send a request to a server that has the model and can be reached."""
+        while True:  # each server that cannot be reached lists nothing any more
+            upstream, model = self._choose(body)
+            origin = _describe(model)
+            try:
+                return upstream, origin, await upstream.post(path, {**body, "model": model.id})
+            except UnreachableError:
+                continue
+
+    def _choose(self, body: dict[str, Any]) -> tuple[Upstream, StoredModel]:
         name = body.get("model")
         if not isinstance(name, str) or not name:
             raise InvalidRequestError(
                 "'model' is required", param="model", code="missing_required_parameter"
             )
-        candidates = self._find_candidates(name)
-        listings = await self._list_models()
-        for model in candidates:
+        listings = [upstream.listed for upstream in self._upstreams]
+        for model in self._find_candidates(name):
             for upstream, listed in zip(self._upstreams, listings, strict=True):
                 if listed is not None and model.id in listed:
                     return upstream, model
         present = ", ".join(sorted(set().union(*filter(None, listings)))) or "none"
-        silent = "; a server does not answer" if None in listings else ""
-        raise ApiError(
-            503,
-            f"{name!r} is in the store, but no server has it; they have: {present}{silent}",
-            param="model",
-            code="model_not_served",
-        )
+        message = f"{name!r} is in the store, but no server has it; they have: {present}"
+        if None in listings:
+            message += "; a server does not answer, try again in a moment"
+            raise ApiError(503, message, param="model", code="upstream_unavailable")
+        raise ApiError(503, message, param="model", code="model_not_served")
 
     def _find_candidates(self, name: str) -> list[StoredModel]:
         """List the models that a name may stand for, the wanted one first."""
@@ -121,11 +153,6 @@ class UpstreamRelay:
             return [self._models.resolve(name)]
         found = map(self._models.find, [alias.model_id, *alias.list_earlier()])
         return [model for model in found if model is not None]
-
-    async def _list_models(self) -> list[frozenset[str] | None]:
-        listings = await asyncio.gather(*(one.list_models() for one in self._upstreams))
-        self._hold(frozenset().union(*filter(None, listings)))
-        return listings
 
     def _hold(self, listed: frozenset[str]) -> None:
         """Hold those of the listed models that are ours, and let go of the others."""
@@ -165,8 +192,8 @@ class Patience:
 async def _read_chunks(
     upstream: Upstream, response: httpx.Response, origin: Origin, patience: Patience
 ) -> AsyncGenerator[Answer, None]:
-    async with _closing(response):
-        lines = response.aiter_lines()
+    async with aclosing(response):
+        lines = _read_lines(response)
         while True:
             with upstream.translate_faults():
                 async with patience.wait():
@@ -174,10 +201,10 @@ async def _read_chunks(
             if line is None:
                 message = "the server that has the model ended its answer too early"
                 raise ApiError(502, message, code="upstream_failed")
-            if not line.startswith("data:"):
+            if not line.startswith(b"data:"):
                 continue
-            data = line.removeprefix("data:").strip()
-            if data == "[DONE]":
+            data = line.removeprefix(b"data:").strip()
+            if data == b"[DONE]":
                 return
             chunk = _parse(data)
             if "error" in chunk:
@@ -185,23 +212,21 @@ async def _read_chunks(
             yield _sign(chunk, origin)
 
 
-async def _start_with(
-    first: Answer | None, chunks: AsyncGenerator[Answer, None]
-) -> AsyncGenerator[Answer, None]:
-    """Put back the chunk that was taken to see whether there is one."""
-    async with aclosing(chunks):
-        if first is not None:
-            yield first
-        async for chunk in chunks:
-            yield chunk
+async def _read_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """Yield the lines of a stream of events; other ends of lines may stand in a model's text."""
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line
+    yield rest
 
 
-@asynccontextmanager
-async def _closing(response: httpx.Response) -> AsyncIterator[None]:
+def _describe(model: StoredModel) -> Origin:
     try:
-        yield
-    finally:
-        await response.aclose()
+        return describe_origin(model)
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"model {model.id!r} has been deleted") from None
 
 
 def _sign(answer: Answer, origin: Origin) -> Answer:
@@ -234,8 +259,11 @@ def _translate_refusal(upstream: Upstream, response: httpx.Response) -> Exceptio
     message, param, code = _read_error(response)
     if status in (401, 403):
         logger.error("the server at %s refuses our key: %s", upstream.url, message)
-        hint = f"the operator sets {UPSTREAM_KEY_VARIABLE}"
-        return ApiError(502, f"the server that has the model refuses our key; {hint}", code=code)
+        text = (
+            "the server that has the model refuses our key; the operator names another by "
+            "'key_variable' of 'upstreams'"
+        )
+        return ApiError(502, text, code=code)
     if status == 429:
         after = response.headers.get("retry-after", "")
         return OverloadedError(message, retry_after_s=int(after) if after.isdecimal() else 1)

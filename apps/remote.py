@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,7 +43,7 @@ class RemoteText:
 
     async def stream(
         self, kind: RequestKind, body: dict[str, Any], request_id: str
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """Answer in pieces; leaving early cancels it."""
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         for is_last_try in (False, True):

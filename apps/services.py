@@ -1,6 +1,6 @@
 """What the HTTP routes are made of; the same in a Serve replica and in a test."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ class TextGenerator(Protocol):
 
     def stream(
         self, kind: RequestKind, body: dict[str, Any], request_id: str
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """Answer in pieces, `{"origin", "pieces"}`; the first says what answers."""
 
     async def answer(

@@ -1,6 +1,6 @@
 """The settings of the application, as `deploy.yaml` gives them; the one place for them."""
 
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -49,6 +49,25 @@ class ReplicaSettings(BaseModel):
         return {**limits, "autoscaling_config": scaling}
 
 
+class UpstreamSettings(BaseModel):
+    """A server of OpenAI's API that answers requests for text; its URL alone says as much."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str = Field(pattern=r"^https?://[^/]", description="Where it is, without '/v1'.")
+    key_variable: str | None = Field(
+        None,
+        min_length=1,
+        description="The environment variable with its key; ours, for a server on this machine, if "
+        "absent.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_url(cls, given: Any) -> Any:
+        return {"url": given} if isinstance(given, str) else given
+
+
 class ApplicationSettings(GenerationSettings):
     """Arguments of `apps.api:build_app`; a misspelt key is refused."""
 
@@ -70,10 +89,10 @@ class ApplicationSettings(GenerationSettings):
     replicas: ReplicaSettings = Field(
         default_factory=ReplicaSettings, description="How many generators there are."
     )
-    upstreams: tuple[Annotated[str, Field(pattern=r"^https?://[^/]")], ...] = Field(
+    upstreams: tuple[UpstreamSettings, ...] = Field(
         (),
-        description="Servers of OpenAI's API, without '/v1', that answer requests for text in "
-        "place of generators; each request goes to the first that lists its model.",
+        description="Servers of OpenAI's API that answer requests for text in place of generators; "
+        "each request goes to the first that lists its model.",
     )
     reserved_cpus: float = Field(
         0.0, ge=0, description="Logical CPUs that other applications of the cluster hold for good."

@@ -1,7 +1,6 @@
 """A server of OpenAI's API that answers in place of generators: what it lists, and asking it."""
 
 import asyncio
-import ipaddress
 import logging
 import os
 from collections.abc import Iterator
@@ -11,24 +10,32 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from apps.access import read_api_key
+from apps.access import is_loopback, read_api_key
 from apps.errors import ApiError
+from apps.settings import UpstreamSettings
 
 logger = logging.getLogger(__name__)
 
-UPSTREAM_KEY_VARIABLE = "TUNESERVE_UPSTREAM_KEY"
-LISTING_AGE_S = 2.0  # so old a listing may be
-LISTING_TIMEOUT_S = 5.0
+LISTING_TIMEOUT_S = 3.0
+LISTING_AGE_S = 30.0  # so long a listing holds while the server does not give another
 CONNECT_TIMEOUT_S = 5.0
 _KEEP_ALIVE_S = 2.0  # servers close idle connections after 5 s, some of them in our face
+
+
+class UnreachableError(ApiError):
+    """A server that a request cannot have reached; it may be sent to another."""
+
+    def __init__(self) -> None:
+        message = "the server that has the model does not answer; try again in a moment"
+        super().__init__(503, message, code="upstream_unavailable")
 
 
 class Upstream:
     """One server, at a URL without '/v1'; no proxy of the environment stands between."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        key = find_upstream_key(self.url)
+    def __init__(self, settings: UpstreamSettings) -> None:
+        self.url = settings.url.rstrip("/")
+        key = find_upstream_key(settings)
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers={} if key is None else {"authorization": f"Bearer {key}"},
@@ -37,36 +44,45 @@ class Upstream:
             trust_env=False,
         )
         self._listed: frozenset[str] | None = None
+        self._listed_at = 0.0  # by the event loop's clock
         self._fault: str | None = None
-        self._asked_at: float | None = None  # by the event loop's clock
-        self._asking: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
 
-    async def list_models(self) -> frozenset[str] | None:
-        """Return the ids of its models, at most some seconds old; None if it has told none yet.
-
-        Whoever asks meanwhile waits for the same answer. Of a server that does not answer, the last
-        listing holds.
-        """
-        loop = asyncio.get_running_loop()
-        if self._asking is None or self._asking.done():
-            if self._asked_at is not None and loop.time() < self._asked_at + LISTING_AGE_S:
-                return self._listed
-            self._asking = loop.create_task(self._ask())
-        await asyncio.shield(self._asking)
+    @property
+    def listed(self) -> frozenset[str] | None:
+        """The ids of its models as it last told them; None if it does not answer."""
+        if asyncio.get_running_loop().time() > self._listed_at + LISTING_AGE_S:
+            return None
         return self._listed
 
-    def doubt(self) -> None:
-        """Have the next request ask for the models again."""
-        self._asked_at = None
+    async def ask_for_models(self) -> None:
+        """Have `listed` be what the server has now; it stays as it was if there is no answer."""
+        try:
+            async with asyncio.timeout(LISTING_TIMEOUT_S):
+                response = await self._http.get("/v1/models")
+            if response.status_code == 404:  # nothing is deployed there
+                listed: frozenset[str] = frozenset()
+            else:
+                response.raise_for_status()
+                listed = frozenset(str(entry["id"]) for entry in response.json()["data"])
+        except (httpx.HTTPError, TimeoutError, TypeError, KeyError, ValueError) as exc:
+            if isinstance(exc, (httpx.ConnectError, httpx.ConnectTimeout)):
+                self._listed = None
+            fault = _describe(exc)
+            if fault != self._fault:
+                logger.warning("the server at %s does not list its models: %s", self.url, fault)
+            self._fault = fault
+        else:
+            self._listed, self._fault = listed, None
+            self._listed_at = asyncio.get_running_loop().time()
 
     async def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         """Send a request; the answer's status and headers are there, its body is still to come.
 
-        It must be closed. Raises `ApiError` if there is no answer.
+        It must be closed. Raises `UnreachableError`, and `ApiError` if the answer does not begin.
         """
         with self.translate_faults():
             request = self._http.build_request("POST", path, json=body)
@@ -80,45 +96,28 @@ class Upstream:
         except httpx.HTTPError as exc:
             logger.warning("the server at %s: %s", self.url, _describe(exc))
             if isinstance(exc, (httpx.ConnectError, httpx.ConnectTimeout)):
-                raise ApiError(
-                    503,
-                    "the server that has the model does not answer; try again in a moment",
-                    code="upstream_unavailable",
-                ) from exc
+                self._listed = None
+                raise UnreachableError from exc
             raise ApiError(
                 502, "the server that has the model broke the connection", code="upstream_failed"
             ) from exc
 
-    async def _ask(self) -> None:
-        try:
-            async with asyncio.timeout(LISTING_TIMEOUT_S):
-                response = await self._http.get("/v1/models")
-            if response.status_code == 404:  # nothing is deployed there
-                listed: frozenset[str] = frozenset()
-            else:
-                response.raise_for_status()
-                listed = frozenset(str(entry["id"]) for entry in response.json()["data"])
-        except (httpx.HTTPError, TimeoutError, TypeError, KeyError, ValueError) as exc:
-            fault = _describe(exc)
-            if fault != self._fault:
-                logger.warning("the server at %s does not list its models: %s", self.url, fault)
-            self._fault = fault
-        else:
-            self._listed, self._fault = listed, None
-        self._asked_at = asyncio.get_running_loop().time()
 
+def find_upstream_key(settings: UpstreamSettings) -> str | None:
+    """Return the key for a server; unless another is named, ours, which stays on this machine.
 
-def find_upstream_key(url: str) -> str | None:
-    """Return the key for a server; our own goes to no other machine."""
-    own = os.environ.get(UPSTREAM_KEY_VARIABLE, "").strip()
-    return own or (read_api_key() if _is_loopback(urlsplit(url).hostname or "") else None)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    Raises `ValueError` if the environment does not have the one that is named.
+    """
+    if settings.key_variable is None:
+        host = urlsplit(settings.url).hostname or ""
+        return read_api_key() if host == "localhost" or is_loopback(host) else None
+    key = os.environ.get(settings.key_variable, "").strip()
+    if not key:
+        raise ValueError(
+            f"the environment variable {settings.key_variable!r} is not set; the server at "
+            f"{settings.url!r} needs the key in it"
+        )
+    return key
 
 
 def _describe(exc: Exception) -> str:

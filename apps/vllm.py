@@ -16,7 +16,7 @@ from storage.layout import DEFAULT_ROOT, open_storage
 
 BASE_MODEL_TIMEOUT_S = 60.0  # within which the API's application adds its base models
 _POLL_S = 0.5
-_SHUTDOWN_TIMEOUT_S = 150.0  # for answers under way
+SHUTDOWN_TIMEOUT_S = 150.0  # for answers under way
 
 
 class VllmSettings(BaseModel):
@@ -61,7 +61,7 @@ def build_app(settings: VllmSettings) -> Application:
 
 def describe_models(store: ModelStore, settings: VllmSettings) -> Iterator[dict[str, Any]]:
     """Yield Ray's `LLMConfig` for every model, once its files are found to be whole."""
-    options: dict[str, Any] = {"graceful_shutdown_timeout_s": _SHUTDOWN_TIMEOUT_S}
+    options: dict[str, Any] = {"graceful_shutdown_timeout_s": SHUTDOWN_TIMEOUT_S}
     if "autoscaling_config" not in settings.deployment:
         options["num_replicas"] = 1
     for model_id in settings.models:

@@ -7,7 +7,11 @@ from typing import Any
 
 from ray import serve
 from ray.exceptions import RayError
-from ray.llm._internal.serve.core.configs.openai_api_models import ModelList, to_model_metadata
+from ray.llm._internal.serve.core.configs.openai_api_models import (
+    ModelCard,
+    ModelList,
+    to_model_metadata,
+)
 from ray.llm._internal.serve.core.ingress.ingress import init
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
@@ -19,11 +23,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from apps.access import AccessControl, read_api_key
 from apps.body_limit import MAX_TEXT_BYTES, BodyLimit
 from apps.logical_cpus import INGRESS_CPUS
+from apps.vllm import SHUTDOWN_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
-_SHUTDOWN_TIMEOUT_S = 150.0  # for answers under way
 
 
 class Guard:
@@ -43,8 +47,12 @@ class LoadedModelsIngress(OpenAiIngress):
     Ray's own lists what is configured, and an alias would go over to a model that is still loading.
     """
 
-    def __init__(self, llm_deployments: dict[str, DeploymentHandle[Any]], **details: Any) -> None:
-        super().__init__(llm_deployments, **details)
+    def __init__(
+        self,
+        llm_deployments: dict[str, DeploymentHandle[Any]],
+        model_cards: dict[str, ModelCard],
+    ) -> None:
+        super().__init__(llm_deployments, model_cards)
         self._loading = {
             model_id: asyncio.ensure_future(_wait_until_loaded(model_id, handle))
             for model_id, handle in llm_deployments.items()
@@ -53,7 +61,11 @@ class LoadedModelsIngress(OpenAiIngress):
     async def models(self) -> ModelList:
         """List the models that are loaded."""
         listed = await super().models()
-        return ModelList(data=[card for card in listed.data if self._loading[card.id].done()])
+        return ModelList(data=[card for card in listed.data if self._is_loaded(card.id)])
+
+    def _is_loaded(self, model_id: str) -> bool:
+        waiting = self._loading[model_id]
+        return waiting.done() and waiting.exception() is None
 
 
 async def _wait_until_loaded(model_id: str, handle: DeploymentHandle[Any]) -> None:
@@ -80,7 +92,7 @@ def bind_ingress(configs: Sequence[dict[str, Any]], max_requests: int) -> Applic
         max_ongoing_requests=max_requests,
         max_queued_requests=max_requests,
         ray_actor_options={"num_cpus": INGRESS_CPUS},
-        graceful_shutdown_timeout_s=_SHUTDOWN_TIMEOUT_S,
+        graceful_shutdown_timeout_s=SHUTDOWN_TIMEOUT_S,
     )
     bound: Application = ingress.bind(
         llm_deployments={config.model_id: build_llm_deployment(config) for config in checked},

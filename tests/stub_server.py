@@ -22,7 +22,7 @@ START_TIMEOUT_S = 10.0
 class StubServer:
     """What the server lists and answers, and what it was asked."""
 
-    models: Any = field(default_factory=list)
+    models: list[str] = field(default_factory=list)
     words: list[str] = field(default_factory=lambda: ["one ", "two "])
     refusal: Response | None = None  # of requests for text
     listing_refusal: Response | None = None
@@ -41,8 +41,6 @@ class StubServer:
         await anyio.sleep(self.listing_delay_s)
         if self.listing_refusal is not None:
             return self.listing_refusal
-        if not isinstance(self.models, list):
-            return JSONResponse(self.models)
         return JSONResponse({"object": "list", "data": [{"id": name} for name in self.models]})
 
     async def complete(self, request: Request) -> Response:
@@ -70,7 +68,7 @@ class StubServer:
                     return
                 delta = {"delta": {"content": word}} if is_chat else {"text": word}
                 chunk = _build(is_chat, ".chunk", {**delta, "finish_reason": None})
-                yield f"data: {json.dumps(chunk)}\n\n"
+                yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
             yield "data: [DONE]\n\n"
 
     @contextmanager

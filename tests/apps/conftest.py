@@ -1,6 +1,6 @@
 """The application without Serve: real storage, a real tiny model, and jobs that only get noted."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ class Echo:
 
     async def stream(
         self, kind: RequestKind, body: dict[str, Any], request_id: str
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         answer = await self.answer(kind, body, request_id)
         pieces = []
         for choice in answer["choices"]:

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
+from apps import relay as relay_module
 from apps import upstream as upstream_module
 from apps.api import build_http
 from apps.body_limit import MAX_TEXT_BYTES
 from apps.relay import UpstreamRelay
 from apps.services import Services
+from apps.settings import UpstreamSettings
 from apps.upstream import find_upstream_key
 from serving.errors import ModelInUseError
 from serving.model_store import ModelStore
@@ -39,7 +42,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True)
 def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TUNESERVE_API_KEY", "TUNESERVE_UPSTREAM_KEY"):
+    for name in ("TUNESERVE_API_KEY", "THEIR_KEY"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -66,23 +69,32 @@ def store(layout: StorageLayout, tmp_path: Path) -> ModelStore:
     return store
 
 
-Open = Callable[..., httpx.AsyncClient]
+Open = Callable[..., Awaitable[httpx.AsyncClient]]
 
 
 @pytest.fixture
 async def open_client(services: Services, store: ModelStore) -> AsyncIterator[Open]:
     """Open the API with a relay to some servers."""
-    relays: list[UpstreamRelay] = []
+    async with AsyncExitStack() as stack:
 
-    def open_client(*urls: str, timeout_s: float = TIMEOUT_S) -> httpx.AsyncClient:
-        relays.append(UpstreamRelay(store, urls, timeout_s=timeout_s))
-        app = build_http(replace(services, text=relays[-1]), None)
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
+        async def open_client(*urls: str, timeout_s: float = TIMEOUT_S) -> httpx.AsyncClient:
+            relay = await stack.enter_async_context(open_relay(store, *urls, timeout_s=timeout_s))
+            app = build_http(replace(services, text=relay), None)
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
 
-    yield open_client
-    for relay in relays:
-        await relay.close()
+        yield open_client
+
+
+@asynccontextmanager
+async def open_relay(
+    store: ModelStore, *urls: str, timeout_s: float = TIMEOUT_S
+) -> AsyncIterator[UpstreamRelay]:
+    upstreams = [UpstreamSettings.model_validate(url) for url in urls]
+    relay = UpstreamRelay(store, upstreams, timeout_s=timeout_s)
+    await relay.open()
+    yield relay
+    await relay.close()
 
 
 async def ask(client: httpx.AsyncClient, **options: Any) -> httpx.Response:
@@ -115,7 +127,7 @@ async def test_an_alias_stands_for_the_newest_of_its_models_that_is_there(
     open_client: Open, stub: StubServer, listed: list[str], answering: str
 ) -> None:
     stub.models = listed
-    answer = await ask(open_client(stub.url))
+    answer = await ask(await open_client(stub.url))
     assert answer.headers["x-model-id"] == answering
     assert answer.json()["model"] == answering
     assert [asked["model"] for asked in stub.asked] == [answering]
@@ -126,13 +138,13 @@ async def test_an_alias_does_not_go_back_to_what_was_undone(
 ) -> None:
     store.roll_back_alias("latest")
     stub.models = ["tiny", "third"]
-    assert (await ask(open_client(stub.url))).headers["x-model-id"] == "tiny"
+    assert (await ask(await open_client(stub.url))).headers["x-model-id"] == "tiny"
 
 
 async def test_a_model_that_is_named_is_the_one_or_none(
     open_client: Open, stub: StubServer
 ) -> None:
-    client = open_client(stub.url)
+    client = await open_client(stub.url)
     refused = await ask(client, model="third")
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "model_not_served"
@@ -146,7 +158,7 @@ async def test_each_request_goes_to_a_server_that_has_the_model(
     open_client: Open, stub: StubServer, other: StubServer
 ) -> None:
     other.models = ["third"]
-    client = open_client(stub.url, other.url)
+    client = await open_client(stub.url, other.url)
     assert (await ask(client, model="tiny")).headers["x-model-id"] == "tiny"
     assert (await ask(client)).headers["x-model-id"] == "third"
     assert [len(server.asked) for server in (stub, other)] == [1, 1]
@@ -156,7 +168,7 @@ async def test_a_place_where_nothing_is_deployed_has_no_models(
     open_client: Open, stub: StubServer, other: StubServer
 ) -> None:
     other.listing_refusal = refuse_plainly(404, "not found")
-    answer = await ask(open_client(other.url, stub.url))
+    answer = await ask(await open_client(other.url, stub.url))
     assert answer.headers["x-model-id"] == "tiny"
 
 
@@ -164,7 +176,7 @@ async def test_a_model_that_has_just_gone_is_looked_for_again(
     open_client: Open, stub: StubServer
 ) -> None:
     stub.models = ["tiny", "third"]
-    client = open_client(stub.url)
+    client = await open_client(stub.url)
     assert (await ask(client)).headers["x-model-id"] == "third"
     stub.models = ["tiny"]
     assert (await ask(client)).headers["x-model-id"] == "tiny"
@@ -172,86 +184,133 @@ async def test_a_model_that_has_just_gone_is_looked_for_again(
 
 
 async def test_what_a_server_has_cannot_be_deleted(
-    open_client: Open, stub: StubServer, store: ModelStore, monkeypatch: pytest.MonkeyPatch
+    open_client: Open, stub: StubServer, store: ModelStore, asked_often: None
 ) -> None:
-    monkeypatch.setattr(upstream_module, "LISTING_AGE_S", 0.0)
     stub.models = ["tiny", "second", "third"]
-    client = open_client(stub.url)
-    await ask(client)
+    await open_client(stub.url)
     with pytest.raises(ModelInUseError):
         store.delete("second")
     stub.models = ["third"]
-    await ask(client)
+    await have_asked(stub)
     store.delete("second")
     assert not store.has("second")
+
+
+async def test_what_another_server_still_has_is_held(
+    open_client: Open, stub: StubServer, other: StubServer, store: ModelStore, asked_often: None
+) -> None:
+    stub.models = other.models = ["second"]
+    await open_client(stub.url, other.url)
+    stub.models = []
+    await have_asked(stub)
+    with pytest.raises(ModelInUseError):
+        store.delete("second")
+    other.listing_refusal = refuse_plainly(404, "not found")
+    await have_asked(other)
+    store.delete("second")
 
 
 # The listing
 
 
-async def test_a_listing_is_asked_for_once_and_kept_for_a_moment(
-    open_client: Open, stub: StubServer
-) -> None:
-    stub.listing_delay_s = 0.1
-    client = open_client(stub.url)
+@pytest.fixture
+def asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_module, "LISTING_INTERVAL_S", 0.01)
+
+
+async def have_asked(stub: StubServer) -> None:
+    """Wait until a listing has been read that was asked for from now on."""
+    number = stub.num_listings + 3
+    await wait_until(lambda: stub.num_listings >= number)
+
+
+async def test_requests_do_not_ask_for_listings(open_client: Open, stub: StubServer) -> None:
+    client = await open_client(stub.url)
     answers = await asyncio.gather(*(ask(client) for _ in range(8)))
     assert {answer.status_code for answer in answers} == {200}
-    await ask(client)
     assert stub.num_listings == 1
 
 
-@pytest.mark.parametrize(
-    "listing",
-    [
-        {"data": None},
-        {"data": [{}]},
-        {"data": ["tiny"]},
-        {"models": []},
-        [1],
-        "down",
-        "garbled",
-        "slow",
-    ],
-)
-async def test_while_a_server_does_not_list_the_last_listing_holds(
-    open_client: Open, stub: StubServer, monkeypatch: pytest.MonkeyPatch, listing: Any
+async def test_a_new_model_is_noticed_without_being_asked_for(
+    open_client: Open, stub: StubServer, asked_often: None
 ) -> None:
-    monkeypatch.setattr(upstream_module, "LISTING_AGE_S", 0.0)
-    client = open_client(stub.url)
-    assert (await ask(client)).status_code == 200
+    client = await open_client(stub.url)
+    stub.models = ["tiny", "third"]
+    await have_asked(stub)
+    assert (await ask(client)).headers["x-model-id"] == "third"
+
+
+WRONG_LISTINGS = [{"data": None}, {"data": [{}]}, {"data": ["tiny"]}, {"models": []}, [1]]
+
+
+@pytest.mark.parametrize("wrong", [*WRONG_LISTINGS, "down", "garbled", "slow"], ids=str)
+async def test_while_a_server_does_not_list_the_last_listing_holds_for_a_time(
+    open_client: Open,
+    stub: StubServer,
+    store: ModelStore,
+    monkeypatch: pytest.MonkeyPatch,
+    asked_often: None,
+    wrong: Any,
+) -> None:
     monkeypatch.setattr(upstream_module, "LISTING_TIMEOUT_S", 0.2)
-    stub.listing_delay_s = 1.0 if listing == "slow" else 0.0
+    client = await open_client(stub.url)
+    store.roll_back_alias("latest")
     refusals = {"down": refuse_plainly(500, "no"), "garbled": refuse_plainly(200, "<html>")}
-    known: Any = ["tiny"]
-    if isinstance(listing, str):
-        stub.listing_refusal = refusals.get(listing)
+    if wrong == "slow":
+        stub.listing_delay_s = 1.0
     else:
-        known = _Known(listing)
-    stub.models = known
-    num_listings = stub.num_listings
+        stub.listing_refusal = refusals[wrong] if isinstance(wrong, str) else JSONResponse(wrong)
+    await have_asked(stub)
+    assert (await ask(client)).headers["x-model-id"] == "tiny"
+    monkeypatch.setattr(upstream_module, "LISTING_AGE_S", 0.0)
     answer = await ask(client)
-    assert (answer.status_code, answer.headers.get("x-model-id")) == (200, "tiny")
-    assert stub.num_listings == num_listings + 1
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "upstream_unavailable")
+    assert "a server does not answer" in answer.json()["error"]["message"]
 
 
-class _Known(dict[str, Any]):
-    """A listing of the wrong shape, from a server that has 'tiny' all the same."""
+async def test_a_server_that_hangs_delays_nobody(
+    open_client: Open, stub: StubServer, other: StubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream_module, "LISTING_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(relay_module, "LISTING_INTERVAL_S", 0.01)
+    other.listing_delay_s = 1.0
+    client = await open_client(other.url, stub.url)
+    began = time.monotonic()
+    for _ in range(3):
+        assert (await ask(client)).headers["x-model-id"] == "tiny"
+        assert (await client.get("/healthz")).status_code == 200
+    assert time.monotonic() - began < 0.4
 
-    def __init__(self, listing: Any) -> None:
-        super().__init__(listing if isinstance(listing, dict) else {"data": listing})
 
-    def __contains__(self, name: object) -> bool:
-        return name == "tiny"
-
-
-async def test_a_server_that_never_listed_is_waited_for_no_longer_than_the_deadline(
+async def test_a_server_that_went_down_is_passed_over_at_once(
     open_client: Open, stub: StubServer
 ) -> None:
-    stub.listing_delay_s = 2.0
-    began = time.monotonic()
-    answer = await ask(open_client(stub.url, timeout_s=0.2))
-    assert answer.status_code == 504
-    assert time.monotonic() - began < 1.5
+    with serve_stub() as first:
+        first.models = ["tiny", "third"]
+        client = await open_client(first.url, stub.url)
+        assert (await ask(client)).headers["x-model-id"] == "third"
+    assert (await ask(client)).headers["x-model-id"] == "tiny"
+    assert stub.num_listings == 1, "nobody had to ask again"
+
+
+async def test_serve_opens_and_closes_it(
+    services: Services, store: ModelStore, stub: StubServer
+) -> None:
+    relay = UpstreamRelay(store, [UpstreamSettings(url=stub.url)], timeout_s=TIMEOUT_S)
+    app = build_http(replace(services, text=relay), None)
+    incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    outgoing: asyncio.Queue[Any] = asyncio.Queue()
+    living = asyncio.create_task(app({"type": "lifespan"}, incoming.get, outgoing.put))
+    await incoming.put({"type": "lifespan.startup"})
+    assert (await outgoing.get())["type"] == "lifespan.startup.complete"
+    await relay.check()
+    store.point_alias("latest", "second")
+    with pytest.raises(ModelInUseError):
+        store.delete("tiny")
+    await incoming.put({"type": "lifespan.shutdown"})
+    assert (await outgoing.get())["type"] == "lifespan.shutdown.complete"
+    await living
+    store.delete("tiny")
 
 
 # What comes back
@@ -260,7 +319,7 @@ async def test_a_server_that_never_listed_is_waited_for_no_longer_than_the_deadl
 async def test_an_answer_is_handed_back_with_its_origin(
     open_client: Open, stub: StubServer, store: ModelStore
 ) -> None:
-    answer = await ask(open_client(stub.url), temperature=0.5, tools=[{"type": "function"}])
+    answer = await ask(await open_client(stub.url), temperature=0.5, tools=[{"type": "function"}])
     assert answer.json()["choices"][0]["message"]["content"] == "one two "
     assert answer.json()["id"] == "theirs-1"
     assert answer.json()["system_fingerprint"] == store.get("tiny").fingerprint
@@ -281,7 +340,7 @@ async def test_the_headers_are_those_of_our_own_answers(
     async with httpx.AsyncClient(transport=own, base_url="http://127.0.0.1:8000") as client:
         expected = await ask(client, model="traced")
     for stream in (False, True):
-        answer = await ask(open_client(stub.url), model="traced", stream=stream)
+        answer = await ask(await open_client(stub.url), model="traced", stream=stream)
         for name in ("x-model-id", "x-run-id", "x-checkpoint", "x-dataset-sha256"):
             assert answer.headers[name] == expected.headers[name]
     assert expected.headers["x-checkpoint"] == "step-7"
@@ -289,7 +348,8 @@ async def test_the_headers_are_those_of_our_own_answers(
 
 async def test_completions_are_handed_on_too(open_client: Open, stub: StubServer) -> None:
     body = {"model": "tiny", "prompt": "Hello", "echo": True}
-    answer = await open_client(stub.url).post("/v1/completions", json=body)
+    client = await open_client(stub.url)
+    answer = await client.post("/v1/completions", json=body)
     assert answer.json()["choices"][0]["text"] == "one two "
     assert stub.asked == [body]
 
@@ -297,7 +357,7 @@ async def test_completions_are_handed_on_too(open_client: Open, stub: StubServer
 async def test_a_stream_names_its_model_in_every_chunk(
     open_client: Open, stub: StubServer, store: ModelStore
 ) -> None:
-    answer = await ask(open_client(stub.url), stream=True)
+    answer = await ask(await open_client(stub.url), stream=True)
     *chunks, done = read_events(answer)
     assert done == "[DONE]"
     assert [chunk["choices"][0]["delta"]["content"] for chunk in chunks] == stub.words
@@ -309,12 +369,21 @@ async def test_a_stream_names_its_model_in_every_chunk(
 
 async def test_a_stream_comes_as_it_is_made(store: ModelStore, stub: StubServer) -> None:
     stub.words, stub.delay_s = [str(number) for number in range(4)], 0.1
-    relay = UpstreamRelay(store, [stub.url], timeout_s=TIMEOUT_S)
-    _, chunks = await relay.ask("/v1/chat/completions", {**CHAT, "stream": True})
-    assert not isinstance(chunks, dict)
-    times = [time.monotonic() async for _ in chunks]
-    await relay.close()
+    async with open_relay(store, stub.url) as relay:
+        _, chunks = await relay.ask("/v1/chat/completions", {**CHAT, "stream": True})
+        assert not isinstance(chunks, dict)
+        times = [time.monotonic() async for _ in chunks]
     assert times[-1] - times[0] > 0.2
+
+
+@pytest.mark.parametrize("text", ["a\u2028b", "a\u0085b", "a\x1cb", "a\u2029", "ü€😀"])
+async def test_a_text_may_have_what_others_take_for_the_end_of_a_line(
+    open_client: Open, stub: StubServer, text: str
+) -> None:
+    stub.words = [text, "."]
+    *chunks, done = read_events(await ask(await open_client(stub.url), stream=True))
+    assert done == "[DONE]"
+    assert [chunk["choices"][0]["delta"]["content"] for chunk in chunks] == [text, "."]
 
 
 async def test_a_body_has_its_limit_here_too(open_client: Open, stub: StubServer) -> None:
@@ -322,7 +391,8 @@ async def test_a_body_has_its_limit_here_too(open_client: Open, stub: StubServer
         for _ in range(MAX_TEXT_BYTES // 1_000_000 + 1):
             yield b" " * 1_000_000
 
-    answer = await open_client(stub.url).post("/v1/chat/completions", content=send())
+    client = await open_client(stub.url)
+    answer = await client.post("/v1/chat/completions", content=send())
     assert answer.status_code == 413
     assert stub.asked == []
 
@@ -338,8 +408,8 @@ async def test_a_body_has_its_limit_here_too(open_client: Open, stub: StubServer
         (refuse_plainly(418, "teapot"), 418, "the server that has the model answered 418"),
         (refuse(429, "too many"), 429, "too many"),
         (refuse(408, "Request server side timeout"), 504, "Request server side timeout"),
-        (refuse(401, "bad key s3cret"), 502, "TUNESERVE_UPSTREAM_KEY"),
-        (refuse(403, "who are you s3cret"), 502, "TUNESERVE_UPSTREAM_KEY"),
+        (refuse(401, "bad key secret"), 502, "refuses our key"),
+        (refuse(403, "who are you secret"), 502, "refuses our key"),
         (refuse(500, "File secret.py"), 502, "the server that has the model failed"),
         (refuse(503, "replica secret.py"), 503, "is not available"),
         (refuse_plainly(200, "<html>"), 502, "no JSON object"),
@@ -356,7 +426,7 @@ async def test_what_a_server_refuses_is_told_in_our_words(
     stream: bool,
 ) -> None:
     stub.refusal = refusal
-    answer = await ask(open_client(stub.url), stream=stream)
+    answer = await ask(await open_client(stub.url), stream=stream)
     error = answer.json()["error"]
     assert answer.status_code == status, error
     assert message in error["message"]
@@ -368,29 +438,26 @@ async def test_what_a_server_refuses_is_told_in_our_words(
 
 async def test_when_to_come_back_is_handed_on(open_client: Open, stub: StubServer) -> None:
     stub.refusal = refuse(429, "too many", **{"retry-after": "7"})
-    assert (await ask(open_client(stub.url))).headers["retry-after"] == "7"
+    assert (await ask(await open_client(stub.url))).headers["retry-after"] == "7"
 
 
-async def test_a_server_that_is_down_is_told_as_such(
-    open_client: Open, store: ModelStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upstream_module, "LISTING_AGE_S", 0.0)
+async def test_a_server_that_is_down_is_told_as_such(open_client: Open) -> None:
     with serve_stub() as stub:
         stub.models = ["tiny"]
-        client = open_client(stub.url)
+        client = await open_client(stub.url)
         assert (await ask(client)).status_code == 200
         assert (await client.get("/healthz")).status_code == 200
-    answer = await ask(client)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "upstream_unavailable")
-    never = open_client(stub.url)
-    answer = await ask(never)
-    assert "a server does not answer" in answer.json()["error"]["message"]
-    assert (await never.get("/healthz")).status_code == 503
+    never = await open_client(stub.url)
+    for client_of_it in (client, never):
+        answer = await ask(client_of_it)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "upstream_unavailable")
+        assert "a server does not answer" in answer.json()["error"]["message"]
+        assert (await client_of_it.get("/healthz")).status_code == 503
 
 
 async def test_without_a_model_it_is_not_ready(open_client: Open, stub: StubServer) -> None:
     stub.models = []
-    answer = await open_client(stub.url).get("/healthz")
+    answer = await (await open_client(stub.url)).get("/healthz")
     assert (answer.status_code, answer.json()["error"]["message"]) == (503, "no server has a model")
 
 
@@ -399,7 +466,7 @@ async def test_nothing_is_waited_for_beyond_the_deadline(
     open_client: Open, stub: StubServer, stream: bool
 ) -> None:
     stub.delay_s = 3.0
-    answer = await ask(open_client(stub.url, timeout_s=0.3), stream=stream)
+    answer = await ask(await open_client(stub.url, timeout_s=0.3), stream=stream)
     assert answer.status_code == 504
     assert "no complete answer within 0.3 s" in answer.json()["error"]["message"]
     await wait_until(lambda: stub.num_open == 0)
@@ -407,7 +474,7 @@ async def test_nothing_is_waited_for_beyond_the_deadline(
 
 async def test_a_slow_stream_ends_with_an_error(open_client: Open, stub: StubServer) -> None:
     stub.words, stub.delay_s = ["x"] * 20, 0.1
-    answer = await ask(open_client(stub.url, timeout_s=0.35), stream=True)
+    answer = await ask(await open_client(stub.url, timeout_s=0.35), stream=True)
     *chunks, last = read_events(answer)
     assert len(chunks) in {2, 3}
     assert "no complete answer within 0.35 s" in last["error"]["message"]
@@ -417,14 +484,13 @@ async def test_a_client_that_reads_slowly_is_given_the_time(
     store: ModelStore, stub: StubServer
 ) -> None:
     stub.words = ["x"] * 5
-    relay = UpstreamRelay(store, [stub.url], timeout_s=0.3)
-    _, chunks = await relay.ask("/v1/chat/completions", {**CHAT, "stream": True})
-    assert not isinstance(chunks, dict)
     read = []
-    async for chunk in chunks:
-        await asyncio.sleep(0.1)
-        read.append(chunk)
-    await relay.close()
+    async with open_relay(store, stub.url, timeout_s=0.3) as relay:
+        _, chunks = await relay.ask("/v1/chat/completions", {**CHAT, "stream": True})
+        assert not isinstance(chunks, dict)
+        async for chunk in chunks:
+            await asyncio.sleep(0.1)
+            read.append(chunk)
     assert len(read) == 5
 
 
@@ -432,19 +498,19 @@ async def test_a_stream_that_breaks_off_is_told_as_such(
     open_client: Open, stub: StubServer
 ) -> None:
     stub.num_words_sent = 1
-    chunk, error = read_events(await ask(open_client(stub.url), stream=True))
+    chunk, error = read_events(await ask(await open_client(stub.url), stream=True))
     assert chunk["choices"][0]["delta"]["content"] == "one "
     assert "ended its answer too early" in error["error"]["message"]
 
 
 async def test_a_client_that_leaves_ends_the_servers_work(
-    open_client: Open, services: Services, store: ModelStore, stub: StubServer
+    services: Services, store: ModelStore, stub: StubServer
 ) -> None:
     """Over a real socket, for only there can a client leave."""
     stub.words, stub.delay_s = ["x"] * 1000, 0.05
-    relay = UpstreamRelay(store, [stub.url], timeout_s=60)
+    relay = UpstreamRelay(store, [UpstreamSettings(url=stub.url)], timeout_s=60)
     app = build_http(replace(services, text=relay), None)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     serving = asyncio.create_task(server.serve())
     await wait_until(lambda: server.started)
     url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
@@ -457,39 +523,44 @@ async def test_a_client_that_leaves_ends_the_servers_work(
     await wait_until(lambda: stub.num_open == 0)
     server.should_exit = True
     await serving
-    await relay.close()
 
 
 # The key
 
 
 @pytest.mark.parametrize(
-    ("url", "own", "upstream", "expected"),
+    ("url", "key_variable", "expected"),
     [
-        ("http://127.0.0.1:8000/vllm/a", "ours", "", "ours"),
-        ("http://localhost:9000", "ours", "", "ours"),
-        ("http://[::1]:9000", "ours", "", "ours"),
-        ("https://models.example", "ours", "", None),
-        ("http://127.0.0.1.example", "ours", "", None),
-        ("https://models.example", "ours", "theirs", "theirs"),
-        ("http://127.0.0.1:8000", "ours", "theirs", "theirs"),
-        ("http://127.0.0.1:8000", "", "", None),
+        ("http://127.0.0.1:8000/vllm/a", None, "ours"),
+        ("http://localhost:9000", None, "ours"),
+        ("http://[::1]:9000", None, "ours"),
+        ("https://models.example", None, None),
+        ("http://127.0.0.1.example", None, None),
+        ("https://models.example", "THEIR_KEY", "theirs"),
+        ("http://127.0.0.1:8000", "THEIR_KEY", "theirs"),
     ],
 )
 def test_our_key_stays_on_this_machine(
-    monkeypatch: pytest.MonkeyPatch, url: str, own: str, upstream: str, expected: str | None
+    monkeypatch: pytest.MonkeyPatch, url: str, key_variable: str | None, expected: str | None
 ) -> None:
-    monkeypatch.setenv("TUNESERVE_API_KEY", own)
-    monkeypatch.setenv("TUNESERVE_UPSTREAM_KEY", upstream)
-    assert find_upstream_key(url) == expected
+    monkeypatch.setenv("TUNESERVE_API_KEY", "ours")
+    monkeypatch.setenv("THEIR_KEY", "theirs")
+    settings = UpstreamSettings(url=url, key_variable=key_variable)
+    assert find_upstream_key(settings) == expected
+
+
+def test_a_key_that_is_not_there_is_named() -> None:
+    settings = UpstreamSettings(url="https://models.example", key_variable="THEIR_KEY")
+    with pytest.raises(ValueError, match="'THEIR_KEY' is not set"):
+        find_upstream_key(settings)
 
 
 async def test_a_server_gets_its_key_and_no_client_knows_it(
     open_client: Open, stub: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TUNESERVE_UPSTREAM_KEY", "theirs")
+    monkeypatch.setenv("TUNESERVE_API_KEY", "theirs")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # would be where requests end
-    client = open_client(stub.url)
+    client = await open_client(stub.url)
     answer = await client.post(
         "/v1/chat/completions", json=CHAT, headers={"authorization": "Bearer of-the-client"}
     )

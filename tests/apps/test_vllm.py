@@ -112,7 +112,8 @@ def test_the_deploy_file_is_one_that_serve_and_we_take(is_uncommented: bool) -> 
         place = applications[name]
         settings = VllmSettings.model_validate(place["args"])
         assert settings.storage == api.storage
-        assert f"http://127.0.0.1:{read_port(DEPLOY)}{place['route_prefix']}" in api.upstreams
+        url = f"http://127.0.0.1:{read_port(DEPLOY)}{place['route_prefix']}"
+        assert url in {upstream.url for upstream in api.upstreams}
     assert set(VllmSettings.model_validate(applications["vllm-a"]["args"]).models) <= set(
         api.base_models
     ), "what it starts with is there on the first start"
