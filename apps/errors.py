@@ -45,6 +45,19 @@ class ApiError(Exception):
         return _rebuild_api_error, (self.status, self.message, self.param, self.code)
 
 
+_EXPECTED = (
+    ApiError,
+    ServingError,
+    ValueError,
+    HTTPException,
+    RequestValidationError,
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayActorError,
+    RayTaskError,
+)
+
+
 def not_found(kind: str, identifier: str) -> ApiError:
     """The error for something that is not there."""
     return ApiError(404, f"there is no {kind} {identifier!r}", param="id", code="not_found")
@@ -77,12 +90,16 @@ def error_body(
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer every exception that leaves a route with an error body."""
+    """Answer every exception that leaves a route with an error body.
+
+    Starlette raises again what only the handler of `Exception` takes, and Serve logs that as a
+    failure of the application, in a hundred lines.
+    """
 
     async def answer(request: Request, exc: Exception) -> JSONResponse:  # noqa: ARG001 - Starlette's signature
         return to_response(exc)
 
-    for kind in (Exception, HTTPException, RequestValidationError):
+    for kind in (Exception, *_EXPECTED):
         app.add_exception_handler(kind, answer)
 
 

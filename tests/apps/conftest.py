@@ -186,5 +186,6 @@ def services(layout: StorageLayout, queue: RunQueue) -> Services:
 
 @pytest.fixture
 def client(services: Services) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(build_http(services, None), raise_app_exceptions=False)
+    """The API's client; what the application leaves to Serve to log as a failure is raised."""
+    transport = httpx.ASGITransport(build_http(services, None))
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")

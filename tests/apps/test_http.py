@@ -5,6 +5,8 @@ import httpx
 import pytest
 from openai.types import FileObject, Model
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import BackPressureError
 from starlette.datastructures import Headers
 
 from apps.access import find_refusal
@@ -161,6 +163,13 @@ async def test_a_stream_ends_with_done(client: httpx.AsyncClient) -> None:
     assert "".join(delta.get("content", "") for delta in deltas) == "one two "
 
 
+def _raise_elsewhere(failure: Exception) -> Exception:
+    """What Ray makes of an exception that another process raises."""
+    wrap: Any = RayTaskError
+    wrapped: Exception = wrap("answer", "a secret traceback", failure).as_instanceof_cause()
+    return wrapped
+
+
 @pytest.mark.parametrize(
     ("failure", "status"),
     [
@@ -168,7 +177,10 @@ async def test_a_stream_ends_with_done(client: httpx.AsyncClient) -> None:
         (OverloadedError("full", retry_after_s=7), 429),
         (DeadlineExceededError("late"), 504),
         (EngineDeadError("dead"), 503),
-        (RuntimeError("secret inside"), 500),
+        (_raise_elsewhere(EngineDeadError("dead")), 503),
+        (_raise_elsewhere(RuntimeError("secret inside")), 500),
+        (RayActorError(), 503),
+        (BackPressureError(num_queued_requests=9, max_queued_requests=9), 429),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -180,7 +192,16 @@ async def test_failures_of_a_chat_have_their_status(
     assert answer.status_code == status
     assert "secret" not in answer.text
     if status == 429:
-        assert answer.headers["retry-after"] == "7"
+        assert answer.headers["retry-after"] == ("7" if "full" in str(failure) else "1")
+
+
+async def test_what_nobody_expected_is_a_failure_of_the_application(services: Services) -> None:
+    cast(Echo, services.text).failure = RuntimeError("secret inside")
+    transport = httpx.ASGITransport(build_http(services, None), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+        answer = await client.post("/v1/chat/completions", json=CHAT)
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
 
 
 @pytest.mark.parametrize("body", ["", "{", "[]", '"x"'])

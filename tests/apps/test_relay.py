@@ -80,7 +80,7 @@ async def open_client(services: Services, store: ModelStore) -> AsyncIterator[Op
         async def open_client(*urls: str, timeout_s: float = TIMEOUT_S) -> httpx.AsyncClient:
             relay = await stack.enter_async_context(open_relay(store, *urls, timeout_s=timeout_s))
             app = build_http(replace(services, text=relay), None)
-            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            transport = httpx.ASGITransport(app)
             return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
 
         yield open_client
