@@ -35,7 +35,9 @@ class RemoteText:
     ) -> None:
         # By gRPC, a piece of an answer costs a third of what it does as an object of Ray's.
         self._handle = handle.options(_by_reference=False)
-        self._streaming_handle = handle.options(stream=True, _by_reference=False)
+        self._streaming_handle = handle.options(
+            stream=True, _by_reference=False, response_serialization="pickle"
+        )
         self._models = models
         self._timeout_s = timeout_s
         self._may_sleep = may_sleep
