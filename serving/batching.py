@@ -1,6 +1,6 @@
 """transformers' continuous batching, set up for serving: one thread generates for everybody."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,11 @@ from transformers.generation.continuous_batching import ContinuousBatchingManage
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessor,
 )
-from transformers.generation.continuous_batching.requests import FutureRequestState
+from transformers.generation.continuous_batching.continuous_api import OutputRouter
+from transformers.generation.continuous_batching.requests import (
+    FutureRequestState,
+    GenerationOutput,
+)
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
 
 from serving.paged_attention import use_attention_by_request
@@ -19,6 +23,8 @@ from serving.sampling import build_processors
 UNLIKELY = -9999.0
 """What stands for minus infinity, as in OpenAI's answers."""
 _SCHEDULER_NAME = "tuneserve_fifo"
+
+Deliver = Callable[[Sequence[GenerationOutput]], None]
 
 
 @dataclass(frozen=True)
@@ -103,11 +109,16 @@ def find_likelihoods(
 
 
 def start_manager(
-    model: PreTrainedModel, config: ContinuousBatchingConfig, vocab_size: int, book: LikelihoodBook
+    model: PreTrainedModel,
+    config: ContinuousBatchingConfig,
+    vocab_size: int,
+    book: LikelihoodBook,
+    deliver: Deliver,
 ) -> ContinuousBatchingManager:
     """Start the thread that generates; blocks until its cache is made and CUDA graphs are captured.
 
-    Raises `MemoryError`, `ValueError` or `RuntimeError` for a cache that cannot be made.
+    It hands what requests get to `deliver`, all of one step together. Raises `MemoryError`,
+    `ValueError` or `RuntimeError` for a cache that cannot be made.
     """
     use_attention_by_request()
     SCHEDULER_MAPPING[_SCHEDULER_NAME] = _Scheduler
@@ -119,22 +130,37 @@ def start_manager(
         generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1),
         continuous_batching_config=config,
     )
+    manager.output_router = _Router(deliver)
     manager.logit_processor = build_processors(vocab_size, first=_Witness(book))
     if model.device.type == "cuda":
         num_rows = manager.continuous_batching_config.max_requests_per_batch
         book.reserve(num_rows, vocab_size, model.device)
     manager.warmup()  # makes the cache here and now, so that its errors are ours to see
     processor: Any = manager.batch_processor
-    deliver = processor.update_batch
+    update = processor.update_batch
 
-    def note_and_deliver() -> None:
+    def note_and_update() -> None:
         outputs = processor.inputs_and_outputs
         book.note(outputs.output_ids[0, : outputs.num_request_in_batch])
-        deliver()
+        update()
 
-    processor.update_batch = note_and_deliver
+    processor.update_batch = note_and_update
     manager.start()
     return manager
+
+
+class _Router(OutputRouter):  # type: ignore[misc]
+    """Hands over what requests get where and as it is, without an event loop."""
+
+    def __init__(self, deliver: Deliver) -> None:
+        super().__init__()
+        self._deliver = deliver
+
+    def deliver(self, output: GenerationOutput) -> None:
+        self._deliver([output])
+
+    def deliver_batch(self, outputs: list[GenerationOutput]) -> None:
+        self._deliver(outputs)
 
 
 class _Witness(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]

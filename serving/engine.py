@@ -6,35 +6,31 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jinja2
-from transformers import ContinuousBatchingConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.generation.continuous_batching import ContinuousBatchingManager
-from transformers.generation.continuous_batching.requests import GenerationOutput
+from transformers import PreTrainedTokenizerBase
 
 from serving.answer import AnswerReader, Piece, TokenSpeller, ToldToken
-from serving.batching import Likelihood, LikelihoodBook, start_manager
+from serving.batching import Likelihood
+from serving.engine_core import Generation, ModelFacts, Progress, Report, Scoring, Tell
+from serving.engine_process import RemoteCore
 from serving.errors import (
     DeadlineExceededError,
     EngineDeadError,
     InvalidRequestError,
     OverloadedError,
 )
-from serving.model_loading import collect_eos_ids, load_model
-from serving.own_thread import run_in_own_thread
-from serving.packed_linear import pack_linear_layers
-from serving.process import prepare_process
+from serving.model_loading import load_tokenizer
 from serving.sampling import Sampling
-from serving.scoring import score_tokens
 from serving.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
-_STOP_TIMEOUT_S = 30.0
 _MAX_RETRY_AFTER_S = 30
 
 
@@ -47,57 +43,71 @@ class EngineLoad:
     cache_use: float
 
 
-LoadedWeights = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+class Core(Protocol):
+    """What computes for an engine, in this process or another."""
+
+    facts: ModelFacts
+
+    def is_alive(self) -> bool:
+        """Tell whether it takes requests."""
+
+    def generate(self, asked: Generation) -> None:
+        """Begin to generate; raises `EngineDeadError` if that is over."""
+
+    def score(self, asked: Scoring) -> None:
+        """Begin to tell how likely a text is; raises `EngineDeadError` if that is over."""
+
+    def cancel(self, request_id: str) -> None:
+        """End a request of any kind, if it has not ended."""
+
+    def close(self) -> None:
+        """End all requests and free the memory; blocks until then."""
 
 
-def read_model(path: Path, settings: EngineSettings) -> LoadedWeights:
-    """Read a model directory and make it ready for an engine in this process.
+@dataclass(frozen=True)
+class _Waiting:
+    """A request that waits for what the core tells; None stands for its deadline."""
 
-    Raises `EngineDeadError` for a model that does not load whole.
-    """
-    prepare_process(settings.num_threads)
-    model, tokenizer = load_model(path)
-    pack_linear_layers(model)
-    return model, tokenizer
+    loop: asyncio.AbstractEventLoop
+    queue: "asyncio.Queue[Progress | None]" = field(default_factory=asyncio.Queue)
 
 
 class Engine:
-    """A loaded model and the thread that generates with it.
+    """A loaded model: what it takes and gives, in texts; a core beside it computes.
 
     All methods but `start` and `close`, which block, belong to one event loop.
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: EngineSettings
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: EngineSettings,
+        start_core: Callable[[Tell], Core],
     ) -> None:
         self._settings = settings
         self._tokenizer = tokenizer
-        self._eos_ids = collect_eos_ids(model, tokenizer)
-        self._model_sampling = model.generation_config
-        self._vocab_size = int(model.config.get_text_config().vocab_size)
-        self._model = model
-        self._book = LikelihoodBook()
-        self._manager = start_manager(
-            model, _configure_batching(settings), self._vocab_size, self._book
-        )
         self._speller = TokenSpeller(tokenizer)
-        self._scoring = asyncio.Lock()
-        self.context_length = _find_context_length(model, self._manager)
         self._request_numbers = itertools.count()
+        self._waiting: dict[str, _Waiting] = {}
+        self._load = EngineLoad(0, 0, 0.0)
         self._num_active = 0
         self._mean_duration_s = 1.0
+        self._core = start_core(self._hear)
+        self._facts = self._core.facts
 
     @classmethod
-    def start(cls, loaded: LoadedWeights, settings: EngineSettings) -> "Engine":
-        """Start the thread that generates with what `read_model` has read; blocks until it is up.
+    def start(cls, path: Path, settings: EngineSettings) -> "Engine":
+        """Load a model directory in a process of its own; blocks until it is there.
 
-        Raises `EngineDeadError` where it cannot be started.
+        Raises `EngineDeadError` for a model that does not load whole.
         """
-        try:
-            return cls(*loaded, settings)
-        except (MemoryError, ValueError, RuntimeError) as exc:
-            name = Path(loaded[0].name_or_path).name
-            raise EngineDeadError(f"no engine could be started for {name!r}: {exc}") from exc
+        tokenizer = load_tokenizer(path)
+        return cls(tokenizer, settings, partial(RemoteCore, path, settings))
+
+    @property
+    def context_length(self) -> int:
+        """How many tokens a prompt and its answer may have together."""
+        return self._facts.context_length
 
     @property
     def num_active(self) -> int:
@@ -105,30 +115,21 @@ class Engine:
         return self._num_active
 
     def find_load(self) -> EngineLoad:
-        """Tell how busy the engine is just now."""
-        processor = self._manager.batch_processor
-        if processor is None:  # it has stopped
-            return EngineLoad(0, self._num_active, 0.0)
-        num_running = len(processor.scheduler.active_requests)
-        num_waiting = max(0, self._num_active - num_running)
-        cache_use = 1 - float(processor.cache.compute_free_capacity())
-        return EngineLoad(num_running, num_waiting, cache_use)
+        """Tell how busy the engine was when it last told."""
+        if not self._num_active:
+            return EngineLoad(0, 0, 0.0)
+        num_running = min(self._load.num_running, self._num_active)
+        return replace(
+            self._load, num_running=num_running, num_waiting=self._num_active - num_running
+        )
 
     def is_healthy(self) -> bool:
-        """Tell whether the generating thread is alive and takes requests."""
-        status = self._manager.background_thread_status
-        return self._manager.is_running() and status.can_accept_new_requests() is None
+        """Tell whether the core is there and takes requests."""
+        return self._core.is_alive()
 
     def close(self) -> None:
-        """Stop the thread, fail what is still running, let go of the weights; blocks until then."""
-        if not hasattr(self, "_model"):
-            return
-        if self._manager.is_running():
-            self._manager.stop(block=True, timeout=_STOP_TIMEOUT_S, hard_stop=True)
-        self._manager.destroy()
-        # Whoever still refers to this engine must not keep its weights in memory.
-        self._manager.model = None
-        del self._model
+        """Fail what is still running, and let go of the weights; blocks until then."""
+        self._core.close()
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Render a conversation with the model's own template, up to where its answer begins.
@@ -177,16 +178,12 @@ class Engine:
         num_top_logprobs: int | None = None,
     ) -> Sampling:
         """Complete a request's settings with those of the model's generation config."""
-        own = self._model_sampling
-        if temperature is None:
-            temperature = (own.temperature or 1.0) if own is not None and own.do_sample else 0.0
-        own_top_p = own.top_p if own is not None and own.top_p is not None else 1.0
-        own_top_k = own.top_k if own is not None and own.top_k is not None else 0
+        own = self._facts.sampling
         return Sampling(
             max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=own_top_p if top_p is None else top_p,
-            top_k=own_top_k if top_k is None else top_k,
+            temperature=own.temperature if temperature is None else temperature,
+            top_p=own.top_p if top_p is None else top_p,
+            top_k=own.top_k if top_k is None else top_k,
             stop=stop,
             seed=seed,
             num_top_logprobs=num_top_logprobs,
@@ -214,48 +211,37 @@ class Engine:
             sampling.max_new_tokens or self._settings.default_max_new_tokens, num_left
         )
         timeout_s = self._settings.request_timeout_s if timeout_s is None else timeout_s
-        request_id = f"request-{next(self._request_numbers)}"
-        # None stands for the deadline.
-        outputs: asyncio.Queue[GenerationOutput | None] = asyncio.Queue()
-        deadline = asyncio.get_running_loop().call_later(timeout_s, outputs.put_nowait, None)
         answer = AnswerReader(
-            len(prompt_ids), self._eos_ids, self._tokenizer, self._speller, sampling.stop
+            len(prompt_ids), self._facts.eos_ids, self._tokenizer, self._speller, sampling.stop
         )
-        if sampling.num_top_logprobs is not None:
-            self._book.open(request_id)
+        # A stop string has to be seen as soon as it is there.
+        is_streamed = in_pieces or bool(sampling.stop)
+        tokens: list[int] = []
+        likelihoods: list[Likelihood] = []
         started = time.monotonic()
-        is_running = True
         piece: Piece | None = None
-        self._num_active += 1
-        try:
-            handler = outputs.put_nowait
-            # A stop string has to be seen as soon as it is there.
-            is_streaming = in_pieces or bool(sampling.stop)
-            self._submit(request_id, prompt_ids, num_new_tokens, sampling, handler, is_streaming)
+        with self._wait(timeout_s) as (request_id, waiting):
+            self._core.generate(
+                Generation(request_id, prompt_ids, num_new_tokens, sampling, is_streamed)
+            )
             while not answer.is_finished:
                 if piece is not None:
                     yield piece
-                output = await outputs.get()
-                while output is not None and not outputs.empty():  # each has all tokens so far
-                    output = outputs.get_nowait()
-                if output is None:
-                    raise DeadlineExceededError(f"no complete answer within {timeout_s:g} s")
-                is_running = not output.is_finished()
-                if output.error is not None:
-                    logger.error("%s failed: %s", request_id, output.error)
-                    raise EngineDeadError("the model's engine failed while it answered")
-                piece = answer.read(
-                    output.generated_tokens,
-                    self._book.read(request_id),
-                    is_finished=output.is_finished(),
-                )
+                progress = [await waiting.queue.get()]
+                while not waiting.queue.empty():
+                    progress.append(waiting.queue.get_nowait())
+                is_finished = False
+                for told in progress:
+                    if told is None:
+                        raise DeadlineExceededError(f"no complete answer within {timeout_s:g} s")
+                    if told.error is not None:
+                        logger.error("%s failed: %s", request_id, told.error)
+                        raise EngineDeadError("the model's engine failed while it answered")
+                    tokens += told.tokens
+                    likelihoods += told.likelihoods
+                    is_finished = is_finished or told.is_finished
+                piece = answer.read(tokens, likelihoods, is_finished=is_finished)
             self._mean_duration_s += 0.1 * (time.monotonic() - started - self._mean_duration_s)
-        finally:
-            self._num_active -= 1
-            deadline.cancel()
-            self._book.close(request_id)
-            if is_running:
-                self._cancel(request_id)
         assert piece is not None
         yield piece  # the last one, when its place in the batch is free again
 
@@ -269,18 +255,14 @@ class Engine:
         """
         self.check_prompt(token_ids, num_free=0)
         timeout_s = self._settings.request_timeout_s if timeout_s is None else timeout_s
-        likelihoods: list[Likelihood | None] = [None]
-        self._num_active += 1
-        try:
-            async with asyncio.timeout(timeout_s), self._scoring:
-                runs = score_tokens(self._model, token_ids, num_top)
-                while run := await run_in_own_thread(self._score_run, runs):
-                    likelihoods += run
-        except TimeoutError:
-            raise DeadlineExceededError(f"the text was not scored within {timeout_s:g} s") from None
-        finally:
-            self._num_active -= 1
-        return await asyncio.to_thread(self._tell, token_ids, likelihoods)
+        with self._wait(timeout_s) as (request_id, waiting):
+            self._core.score(Scoring(request_id, token_ids, num_top))
+            told = await waiting.queue.get()
+        if told is None:
+            raise DeadlineExceededError(f"the text was not scored within {timeout_s:g} s")
+        if told.error is not None:
+            raise EngineDeadError(f"the model's engine failed while it scored a text: {told.error}")
+        return await asyncio.to_thread(self._tell, token_ids, [None, *told.likelihoods])
 
     def _tell(
         self, token_ids: Sequence[int], likelihoods: Sequence[Likelihood | None]
@@ -289,14 +271,6 @@ class Engine:
             self._speller.tell(token_id, likelihood)
             for token_id, likelihood in zip(token_ids, likelihoods, strict=True)
         ]
-
-    def _score_run(self, runs: Iterator[list[Likelihood]]) -> list[Likelihood]:
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(self._manager.pause())
-            except RuntimeError as exc:  # what is raised where the thread has stopped
-                raise EngineDeadError(f"the model's engine has stopped: {exc}") from exc
-            return next(runs, [])
 
     def check_prompt(self, token_ids: Sequence[int], *, num_free: int = 1) -> None:
         """Raise `InvalidRequestError` for a prompt that does not leave so much of the context."""
@@ -309,10 +283,10 @@ class Engine:
             )
         if not token_ids:
             raise InvalidRequestError("the prompt has no tokens; expected at least one")
-        if max(token_ids) >= self._vocab_size:
+        if max(token_ids) >= self._facts.vocab_size:
             raise InvalidRequestError(
                 f"the prompt has the token id {max(token_ids)}, but the model's vocabulary has "
-                f"{self._vocab_size} tokens"
+                f"{self._facts.vocab_size} tokens"
             )
 
     def check_room(self, num_requests: int = 1) -> None:
@@ -337,49 +311,42 @@ class Engine:
             ),
         )
 
-    def _submit(
-        self,
-        request_id: str,
-        prompt_ids: Sequence[int],
-        num_new_tokens: int,
-        sampling: Sampling,
-        handler: Callable[[GenerationOutput], None],
-        is_streaming: bool,
-    ) -> None:
-        # What a request yielded between its cancellation and its end has no handler and lands in
-        # the manager's common queue, which nobody else reads.
-        while self._manager.get_result(timeout=0) is not None:
-            pass
-        self._manager.register_result_handler(request_id, handler)
-        accepted = self._manager.add_request(
-            list(prompt_ids),
-            request_id=request_id,
-            max_new_tokens=num_new_tokens,
-            streaming=is_streaming,
-            eos_token_id=self._eos_ids or -1,
-            **sampling.to_processor_kwargs(self._vocab_size),
-        )
-        # A thread that died between its last look at the queue and our put answers nobody.
-        if accepted is None or not self.is_healthy():
-            raise EngineDeadError("the model's engine has stopped")
+    @contextmanager
+    def _wait(self, timeout_s: float) -> Iterator[tuple[str, _Waiting]]:
+        """Have a request, under a new id, hear what the core tells of it; ends it on leaving."""
+        request_id = f"request-{next(self._request_numbers)}"
+        waiting = _Waiting(asyncio.get_running_loop())
+        deadline = waiting.loop.call_later(timeout_s, waiting.queue.put_nowait, None)
+        self._waiting[request_id] = waiting
+        self._num_active += 1
+        try:
+            yield request_id, waiting
+        finally:
+            self._num_active -= 1
+            deadline.cancel()
+            if self._waiting.pop(request_id, None) is not None:  # it has not been told to the end
+                self._core.cancel(request_id)
 
-    def _cancel(self, request_id: str) -> None:
-        self._manager.cancel_request(request_id)
-        self._manager.output_router.result_handlers.pop(request_id, None)
-
-
-def _configure_batching(settings: EngineSettings) -> ContinuousBatchingConfig:
-    return ContinuousBatchingConfig(
-        page_size=settings.page_size,
-        num_blocks=settings.num_cache_blocks,
-        max_batch_tokens=settings.max_batch_tokens,
-        max_requests_per_batch=settings.max_running_requests,
-    )
+    def _hear(self, report: Report | None) -> None:
+        """Hand on what the core tells, in one go; called by its threads."""
+        if report is None:
+            error = "its process has ended"
+            report = Report([Progress(name, (), (), True, error) for name in list(self._waiting)])
+        else:
+            self._load = EngineLoad(report.num_running, 0, report.cache_use)
+        found: dict[asyncio.AbstractEventLoop, list[tuple[_Waiting, Progress]]] = {}
+        for progress in report.progress:
+            if progress.is_finished:
+                waiting = self._waiting.pop(progress.request_id, None)
+            else:
+                waiting = self._waiting.get(progress.request_id)
+            if waiting is not None:  # it is still wanted
+                found.setdefault(waiting.loop, []).append((waiting, progress))
+        for loop, told in found.items():
+            with suppress(RuntimeError):  # the loop has ended, and nobody waits
+                loop.call_soon_threadsafe(_hand_on, told)
 
 
-def _find_context_length(model: PreTrainedModel, manager: ContinuousBatchingManager) -> int:
-    processor = manager.batch_processor
-    assert processor is not None
-    num_cache_tokens: int = processor.cache.num_blocks * processor.cb_config.page_size
-    own: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return min(own or num_cache_tokens, num_cache_tokens)
+def _hand_on(told: Sequence[tuple[_Waiting, Progress]]) -> None:
+    for waiting, progress in told:
+        waiting.queue.put_nowait(progress)

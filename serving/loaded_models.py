@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from safetensors import SafetensorError
 
-from serving.engine import Engine, LoadedWeights, read_model
+from serving.engine import Engine
+from serving.engine_process import fork_server
 from serving.errors import (
     DeadlineExceededError,
     EngineDeadError,
@@ -74,6 +75,7 @@ class LoadedModels:
         self._draining: dict[str, _Draining] = {}
         self._kept: frozenset[str] = frozenset()
         self._is_closed = False
+        fork_server.start()  # it takes some seconds to be ready
 
     def list_loaded(self) -> list[LoadedModel]:
         """List what is loaded, by id."""
@@ -224,10 +226,10 @@ class LoadedModels:
         try:
             while self._closing:  # their room is not free before
                 await asyncio.wait(self._closing)
-            loaded = await run_in_own_thread(self._read_model, model)
-            self._check_open()
-            engine = await run_in_own_thread(Engine.start, loaded, self._settings)
-            del loaded
+            with model.hold():
+                await run_in_own_thread(_verify, model)
+                self._check_open()
+                engine = await asyncio.to_thread(Engine.start, model.path, self._settings)
             try:
                 # The first pass through a model is its slowest; no request should wait for it.
                 async for _ in engine.generate([0], Sampling(max_new_tokens=1)):
@@ -249,15 +251,6 @@ class LoadedModels:
             return loaded
         self._close_aside(self._take_out(loaded))
         return None
-
-    def _read_model(self, model: StoredModel) -> LoadedWeights:
-        put_thread_last()  # who gets answers meanwhile should not notice
-        with model.hold():
-            try:
-                model.verify()
-            except durable.DamagedDirectoryError as exc:
-                raise EngineDeadError(f"model {model.id!r} is not loaded: {exc}") from exc
-            return read_model(model.path, self._settings)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -326,6 +319,14 @@ class LoadedModels:
     def _take_out(self, victim: LoadedModel) -> LoadedModel:
         logger.info("putting out model %s", victim.stored.id)
         return self._loaded.pop(victim.stored.id)
+
+
+def _verify(model: StoredModel) -> None:
+    put_thread_last()  # who gets answers meanwhile should not notice
+    try:
+        model.verify()
+    except durable.DamagedDirectoryError as exc:
+        raise EngineDeadError(f"model {model.id!r} is not loaded: {exc}") from exc
 
 
 def _to_gb(num_bytes: int) -> str:

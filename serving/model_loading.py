@@ -15,6 +15,7 @@ from transformers import (
 
 from serving.errors import EngineDeadError
 
+_FAULTS = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
 _PROBLEMS = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 
 
@@ -34,16 +35,21 @@ def load_model(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             dtype="auto",
             output_loading_info=True,
         )
-        tokenizer = AutoTokenizer.from_pretrained(
-            path, local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as exc:
-        reason = str(exc).replace(str(path), path.name)
-        raise EngineDeadError(f"model {path.name!r} cannot be loaded: {reason}") from exc
+    except _FAULTS as exc:
+        raise _describe_fault(path, exc) from exc
+    tokenizer = load_tokenizer(path)
     model, report = loaded
     _check_report(path.name, report)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return model.to(device).eval(), tokenizer
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model; raises `EngineDeadError` if that cannot be done."""
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except _FAULTS as exc:
+        raise _describe_fault(path, exc) from exc
 
 
 def collect_eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -73,3 +79,8 @@ def _check_report(name: str, report: dict[str, Any]) -> None:
                 for problem, names in found.items()
             )
         )
+
+
+def _describe_fault(path: Path, fault: Exception) -> EngineDeadError:
+    reason = str(fault).replace(str(path), path.name)
+    return EngineDeadError(f"model {path.name!r} cannot be loaded: {reason}")

@@ -2,19 +2,24 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from serving.engine import Engine, read_model
+from serving.engine import Engine
+from serving.engine_core import EngineCore, read_model
 from serving.generator import GeneratorReplica, GeneratorSettings
+from serving.model_loading import load_tokenizer
 from serving.model_store import ModelStore
 from serving.settings import EngineSettings
 from storage.layout import StorageLayout, open_storage
 from tests.tiny_model import build_tiny_model
 
 DEADLINE_S = 20.0
+
+Load = Callable[..., Engine]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -43,12 +48,14 @@ def store(layout: StorageLayout) -> ModelStore:
 
 
 @pytest.fixture
-def load_engine(tiny_model: Path) -> Iterator[Callable[..., Engine]]:
+def load_engine(tiny_model: Path) -> Iterator[Load]:
+    """Start engines whose cores are in this process."""
     engines = []
 
     def load(path: Path = tiny_model, **settings: float) -> Engine:
         checked = EngineSettings.model_validate(settings)
-        engines.append(Engine.start(read_model(path, checked), checked))
+        start_core = partial(EngineCore, read_model(path, checked), checked)
+        engines.append(Engine(load_tokenizer(path), checked, start_core))
         return engines[-1]
 
     yield load

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import loaded_models
-from serving.engine import LoadedWeights, read_model
+from serving.engine import Engine
 from serving.generator import GeneratorReplica
 from serving.handovers import HandoverLog
 from serving.model_store import ModelStore
@@ -25,14 +24,16 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
     """When each load began and ended; each takes a while."""
     spans: list[tuple[float, float]] = []
 
-    def read_slowly(path: Path, settings: EngineSettings) -> LoadedWeights:
+    start = Engine.start
+
+    def start_slowly(path: Path, settings: EngineSettings) -> Engine:
         started = time.monotonic()
-        loaded = read_model(path, settings)
+        engine = start(path, settings)
         time.sleep(_LOAD_S)
         spans.append((started, time.monotonic()))
-        return loaded
+        return engine
 
-    monkeypatch.setattr(loaded_models, "read_model", read_slowly)
+    monkeypatch.setattr(Engine, "start", start_slowly)
     return spans
 
 

@@ -1,7 +1,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from serving.answer import Piece
 from serving.engine import Engine
+from serving.engine_core import EngineCore
 from serving.errors import (
     DeadlineExceededError,
     EngineDeadError,
@@ -20,10 +21,18 @@ from serving.errors import (
 )
 from serving.model_loading import load_model
 from serving.sampling import Sampling
-from tests.serving.conftest import wait_until
+from tests.serving.conftest import Load, wait_until
 from tests.tiny_model import CONTEXT_LENGTH
 
-Load = Callable[..., Engine]
+
+def find_scheduler(engine: Engine) -> Any:
+    """Find what decides which request computes."""
+    assert isinstance(engine._core, EngineCore)
+    processor = engine._core._manager.batch_processor
+    assert processor is not None
+    return processor.scheduler
+
+
 _QUESTIONS = [f"{word} number {i}?" for i in range(4) for word in ("fox", "what 你好", "how many")]
 
 
@@ -188,10 +197,9 @@ def test_closing_the_iterator_frees_the_slot_at_once(load_engine: Load) -> None:
                 await anext(pieces)
                 assert engine.num_active == 1
             assert engine.num_active == 0
-        processor = engine._manager.batch_processor
-        assert processor is not None
-        await wait_until(lambda: not processor.scheduler.has_pending_requests())
-        assert engine._manager.output_router.result_handlers == {}
+        scheduler = find_scheduler(engine)
+        await wait_until(lambda: not scheduler.has_pending_requests())
+        assert engine._waiting == {}
 
     asyncio.run(scenario())
 
@@ -200,15 +208,14 @@ def test_cancelling_the_last_one_in_a_full_cache_does_not_stall_the_rest(load_en
     # When the cache is full, transformers puts a request back and admits nobody until one has
     # finished. One that was cancelled did not count, and the engine waited for ever.
     engine = load_engine(page_size=32, num_cache_blocks=4)
-    processor = engine._manager.batch_processor
-    assert processor is not None
+    scheduler = find_scheduler(engine)
 
     async def scenario() -> list[Piece]:
         staying = asyncio.create_task(_collect(engine, [50] * 50, Sampling(78)))
-        await wait_until(lambda: bool(processor.scheduler.active_requests))
+        await wait_until(lambda: bool(scheduler.active_requests))
         leaving = asyncio.create_task(_collect(engine, [60] * 50, Sampling(78)))
         # The older one is the first that needs another page, so it is the one put back.
-        await wait_until(lambda: processor.scheduler.block_new_requests)
+        await wait_until(lambda: scheduler.block_new_requests)
         leaving.cancel()
         async with asyncio.timeout(10):
             return await staying

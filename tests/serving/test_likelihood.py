@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,7 @@ from serving.engine import Engine
 from serving.errors import DeadlineExceededError, InvalidRequestError
 from serving.model_loading import load_model
 from serving.sampling import Sampling, make_gumbel_noise
-
-Load = Callable[..., Engine]
+from tests.serving.conftest import Load
 
 
 async def collect(
