@@ -4,6 +4,7 @@ A fork server, which has imported all that takes seconds to import, becomes a ne
 model. What it runs ends with the process that it answers to, and with the thread that generates.
 """
 
+import gc
 import logging
 import os
 import select
@@ -165,6 +166,10 @@ def serve_forks(control: socket.socket) -> None:
     """Fork for every connection that comes, until nobody is left to send one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us says when to end
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who have ended
+    # Whoever collects garbage writes to all objects that are not frozen, and so gets copies of the
+    # memory that all share.
+    gc.collect()
+    gc.freeze()
     while True:
         _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not descriptors:

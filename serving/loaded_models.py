@@ -245,9 +245,14 @@ class LoadedModels:
         return self._loaded[model.id]
 
     def _find(self, model: StoredModel) -> LoadedModel | None:
-        """Find the engine of exactly this model; one of the same id was deleted and is put out."""
+        """Find the engine of exactly this model.
+
+        One that has died is put out, and one of a model that had the same id and was deleted.
+        """
         loaded = self._loaded.get(model.id)
-        if loaded is None or loaded.stored.edition == model.edition:
+        if loaded is None:
+            return None
+        if loaded.stored.edition == model.edition and loaded.engine.is_healthy():
             return loaded
         self._close_aside(self._take_out(loaded))
         return None

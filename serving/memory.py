@@ -1,6 +1,8 @@
 """How much memory a model takes while it answers, and how much models may take together."""
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from transformers import AutoConfig
 from serving.settings import EngineSettings
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
+_ASK_GPU = "import torch; print(torch.cuda.mem_get_info()[0])"
+PROCESS_BYTES = 256 << 20
+"""What a process that computes takes by itself: 200 MB on a CPU; on a GPU, CUDA's own."""
 _CPU_SHARE, _GPU_SHARE = 0.5, 0.85
 """Of what is free when a replica starts; on a CPU, fine-tunes need the rest."""
 
@@ -22,10 +27,17 @@ def find_default_budget(num_sharing: int = 1) -> int:
     So many replicas may come to share a CPU's memory, whether they are up already or not.
     """
     if torch.cuda.is_available():
-        free, _ = torch.cuda.mem_get_info()
-        return int(free * _GPU_SHARE)
+        return int(_find_free_gpu_bytes() * _GPU_SHARE)
     room = min(psutil.virtual_memory().available, _find_group_room())
     return int(room * _CPU_SHARE / num_sharing)
+
+
+def _find_free_gpu_bytes() -> int:
+    """Ask in a process that ends: whoever asks holds some of the GPU's memory from then on."""
+    asked = subprocess.run(  # noqa: S603 - our own command
+        [sys.executable, "-c", _ASK_GPU], check=True, stdout=subprocess.PIPE
+    )
+    return int(asked.stdout)
 
 
 def _find_group_room() -> float:
@@ -39,11 +51,13 @@ def _find_group_room() -> float:
 
 
 def estimate_memory(path: Path, settings: EngineSettings) -> int:
-    """Return about how many bytes a model directory takes when loaded: its weights and its cache.
+    """Return about how many bytes a model directory takes when loaded.
 
-    The cache holds a key and a value per layer, head and token, in the type of the weights. A head
-    that is tied to the embedding has a copy of its own on a CPU (`serving.packed_linear`).
-    Activations are not counted. Raises `OSError` or `ValueError` for a config that cannot be read.
+    With the process that it computes in. The cache holds a key and a value per layer, head and
+    token, in the type of the weights. A head that is tied to the embedding has a copy of its own on
+    a CPU (`serving.packed_linear`). Activations are not counted.
+
+    Raises `OSError` or `ValueError` for a config that cannot be read.
     """
     whole: Any = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     config = whole.get_text_config()
@@ -56,7 +70,7 @@ def estimate_memory(path: Path, settings: EngineSettings) -> int:
     is_tied = any(getattr(one, "tie_word_embeddings", False) for one in (whole, config))
     has_copy = is_tied and not torch.cuda.is_available()
     copy = config.vocab_size * config.hidden_size * dtype.itemsize if has_copy else 0
-    return _measure_weights(path, dtype) + copy + cache
+    return PROCESS_BYTES + _measure_weights(path, dtype) + copy + cache
 
 
 def _measure_weights(path: Path, dtype: torch.dtype) -> int:

@@ -1,4 +1,4 @@
-"""Computing beside the event loop without slowing down what computes all the time."""
+"""Work beside the event loop that goes after what answers."""
 
 import asyncio
 import os
@@ -16,10 +16,8 @@ _T = TypeVar("_T")
 async def run_in_own_thread(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Run a function on a thread that ends with it, and return what it returns.
 
-    For all that computes with torch. OpenMP (libgomp) keeps a team of workers for each thread that
-    ever computed, and `asyncio.to_thread` keeps its threads. Once there are more workers than
-    cores, libgomp has all of them sleep between two operators, where they would wait awake for the
-    next: with two threads on two cores that took a third of the tokens per second.
+    For what leaves a thread changed, as `put_thread_last` does: `asyncio.to_thread` keeps its
+    threads for others.
     """
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=function.__name__)
     try:

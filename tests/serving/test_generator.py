@@ -255,7 +255,7 @@ def test_client_that_leaves_frees_its_place(
     asyncio.run(scenario())
 
 
-def test_dead_engine_makes_the_replica_unhealthy(
+def test_dead_engine_makes_the_replica_unhealthy_until_it_is_replaced(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     store.add(tiny_model, "a")
@@ -267,6 +267,8 @@ def test_dead_engine_makes_the_replica_unhealthy(
             replica._models.list_loaded()[0].engine.close()
             with pytest.raises(EngineDeadError, match="'a' has stopped"):
                 await replica.check_health()
+            await _chat(replica, "a")  # whoever asks first has it loaded again
+            await replica.check_health()
 
     asyncio.run(scenario())
 

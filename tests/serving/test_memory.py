@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from serving.memory import estimate_memory, find_default_budget
+from serving import memory
+from serving.memory import PROCESS_BYTES, estimate_memory, find_default_budget
 from serving.settings import EngineSettings
 from tests.tiny_model import build_tiny_model
 
@@ -19,14 +20,21 @@ def test_weights_count_as_they_are_in_memory_not_in_the_file(tmp_path: Path) -> 
     AutoModelForCausalLM.from_pretrained(narrow, dtype=torch.bfloat16).save_pretrained(narrow)
     config = (wide / "config.json").read_text()  # of fp32
     (narrow / "config.json").write_text(config)
-    assert estimate_memory(narrow, SETTINGS) == pytest.approx(
-        estimate_memory(wide, SETTINGS), rel=0.02
+    narrow_bytes, wide_bytes = (
+        estimate_memory(path, SETTINGS) - PROCESS_BYTES for path in (narrow, wide)
     )
+    assert narrow_bytes == pytest.approx(wide_bytes, rel=0.02)
 
 
 def test_replicas_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert find_default_budget(4) == pytest.approx(find_default_budget() / 4, rel=0.2)
+
+
+def test_a_gpu_is_asked_by_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(memory, "_ASK_GPU", "print(1000)")
+    assert find_default_budget() == 850
 
 
 def test_a_config_that_does_not_speak_of_tied_embeddings_has_none(
