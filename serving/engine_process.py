@@ -15,6 +15,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from serving.engine_core import (
     Generation,
     LoadedWeights,
     ModelFacts,
+    Progress,
     Report,
     Scoring,
     Tell,
@@ -38,6 +40,16 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 1.0
 _PID_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Cancellation:
+    """A wish that a request of any kind end."""
+
+    request_id: str
+
+
+Command = Generation | Scoring | Cancellation
 
 
 class RemoteCore:
@@ -66,6 +78,7 @@ class RemoteCore:
             found = _describe_end(path)
         if isinstance(found, EngineDeadError):
             self.close()
+            self._connection.close()
             raise found
         self.facts = found
         threading.Thread(target=self._read, name="engine-reports", daemon=True).start()
@@ -85,7 +98,7 @@ class RemoteCore:
     def cancel(self, request_id: str) -> None:
         """End a request of any kind; little more is told of it."""
         with suppress(EngineDeadError):
-            self._send(request_id)
+            self._send(Cancellation(request_id))
 
     def close(self) -> None:
         """End the process; blocks until its memory is free."""
@@ -98,7 +111,7 @@ class RemoteCore:
         select.select([process], [], [])
         os.close(process)
 
-    def _send(self, command: Generation | Scoring | str) -> None:
+    def _send(self, command: Command) -> None:
         try:
             with self._sending:
                 self._connection.send(command)
@@ -221,7 +234,15 @@ def _serve_engine(connection: Connection) -> None:
     connection.send(core.facts)
     while core.is_alive():
         if connection.poll(_POLL_S):
-            _obey(core, connection.recv())
+            command = connection.recv()
+            try:
+                _obey(core, command)
+            except EngineDeadError:
+                raise
+            except Exception as exc:  # the others have nothing to do with it
+                logger.exception("a request failed before it was under way")
+                core.cancel(command.request_id)
+                tell(Report([Progress(command.request_id, (), (), True, str(exc))]))
 
 
 def _read_model_last(path: Path, settings: EngineSettings) -> LoadedWeights:
@@ -229,13 +250,13 @@ def _read_model_last(path: Path, settings: EngineSettings) -> LoadedWeights:
     return read_model(path, settings)
 
 
-def _obey(core: EngineCore, command: Generation | Scoring | str) -> None:
+def _obey(core: EngineCore, command: Command) -> None:
     if isinstance(command, Generation):
         core.generate(command)
     elif isinstance(command, Scoring):
         core.score(command)
     else:
-        core.cancel(command)
+        core.cancel(command.request_id)
 
 
 def _describe_end(path: Path) -> EngineDeadError:

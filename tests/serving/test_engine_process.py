@@ -8,12 +8,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from serving.answer import Piece
 from serving.engine import Engine
+from serving.engine_core import Generation
 from serving.engine_process import ForkServer, fork_server
 from serving.errors import EngineDeadError
 from serving.sampling import Sampling
@@ -97,6 +99,23 @@ def test_a_process_that_is_killed_fails_its_requests(engine: Engine) -> None:
     asyncio.run(scenario())
     engine.close()
     engine.close()
+
+
+def test_a_request_that_nobody_can_begin_harms_no_other(engine: Engine) -> None:
+    wrong: Any = None
+
+    async def scenario() -> None:
+        async with aclosing(engine.generate([5], LONG)) as pieces:
+            await anext(pieces)
+            with engine._wait(DEADLINE_S) as (request_id, waiting):
+                engine._core.generate(Generation(request_id, wrong, 3, Sampling(), False))
+                told = await waiting.queue.get()
+            assert told is not None
+            assert "not iterable" in (told.error or "")
+            assert [piece async for piece in pieces][-1].num_completion_tokens == 100
+        assert engine.is_healthy()
+
+    asyncio.run(scenario())
 
 
 def test_one_that_dies_while_it_loads_is_told_as_such(
