@@ -4,9 +4,10 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import IO, Any
 
+import anyio
 import httpx
 
 from apps.errors import ApiError
@@ -25,6 +26,7 @@ from serving.model_store import ModelStore, StoredModel
 logger = logging.getLogger(__name__)
 
 LISTING_INTERVAL_S = 2.0
+_END_TIMEOUT_S = 0.1
 
 Answer = dict[str, Any]
 
@@ -37,7 +39,8 @@ class UpstreamRelay:
     for all waiting of a request for the servers, not for a client that reads slowly.
 
     The servers are asked what they have all the time, between `open` and `close`; no request waits
-    for that.
+    for that. All limits to what httpx may take are anyio's: where asyncio itself cancels, httpx can
+    lose a connection that it was about to close.
     """
 
     def __init__(
@@ -47,18 +50,19 @@ class UpstreamRelay:
         self._upstreams = [Upstream(settings) for settings in upstreams]
         self._timeout_s = timeout_s
         self._held: dict[str, IO[bytes]] = {}
-        self._watching: list[asyncio.Task[None]] = []
+        self._watch_scope = anyio.CancelScope()
+        self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Ask every server what it has, and go on asking."""
         await asyncio.gather(*map(self._ask_for_models, self._upstreams))
-        self._watching = [asyncio.create_task(self._watch(one)) for one in self._upstreams]
+        self._watching = asyncio.create_task(self._watch_all())
 
     async def close(self) -> None:
         """End the asking, close the connections and let go of the models."""
-        for task in self._watching:
-            task.cancel()
-        await asyncio.gather(*self._watching, return_exceptions=True)
+        if self._watching is not None:
+            self._watch_scope.cancel()
+            await self._watching
         for upstream in self._upstreams:
             await upstream.close()
         self._hold(frozenset())
@@ -85,9 +89,15 @@ class UpstreamRelay:
         if not any(upstream.listed for upstream in self._upstreams):
             raise ApiError(503, "no server has a model", code="upstream_unavailable")
 
+    async def _watch_all(self) -> None:
+        with self._watch_scope:
+            async with anyio.create_task_group() as group:
+                for upstream in self._upstreams:
+                    group.start_soon(self._watch, upstream)
+
     async def _watch(self, upstream: Upstream) -> None:
         while True:
-            await asyncio.sleep(LISTING_INTERVAL_S)
+            await anyio.sleep(LISTING_INTERVAL_S)
             try:
                 await self._ask_for_models(upstream)
             except Exception:  # whatever it is, the models must not stay what they were for good
@@ -180,7 +190,7 @@ class Patience:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            async with asyncio.timeout(max(0.0, self._left_s)):
+            with anyio.fail_after(self._left_s):
                 yield
         except TimeoutError as exc:
             message = f"no complete answer within {self._timeout_s:g} s"
@@ -205,6 +215,7 @@ async def _read_chunks(
                 continue
             data = line.removeprefix(b"data:").strip()
             if data == b"[DONE]":
+                await _read_to_end(lines)
                 return
             chunk = _parse(data)
             if "error" in chunk:
@@ -220,6 +231,13 @@ async def _read_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
         for line in lines:
             yield line
     yield rest
+
+
+async def _read_to_end(lines: AsyncGenerator[bytes, None]) -> None:
+    """Read what may come after the last event, so that the connection can be used again."""
+    with suppress(httpx.HTTPError), anyio.move_on_after(_END_TIMEOUT_S):
+        async for _ in lines:
+            pass
 
 
 def _describe(model: StoredModel) -> Origin:
@@ -238,9 +256,12 @@ def _sign(answer: Answer, origin: Origin) -> Answer:
     }
 
 
-def _parse(content: str | bytes) -> Answer:
+def _parse(content: bytes) -> Answer:
     try:
         answer = json.loads(content)
+        if b"\\ud" in content.lower():  # halves of characters that no answer of ours could carry
+            whole = json.dumps(answer, ensure_ascii=False).encode(errors="replace")
+            answer = json.loads(whole)
     except ValueError as exc:
         raise _describe_nonsense() from exc
     if not isinstance(answer, dict):

@@ -1,8 +1,9 @@
 """The settings of the application, as `deploy.yaml` gives them; the one place for them."""
 
 from typing import Any
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from apps.bundled import DEMONSTRATION_MODEL
 from serving.settings import GenerationSettings
@@ -54,7 +55,7 @@ class UpstreamSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    url: str = Field(pattern=r"^https?://[^/]", description="Where it is, without '/v1'.")
+    url: str = Field(description="Where it is, without '/v1'.")
     key_variable: str | None = Field(
         None,
         min_length=1,
@@ -66,6 +67,16 @@ class UpstreamSettings(BaseModel):
     @classmethod
     def _read_url(cls, given: Any) -> Any:
         return {"url": given} if isinstance(given, str) else given
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        if "@" in url:  # logs would have it
+            raise ValueError("expected no user or password; name the key's variable: key_variable")
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("expected http://HOST[:PORT][/PATH] or the same with https")
+        return url
 
 
 class ApplicationSettings(GenerationSettings):

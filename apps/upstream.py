@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+import anyio
 import httpx
 
 from apps.access import is_loopback, read_api_key
@@ -61,7 +62,7 @@ class Upstream:
     async def ask_for_models(self) -> None:
         """Have `listed` be what the server has now; it stays as it was if there is no answer."""
         try:
-            async with asyncio.timeout(LISTING_TIMEOUT_S):
+            with anyio.fail_after(LISTING_TIMEOUT_S):
                 response = await self._http.get("/v1/models")
             if response.status_code == 404:  # nothing is deployed there
                 listed: frozenset[str] = frozenset()

@@ -2,13 +2,20 @@
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from serving.errors import DeadlineExceededError, OverloadedError, ServingError
+from serving.errors import (
+    DeadlineExceededError,
+    EngineLostError,
+    OverloadedError,
+    ServingError,
+)
 from serving.handovers import HandoverEvent, HandoverLog, Outcome
 from serving.loaded_models import LoadedModels
 from serving.model_store import LATEST_ALIAS, ModelStore, StoredModel
@@ -17,6 +24,9 @@ from storage.locks import HeldError, take_turn
 
 logger = logging.getLogger(__name__)
 
+_MAX_LOST = 6
+_LOST_DELAY_S = 5.0  # before the second try, and twice as long before each one more
+
 
 @dataclass(frozen=True)
 class _Target:
@@ -24,6 +34,17 @@ class _Target:
 
     model: StoredModel
     held: IO[bytes]
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A model that an alias could not be moved to, which is tried again at a monotonic time."""
+
+    model_id: str
+    outcome: Outcome
+    num_lost: int
+    """How often the process ended that was to load it."""
+    retry_at: float
 
 
 class AliasFollower:
@@ -57,8 +78,7 @@ class AliasFollower:
         self._wanted: dict[str, str] = {}  # the ids of the models that aliases should point to
         self._coming: dict[str, str] = {}  # and of those that they are moving to
         self._moves: dict[str, asyncio.Task[None]] = {}
-        # The model that an alias could not be moved to, and whether that is final.
-        self._failed: dict[str, tuple[str, Outcome]] = {}
+        self._failed: dict[str, _Failure] = {}
         self._has_looked = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._keep_following())
 
@@ -127,7 +147,7 @@ class AliasFollower:
             if not self._has_looked.is_set():
                 await asyncio.gather(*self._moves.values())
                 self._has_looked.set()
-            self._models.drop_deleted()
+            self._models.drop_gone()
             self._telemetry.show_load(
                 {one.stored.id: one.engine.find_load() for one in self._models.list_loaded()}
             )
@@ -141,9 +161,15 @@ class AliasFollower:
             target = self._targets.get(alias)
             if target is not None and target.model.id == wanted[alias]:
                 self._failed.pop(alias, None)
-            elif self._failed.get(alias) != (wanted[alias], "refused"):
+            elif self._may_try(alias, wanted[alias]):
                 task = asyncio.create_task(self._follow(alias, wanted[alias]))
                 self._moves[alias] = task
+
+    def _may_try(self, alias: str, model_id: str) -> bool:
+        failure = self._failed.get(alias)
+        if failure is None or failure.model_id != model_id:
+            return True
+        return time.monotonic() >= failure.retry_at
 
     async def _follow(self, alias: str, model_id: str) -> None:
         # Nobody uses the new model yet: it must not be put out before the alias points to it.
@@ -161,10 +187,12 @@ class AliasFollower:
                     has_moved = is_wanted and await self._move(alias, old, model)
         except (OverloadedError, DeadlineExceededError) as exc:  # it is tried again
             self._note_failure(alias, "postponed", model_id, old, str(exc))
+        except EngineLostError as exc:
+            self._note_loss(alias, model_id, old, str(exc))
         except Exception as exc:  # a model file can fail in any way, and the old model must go on
             logger.exception("%s cannot move to model %s", alias, model_id)
             reason = str(exc) if isinstance(exc, ServingError) else "see the server's log"
-            self._note_failure(alias, "refused", model_id, old, reason)
+            self._note_failure(alias, "refused", model_id, old, reason, retry_at=math.inf)
         else:
             if has_moved:
                 self._failed.pop(alias, None)
@@ -210,13 +238,33 @@ class AliasFollower:
             self._point(alias, model)
         return has_moved
 
+    def _note_loss(self, alias: str, model_id: str, old: StoredModel | None, reason: str) -> None:
+        """Have it tried again, less and less often: the model need not be to blame, but may be."""
+        before = self._failed.get(alias)
+        num_lost = 1 + (before.num_lost if before and before.model_id == model_id else 0)
+        outcome: Outcome = "postponed" if num_lost < _MAX_LOST else "refused"
+        delay_s = _LOST_DELAY_S * 2 ** (num_lost - 1) if num_lost < _MAX_LOST else math.inf
+        retry_at = time.monotonic() + delay_s
+        self._note_failure(
+            alias, outcome, model_id, old, reason, num_lost=num_lost, retry_at=retry_at
+        )
+
     def _note_failure(
-        self, alias: str, outcome: Outcome, model_id: str, old: StoredModel | None, reason: str
+        self,
+        alias: str,
+        outcome: Outcome,
+        model_id: str,
+        old: StoredModel | None,
+        reason: str,
+        *,
+        num_lost: int = 0,
+        retry_at: float = 0.0,
     ) -> None:
-        if self._failed.get(alias) != (model_id, outcome):
+        before = self._failed.get(alias)
+        if before is None or (before.model_id, before.outcome) != (model_id, outcome):
             stays = "no model" if old is None else f"model {old.id!r}"
             self._note(alias, outcome, model_id, old, f"it stays with {stays}: {reason}")
-        self._failed[alias] = (model_id, outcome)
+        self._failed[alias] = _Failure(model_id, outcome, num_lost, retry_at)
 
     def _note(
         self, alias: str, outcome: Outcome, model_id: str, old: StoredModel | None, message: str

@@ -1,5 +1,6 @@
 """The part of an engine that computes: a model, and the thread that generates with it."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from serving.process import prepare_process
 from serving.sampling import Sampling
 from serving.scoring import score_tokens
 from serving.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 30.0
 
@@ -218,8 +221,9 @@ class EngineCore:
                         if not (run := next(runs, [])):
                             break
                     likelihoods += run
-        except (RuntimeError, AttributeError) as exc:  # it has stopped, or the model cannot do it
-            error = str(exc)
+        except Exception as exc:  # it has stopped, or the model cannot do it, however it says so
+            logger.exception("a text could not be scored")
+            error = str(exc) or type(exc).__name__
         with self._lock:
             if asked.request_id not in self._scored:
                 return

@@ -7,6 +7,7 @@ model. What it runs ends with the process that it answers to, and with the threa
 import gc
 import logging
 import os
+import pickle
 import select
 import signal
 import socket
@@ -18,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from queue import SimpleQueue
 
 from transformers.utils import logging as transformers_logging
 
@@ -32,7 +34,7 @@ from serving.engine_core import (
     Tell,
     read_model,
 )
-from serving.errors import EngineDeadError
+from serving.errors import EngineDeadError, EngineLostError
 from serving.own_thread import put_thread_last
 from serving.settings import EngineSettings
 
@@ -40,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 1.0
 _PID_BYTES = 8
+_NUM_TRIES = 2
 
 
 @dataclass(frozen=True)
@@ -55,32 +58,33 @@ Command = Generation | Scoring | Cancellation
 class RemoteCore:
     """An `EngineCore` in another process; tells from a thread of this one.
 
-    Blocks until the model is loaded; raises `EngineDeadError` if it does not load.
+    Blocks until the model is loaded; raises `EngineDeadError` if it does not load, and
+    `EngineLostError` if the process ends before. No other method but `close` blocks, whatever the
+    process does.
     """
 
     def __init__(self, path: Path, settings: EngineSettings, tell: Tell) -> None:
         self._tell = tell
         self._connection, there = Pipe()
-        with there:
-            pid = fork_server.fork(there)
         self._process: int | None = None  # a file descriptor: ids are given again
         try:
-            self._process = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._connection.close()
-            raise _describe_end(path) from None
-        self._sending = threading.Lock()
-        self._is_alive = True
-        try:
+            with there:
+                self._process = os.pidfd_open(fork_server.fork(there))
             self._connection.send((path, settings))
             found: ModelFacts | EngineDeadError = self._connection.recv()
         except (EOFError, OSError):
-            found = _describe_end(path)
+            found = EngineLostError(f"the process that was to load model {path.name!r} has ended")
+        except EngineDeadError as exc:
+            found = exc
         if isinstance(found, EngineDeadError):
-            self.close()
+            self._end_process()
             self._connection.close()
             raise found
         self.facts = found
+        self._is_alive = True
+        self._commands: SimpleQueue[bytes | None] = SimpleQueue()
+        self._writing = threading.Thread(target=self._write, name="engine-commands", daemon=True)
+        self._writing.start()
         threading.Thread(target=self._read, name="engine-reports", daemon=True).start()
 
     def is_alive(self) -> bool:
@@ -103,31 +107,44 @@ class RemoteCore:
     def close(self) -> None:
         """End the process; blocks until its memory is free."""
         self._is_alive = False
+        self._end_process()
+
+    def _end_process(self) -> None:
         if self._process is None:
             return
         process, self._process = self._process, None
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(process, signal.SIGKILL)
-        select.select([process], [], [])
-        os.close(process)
+        try:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            ended = select.poll()
+            ended.register(process, select.POLLIN)
+            ended.poll()
+        finally:
+            os.close(process)
 
     def _send(self, command: Command) -> None:
-        try:
-            with self._sending:
-                self._connection.send(command)
-        except OSError:
-            raise EngineDeadError("the model's engine has stopped") from None
+        if not self._is_alive:
+            raise EngineDeadError("the model's engine has stopped")
+        # What ends between this look and the next line is told to all that wait.
+        self._commands.put(pickle.dumps(command))
+
+    def _write(self) -> None:
+        """Send commands: a process that is held up does not read, and must hold up nobody here."""
+        with suppress(OSError):  # it has ended, as whoever reads will see
+            while (command := self._commands.get()) is not None:
+                self._connection.send_bytes(command)
 
     def _read(self) -> None:
-        with self._connection:
-            while True:
-                try:
-                    report = self._connection.recv()
-                except (EOFError, OSError):
-                    break
-                self._tell(report)
+        try:
+            with suppress(EOFError, OSError):
+                while True:
+                    self._tell(self._connection.recv())
+        finally:
             self._is_alive = False
             self._tell(None)
+            self._commands.put(None)
+            self._writing.join()
+            self._connection.close()
 
 
 class ForkServer:
@@ -144,32 +161,40 @@ class ForkServer:
             self._start()
 
     def fork(self, connection: Connection) -> int:
-        """Have a new process serve what is at the other end of a connection; returns its id."""
+        """Have a new process serve what is at the other end of a connection; returns its id.
+
+        Raises `EngineLostError` if there is none.
+        """
         with self._lock:
-            for is_last_try in (False, True):
+            for _ in range(_NUM_TRIES):
                 control = self._start()
-                try:
+                with suppress(OSError):
                     socket.send_fds(control, [b"\0"], [connection.fileno()])
                     if answer := control.recv(_PID_BYTES):
                         return int.from_bytes(answer, "little")
-                except OSError:
-                    if is_last_try:
-                        raise
-        raise EngineDeadError("no process could be started for an engine; the log says why")
+                self._discard()  # it may have ended though nobody can see that yet
+        raise EngineLostError("no process could be started for an engine; the log says why")
 
     def _start(self) -> socket.socket:
-        if self._process is not None and self._control is not None and self._process.poll() is None:
-            return self._control
+        if self._control is None:
+            control, there = socket.socketpair()
+            with there:
+                self._process = subprocess.Popen(  # noqa: S603 - our own command
+                    [sys.executable, "-m", "serving.engine_process", str(there.fileno())],
+                    pass_fds=[there.fileno()],
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                )
+            self._control = control
+        return self._control
+
+    def _discard(self) -> None:
         if self._control is not None:
             self._control.close()
-        self._control, there = socket.socketpair()
-        with there:
-            self._process = subprocess.Popen(  # noqa: S603 - our own command
-                [sys.executable, "-m", "serving.engine_process", str(there.fileno())],
-                pass_fds=[there.fileno()],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-        return self._control
+            self._control = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
 
 fork_server = ForkServer()
@@ -257,10 +282,6 @@ def _obey(core: EngineCore, command: Command) -> None:
         core.score(command)
     else:
         core.cancel(command.request_id)
-
-
-def _describe_end(path: Path) -> EngineDeadError:
-    return EngineDeadError(f"the process that was to load model {path.name!r} has ended")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
     ├── OverloadedError        429: no room now; try again after `retry_after_s`
     ├── DeadlineExceededError  504: the answer took longer than a request may take
     └── EngineDeadError        503: the model's engine cannot answer at all
+        └── EngineLostError    its process ended, for whatever cause; it may start another time
 
 The numbers are for the HTTP room, which holds the one mapping to statuses. All of these cross a
 Serve handle: what is not in `args` travels in the instance's dictionary, so they pickle whole.
@@ -63,3 +64,10 @@ class EngineDeadError(ServingError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="engine_dead")
+
+
+class EngineLostError(EngineDeadError):
+    """The process of an engine ended or was not there before its model was loaded.
+
+    The model need not be to blame: the system kills processes where memory is short.
+    """

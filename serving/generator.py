@@ -164,9 +164,6 @@ class GeneratorReplica:
         `latest` is loaded.
         """
         await self._follower.wait_until_ready()
-        for loaded in self._models.list_loaded():
-            if not loaded.engine.is_healthy():
-                raise EngineDeadError(f"the engine of model {loaded.stored.id!r} has stopped")
         if not self._follower.is_following:
             raise EngineDeadError("the replica no longer follows the aliases")
 

@@ -16,7 +16,8 @@ class HandoverEvent:
 
     moved      the new model answers now
     draining   memory does not hold both, so the old model ends its answers before the new is loaded
-    postponed  there is no room for the new model now; the old one goes on, and it is tried again
+    postponed  there is no room for the new model now, or its process ended while it loaded; the old
+               one goes on, and it is tried again
     refused    the new model cannot be loaded; the old one goes on
     """
 

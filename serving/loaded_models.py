@@ -86,10 +86,11 @@ class LoadedModels:
         self._kept = frozenset(model_ids)
         self._put_out_excess()
 
-    def drop_deleted(self) -> None:
-        """Put out what has been deleted from the store."""
+    def drop_gone(self) -> None:
+        """Put out what has been deleted from the store, and engines that have died."""
         for loaded in self.list_loaded():
-            if not self._num_leases[loaded.stored.id] and not loaded.stored.is_there():
+            is_idle = not self._num_leases[loaded.stored.id]
+            if is_idle and not (loaded.stored.is_there() and loaded.engine.is_healthy()):
                 self._close_aside(self._take_out(loaded))
 
     @asynccontextmanager

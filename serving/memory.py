@@ -17,6 +17,8 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup")
 _ASK_GPU = "import torch; print(torch.cuda.mem_get_info()[0])"
 PROCESS_BYTES = 256 << 20
 """What a process that computes takes by itself: 200 MB on a CPU; on a GPU, CUDA's own."""
+FORK_SERVER_BYTES = 288 << 20
+"""What the fork server of a replica takes by itself: the libraries, which its forks share."""
 _CPU_SHARE, _GPU_SHARE = 0.5, 0.85
 """Of what is free when a replica starts; on a CPU, fine-tunes need the rest."""
 
@@ -29,6 +31,7 @@ def find_default_budget(num_sharing: int = 1) -> int:
     if torch.cuda.is_available():
         return int(_find_free_gpu_bytes() * _GPU_SHARE)
     room = min(psutil.virtual_memory().available, _find_group_room())
+    room = max(0, room - num_sharing * FORK_SERVER_BYTES)
     return int(room * _CPU_SHARE / num_sharing)
 
 

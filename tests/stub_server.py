@@ -27,12 +27,14 @@ class StubServer:
     refusal: Response | None = None  # of requests for text
     listing_refusal: Response | None = None
     listing_delay_s: float = 0.0
+    are_ascii: bool = False  # whether answers have escapes for all other characters
     delay_s: float = 0.0  # before each word
     num_words_sent: int | None = None  # of a stream that breaks off; all if None
     num_listings: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     num_open: int = 0  # answers under way
+    clients: set[tuple[str, int] | None] = field(default_factory=set)  # of requests for text
     url: str = ""
 
     async def list_models(self, request: Request) -> Response:
@@ -46,6 +48,7 @@ class StubServer:
     async def complete(self, request: Request) -> Response:
         body = await request.json()
         self.asked.append(body)
+        self.clients.add(request.client)
         self.keys.append(request.headers.get("authorization"))
         if self.refusal is not None:
             return self.refusal
@@ -58,7 +61,8 @@ class StubServer:
             await anyio.sleep(self.delay_s)
         text = "".join(self.words)
         choice = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
-        return JSONResponse(_build(is_chat, "", {**choice, "finish_reason": "stop"}))
+        answer = _build(is_chat, "", {**choice, "finish_reason": "stop"})
+        return Response(self._write(answer), media_type="application/json")
 
     async def _stream(self, is_chat: bool) -> AsyncIterator[str]:
         with self._counted():
@@ -68,8 +72,11 @@ class StubServer:
                     return
                 delta = {"delta": {"content": word}} if is_chat else {"text": word}
                 chunk = _build(is_chat, ".chunk", {**delta, "finish_reason": None})
-                yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+                yield f"data: {self._write(chunk)}\n\n"
             yield "data: [DONE]\n\n"
+
+    def _write(self, answer: dict[str, Any]) -> str:
+        return json.dumps(answer, ensure_ascii=self.are_ascii)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

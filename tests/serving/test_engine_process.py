@@ -2,11 +2,14 @@
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from serving.answer import Piece
 from serving.engine import Engine
 from serving.engine_core import Generation
 from serving.engine_process import ForkServer, fork_server
-from serving.errors import EngineDeadError
+from serving.errors import DeadlineExceededError, EngineDeadError, EngineLostError
 from serving.sampling import Sampling
 from serving.settings import EngineSettings
 from tests.serving.conftest import DEADLINE_S, Load, wait_until
@@ -129,8 +132,89 @@ def test_one_that_dies_while_it_loads_is_told_as_such(
         return descriptor
 
     monkeypatch.setattr(os, "pidfd_open", kill_it)
-    with pytest.raises(EngineDeadError, match="process that was to load model 'model' has ended"):
+    with pytest.raises(EngineLostError, match="process that was to load model 'model' has ended"):
         Engine.start(tiny_model, SETTINGS)
+
+
+def test_a_process_that_is_held_up_holds_up_nobody_else(tiny_model: Path) -> None:
+    """More is sent to it than what lies between takes."""
+    engine = Engine.start(tiny_model, EngineSettings(num_cache_blocks=256))
+    prompt = [5] * (engine.context_length - 10)
+
+    async def ask() -> None:
+        with pytest.raises(DeadlineExceededError):
+            async for _ in engine.generate(prompt, Sampling(5), timeout_s=0.3):
+                pass
+
+    async def scenario() -> None:
+        began = time.monotonic()
+        await asyncio.gather(*(ask() for _ in range(8)))
+        assert time.monotonic() - began < 2
+        assert engine.num_active == 0
+
+    (process,) = find_forks()
+    process.suspend()
+    for _ in range(400):  # 8 prompts by themselves may fit
+        engine._core.cancel("x" * 4096)
+    asyncio.run(scenario())
+    process.resume()
+    assert asyncio.run(collect(engine, [5], Sampling(3)))[-1].num_completion_tokens == 3
+    engine.close()
+
+
+def test_commands_while_the_process_dies_are_told_as_such(tiny_model: Path) -> None:
+    engine = Engine.start(tiny_model, SETTINGS)
+    (process,) = find_forks()
+
+    async def scenario() -> None:
+        process.kill()
+        for _ in range(1000):
+            with pytest.raises(EngineDeadError):
+                await collect(engine, [5] * 100, Sampling(1000))
+
+    asyncio.run(scenario())
+    engine.close()
+
+
+def test_what_a_score_fails_by_is_told(
+    tiny_model: Path, load_engine: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise TypeError("unexpected keyword argument 'use_cache'")
+
+    monkeypatch.setattr("serving.engine_core.score_tokens", refuse)
+    engine = load_engine()
+    with pytest.raises(EngineDeadError, match="unexpected keyword argument"):
+        asyncio.run(engine.score([5] * 10, 0))
+
+
+def test_a_process_ends_however_many_files_are_open(tiny_model: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        engine = Engine.start(tiny_model, SETTINGS)
+        assert len(find_forks()) == 1
+        engine.close()
+        assert find_forks() == []
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.002, 0.004, 0.008, 0.016])
+def test_a_fork_server_that_dies_at_any_moment_is_replaced(delay_s: float) -> None:
+    """Its socket is closed some time before anybody can see that it has ended."""
+    server = ForkServer()
+    here, there = Pipe()
+    with here, there:
+        server.fork(there)
+        assert server._process is not None
+        server._process.kill()
+        time.sleep(delay_s)
+        server.fork(there)
+        server._discard()
 
 
 def test_a_fork_server_that_died_is_replaced(tiny_model: Path) -> None:

@@ -2,6 +2,7 @@ import asyncio
 import json
 import os
 import shutil
+import time
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
+from serving.engine import Engine
 from serving.errors import (
     EngineDeadError,
+    EngineLostError,
     InvalidRequestError,
     ModelInUseError,
     ModelNotFoundError,
@@ -255,20 +258,68 @@ def test_client_that_leaves_frees_its_place(
     asyncio.run(scenario())
 
 
-def test_dead_engine_makes_the_replica_unhealthy_until_it_is_replaced(
+def test_dead_engine_is_put_out_and_loaded_again_by_whoever_asks(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
-    store.add(tiny_model, "a")
+    for model_id in ("a", "b"):
+        store.add(tiny_model, model_id)
 
     async def scenario() -> None:
         async with run_replica(layout) as replica:
-            await _chat(replica, "a")
+            for model_id in ("a", "b"):
+                await _chat(replica, model_id)
+            dead, other = replica._models.list_loaded()
+            dead.engine.close()
+
+            async def is_out() -> bool:
+                return await _list_ids(replica) == ["b"]
+
+            await wait_until(is_out)
             await replica.check_health()
-            replica._models.list_loaded()[0].engine.close()
-            with pytest.raises(EngineDeadError, match="'a' has stopped"):
-                await replica.check_health()
-            await _chat(replica, "a")  # whoever asks first has it loaded again
-            await replica.check_health()
+            assert (await _chat(replica, "a"))[0]["model_id"] == "a"
+            assert replica._models.list_loaded()[1] is other
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("num_lost", [2, 3])
+def test_move_is_tried_again_when_the_process_ends_that_loads(
+    store: ModelStore,
+    layout: StorageLayout,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_lost: int,
+) -> None:
+    monkeypatch.setattr("serving.alias_follower._LOST_DELAY_S", 0.05)
+    monkeypatch.setattr("serving.alias_follower._MAX_LOST", 3)
+    store.add(tiny_model, "old")
+    store.add(tiny_model, "new")
+    store.point_alias("latest", "old")
+    start = Engine.start
+    lost_at: list[float] = []
+
+    def start_or_lose(path: Path, settings: EngineSettings) -> Engine:
+        if path.name == "new" and len(lost_at) < num_lost:
+            lost_at.append(time.monotonic())
+            raise EngineLostError("the process has ended")
+        return start(path, settings)
+
+    def list_outcomes() -> list[str]:
+        return [event.outcome for event in HandoverLog(layout.handovers).read("latest")]
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            monkeypatch.setattr(Engine, "start", start_or_lose)
+            store.point_alias("latest", "new")
+            await wait_until(lambda: len(list_outcomes()) == 2)
+            assert len(lost_at) == num_lost
+            assert lost_at[1] - lost_at[0] > 0.05
+            answering = (await _chat(replica, "latest"))[0]["model_id"]
+            assert (list_outcomes(), answering) == (
+                (["postponed", "moved"], "new")
+                if num_lost == 2
+                else (["postponed", "refused"], "old")
+            )
 
     asyncio.run(scenario())
 
