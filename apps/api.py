@@ -28,7 +28,7 @@ from apps.queue import RunQueue
 from apps.ray_jobs import RayJobRunner
 from apps.relay import UpstreamRelay
 from apps.remote import RemoteQueue, RemoteText
-from apps.routes import aliases, chat, completions, files, health, jobs, models, relayed
+from apps.routes import aliases, chat, completions, files, health, job_story, jobs, models, relayed
 from apps.services import Services
 from apps.settings import ApplicationSettings
 from serving.generator import GENERATOR_CPUS, Generator, GeneratorSettings
@@ -47,15 +47,13 @@ def build_app(settings: ApplicationSettings) -> Application:
     """Build the application that `deploy.yaml` names, with typed and checked settings."""
     layout = open_storage(settings.storage)
     install_base_models(ModelStore(layout), settings.base_models)
-    FileStore(layout).add(HANDBOOK_FILE_ID, find_handbook(), "handbook.jsonl")
+    FileStore(layout).add(HANDBOOK_FILE_ID, find_handbook().read_bytes(), "handbook.jsonl")
     reserved_cpus = API_CPUS + QUEUE_CPUS + PAGE_CPUS + settings.reserved_cpus
     generator: Application | None = None
     if not settings.upstreams:
         generator = _bind_generator(settings, str(layout.root))
         reserved_cpus += settings.replicas.max * GENERATOR_CPUS
-    queue = FineTuningQueue.bind(
-        str(layout.root), settings.max_concurrent_runs, reserved_cpus, settings.reserved_gpus
-    )
+    queue = FineTuningQueue.bind(str(layout.root), settings, reserved_cpus, settings.reserved_gpus)
     return Api.bind(str(layout.root), settings, generator, queue)
 
 
@@ -81,7 +79,7 @@ def build_http(services: Services, api_key: str | None) -> AccessControl:
     )
     app.state.services = services
     install_error_handlers(app)
-    for resource in (health, files, jobs, aliases):
+    for resource in (health, files, jobs, job_story, aliases):
         app.include_router(resource.router)
     limits = {models.router.prefix: services.max_model_bytes}
     app.include_router(models.router)
@@ -105,12 +103,17 @@ class FineTuningQueueReplica:
     """The queue as one replica that looks after the runs on disk once a second."""
 
     def __init__(
-        self, storage: str, max_concurrent_runs: int, reserved_cpus: float, reserved_gpus: float
+        self,
+        storage: str,
+        settings: ApplicationSettings,
+        reserved_cpus: float,
+        reserved_gpus: float,
     ) -> None:
         self._queue = RunQueue(
             open_storage(storage),
             RayJobRunner(),
-            max_concurrent_runs=max_concurrent_runs,
+            max_concurrent_runs=settings.max_concurrent_runs,
+            max_restarts=settings.max_restarts,
             reserved_cpus=reserved_cpus,
             reserved_gpus=reserved_gpus,
         )
@@ -131,6 +134,18 @@ class FineTuningQueueReplica:
     async def cancel(self, run_id: str) -> dict[str, Any]:
         """Stop a fine-tune."""
         return await self._queue.cancel(run_id)
+
+    async def pause(self, run_id: str) -> dict[str, Any]:
+        """Have a fine-tune free its resources, to go on later."""
+        return await self._queue.pause(run_id)
+
+    async def resume(self, run_id: str) -> dict[str, Any]:
+        """Let a paused fine-tune go on."""
+        return await self._queue.resume(run_id)
+
+    async def delete(self, run_id: str) -> None:
+        """Remove what is left of a fine-tune that has ended."""
+        await self._queue.delete(run_id)
 
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None

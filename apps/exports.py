@@ -7,11 +7,12 @@ itself, or the queue where the task was killed. So none is lost without a word.
 import logging
 import threading
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from apps.errors import not_found
 from apps.publishing import find_checkpoint, name_checkpoint_model, publish_checkpoint
 from apps.runs import EXPORTS_FOLDER, check_new_model, find_run, has_published, list_exports
+from apps.tasks import Task, TaskRunner
 from serving.errors import OverloadedError
 from serving.model_store import ModelStore
 from storage import durable
@@ -24,20 +25,10 @@ _MAX_AT_ONCE = 4
 _RETRY_AFTER_S = 30
 
 
-class ExportRunner(Protocol):
-    """Who does the work, beside whatever computes."""
-
-    def start_export(self, storage: Path, run_id: str, step: int, model_id: str) -> None:
-        """Begin to turn a run's checkpoint into a model."""
-
-    def is_exporting(self, model_id: str) -> bool:
-        """Whether that is under way."""
-
-
 class ExportDesk:
     """Takes exports in and looks after them; one per storage root."""
 
-    def __init__(self, layout: StorageLayout, runner: ExportRunner) -> None:
+    def __init__(self, layout: StorageLayout, runner: TaskRunner) -> None:
         self._layout = layout
         self._runner = runner
         self._models = ModelStore(layout)
@@ -77,14 +68,16 @@ class ExportDesk:
             note = _note(run, model_id)
             note.parent.mkdir(exist_ok=True)
             durable.write_json(note, {"step": checkpoint.step})
-            self._runner.start_export(self._layout.root, run_id, checkpoint.step, model_id)
+            task = Task("export", model_id, (run_id, checkpoint.step))
+            self._runner.start_task(self._layout.root, task)
         return {"id": model_id, "object": "model", "status": "publishing", "run_id": run_id}
 
     def reconcile(self) -> None:
         """Tell of the exports that ended without telling, and let go of what is done."""
         with self._lock:
             for run, model_id in list_exports(self._layout):
-                if self._runner.is_exporting(model_id) or not _note(run, model_id).exists():
+                is_under_way = self._runner.is_under_way("export", model_id)
+                if is_under_way or not _note(run, model_id).exists():
                     continue
                 if has_published(self._models, run.path.name, model_id):
                     # It was killed between publishing and saying so.

@@ -1,17 +1,21 @@
-"""Uploaded files: each has its own folder with the bytes and a `file.json`."""
+"""Uploaded files: each has its own folder with the bytes, a `file.json` and what a check found."""
 
 import re
 import shutil
 import time
 from collections.abc import AsyncIterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from apps.errors import ApiError, not_found
 from storage import durable
 from storage.layout import StorageLayout, new_id
 
 _RECORD_NAME = "file.json"
+_CHECK_NAME = "check.json"
+
+Purpose = Literal["fine-tune", "fine-tune-results"]
 
 
 class FileStore:
@@ -21,7 +25,7 @@ class FileStore:
         self._layout = layout
 
     async def save(
-        self, chunks: AsyncIterable[bytes], filename: str, purpose: str, max_bytes: int
+        self, chunks: AsyncIterable[bytes], filename: str, purpose: Purpose, max_bytes: int
     ) -> dict[str, Any]:
         """Write an upload as it comes in; returns its record.
 
@@ -34,33 +38,66 @@ class FileStore:
             size = await _write_chunks(content, chunks, max_bytes)
             _check_text(content, filename)
             durable.fsync_file(content)
-            return _record_file(content, filename, purpose, size)
+            _record_file(content, filename, purpose, size)
+            return self.get(folder.name)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
-    def add(self, file_id: str, source: Path, filename: str) -> None:
+    def add(
+        self, file_id: str, content: bytes, filename: str, purpose: Purpose = "fine-tune"
+    ) -> None:
         """Put a file of our own beside the uploads, replacing an earlier version of it."""
         folder = self._layout.file(file_id)
         folder.mkdir(exist_ok=True)
-        content = folder / make_safe_name(filename)
-        durable.write_bytes(content, source.read_bytes())
-        _record_file(content, filename, "fine-tune", content.stat().st_size)
+        path = folder / make_safe_name(filename)
+        if path.is_file() and path.read_bytes() == content and (folder / _RECORD_NAME).is_file():
+            return
+        (folder / _CHECK_NAME).unlink(missing_ok=True)
+        durable.write_bytes(path, content)
+        _record_file(path, filename, purpose, len(content))
 
     def list_files(self) -> list[dict[str, Any]]:
-        """All records, newest first."""
-        records = [durable.read_json(path) for path in self._layout.files.glob(f"*/{_RECORD_NAME}")]
-        return sorted(
-            records, key=lambda record: (record["created_at"], record["id"]), reverse=True
-        )
+        """All files as they are shown, newest first."""
+        found = []
+        for path in self._layout.files.glob(f"*/{_RECORD_NAME}"):
+            with suppress(ApiError):  # deleted just now
+                found.append(self.get(path.parent.name))
+        return sorted(found, key=lambda file: (file["created_at"], file["id"]), reverse=True)
+
+    def list_unchecked(self) -> list[str]:
+        """The ids of files of rows that are still to be checked, oldest first."""
+        return [
+            path.parent.name
+            for path in sorted(self._layout.files.glob(f"*/{_RECORD_NAME}"))
+            if not (path.parent / _CHECK_NAME).is_file()
+            and durable.read_json(path)["purpose"] == "fine-tune"
+        ]
+
+    def note_check(
+        self,
+        file_id: str,
+        status: Literal["processed", "error"],
+        details: str | None,
+        found: dict[str, Any] | None,
+    ) -> None:
+        """Note what a check of a file found: whether its rows can be used, and their counts."""
+        check = {"status": status, "status_details": details, "check": found}
+        with suppress(FileNotFoundError):  # deleted meanwhile
+            durable.write_json(self._folder(file_id) / _CHECK_NAME, check)
 
     def get(self, file_id: str) -> dict[str, Any]:
-        """One record; raises `ApiError` 404."""
+        """One file as it is shown; raises `ApiError` 404."""
+        folder = self._folder(file_id)
         try:
-            record: dict[str, Any] = durable.read_json(self._folder(file_id) / _RECORD_NAME)
+            record: dict[str, Any] = durable.read_json(folder / _RECORD_NAME)
         except FileNotFoundError:
             raise not_found("file", file_id) from None
-        return record
+        is_of_rows = record["purpose"] == "fine-tune"
+        check = {"status": "uploaded" if is_of_rows else "processed", "status_details": None}
+        with suppress(FileNotFoundError):
+            check = durable.read_json(folder / _CHECK_NAME)
+        return {**record, **check}
 
     def find_content(self, file_id: str) -> Path:
         """The path of a file's bytes; raises `ApiError` 404."""
@@ -114,7 +151,7 @@ def _check_text(path: Path, filename: str) -> None:
             ) from exc
 
 
-def _record_file(content: Path, filename: str, purpose: str, size_bytes: int) -> dict[str, Any]:
+def _record_file(content: Path, filename: str, purpose: Purpose, size_bytes: int) -> None:
     record = {
         "id": content.parent.name,
         "object": "file",
@@ -122,8 +159,6 @@ def _record_file(content: Path, filename: str, purpose: str, size_bytes: int) ->
         "created_at": int(time.time()),
         "filename": filename,
         "purpose": purpose,
-        "status": "processed",
         "sha256": durable.hash_file(content),
     }
     durable.write_json(content.parent / _RECORD_NAME, record)
-    return record

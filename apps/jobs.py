@@ -1,7 +1,7 @@
 """Fine-tuning jobs in OpenAI's shapes: what a client asks for, and a run as it is shown."""
 
 import time
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,6 +23,8 @@ SERVER_SETTINGS = frozenset(
 )
 
 Auto = Literal["auto"]
+MetadataKey = Annotated[str, Field(max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
 
 
 class _Model(BaseModel):
@@ -60,21 +62,34 @@ class FineTuneRequest(_Model):
     suffix: str | None = Field(
         None,
         min_length=1,
-        max_length=40,
+        max_length=64,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$",
         description="Becomes part of the new model's id.",
     )
     seed: int | None = Field(None, description="Seed of the order of rows.")
-    metadata: dict[str, str] | None = Field(None, max_length=16, description="Kept with the job.")
+    metadata: dict[MetadataKey, MetadataValue] | None = Field(
+        None, max_length=16, description="Kept with the job."
+    )
     hyperparameters: Hyperparameters | None = Field(None, description="OpenAI's older place.")
     method: Method | None = Field(None, description="OpenAI's newer place for hyperparameters.")
-    validation_file: None = Field(None, description="Validation files are not supported yet.")
-    integrations: None = Field(None, description="Integrations are not supported yet.")
+    validation_file: str | None = Field(
+        None, min_length=1, description="Id of an uploaded file of rows to evaluate on."
+    )
+    integrations: None = Field(
+        None, description="Where figures go besides is the operator's to set ('trackers')."
+    )
+    priority: int = Field(0, ge=-100, le=100, description="Jobs with a higher one go first.")
     training: dict[str, Any] = Field(
         default_factory=dict, description="Any setting of our own training spec; these win."
     )
 
-    def resolve_settings(self, defaults: TrainingSpec) -> TrainingSpec:
+    def list_files(self) -> list[str]:
+        """The ids of the files that the job reads, the training file first."""
+        return [self.training_file] + ([self.validation_file] if self.validation_file else [])
+
+    def resolve_settings(
+        self, defaults: TrainingSpec, validation_path: str | None = None
+    ) -> TrainingSpec:
         """Lay what was asked for over a base model's defaults.
 
         Raises `ApiError` or `pydantic.ValidationError` for a setting that cannot be.
@@ -86,7 +101,7 @@ class FineTuneRequest(_Model):
                 "file have fields of their own, the rest is the operator's",
                 param="training",
             )
-        settings = defaults.model_dump()
+        settings = {**defaults.model_dump(), "validation_file": validation_path}
         if self.seed is not None:
             settings["seed"] = self.seed
         settings.update(self.training)
@@ -95,10 +110,14 @@ class FineTuneRequest(_Model):
             {**settings, **self._translate_hyperparameters(settings)}
         )
 
-    def _translate_hyperparameters(self, settings: dict[str, Any]) -> dict[str, Any]:
-        asked = self.hyperparameters or Hyperparameters()
+    def find_hyperparameters(self) -> Hyperparameters:
+        """What was asked for in OpenAI's names, in the newer place or the older."""
         if self.method is not None:
-            asked = self.method.supervised.hyperparameters
+            return self.method.supervised.hyperparameters
+        return self.hyperparameters or Hyperparameters()
+
+    def _translate_hyperparameters(self, settings: dict[str, Any]) -> dict[str, Any]:
+        asked = self.find_hyperparameters()
         changes: dict[str, Any] = {}
         if asked.n_epochs != "auto" and "epochs" not in self.training:
             changes["epochs"] = asked.n_epochs
@@ -123,15 +142,25 @@ def _divide_batch(batch_size: int, settings: dict[str, Any]) -> int:
     return batch_size // shares
 
 
+def lay_over(asked: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Lay changes over the body of a request for a fine-tune; settings are changed one by one."""
+    training = {**asked.get("training", {}), **(changes.get("training") or {})}
+    hyperparameters = {"method", "hyperparameters"}
+    if hyperparameters & changes.keys():  # two places of the same
+        asked = {name: value for name, value in asked.items() if name not in hyperparameters}
+    return {**asked, **changes, "training": training}
+
+
 def describe_job(run: RunFolder, record: RunRecord | None = None) -> dict[str, Any]:
     """Show a run as OpenAI's `fine_tuning.job`, with our `progress` beside it."""
     record = record or run.read_record()
     spec = run.read_spec()
+    asked = FineTuneRequest.model_validate(record.request)
     last = run.read_last_metrics()
     hyperparameters = {
         "n_epochs": spec.epochs,
         "batch_size": _count_batch(spec) or "auto",
-        "learning_rate_multiplier": "auto",
+        "learning_rate_multiplier": asked.find_hyperparameters().learning_rate_multiplier,
     }
     is_running = record.status == "running"
     return {
@@ -145,19 +174,21 @@ def describe_job(run: RunFolder, record: RunRecord | None = None) -> dict[str, A
         "model": record.request["model"],
         "fine_tuned_model": record.model_id,
         "organization_id": "tuneserve",
-        "training_file": record.request["training_file"],
-        "validation_file": None,
-        "result_files": [],
+        "training_file": asked.training_file,
+        "validation_file": asked.validation_file,
+        "result_files": [record.result_file] if record.result_file else [],
         "seed": spec.seed,
         "trained_tokens": record.trained_tokens,
         "hyperparameters": hyperparameters,
         "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
         "error": record.error.model_dump() if record.error else None,
-        "user_provided_suffix": record.request.get("suffix"),
-        "metadata": record.request.get("metadata"),
+        "user_provided_suffix": asked.suffix,
+        "metadata": asked.metadata,
         "integrations": None,
         "training": spec.model_dump(exclude=set(SERVER_SETTINGS)),
         "progress": _describe_progress(last),
+        "priority": record.priority,
+        "waiting_for": record.waiting_for,
     }
 
 

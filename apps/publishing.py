@@ -33,10 +33,23 @@ def list_run_checkpoints(run: RunFolder) -> list[dict[str, Any]]:
                 "fine_tuning_job_id": job_id,
                 "step_number": checkpoint.step,
                 "fine_tuned_model_checkpoint": name_checkpoint_model(run, checkpoint.step),
-                "metrics": checkpoint.progress.summarise(),
+                "metrics": _describe_metrics(checkpoint.progress.summarise()),
             }
             shown.append(entry)
     return shown
+
+
+def _describe_metrics(figures: dict[str, float]) -> dict[str, float | None]:
+    """Show the figures of a checkpoint by OpenAI's names; all rows to evaluate on are used."""
+    eval_loss = figures.get("eval_loss")
+    return {
+        "step": figures["step"],
+        "train_loss": figures["loss"],
+        "valid_loss": eval_loss,
+        "full_valid_loss": eval_loss,
+        "epoch": figures["epoch"],
+        "trained_tokens": figures["trained_tokens"],
+    }
 
 
 def name_checkpoint(job_id: str, step: int) -> str:

@@ -1,48 +1,45 @@
-"""The queue of fine-tunes: checks what is asked for, starts runs in order, ends them.
+"""The queue of fine-tunes: starts runs in order, pauses, resumes and ends them.
 
 Everything it knows is on disk in the runs' records, so it may be restarted at any time. It writes
 the record of a run that waits; it hands the record over to the run's own Ray Job when it starts it,
-and takes it back only when that job is known to have ended.
+and takes it back only when that job is known to have ended. A run whose job was lost waits again,
+in its old place, and goes on from its last checkpoint.
 """
 
 import asyncio
 import fcntl
 import logging
 import shlex
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Sequence
 from typing import IO, Any, Literal, Protocol
 
-from apps.bundled import DEMONSTRATION_MODEL, read_demonstration_settings
+from apps.check_desk import CheckDesk
+from apps.endings import finish_published, write_results
 from apps.errors import ApiError
-from apps.exports import ExportDesk, ExportRunner
-from apps.files import FileStore
-from apps.jobs import SERVER_SETTINGS, FineTuneRequest, describe_job
-from apps.runs import find_run, has_published, list_runs, name_model
-from serving.model_store import LATEST_ALIAS, ModelStore, StoredModel
-from storage.layout import StorageLayout, new_id
-from training import launch
-from training.data.faults import DataError
-from training.data.prepare import link_data, prepare_data
-from training.data.preview import preview_rows, split_tokens
-from training.resources import check_resources
+from apps.exports import ExportDesk
+from apps.intake import Intake
+from apps.jobs import FineTuneRequest, describe_job
+from apps.runs import find_run, has_published, list_exports, list_unfinished, name_model
+from apps.tasks import TaskRunner
+from serving.model_store import ModelStore
+from storage.layout import StorageLayout
+from training.lease import LeaseWatch
+from training.resources import find_shortage
 from training.runs import RunError, RunFolder, RunRecord, RunStatus
-from training.spec import TrainingSpec
 
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 10.0
-# Counts over a whole file are part of its preview where counting takes a few seconds at most.
-_MAX_BYTES_COUNTED = 4 << 20
-_COUNTS = ("num_rows", "num_tokens", "num_learned_tokens", "num_truncated_rows", "num_dropped_rows")
 
 JobState = Literal["active", "ended", "unknown"]
 
 
-class JobRunner(ExportRunner, Protocol):
-    """What the queue needs of Ray Jobs; job ids are run ids."""
+class JobRunner(TaskRunner, Protocol):
+    """What the queue needs of the cluster; the id of a Ray Job is the run's and a number."""
 
     def start(self, job_id: str, command: str) -> None:
         """Start a job; does nothing if one of this id was started already."""
@@ -61,7 +58,11 @@ class JobRunner(ExportRunner, Protocol):
 
 
 class RunQueue:
-    """Runs in the order of their creation, `max_concurrent_runs` at once."""
+    """Runs by priority, then in the order of their creation, `max_concurrent_runs` at once.
+
+    A run whose process is lost is started again, at most `max_restarts` times without having got
+    on by a step in between.
+    """
 
     def __init__(
         self,
@@ -69,15 +70,19 @@ class RunQueue:
         runner: JobRunner,
         *,
         max_concurrent_runs: int = 1,
+        max_restarts: int = 3,
         reserved_cpus: float = 0.0,
         reserved_gpus: float = 0.0,
     ) -> None:
         self._layout = layout
         self._runner = runner
-        self._files = FileStore(layout)
         self._models = ModelStore(layout)
         self._exports = ExportDesk(layout, runner)
+        self._checks = CheckDesk(layout, runner)
+        self._intake = Intake(layout, reserved_cpus, reserved_gpus)
+        self._leases = LeaseWatch()
         self._max_concurrent_runs = max_concurrent_runs
+        self._max_restarts = max_restarts
         self._reserved_cpus, self._reserved_gpus = reserved_cpus, reserved_gpus
         # One decision about a run at a time: between reading its record and acting on it, nothing
         # else may end or start it.
@@ -93,35 +98,52 @@ class RunQueue:
             self._storage_lock = None
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Check a fine-tune wholly and put it into the queue; returns the job as it is shown.
+        """Check a fine-tune and put it into the queue; returns the job as it is shown.
 
         Raises `ValueError` or `ApiError` for anything that could not work.
         """
-        return await asyncio.to_thread(self._create, FineTuneRequest.model_validate(body))
+        request = FineTuneRequest.model_validate(body)
+        nodes = self._runner.list_nodes()
+        return describe_job(await asyncio.to_thread(self._intake.create, request, nodes))
 
     async def preview(self, file_id: str, model: str, num_rows: int) -> dict[str, Any]:
         """Show how the first rows of a file become tokens for a model."""
-        return await asyncio.to_thread(self._preview, file_id, model, num_rows)
+        return await asyncio.to_thread(self._intake.preview, file_id, model, num_rows)
 
     def get_defaults(self, model: str) -> dict[str, Any]:
         """The settings that a fine-tune of `model` has unless told otherwise, and their schema."""
-        schema = TrainingSpec.model_json_schema()["properties"]
-        return {
-            "object": "fine_tuning.defaults",
-            "model": model,
-            "training": self._default_spec(self._models.resolve(model), "-").model_dump(
-                exclude=set(SERVER_SETTINGS)
-            ),
-            "schema": {key: value for key, value in schema.items() if key not in SERVER_SETTINGS},
-        }
+        return self._intake.get_defaults(model)
 
     async def cancel(self, run_id: str) -> dict[str, Any]:
-        """Stop a run now, waiting or computing; returns the job as it is shown.
+        """Stop a run now, waiting, paused or computing; returns the job as it is shown.
 
         Goes on to its end even if nobody waits for it any more. Raises `ApiError` 404 for an
         unknown run, 409 for one that has ended.
         """
-        return await asyncio.shield(asyncio.to_thread(self._cancel, find_run(self._layout, run_id)))
+        return await self._change(self._cancel, run_id)
+
+    async def pause(self, run_id: str) -> dict[str, Any]:
+        """Have a run finish its step, save a checkpoint and free its resources, or wait no more.
+
+        Returns the job as it is shown, which may be running for a moment still. Raises `ApiError`
+        404 for an unknown run, 409 for one that has ended.
+        """
+        return await self._change(self._pause, run_id)
+
+    async def resume(self, run_id: str) -> dict[str, Any]:
+        """Put a paused run into the queue again, in its old place; returns the job as it is shown.
+
+        Raises `ApiError` 404 for an unknown run, 409 for one that is not paused.
+        """
+        return await self._change(self._resume, run_id)
+
+    async def delete(self, run_id: str) -> None:
+        """Remove what is left of a run that has ended, its checkpoints included; models stay.
+
+        Raises `ApiError` 404 for an unknown run, 409 for one that has not ended.
+        """
+        run = find_run(self._layout, run_id)
+        await asyncio.shield(asyncio.to_thread(self._delete, run))
 
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
@@ -135,44 +157,220 @@ class RunQueue:
         """Bring what is on disk and what computes together: end what died, start what waits."""
         await asyncio.to_thread(self._reconcile)
 
-    def _cancel(self, run: RunFolder) -> dict[str, Any]:
+    async def _change(self, change: Callable[[RunFolder], None], run_id: str) -> dict[str, Any]:
+        run = find_run(self._layout, run_id)
+        await asyncio.shield(asyncio.to_thread(change, run))
+        return describe_job(run)
+
+    def _cancel(self, run: RunFolder) -> None:
         with self._lock:
-            record = run.read_record()
-            if record.is_final:
-                message = f"job {record.id!r} has {record.status} already"
-                raise ApiError(409, message, code="job_ended")
+            record = _read_unfinished(run)
             run.request_cancel()
             run.add_event("Cancelling")
+            if record.writer == "queue" or record.status == "paused":
+                self._end_lost(run)
+                return
+        assert record.job_id is not None
+        if not self._runner.stop(record.job_id, STOP_TIMEOUT_S):
+            raise ApiError(504, f"job {record.id!r} did not stop in {STOP_TIMEOUT_S:g} s")
+        with self._lock:
+            self._end_lost(run)
+
+    def _pause(self, run: RunFolder) -> None:
+        with self._lock:
+            record = _read_unfinished(run)
+            if record.status == "paused" or run.is_pause_requested:
+                return
             if record.writer == "queue":
-                self._bury(run)
-        if record.writer == "job":
-            if not self._runner.stop(record.id, STOP_TIMEOUT_S):
-                raise ApiError(504, f"job {record.id!r} did not stop in {STOP_TIMEOUT_S:g} s")
-            with self._lock:
-                self._bury(run)
-        return describe_job(run)
+                run.add_event("Paused")
+                run.update_record(status="paused", waiting_for=None)
+            else:
+                run.add_event("Pausing after this step")
+                run.request_pause()
+
+    def _resume(self, run: RunFolder) -> None:
+        with self._lock:
+            record = _read_unfinished(run)
+            is_asked_to_pause = run.is_pause_requested
+            run.pause_file.unlink(missing_ok=True)
+            if record.status == "paused":
+                run.add_event("Waiting for its turn, to go on")
+                status = "queued" if run.has_data else "validating_files"
+                run.update_record(status=status, writer="queue", num_lost=0)
+            elif is_asked_to_pause:
+                run.add_event("It is not to pause any more")
+            else:
+                message = f"job {record.id!r} is {record.status}, not paused"
+                raise ApiError(409, message, code="job_not_paused")
+
+    def _delete(self, run: RunFolder) -> None:
+        with self._lock:
+            record = run.read_record()
+            if not record.is_final:
+                message = f"job {record.id!r} is {record.status}; cancel it first"
+                raise ApiError(409, message, code="job_not_ended")
+            if any(other.path == run.path for other, _ in list_exports(self._layout)):
+                message = f"a checkpoint of job {record.id!r} is being published"
+                raise ApiError(409, message, code="in_use")
+            run.record_file.unlink()  # what has no record does not exist
+            shutil.rmtree(run.path, ignore_errors=True)
 
     def _reconcile(self) -> None:
         if not self._holds_storage():
             return
-        computing = 0
+        computing: list[RunFolder] = []
         waiting: list[RunFolder] = []
-        for run, record in self._list_unfinished():
+        for run, record in list_unfinished(self._layout):
             if record.status == "paused":
-                continue  # ended on purpose, to go on later
-            if record.writer == "queue":
+                continue
+            if record.writer == "queue" and record.status == "validating_files":
+                self._look_after_check(run)
+            elif record.writer == "queue" or self._is_unstarted(record):
                 waiting.append(run)
-            elif (state := self._runner.find_state(record.id)) == "active":
-                computing += 1
-            elif state == "unknown" and record.status == "queued":
-                waiting.append(run)  # we were killed between handing it over and starting it
+            elif self._computes(run, record):
+                computing.append(run)
             else:
                 with self._lock:
-                    self._bury(run)
-        for run in waiting[: max(0, self._max_concurrent_runs - computing)]:
-            with self._lock:
-                self._start(run)
+                    self._end_lost(run)
+                if self._is_waiting(run):  # and is not overtaken
+                    waiting.append(run)
+        self._start_next(waiting, computing)
         self._exports.reconcile()
+        self._checks.look_after_files()
+
+    def _is_waiting(self, run: RunFolder) -> bool:
+        record = run.read_record()
+        return record.status == "queued" and record.writer == "queue"
+
+    def _is_unstarted(self, record: RunRecord) -> bool:
+        """Whether we were killed between handing a run over and starting its job."""
+        if record.status != "queued" or record.job_id is None:
+            return False
+        return self._runner.find_state(record.job_id) == "unknown"
+
+    def _computes(self, run: RunFolder, record: RunRecord) -> bool:
+        """Whether some process works on a run, as its job or as one that has outlived its job."""
+        if record.job_id is not None and self._runner.find_state(record.job_id) == "active":
+            return True
+        return self._leases.is_alive(run)
+
+    def _start_next(self, waiting: Sequence[RunFolder], computing: list[RunFolder]) -> None:
+        """Start the first ones that wait, as many as may compute, and tell the others why not."""
+        nodes = self._runner.list_nodes()
+        is_blocked = False
+        place = 1
+        for run in waiting:
+            reason: str | None = None
+            if is_blocked or len(computing) >= self._max_concurrent_runs:
+                reason = f"number {place} in the queue"
+            else:
+                reason = find_shortage(
+                    run.read_spec(),
+                    [other.read_spec() for other in computing],
+                    nodes,
+                    self._reserved_cpus,
+                    self._reserved_gpus,
+                )
+            with self._lock:
+                if reason is None:
+                    self._start(run)
+                    computing.append(run)
+                else:
+                    is_blocked = True  # a smaller one must not keep it waiting for ever
+                    place += 1
+                    self._tell_waiting(run, reason)
+
+    def _tell_waiting(self, run: RunFolder, reason: str) -> None:
+        record = run.read_record()
+        if not record.is_final and record.writer == "queue" and record.waiting_for != reason:
+            run.update_record(waiting_for=reason)
+
+    def _look_after_check(self, run: RunFolder) -> None:
+        """Have the files of a run checked, or take up what was found."""
+        found = self._checks.look_after_job(run)
+        with self._lock:
+            if run.read_record().status != "validating_files":
+                return
+            if found is None:
+                run.add_event("Waiting for its turn")
+                run.update_record(status="queued", waiting_for=None)
+            elif isinstance(found, str):
+                self._tell_waiting(run, found)
+            else:
+                run.add_event(found["message"], level="error")
+                self._end(run, "failed", RunError.model_validate(found))
+
+    def _start(self, run: RunFolder) -> None:
+        """Hand a run over to its job; the record goes first, and a job starts only once."""
+        record = run.read_record()
+        if record.is_final or record.status == "paused" or run.is_cancel_requested:
+            return
+        if record.writer == "queue":
+            number = record.num_starts + 1
+            record = run.update_record(
+                writer="job", job_id=f"{record.id}-{number}", num_starts=number, waiting_for=None
+            )
+        assert record.job_id is not None
+        command = [sys.executable, "-m", "apps.finetune", "--storage", str(self._layout.root)]
+        try:
+            self._runner.start(record.job_id, shlex.join([*command, record.id, record.job_id]))
+        except (RuntimeError, OSError) as exc:  # the cluster's; it is asked again soon
+            logger.exception("run %s could not be started", record.id)
+            message = f"The cluster cannot start it at present, trying again: {exc}"
+            if run.read_events()[-1]["message"] != message:
+                run.add_event(message, level="warn")
+        else:
+            logger.info("started run %s as job %s", record.id, record.job_id)
+
+    def _end_lost(self, run: RunFolder) -> None:
+        """Say what becomes of a run that computes no more and has not said so itself."""
+        record = run.read_record()
+        if record.is_final:  # it said so just now
+            return
+        if has_published(self._models, record.id, name_model(record)):
+            # It was killed between publishing and saying so.
+            finish_published(self._layout, run)
+        elif run.is_cancel_requested:
+            run.add_event("The fine-tune was cancelled")
+            self._end(run, "cancelled")
+        elif record.status == "paused":  # it said so just now
+            return
+        elif run.is_pause_requested:
+            run.add_event("Paused; its process had ended before it could save a checkpoint")
+            run.update_record(status="paused", writer="queue")
+        else:
+            self._put_back(run, record)
+
+    def _put_back(self, run: RunFolder, record: RunRecord) -> None:
+        """Have a run whose process was lost go on, unless it was lost too often where it stands."""
+        reason = "the application was stopped or its process was killed while it computed"
+        output = self._runner.read_logs(record.job_id or record.id).strip()
+        if output:
+            reason = f"its process ended before its time: {output.splitlines()[-1][:300]}"
+        last = run.read_last_metrics()
+        step = int(last["step"]) if last else 0
+        num_lost = 1 if step > record.lost_step else record.num_lost + 1
+        if num_lost > self._max_restarts:
+            message = f"{reason}; it did so {num_lost} times without getting on by a step"
+            run.add_event(f"The fine-tune failed: {message}", level="error")
+            self._end(run, "failed", RunError(code="interrupted", message=message))
+            return
+        run.add_event(
+            f"Interrupted: {reason}. It goes on from its last checkpoint",
+            level="warn",
+            data={"step": step, "num_lost": num_lost, "max_restarts": self._max_restarts},
+        )
+        run.update_record(status="queued", writer="queue", num_lost=num_lost, lost_step=step)
+
+    def _end(self, run: RunFolder, status: RunStatus, error: RunError | None = None) -> None:
+        run.update_record(
+            status=status,
+            finished_at=int(time.time()),
+            writer="queue",
+            waiting_for=None,
+            error=error.model_dump() if error else None,
+            result_file=write_results(self._layout, run),
+        )
 
     def _holds_storage(self) -> bool:
         """Whether this is the one queue of the storage root; dead processes hold no lock."""
@@ -188,129 +386,10 @@ class RunQueue:
                 self._storage_lock = file
         return True
 
-    def _create(self, request: FineTuneRequest) -> dict[str, Any]:
-        model = self._models.resolve(request.model)
-        with model.hold():  # until a record says that it is needed
-            return self._create_from(model, request)
 
-    def _create_from(self, model: StoredModel, request: FineTuneRequest) -> dict[str, Any]:
-        train_file = self._files.find_content(request.training_file)
-        spec = request.resolve_settings(self._default_spec(model, str(train_file)))
-        check_resources(spec, self._runner.list_nodes(), self._reserved_cpus, self._reserved_gpus)
-        try:
-            data = prepare_data(spec, self._layout.token_cache)
-        except DataError as exc:
-            raise ApiError(
-                400, str(exc), param="training_file", code="invalid_training_file"
-            ) from exc
-        run = RunFolder(self._layout.run(new_id("ftjob")))
-        run.path.mkdir()
-        link_data(data, run.data)
-        launch.tell_data(run, data.summary)
-        asked = {**request.model_dump(mode="json"), "model": model.id}
-        record = RunRecord(
-            id=run.path.name, created_at=int(time.time()), writer="queue", request=asked
-        )
-        run.add_event("Waiting for its turn")
-        run.create(spec, record)
-        return describe_job(run, record)
-
-    def _preview(self, file_id: str, model: str, num_rows: int) -> dict[str, Any]:
-        stored = self._models.resolve(model)
-        file = self._files.find_content(file_id)
-        spec = self._default_spec(stored, str(file))
-        counts: Mapping[str, Any] = dict.fromkeys(_COUNTS)
-        if file.stat().st_size <= _MAX_BYTES_COUNTED:
-            counts = prepare_data(spec, self._layout.token_cache).summary
-        shown = preview_rows(spec, num_rows)
-        rows = [
-            {
-                "line": row.line,
-                "tokens": [
-                    {"text": text, "learned": learned}
-                    for text, learned in split_tokens(row, shown.tokenizer)
-                ],
-            }
-            for row in shown.rows
-        ]
-        return {
-            "object": "file.preview",
-            "format": shown.format,
-            "max_length": shown.max_length,
-            **{name: counts[name] for name in _COUNTS},
-            "rows": rows,
-        }
-
-    def _default_spec(self, model: StoredModel, train_file: str) -> TrainingSpec:
-        settings = {}
-        if find_root(self._models, model) == DEMONSTRATION_MODEL:
-            settings = read_demonstration_settings()
-        return TrainingSpec.model_validate(
-            {**settings, "base_model": str(model.path), "train_file": train_file}
-        )
-
-    def _start(self, run: RunFolder) -> None:
-        """Hand a run over to its job; the record goes first, and a job starts only once."""
-        if run.read_record().is_final or run.is_cancel_requested:
-            return
-        record = run.update_record(writer="job", job_id=run.path.name)
-        command = [sys.executable, "-m", "apps.finetune", "--storage", str(self._layout.root)]
-        try:
-            self._runner.start(record.id, shlex.join([*command, record.id]))
-        except (RuntimeError, OSError) as exc:  # the cluster's; it is asked again soon
-            logger.exception("run %s could not be started", record.id)
-            message = f"The cluster cannot start it at present, trying again: {exc}"
-            if run.read_events()[-1]["message"] != message:
-                run.add_event(message, level="warn")
-        else:
-            logger.info("started run %s", record.id)
-
-    def _bury(self, run: RunFolder) -> None:
-        """End a run that computes no more and has not said so itself."""
-        record = run.read_record()
-        if record.is_final:  # it said so just now
-            return
-        if has_published(self._models, record.id, name_model(record)):
-            # It was killed between publishing and saying so.
-            finish_published(self._layout, run)
-        elif run.is_cancel_requested:
-            self._end(run, "cancelled", "The fine-tune was cancelled")
-        else:
-            output = self._runner.read_logs(record.id).strip()
-            reason = "the application was stopped or its process was killed while it computed"
-            if output:
-                reason = f"its process ended before its time: {output.splitlines()[-1][:300]}"
-            self._end(run, "failed", f"The fine-tune failed: {reason}", reason)
-
-    def _end(
-        self, run: RunFolder, status: RunStatus, message: str, reason: str | None = None
-    ) -> None:
-        run.add_event(message, level="error" if reason else "info")
-        error = RunError(code="interrupted", message=reason).model_dump() if reason else None
-        run.update_record(status=status, finished_at=int(time.time()), writer="queue", error=error)
-
-    def _list_unfinished(self) -> Iterator[tuple[RunFolder, RunRecord]]:
-        """Runs that have not ended, oldest first."""
-        for run, record in reversed(list_runs(self._layout)):
-            if not record.is_final:
-                yield run, record
-
-
-def find_root(models: ModelStore, model: StoredModel) -> str:
-    """Follow a model's lineage to the base model that it came from; returns that one's id."""
-    seen = set()
-    while (parent := model.lineage.base_model) and parent not in seen:
-        seen.add(parent)
-        found = models.find(parent)
-        if found is None:
-            return parent
-        model = found
-    return model.id
-
-
-def finish_published(layout: StorageLayout, run: RunFolder) -> None:
-    """Say that a run's model is published: move `latest` to it, and end the run well."""
-    model_id = name_model(run.read_record())
-    ModelStore(layout).point_alias(LATEST_ALIAS, model_id)
-    run.add_event(f"Published as {model_id}, and {LATEST_ALIAS!r} points to it")
-    launch.succeed_run(run, model_id)
+def _read_unfinished(run: RunFolder) -> RunRecord:
+    record = run.read_record()
+    if record.is_final:
+        message = f"job {record.id!r} has {record.status} already"
+        raise ApiError(409, message, code="job_ended")
+    return record

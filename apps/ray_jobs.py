@@ -7,8 +7,10 @@ from typing import Any
 import ray
 from ray.job_submission import JobStatus, JobSubmissionClient
 
+from apps.checks import check_file, check_job
 from apps.exports import execute_export
 from apps.queue import JobState
+from apps.tasks import Task
 from storage.layout import open_storage
 from training.priority import yield_to_others
 
@@ -16,12 +18,12 @@ _POLL_S = 0.1
 
 
 class RayJobRunner:
-    """The queue's `JobRunner`; a Ray Job's submission id is the run's id."""
+    """The queue's `JobRunner`; job ids are Ray's submission ids."""
 
     def __init__(self) -> None:
         # By address: left to itself the client gives up where a second cluster runs.
         self._client = JobSubmissionClient(ray.get_runtime_context().gcs_address)
-        self._exports: dict[str, ray.ObjectRef[None]] = {}
+        self._tasks: dict[tuple[str, str], ray.ObjectRef[None]] = {}  # by kind and subject
 
     def start(self, job_id: str, command: str) -> None:
         """Submit a job unless one of this id is known."""
@@ -57,18 +59,18 @@ class RayJobRunner:
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         return [node["Resources"] for node in nodes if node["Alive"]]
 
-    def start_export(self, storage: Path, run_id: str, step: int, model_id: str) -> None:
-        """Run the export as a Ray task that takes no CPU from the training beside it."""
-        task = ray.remote(num_cpus=0, max_retries=0)(_export)
-        self._exports[model_id] = task.remote(str(storage), run_id, step, model_id)
+    def start_task(self, storage: Path, task: Task) -> None:
+        """Do it as a Ray task that takes no CPU from the training beside it."""
+        call = ray.remote(num_cpus=0, max_retries=0)(_execute)
+        self._tasks[task.kind, task.subject] = call.remote(str(storage), task)
 
-    def is_exporting(self, model_id: str) -> bool:
+    def is_under_way(self, kind: str, subject: str) -> bool:
         """Whether the task is under way; one that an earlier process of ours began is not."""
-        if model_id not in self._exports:
+        if (begun := self._tasks.get((kind, subject))) is None:
             return False
-        ended, _ = ray.wait([self._exports[model_id]], timeout=0)
+        ended, _ = ray.wait([begun], timeout=0)
         if ended:
-            del self._exports[model_id]
+            del self._tasks[kind, subject]
         return not ended
 
     def _find_status(self, job_id: str) -> JobStatus | None:
@@ -80,9 +82,16 @@ class RayJobRunner:
             raise
 
 
-def _export(storage: str, run_id: str, step: int, model_id: str) -> None:
+def _execute(storage: str, task: Task) -> None:
     import torch
 
     torch.set_num_threads(1)  # it runs beside a training
     yield_to_others()
-    execute_export(open_storage(storage), run_id, step, model_id)
+    layout = open_storage(storage)
+    if task.kind == "export":
+        run_id, step = task.arguments
+        execute_export(layout, str(run_id), int(step), task.subject)
+    elif task.kind == "check_job":
+        check_job(layout, task.subject)
+    else:
+        check_file(layout, task.subject)

@@ -143,6 +143,18 @@ class RemoteQueue:
         """Stop a fine-tune."""
         return await self._handle.cancel.remote(run_id)  # type: ignore[no-any-return]
 
+    async def pause(self, run_id: str) -> dict[str, Any]:
+        """Have a fine-tune free its resources, to go on later."""
+        return await self._handle.pause.remote(run_id)  # type: ignore[no-any-return]
+
+    async def resume(self, run_id: str) -> dict[str, Any]:
+        """Let a paused fine-tune go on."""
+        return await self._handle.resume.remote(run_id)  # type: ignore[no-any-return]
+
+    async def delete(self, run_id: str) -> None:
+        """Remove what is left of a fine-tune that has ended."""
+        await self._handle.delete.remote(run_id)
+
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
     ) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from training.runs import RunFolder, RunRecord
 logger = logging.getLogger(__name__)
 
 EXPORTS_FOLDER = "exports"
+_MAX_BASE_CHARACTERS = 40  # with a suffix of 64 and a step there are at most 128
 
 
 def list_runs(layout: StorageLayout) -> list[tuple[RunFolder, RunRecord]]:
@@ -25,6 +26,12 @@ def list_runs(layout: StorageLayout) -> list[tuple[RunFolder, RunRecord]]:
         except ValueError:
             logger.exception("the record of run %s cannot be read", path.name)
     return sorted(runs, key=lambda pair: (pair[1].created_at, pair[1].id), reverse=True)
+
+
+def list_unfinished(layout: StorageLayout) -> list[tuple[RunFolder, RunRecord]]:
+    """Runs that have not ended, in the order in which they are to compute."""
+    runs = [pair for pair in reversed(list_runs(layout)) if not pair[1].is_final]
+    return sorted(runs, key=lambda pair: -pair[1].priority)
 
 
 def find_run(layout: StorageLayout, run_id: str) -> RunFolder:
@@ -83,8 +90,14 @@ def delete_unneeded_model(layout: StorageLayout, model_id: str) -> None:
     ModelStore(layout).delete(model_id, check_runs)
 
 
+def needs_file(record: RunRecord, file_id: str) -> bool:
+    """Whether a job that has not ended reads a file."""
+    needed = (record.request.get(name) for name in ("training_file", "validation_file"))
+    return not record.is_final and file_id in needed
+
+
 def name_model(record: RunRecord) -> str:
     """The id of the model that a run gives: base model, suffix and the end of the run's own id."""
     suffix = record.request.get("suffix") or "tuned"
-    base = str(record.request["model"])[:60]
+    base = str(record.request["model"])[:_MAX_BASE_CHARACTERS]
     return f"{base}-{suffix}-{record.id[-6:]}"

@@ -43,6 +43,15 @@ class FineTuning(Protocol):
     async def cancel(self, run_id: str) -> dict[str, Any]:
         """Stop a fine-tune."""
 
+    async def pause(self, run_id: str) -> dict[str, Any]:
+        """Have a fine-tune free its resources, to go on later."""
+
+    async def resume(self, run_id: str) -> dict[str, Any]:
+        """Let a paused fine-tune go on."""
+
+    async def delete(self, run_id: str) -> None:
+        """Remove what is left of a fine-tune that has ended."""
+
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
     ) -> dict[str, Any]:

@@ -91,12 +91,18 @@ class ApplicationSettings(GenerationSettings):
         "folder of a Hugging Face model, or a model id on the hub.",
     )
     max_upload_bytes: int = Field(
-        200_000_000, gt=0, description="Largest file that may be uploaded, in bytes."
+        5_000_000_000, gt=0, description="Largest file that may be uploaded, in bytes."
     )
     max_model_bytes: int = Field(
         50_000_000_000, gt=0, description="Largest archive of a model that may be sent, in bytes."
     )
     max_concurrent_runs: int = Field(1, ge=1, description="Fine-tunes that compute at once.")
+    max_restarts: int = Field(
+        3,
+        ge=0,
+        description="Times that a fine-tune whose process was lost goes on by itself, without "
+        "having got on by a step in between.",
+    )
     replicas: ReplicaSettings = Field(
         default_factory=ReplicaSettings, description="How many generators there are."
     )

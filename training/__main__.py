@@ -26,6 +26,7 @@ from rich.progress import (
 from storage import durable
 from training.byte_progress import show_bytes
 from training.data.token_cache import default_cache
+from training.lease import hold_lease
 from training.priority import yield_to_others
 from training.rerun import reopen_run
 from training.runs import RunFolder, RunRecord, log_to_file
@@ -34,7 +35,7 @@ from training.trackers import check_trackers
 
 PAUSED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again
 # What there is of a run before its record; files being written have a temporary name.
-_BEGUN = {"data", "events.jsonl", "spec.json", ".driver.lock"}
+_BEGUN = {"data", "events.jsonl", "spec.json", ".driver.lock", "heartbeat", ".heartbeat"}
 _BEING_WRITTEN = (".spec.json.", ".run.json.")
 _UNWATCHED = {
     "enable_metrics_collection": False,
@@ -94,7 +95,7 @@ def _fine_tune(spec_file: Path, output: Path, cache: Path, console: Console) -> 
     with show_bytes(console, "Reading and tokenising the rows") as on_progress:
         data = prepare_data(spec, cache, on_progress)
     run.path.mkdir(parents=True, exist_ok=True)
-    with run.hold("driver", timeout_s=0):
+    with hold_lease(run):
         if run.record_file.is_file():
             spec = reopen_run(run, spec, data.summary["fingerprint"])
         else:

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 # system after each use, to be zeroed again at the next: 110,000 page faults a step for a model of
 # 21 million parameters, 6 % of its time. One arena that keeps up to 1 GiB has a tenth of them.
 _KEPT_BYTES = str(1 << 30)
+_ASK_CLUSTER_S = 10.0
 _CPU_WORKER_ENV = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": _KEPT_BYTES,
@@ -37,6 +38,10 @@ class TrainingFailedError(RuntimeError):
     def __init__(self, message: str, code: str = "TrainingFailedError") -> None:
         super().__init__(message)
         self.code = code
+
+
+class ClusterLostError(RuntimeError):
+    """The Ray cluster ended while it computed a run, which is no fault of the run's."""
 
 
 def quiet_libraries() -> None:
@@ -87,7 +92,8 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
 
     A run that has checkpoints goes on from the last one. Needs a connected Ray cluster, and the
     run to be held as its driver. Raises, after writing it into the record, `ResourceError`,
-    `TrainingFailedError`, `ConsolidationError` or `CompilerError`.
+    `TrainingFailedError`, `ConsolidationError` or `CompilerError`; and `ClusterLostError`, of which
+    the record says nothing: started again, the run goes on.
     """
     from training.base_model import hold_base_model
 
@@ -101,6 +107,8 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
         run.update_record(status="cancelled", finished_at=int(time.time()))
         raise
     except Exception as exc:
+        if not _has_cluster():
+            raise ClusterLostError("the Ray cluster that computed the run has ended") from exc
         fail_run(run, exc)
         raise
     if metrics := run.read_last_metrics():
@@ -108,6 +116,30 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
     if model is None:
         run.update_record(status="paused")
     return model
+
+
+def _has_cluster() -> bool:
+    """Whether the cluster still answers; Ray itself would wait for it for a minute."""
+    import ray
+
+    def ask() -> bool:
+        nodes: list[Any] = ray.nodes()  # type: ignore[no-untyped-call]
+        return any(node["Alive"] for node in nodes)
+
+    answer: Future[bool] = Future()
+
+    def answer_or_fail() -> None:
+        try:
+            answer.set_result(ask())
+        except Exception as exc:  # noqa: BLE001 - however it says so
+            logger.warning("the cluster cannot be asked: %s", exc)
+            answer.set_result(False)
+
+    Thread(target=answer_or_fail, name="ask-cluster", daemon=True).start()
+    try:
+        return answer.result(_ASK_CLUSTER_S)
+    except TimeoutError:
+        return False
 
 
 def fail_run(run: RunFolder, exc: BaseException) -> None:

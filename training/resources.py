@@ -1,7 +1,7 @@
 """What a run needs of the cluster, and whether the cluster can ever give it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from training.deepspeed_settings import is_switched_off
@@ -53,6 +53,32 @@ def check_resources(
             f"asked for, the cluster has {free:g}{held}, at most {largest:g} on one node; lower "
             "num_workers or cpus_per_worker"
         )
+
+
+def find_shortage(
+    spec: TrainingSpec,
+    computing: Iterable[TrainingSpec],
+    nodes: Sequence[Mapping[str, float]],
+    reserved_cpus: float = 0.0,
+    reserved_gpus: float = 0.0,
+) -> str | None:
+    """Say what a run lacks beside those that compute now, or None if it can start.
+
+    In sums over the cluster: how Ray lays workers out on nodes is its own matter.
+    """
+    num_gpus = sum(node.get("GPU", 0.0) for node in nodes)
+    free_cpus = sum(node.get("CPU", 0.0) for node in nodes) - reserved_cpus
+    free_gpus = num_gpus - reserved_gpus
+    for other in computing:
+        free_cpus -= other.num_workers * other.cpus_per_worker
+        free_gpus -= other.num_workers if wants_gpu(other, num_gpus) else 0
+    num_workers = spec.min_workers or spec.num_workers
+    if wants_gpu(spec, num_gpus) and num_workers > free_gpus + 1e-9:
+        return f"waits for {num_workers} GPUs, of which {max(0.0, free_gpus):g} are free"
+    asked = num_workers * spec.cpus_per_worker
+    if asked > free_cpus + 1e-9:
+        return f"waits for {asked:g} CPUs, of which {max(0.0, free_cpus):g} are free"
+    return None
 
 
 def wants_gpu(spec: TrainingSpec, num_gpus: float) -> bool:

@@ -4,6 +4,7 @@ spec.json      the resolved spec
 run.json       the record: status, progress, error, and the lease of the one process that writes
 events.jsonl   what happened, in words
 metrics.jsonl  one line per optimizer step
+heartbeat      a line that changes every few seconds while somebody computes the run
 cancel         there once somebody asked for the run to be cancelled
 pause          there once somebody asked for the run to be paused, until it goes on
 log.txt        the log
@@ -82,6 +83,12 @@ class RunRecord(BaseModel):
     base_revision: str | None = Field(
         None, description="Content of the base model, settled when the run started."
     )
+    priority: int = Field(0, description="Higher ones go first.")
+    waiting_for: str | None = Field(None, description="Why a queued run does not compute yet.")
+    num_lost: int = Field(0, description="Interruptions since it last got on by a step.")
+    lost_step: int = Field(0, description="How far it had come at the last interruption.")
+    result_file: str | None = Field(None, description="Id of the file with its figures.")
+    num_starts: int = Field(0, description="Ray Jobs that were started for it.")
     writer: str = Field("", description="The process that may write this record: 'queue', 'job'.")
     job_id: str | None = Field(None, description="The Ray Job that computes the run.")
     request: dict[str, Any] = Field(
@@ -106,6 +113,7 @@ class RunFolder:
         self.log_file = path / "log.txt"
         self.cancel_file = path / "cancel"
         self.pause_file = path / "pause"
+        self.heartbeat_file = path / "heartbeat"
         self.data = path / "data"
         self.ray = path / "ray"
         self.checkpoints = self.ray / "checkpoints"
@@ -129,6 +137,11 @@ class RunFolder:
         """Read what is known about the rows: their format, counts and hash."""
         summary: dict[str, Any] = durable.read_json(self.data / "summary.json")
         return summary
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the rows are there as tokens, all of them."""
+        return (self.data / "summary.json").is_file()
 
     def read_record(self) -> RunRecord:
         """Read the record; raises `FileNotFoundError` if there is no such run."""
@@ -160,6 +173,20 @@ class RunFolder:
                         ) from None
                 time.sleep(_LOCK_INTERVAL_S)
             yield
+
+    def is_held(self, role: str) -> bool:
+        """Whether some process of this machine has a role of this run.
+
+        Looking may make another one's `hold` wait for an instant.
+        """
+        try:
+            with (self.path / f".{role}.lock").open("r") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
 
     def request_cancel(self) -> None:
         """Note that the run is to end as cancelled, whoever writes its record by then."""

@@ -8,7 +8,8 @@ from fastapi import APIRouter, Body
 from fastapi.responses import Response
 
 from apps.answers import Chunk, Item, respond
-from apps.routes import GeneratorOf, describe_body
+from apps.checkpoint_models import ensure_model
+from apps.routes import GeneratorOf, ServicesOf, describe_body
 from serving import openai_shapes
 from serving.chat_protocol import ChatCompletionRequest, parse_chat_request
 from serving.openai_shapes import AnswerHead
@@ -17,9 +18,12 @@ router = APIRouter(prefix="/v1")
 
 
 @router.post("/chat/completions", openapi_extra=describe_body(ChatCompletionRequest))
-async def complete_chat(text: GeneratorOf, body: Annotated[dict[str, Any], Body()]) -> Response:
+async def complete_chat(
+    services: ServicesOf, text: GeneratorOf, body: Annotated[dict[str, Any], Body()]
+) -> Response:
     """Answer a chat with the model that `model` names; headers tell where that model came from."""
     request = parse_chat_request(body)
+    await ensure_model(services, request.model)
     return await respond(
         text,
         "chat",

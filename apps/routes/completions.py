@@ -9,7 +9,8 @@ from fastapi import APIRouter, Body
 from fastapi.responses import Response
 
 from apps.answers import Chunk, Item, respond
-from apps.routes import GeneratorOf, describe_body
+from apps.checkpoint_models import ensure_model
+from apps.routes import GeneratorOf, ServicesOf, describe_body
 from serving import openai_shapes
 from serving.completion_protocol import CompletionRequest, parse_completion_request
 from serving.openai_shapes import AnswerHead
@@ -18,9 +19,12 @@ router = APIRouter(prefix="/v1")
 
 
 @router.post("/completions", openapi_extra=describe_body(CompletionRequest))
-async def complete_text(text: GeneratorOf, body: Annotated[dict[str, Any], Body()]) -> Response:
+async def complete_text(
+    services: ServicesOf, text: GeneratorOf, body: Annotated[dict[str, Any], Body()]
+) -> Response:
     """Go on with prompts; with `echo` and `logprobs`, tell how likely the prompts are."""
     request = parse_completion_request(body)
+    await ensure_model(services, request.model)
     return await respond(
         text,
         "completion",

@@ -1,14 +1,16 @@
 """`/v1/files`: upload, list, look at and delete files of rows."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Form, Query, UploadFile
 from fastapi.responses import FileResponse
 
 from apps.errors import ApiError
+from apps.paging import After, cut_page, describe_page
 from apps.routes import ServicesOf
-from apps.runs import list_runs
+from apps.runs import list_runs, needs_file
 
 router = APIRouter(prefix="/v1/files")
 
@@ -23,15 +25,25 @@ async def upload_file(
     if purpose != "fine-tune":
         raise ApiError(400, f"purpose is {purpose!r}, expected 'fine-tune'", param="purpose")
     return await services.files.save(
-        _read_chunks(file), file.filename or "upload.jsonl", purpose, services.max_upload_bytes
+        _read_chunks(file), file.filename or "upload.jsonl", "fine-tune", services.max_upload_bytes
     )
 
 
 @router.get("")
-async def list_files(services: ServicesOf) -> dict[str, Any]:
-    """List all files, newest first."""
-    files = services.files.list_files()
-    return {"object": "list", "data": files, "has_more": False}
+async def list_files(
+    services: ServicesOf,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="Entries at most.")] = 10_000,
+    after: After = None,
+    order: Annotated[Literal["asc", "desc"], Query(description="By age.")] = "desc",
+    purpose: Annotated[str | None, Query(description="Only those of this purpose.")] = None,
+) -> dict[str, Any]:
+    """List files, newest first unless asked otherwise."""
+    files = await asyncio.to_thread(services.files.list_files)
+    if order == "asc":
+        files.reverse()
+    files = [file for file in files if purpose in (None, file["purpose"])]
+    page, has_more = cut_page(files, lambda file: str(file["id"]), limit, after)
+    return describe_page(page, has_more=has_more)
 
 
 @router.get("/{file_id}")
@@ -60,9 +72,9 @@ async def preview_file(
 
 @router.delete("/{file_id}")
 async def delete_file(services: ServicesOf, file_id: str) -> dict[str, Any]:
-    """Delete a file that no waiting or computing job needs."""
+    """Delete a file that no job needs which has not ended."""
     for _, record in list_runs(services.layout):
-        if not record.is_final and record.request.get("training_file") == file_id:
+        if needs_file(record, file_id):
             raise ApiError(409, f"job {record.id!r} still needs file {file_id!r}", code="in_use")
     services.files.delete(file_id)
     return {"id": file_id, "object": "file", "deleted": True}

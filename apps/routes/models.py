@@ -8,9 +8,9 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from apps.bundled import DEMONSTRATION_MODEL
+from apps.checks import find_root
 from apps.errors import ApiError
 from apps.model_archive import IncomingModel
-from apps.queue import find_root
 from apps.routes import ServicesOf
 from apps.runs import check_new_model, delete_unneeded_model
 from apps.services import Services

@@ -12,6 +12,7 @@ from apps.api import build_http
 from apps.files import FileStore
 from apps.queue import JobState, RunQueue
 from apps.services import Services
+from apps.tasks import Task
 from serving.generator import RequestKind, describe_origin
 from serving.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
@@ -28,8 +29,9 @@ class NotedJobs:
     commands: dict[str, str] = field(default_factory=dict)
     logs: str = ""
     refusal: Exception | None = None
-    exports: list[tuple[str, int, str]] = field(default_factory=list)
-    exporting: set[str] = field(default_factory=set)
+    tasks: list[Task] = field(default_factory=list)
+    under_way: set[tuple[str, str]] = field(default_factory=set)
+    nodes: list[dict[str, float]] = field(default_factory=lambda: [{"CPU": 2.0}])
 
     def start(self, job_id: str, command: str) -> None:
         if self.refusal is not None:
@@ -48,15 +50,20 @@ class NotedJobs:
     def read_logs(self, job_id: str) -> str:
         return self.logs
 
-    def start_export(self, storage: Path, run_id: str, step: int, model_id: str) -> None:
-        self.exports.append((run_id, step, model_id))
-        self.exporting.add(model_id)
+    def start_task(self, storage: Path, task: Task) -> None:
+        self.tasks.append(task)
+        self.under_way.add((task.kind, task.subject))
 
-    def is_exporting(self, model_id: str) -> bool:
-        return model_id in self.exporting
+    def is_under_way(self, kind: str, subject: str) -> bool:
+        return (kind, subject) in self.under_way
 
     def list_nodes(self) -> list[dict[str, float]]:
-        return [{"CPU": 2.0}]
+        return self.nodes
+
+    @property
+    def started(self) -> list[str]:
+        """The runs whose jobs were started, in that order."""
+        return [job_id.rpartition("-")[0] for job_id in self.commands]
 
 
 _NO_COUNTS = {"num_prompt_tokens": 0, "num_completion_tokens": 0}
@@ -127,6 +134,15 @@ class LocalFineTuning:
     async def cancel(self, run_id: str) -> dict[str, Any]:
         return await self._queue.cancel(run_id)
 
+    async def pause(self, run_id: str) -> dict[str, Any]:
+        return await self._queue.pause(run_id)
+
+    async def resume(self, run_id: str) -> dict[str, Any]:
+        return await self._queue.resume(run_id)
+
+    async def delete(self, run_id: str) -> None:
+        await self._queue.delete(run_id)
+
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
     ) -> dict[str, Any]:
@@ -139,7 +155,8 @@ class LocalFineTuning:
 def add_job(layout: StorageLayout, model: str) -> RunFolder:
     """Queue a fine-tune of a model that nobody computes."""
     run = RunFolder(layout.run("ftjob-000001"))
-    record = RunRecord(id=run.path.name, created_at=1, request={"model": model})
+    request = {"model": model, "training_file": "file-rows"}
+    record = RunRecord(id=run.path.name, created_at=1, writer="queue", request=request)
     run.create(TrainingSpec(base_model=model, train_file="-"), record)
     return run
 

@@ -1,5 +1,6 @@
 """Checkpoints as models: published from a run's folder, damaged, and killed half-way."""
 
+import asyncio
 import multiprocessing
 import os
 import random
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
 from transformers import AutoModelForCausalLM
 
 from apps.errors import ApiError
@@ -20,6 +22,7 @@ from apps.publishing import list_run_checkpoints, name_checkpoint_model, publish
 from apps.queue import RunQueue
 from apps.runs import name_model
 from apps.services import Services
+from apps.tasks import Task
 from serving.model_loading import load_model
 from serving.model_store import ModelStore
 from storage import durable
@@ -61,6 +64,7 @@ def run(layout: StorageLayout, tiny_model: Path) -> RunFolder:
         created_at=1,
         status="running",
         writer="job",
+        job_id=run.path.name,
         request=request,
         base_revision=find_revision(str(layout.model("tiny"))),
     )
@@ -209,7 +213,9 @@ async def test_checkpoints_are_listed_and_published_over_http(
     begun = await client.post(f"{path}/{first['id']}/publish", json={"model": "mine"})
     assert begun.json()["id"] == "mine"
     default = name_checkpoint_model(run, 20)
-    assert jobs.exports == [(run.path.name, 20, default), (run.path.name, 20, "mine")]
+    assert jobs.tasks == [
+        Task("export", model_id, (run.path.name, 20)) for model_id in (default, "mine")
+    ]
 
     own = name_model(run.read_record())
     reasons = {
@@ -240,7 +246,7 @@ async def test_what_was_asked_for_is_told_of_once(
     jobs.states[run.path.name] = "active"
     await begin(queue, run, "mine")
     execute_export(layout, run.path.name, 10, "mine")
-    jobs.exporting.clear()
+    jobs.under_way.clear()
     await queue.reconcile()
     told = [event["message"] for event in run.read_events()]
     assert [message for message in told if "mine" in message] == [
@@ -257,7 +263,7 @@ async def test_an_export_whose_process_died_is_told_of(
     await begin(queue, run, "mine")
     await queue.reconcile()
     assert run.read_events()[-1]["message"] == "Publishing step 10 as mine"
-    jobs.exporting.clear()
+    jobs.under_way.clear()
     await queue.reconcile()
     last = run.read_events()[-1]
     assert last["level"] == "error"
@@ -273,7 +279,7 @@ async def test_a_foreign_model_of_the_same_id_is_not_taken_for_the_exports(
     jobs.states[run.path.name] = "active"
     await begin(queue, run, "mine")
     ModelStore(layout).add(tiny_model, "mine")
-    jobs.exporting.clear()
+    jobs.under_way.clear()
     await queue.reconcile()
     assert "'mine' was not published" in run.read_events()[-1]["message"]
 
@@ -295,7 +301,82 @@ async def test_a_checkpoint_stays_until_its_model_is_made(
     await begin(queue, run, "mine")
     with pytest.raises(HeldError), hold_alone(manifest):
         pass
-    jobs.exporting.clear()
+    jobs.under_way.clear()
     await queue.reconcile()
     with hold_alone(manifest):
         pass
+
+
+async def chat(client: httpx.AsyncClient, model: str) -> httpx.Response:
+    body = {"model": model, "messages": [{"role": "user", "content": "one two"}]}
+    return await client.post("/v1/chat/completions", json=body)
+
+
+async def do_tasks(layout: StorageLayout, jobs: NotedJobs, num_tasks: int) -> None:
+    """Export what is asked for, as the cluster would."""
+    done = 0
+    async with asyncio.timeout(TIMEOUT_S):
+        while done < num_tasks:
+            for task in jobs.tasks[done:]:
+                run_id, step = task.arguments
+                await asyncio.to_thread(
+                    execute_export, layout, str(run_id), int(step), task.subject
+                )
+                jobs.under_way.discard((task.kind, task.subject))
+                done += 1
+            await asyncio.sleep(0.01)
+
+
+async def test_a_checkpoint_answers_by_its_name(
+    client: httpx.AsyncClient, layout: StorageLayout, run: RunFolder, jobs: NotedJobs
+) -> None:
+    listed = (await client.get(f"/v1/fine_tuning/jobs/{run.path.name}/checkpoints")).json()
+    (checkpoint,) = listed["data"]
+    FineTuningJobCheckpoint.model_validate(checkpoint)
+    assert checkpoint["metrics"] == {
+        "step": 10,
+        "train_loss": 1.0,
+        "valid_loss": None,
+        "full_valid_loss": None,
+        "epoch": 1,
+        "trained_tokens": 0,
+    }
+    name = checkpoint["fine_tuned_model_checkpoint"]
+    doing = asyncio.create_task(do_tasks(layout, jobs, 1))
+    answers = await asyncio.gather(*(chat(client, name) for _ in range(3)))
+    await doing
+    assert [answer.status_code for answer in answers] == [200] * 3, answers[0].text
+    assert {answer.headers["x-model-id"] for answer in answers} == {name}
+    assert answers[0].headers["x-checkpoint"] == "step-10"
+    assert len(jobs.tasks) == 1
+    assert (await chat(client, name)).status_code == 200
+    text = await client.post("/v1/completions", json={"model": name, "prompt": "one"})
+    assert text.status_code == 200
+
+
+async def test_a_checkpoint_that_cannot_become_a_model_says_so(
+    client: httpx.AsyncClient, layout: StorageLayout, run: RunFolder, jobs: NotedJobs
+) -> None:
+    next(run.checkpoints.glob("*/state/*model_states.pt")).write_bytes(b"nothing")
+    doing = asyncio.create_task(do_tasks(layout, jobs, 1))
+    refused = await chat(client, name_checkpoint_model(run, 10))
+    await doing
+    assert refused.status_code == 409
+    assert "the events of job 'ftjob-0001' tell why" in refused.json()["error"]["message"]
+
+
+async def test_a_model_that_takes_long_is_to_be_asked_again(
+    client: httpx.AsyncClient, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.checkpoint_models.WAIT_S", 0.2)
+    late = await chat(client, name_checkpoint_model(run, 10))
+    assert (late.status_code, late.json()["error"]["code"]) == (503, "model_not_ready")
+
+
+@pytest.mark.parametrize("name", ["nobody-step-10", "tiny-step-1", "x-step-", "../x-step-1"])
+async def test_a_name_like_a_checkpoints_is_no_checkpoint(
+    client: httpx.AsyncClient, run: RunFolder, jobs: NotedJobs, name: str
+) -> None:
+    answer = await chat(client, name)
+    assert answer.status_code == 404
+    assert jobs.tasks == []

@@ -8,16 +8,19 @@ from typing import Any
 import anyio
 import pytest
 
+from apps.checks import check_file, check_job
 from apps.errors import ApiError
 from apps.files import FileStore
 from apps.jobs import describe_job
 from apps.queue import RunQueue
 from apps.runs import find_run, list_runs, name_model
+from apps.tasks import Task
 from serving.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout, open_storage
 from tests.apps.conftest import NotedJobs
 from training.data.faults import DataError
+from training.lease import hold_lease
 from training.resources import ResourceError
 from training.runs import RunFolder
 
@@ -34,7 +37,7 @@ def anyio_backend() -> str:
 def file_id(layout: StorageLayout, tmp_path: Path) -> str:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(f"{json.dumps(ROW)}\n" * 4)
-    FileStore(layout).add("file-rows", rows, "rows.jsonl")
+    FileStore(layout).add("file-rows", rows.read_bytes(), "rows.jsonl")
     return "file-rows"
 
 
@@ -53,11 +56,11 @@ async def test_runs_start_in_order_one_at_a_time(
     first, second = await create(queue, file_id), await create(queue, file_id, suffix="two")
     await queue.reconcile()
     await queue.reconcile()
-    assert list(jobs.commands) == [first.path.name]
-    assert first.path.name in jobs.commands[first.path.name]
+    assert jobs.started == [first.path.name]
+    assert first.path.name in jobs.commands[f"{first.path.name}-1"]
     first.update_record(status="succeeded")
     await queue.reconcile()
-    assert list(jobs.commands) == [first.path.name, second.path.name]
+    assert jobs.started == [first.path.name, second.path.name]
 
 
 async def test_a_restarted_queue_knows_everything(
@@ -68,10 +71,10 @@ async def test_a_restarted_queue_knows_everything(
     queue.close()
     with closing(RunQueue(layout, jobs)) as restarted:
         await restarted.reconcile()
-        assert list(jobs.commands) == [runs[0].path.name]
+        assert jobs.started == [runs[0].path.name]
         runs[0].update_record(status="succeeded")
         await restarted.reconcile()
-    assert list(jobs.commands) == [runs[0].path.name, runs[1].path.name]
+    assert jobs.started == [runs[0].path.name, runs[1].path.name]
 
 
 async def test_two_applications_on_one_storage_do_not_share_its_runs(
@@ -85,7 +88,7 @@ async def test_two_applications_on_one_storage_do_not_share_its_runs(
         await create(other, file_id)
         await other.reconcile()
     assert run.read_record().status == "running"
-    assert list(jobs.commands) == [run.path.name]
+    assert jobs.started == [run.path.name]
 
 
 async def test_a_run_cancelled_while_another_starts_is_never_started(
@@ -115,7 +118,7 @@ async def test_a_run_whose_cancelling_was_cut_short_ends_as_cancelled(
     await queue.reconcile()
     run.update_record(status="running")
     run.request_cancel()
-    jobs.states[run.path.name] = "ended"
+    jobs.states[f"{run.path.name}-1"] = "ended"
     await queue.reconcile()
     assert run.read_record().status == "cancelled"
 
@@ -124,7 +127,7 @@ async def test_a_paused_run_is_left_alone(queue: RunQueue, jobs: NotedJobs, file
     run = await create(queue, file_id)
     await queue.reconcile()
     run.update_record(status="paused")
-    jobs.states[run.path.name] = "ended"
+    jobs.states[f"{run.path.name}-1"] = "ended"
     await queue.reconcile()
     assert run.read_record().status == "paused"
 
@@ -139,7 +142,7 @@ async def test_a_run_killed_after_it_published_ends_well(
     lineage = {"run_id": run.path.name}
     durable.write_json(copy_model(tiny_model, run.model) / "lineage.json", lineage)
     ModelStore(layout).publish(run.model, model_id)
-    jobs.states[run.path.name] = "ended"
+    jobs.states[f"{run.path.name}-1"] = "ended"
     await queue.reconcile()
     assert run.read_record().status == "succeeded"
     assert run.read_record().model_id == model_id
@@ -152,9 +155,9 @@ async def test_a_model_of_the_same_id_is_not_taken_for_the_runs_own(
     run = await create(queue, file_id)
     await queue.reconcile()
     ModelStore(layout).add(tiny_model, name_model(run.read_record()))
-    jobs.states[run.path.name] = "ended"
+    jobs.states[f"{run.path.name}-1"] = "ended"
     await queue.reconcile()
-    assert run.read_record().status == "failed"
+    assert run.read_record().status == "queued"
     assert ModelStore(layout).resolve("latest").id == "tiny"
 
 
@@ -165,20 +168,24 @@ async def test_a_job_starts_from_a_path_with_a_space(
     ModelStore(layout).add(tiny_model, "tiny")
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps(ROW))
-    FileStore(layout).add("file-rows", rows, "rows.jsonl")
+    FileStore(layout).add("file-rows", rows.read_bytes(), "rows.jsonl")
     with closing(RunQueue(layout, jobs)) as queue:
         job = await queue.create({"model": "tiny", "training_file": "file-rows"})
         await queue.reconcile()
-    assert shlex.split(jobs.commands[job["id"]])[-2:] == [str(layout.root), job["id"]]
+    assert shlex.split(jobs.commands[f"{job['id']}-1"])[-3:] == [
+        str(layout.root),
+        job["id"],
+        f"{job['id']}-1",
+    ]
 
 
 async def test_a_queue_killed_before_it_started_a_job_starts_it_again(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create(queue, file_id)
-    run.update_record(writer="job", job_id=run.path.name)
+    run.update_record(writer="job", job_id=f"{run.path.name}-1", num_starts=1)
     await queue.reconcile()
-    assert list(jobs.commands) == [run.path.name]
+    assert jobs.started == [run.path.name]
 
 
 async def test_a_cluster_that_cannot_start_a_job_is_asked_again(
@@ -192,7 +199,17 @@ async def test_a_cluster_that_cannot_start_a_job_is_asked_again(
     assert told == ["The cluster cannot start it at present, trying again: no agent is available"]
     jobs.refusal = None
     await queue.reconcile()
-    assert list(jobs.commands) == [run.path.name]
+    assert jobs.started == [run.path.name]
+
+
+async def lose(queue: RunQueue, jobs: NotedJobs, run: RunFolder, step: int = 0) -> None:
+    """Have the run's job start, get to a step and die."""
+    await queue.reconcile()
+    record = run.update_record(status="running")
+    if step:
+        run.add_metrics({"step": step})
+    jobs.states[str(record.job_id)] = "ended"
+    await queue.reconcile()
 
 
 @pytest.mark.parametrize(
@@ -202,20 +219,309 @@ async def test_a_cluster_that_cannot_start_a_job_is_asked_again(
         ("unknown", "", "the application was stopped or its process was killed"),
     ],
 )
-async def test_a_run_whose_job_died_is_ended_with_the_reason(
+async def test_a_run_whose_job_died_goes_on_in_its_old_place(
     queue: RunQueue, jobs: NotedJobs, file_id: str, state: Any, logs: str, reason: str
+) -> None:
+    run, other = await create(queue, file_id), await create(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    jobs.logs = logs
+    jobs.states[f"{run.path.name}-1"] = state
+    await queue.reconcile()
+    record = run.read_record()
+    assert (record.status, record.num_lost, record.error) == ("queued", 1, None)
+    event = run.read_events()[-1]
+    assert event["level"] == "warn"
+    assert event["message"].startswith(f"Interrupted: {reason}")
+    assert list(jobs.commands) == [f"{run.path.name}-1", f"{run.path.name}-2"]
+    assert other.read_record().status == "queued"
+
+
+async def test_a_run_that_is_lost_too_often_where_it_stands_fails(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create(queue, file_id)
+    for _ in range(3):
+        await lose(queue, jobs, run, step=7)
+        assert run.read_record().status == "queued"
+    await lose(queue, jobs, run, step=8)  # it got on
+    for _ in range(2):
+        await lose(queue, jobs, run, step=8)
+        assert run.read_record().status == "queued"
+    jobs.logs = "Killed"
+    await lose(queue, jobs, run, step=8)
+    record = run.read_record()
+    assert record.status == "failed"
+    assert record.error is not None
+    assert record.error.code == "interrupted"
+    assert "Killed; it did so 4 times without getting on by a step" in record.error.message
+    assert run.read_events()[-1]["level"] == "error"
+    assert jobs.started == [run.path.name] * 7
+
+
+async def test_a_run_whose_process_lives_on_without_its_job_is_not_started_twice(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create(queue, file_id)
     await queue.reconcile()
     run.update_record(status="running")
-    jobs.logs = logs
-    jobs.states[run.path.name] = state
+    jobs.states[f"{run.path.name}-1"] = "unknown"
+    with hold_lease(run):
+        await queue.reconcile()
+        assert run.read_record().writer == "job"
     await queue.reconcile()
-    record = run.read_record()
-    assert record.status == "failed"
-    assert record.error is not None
-    assert reason in record.error.message
-    assert run.read_events()[-1]["level"] == "error"
+    await queue.reconcile()
+    assert list(jobs.commands) == [f"{run.path.name}-1", f"{run.path.name}-2"]
+
+
+# Order
+
+
+async def test_the_more_important_goes_first_and_two_compute_at_once(
+    layout: StorageLayout, jobs: NotedJobs, file_id: str
+) -> None:
+    with closing(RunQueue(layout, jobs, max_concurrent_runs=2)) as queue:
+        runs = [await create(queue, file_id, priority=priority) for priority in (0, 0, 5, -1, 5)]
+        for _ in runs:
+            await queue.reconcile()
+            await queue.reconcile()
+            assert len([state for state in jobs.states.values() if state == "active"]) <= 2
+            (first, *_) = (job for job, state in jobs.states.items() if state == "active")
+            jobs.states[first] = "ended"
+            find_run(layout, first.rpartition("-")[0]).update_record(status="succeeded")
+    assert jobs.started == [runs[place].path.name for place in (2, 4, 0, 1, 3)]
+
+
+async def test_a_waiting_job_says_what_it_waits_for(
+    layout: StorageLayout, jobs: NotedJobs, file_id: str
+) -> None:
+    with closing(RunQueue(layout, jobs, max_concurrent_runs=3, reserved_cpus=0.5)) as queue:
+        settings = {"num_workers": 1, "cpus_per_worker": 1.0}
+        runs = [await create(queue, file_id, training=settings) for _ in range(3)]
+        small = await create(queue, file_id, training={"num_workers": 1})
+        await queue.reconcile()
+        told = [run.read_record().waiting_for for run in (*runs, small)]
+        assert told == [
+            None,
+            "waits for 1 CPUs, of which 0.5 are free",
+            "number 2 in the queue",
+            "number 3 in the queue",
+        ]
+        assert describe_job(small)["waiting_for"] == "number 3 in the queue"
+        runs[0].update_record(status="succeeded")
+        jobs.states.clear()
+        await queue.reconcile()
+    assert jobs.started == [runs[0].path.name, runs[1].path.name]
+    assert runs[1].read_record().waiting_for is None
+
+
+# Pausing
+
+
+async def test_a_waiting_run_is_paused_and_waits_again_in_its_place(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    first, second = await create(queue, file_id), await create(queue, file_id)
+    assert (await queue.pause(first.path.name))["status"] == "paused"
+    assert (await queue.pause(first.path.name))["status"] == "paused"
+    await queue.pause(second.path.name)
+    await queue.reconcile()
+    assert jobs.started == []
+    await queue.resume(second.path.name)
+    assert (await queue.resume(first.path.name))["status"] == "queued"
+    await queue.reconcile()
+    assert jobs.started == [first.path.name]
+
+
+async def test_a_computing_run_is_asked_to_pause_and_started_anew_to_go_on(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    assert (await queue.pause(run.path.name))["status"] == "running"
+    assert run.is_pause_requested
+    run.update_record(status="paused")  # as its process does
+    jobs.states[f"{run.path.name}-1"] = "ended"
+    await queue.reconcile()
+    assert run.read_record().status == "paused"
+    assert (await queue.resume(run.path.name))["status"] == "queued"
+    assert not run.is_pause_requested
+    await queue.reconcile()
+    assert list(jobs.commands) == [f"{run.path.name}-1", f"{run.path.name}-2"]
+    with pytest.raises(ApiError, match="is queued, not paused") as caught:
+        await queue.resume(run.path.name)
+    assert caught.value.status == 409
+
+
+async def test_a_run_that_is_to_pause_can_be_let_go_on(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    await queue.pause(run.path.name)
+    assert (await queue.resume(run.path.name))["status"] == "running"
+    assert not run.is_pause_requested
+
+
+async def test_a_run_lost_while_it_was_to_pause_is_paused(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    await queue.pause(run.path.name)
+    jobs.states[f"{run.path.name}-1"] = "ended"
+    await queue.reconcile()
+    assert run.read_record().status == "paused"
+
+
+async def test_a_paused_run_can_be_cancelled(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create(queue, file_id)
+    await queue.pause(run.path.name)
+    assert (await queue.cancel(run.path.name))["status"] == "cancelled"
+    for change in (queue.pause, queue.resume):
+        with pytest.raises(ApiError, match="has cancelled already"):
+            await change(run.path.name)
+
+
+# Ends
+
+
+async def test_a_run_that_has_ended_is_deleted_and_no_other(
+    queue: RunQueue, layout: StorageLayout, file_id: str
+) -> None:
+    run = await create(queue, file_id)
+    with pytest.raises(ApiError, match="is queued; cancel it first"):
+        await queue.delete(run.path.name)
+    await queue.cancel(run.path.name)
+    await queue.delete(run.path.name)
+    assert not run.path.exists()
+    with pytest.raises(ApiError, match="there is no job"):
+        await queue.delete(run.path.name)
+
+
+async def test_the_figures_of_a_run_are_a_file_when_it_ends(
+    queue: RunQueue, layout: StorageLayout, file_id: str
+) -> None:
+    run = await create(queue, file_id)
+    rest = dict.fromkeys(("num_steps", "epoch", "tokens_per_s", "elapsed_s", "remaining_s"), 1.0)
+    run.add_metrics({"step": 1, "loss": 2.5, "learning_rate": 1e-4, **rest})
+    run.add_metrics({"step": 2, "loss": 2.25, "learning_rate": 5e-5, "eval_loss": 2.0, **rest})
+    job = await queue.cancel(run.path.name)
+    (result,) = job["result_files"]
+    files = FileStore(layout)
+    assert files.get(result)["purpose"] == "fine-tune-results"
+    assert files.get(result)["status"] == "processed"
+    head, *lines = files.find_content(result).read_text().splitlines()
+    assert head.startswith("step,train_loss,valid_loss,learning_rate")
+    assert [line.split(",")[:4] for line in lines] == [
+        ["1", "2.5", "", "0.0001"],
+        ["2", "2.25", "2.0", "5e-05"],
+    ]
+
+
+# Files that take long to read
+
+
+@pytest.fixture
+def nothing_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.checks.MAX_QUICK_BYTES", 0)
+
+
+async def test_large_files_are_checked_aside_before_a_job_waits(
+    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, nothing_is_quick: None
+) -> None:
+    run = await create(queue, file_id)
+    assert run.read_record().status == "validating_files"
+    await queue.reconcile()
+    task = Task("check_job", run.path.name)
+    assert task in jobs.tasks
+    await queue.reconcile()
+    assert jobs.tasks.count(task) == 1
+    assert "are being checked" in (run.read_record().waiting_for or "")
+    check_job(layout, run.path.name)
+    jobs.under_way.clear()
+    await queue.reconcile()
+    assert run.read_record().status == "queued"
+    await queue.reconcile()
+    assert jobs.started == [run.path.name]
+
+
+async def test_a_job_whose_large_file_is_bad_fails_with_the_lines(
+    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, nothing_is_quick: None
+) -> None:
+    FileStore(layout).add("file-bad", b'{"text": "x"}\n{"text": 3}\n', "bad.jsonl")
+    run = await create(queue, "file-bad")
+    await queue.reconcile()
+    check_job(layout, run.path.name)
+    jobs.under_way.clear()
+    await queue.reconcile()
+    job = describe_job(run)
+    assert job["status"] == "failed"
+    assert (job["error"]["code"], job["error"]["param"]) == (
+        "invalid_training_file",
+        "training_file",
+    )
+    assert "'text' is 3, expected text (line 2)" in job["error"]["message"]
+
+
+async def test_a_check_whose_process_dies_is_begun_again_but_not_for_ever(
+    queue: RunQueue, jobs: NotedJobs, file_id: str, nothing_is_quick: None
+) -> None:
+    run = await create(queue, file_id)
+    for _ in range(3):
+        await queue.reconcile()
+        assert run.read_record().status == "validating_files"
+        jobs.under_way.clear()
+    await queue.reconcile()
+    assert run.read_record().status == "failed"
+
+
+async def test_an_upload_is_checked_and_counted(
+    queue: RunQueue, layout: StorageLayout, file_id: str
+) -> None:
+    files = FileStore(layout)
+    files.add("file-bad", b'{"text": 3}\n', "bad.jsonl")
+    assert {file["status"] for file in files.list_files()} == {"uploaded"}
+    for _ in range(3):
+        await queue.reconcile()
+    good, bad = files.get(file_id), files.get("file-bad")
+    assert (good["status"], good["status_details"]) == ("processed", None)
+    assert (good["check"]["num_rows"], good["check"]["model"]) == (4, "tiny")
+    assert 0 < good["check"]["learned_share"] < 1
+    assert bad["status"] == "error"
+    assert "'text' is 3, expected text (line 1)" in bad["status_details"]
+    assert str(layout.root) not in bad["status_details"]
+
+
+async def test_large_uploads_are_checked_one_after_the_other(
+    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, nothing_is_quick: None
+) -> None:
+    FileStore(layout).add("file-x", b'{"text": "x"}\n', "x.jsonl")
+    for _ in range(2):
+        await queue.reconcile()
+    assert jobs.tasks == [Task("check_file", file_id)]
+    check_file(layout, file_id)
+    jobs.under_way.clear()
+    await queue.reconcile()
+    assert jobs.tasks[1:] == [Task("check_file", "file-x")]
+
+
+async def test_rows_to_evaluate_on_come_from_a_file_of_their_own(
+    queue: RunQueue, layout: StorageLayout, file_id: str
+) -> None:
+    FileStore(layout).add("file-more", f"{json.dumps(ROW)}\n".encode(), "more.jsonl")
+    run = await create(queue, file_id, validation_file="file-more")
+    assert run.read_data_summary()["validation"]["num_rows"] == 1
+    assert describe_job(run)["validation_file"] == "file-more"
+    FileStore(layout).add("file-bad", b'{"text": 3}\n', "bad.jsonl")
+    with pytest.raises(ApiError, match="'text' is 3") as caught:
+        await create(queue, file_id, validation_file="file-bad")
+    assert caught.value.param == "validation_file"
 
 
 async def test_a_waiting_run_is_cancelled_without_ever_starting(
@@ -234,7 +540,7 @@ async def test_a_computing_run_is_stopped(queue: RunQueue, jobs: NotedJobs, file
     run.update_record(status="running")
     job = await queue.cancel(run.path.name)
     assert job["status"] == "cancelled"
-    assert jobs.states[run.path.name] == "ended"
+    assert jobs.states[f"{run.path.name}-1"] == "ended"
     with pytest.raises(ApiError, match="has cancelled already") as caught:
         await queue.cancel(run.path.name)
     assert caught.value.status == 409
@@ -275,7 +581,14 @@ async def test_cancelling_and_looking_after_runs_do_not_collide(
             ValueError,
             "num_workers",
         ),
-        ({"validation_file": "file-rows"}, ValueError, "validation_file"),
+        ({"validation_file": "file-gone"}, ApiError, "there is no file 'file-gone'"),
+        (
+            {"validation_file": "file-rows", "training": {"validation_fraction": 0.5}},
+            ValueError,
+            "validation_file and validation_fraction are set",
+        ),
+        ({"metadata": {"k" * 65: "v"}}, ValueError, "metadata"),
+        ({"priority": 101}, ValueError, "priority"),
     ],
 )
 async def test_what_could_not_work_is_refused_before_a_job_exists(
@@ -291,7 +604,7 @@ async def test_bad_rows_are_named_before_a_job_exists(
 ) -> None:
     rows = tmp_path / "bad.jsonl"
     rows.write_text(json.dumps(ROW) + "\n" + json.dumps({"prompt": "x"}) + "\n")
-    FileStore(layout).add("file-bad", rows, "bad.jsonl")
+    FileStore(layout).add("file-bad", rows.read_bytes(), "bad.jsonl")
     with pytest.raises(
         ApiError,
         match=r"bad.jsonl: 1 of 2 rows .*'completion' is missing, .* \(line 2\)",

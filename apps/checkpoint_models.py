@@ -1,0 +1,65 @@
+"""Checkpoints by the names that their models would have: asked for one, we make it a model.
+
+So every checkpoint can be chatted with, and takes the room of a model only once somebody does.
+"""
+
+import asyncio
+import re
+
+from apps.errors import ApiError
+from apps.publishing import list_run_checkpoints
+from apps.runs import list_exports, list_runs, name_model
+from apps.services import Services
+from storage.layout import StorageLayout
+
+WAIT_S = 60.0
+_POLL_S = 0.1
+_NAME = re.compile(r"(?P<model>.+)-step-(?P<step>\d+)")
+
+
+async def ensure_model(services: Services, name: str) -> None:
+    """Have a model of this name in the store if it is a checkpoint's; else nothing happens.
+
+    Waits until it is there. Raises `ApiError` 503 if that takes long, 409 if it failed.
+    """
+    if _NAME.fullmatch(name) is None or services.models.has(name):
+        return
+    found = await asyncio.to_thread(_find_checkpoint, services.layout, name)
+    if found is None:
+        return
+    job_id, checkpoint_id = found
+    if not _is_under_way(services.layout, name):
+        try:
+            await services.fine_tuning.publish_checkpoint(job_id, checkpoint_id, name)
+        except ApiError as exc:
+            if exc.status != 409:  # somebody else was faster
+                raise
+    await _wait_for(services, name, job_id)
+
+
+async def _wait_for(services: Services, name: str, job_id: str) -> None:
+    deadline = asyncio.get_running_loop().time() + WAIT_S
+    while not services.models.has(name):
+        if not _is_under_way(services.layout, name) and not services.models.has(name):
+            message = f"{name!r} could not be made of its checkpoint; the events of job "
+            raise ApiError(409, f"{message}{job_id!r} tell why", param="model")
+        if asyncio.get_running_loop().time() > deadline:
+            message = f"{name!r} is being made of its checkpoint; try again in a moment"
+            raise ApiError(503, message, param="model", code="model_not_ready")
+        await asyncio.sleep(_POLL_S)
+
+
+def _is_under_way(layout: StorageLayout, name: str) -> bool:
+    return any(model_id == name for _, model_id in list_exports(layout))
+
+
+def _find_checkpoint(layout: StorageLayout, name: str) -> tuple[str, str] | None:
+    """Find the job and the checkpoint that a model is named after."""
+    parts = _NAME.fullmatch(name)
+    assert parts is not None
+    for run, record in list_runs(layout):
+        if name_model(record) == parts["model"]:
+            for checkpoint in list_run_checkpoints(run):
+                if checkpoint["step_number"] == int(parts["step"]):
+                    return record.id, str(checkpoint["id"])
+    return None

@@ -1,0 +1,147 @@
+"""Whether rows can be learned from: uploads as they come, and the files of a job that waits.
+
+Small files are read where they are asked about; what takes longer is a task (`apps.tasks`).
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from apps.bundled import DEMONSTRATION_MODEL, read_demonstration_settings
+from apps.errors import ApiError
+from apps.files import FileStore
+from apps.runs import find_run
+from serving.errors import ServingError
+from serving.model_store import LATEST_ALIAS, ModelStore, StoredModel
+from storage import durable
+from storage.layout import StorageLayout
+from training import launch
+from training.data.faults import DataError
+from training.data.prepare import PreparedData, link_data, prepare_data
+from training.data.readers import RowFile
+from training.runs import RunFolder
+from training.spec import TrainingSpec
+
+logger = logging.getLogger(__name__)
+
+MAX_QUICK_BYTES = 4 << 20
+"""Up to here reading and tokenising takes a few seconds at most."""
+
+_REFUSAL_NAME = "refusal.json"
+_PROGRESS_NAME = "progress.json"
+_COUNTS = ("num_rows", "num_tokens", "num_learned_tokens", "num_truncated_rows", "num_dropped_rows")
+_PROGRESS_INTERVAL_S = 1.0
+
+
+def build_default_spec(models: ModelStore, model: StoredModel, train_file: str) -> TrainingSpec:
+    """Make the spec of a fine-tune of `model` as it is unless something is set."""
+    settings = {}
+    if find_root(models, model) == DEMONSTRATION_MODEL:
+        settings = read_demonstration_settings()
+    return TrainingSpec.model_validate(
+        {**settings, "base_model": str(model.path), "train_file": train_file}
+    )
+
+
+def find_root(models: ModelStore, model: StoredModel) -> str:
+    """Follow a model's lineage to the base model that it came from; returns that one's id."""
+    seen = set()
+    while (parent := model.lineage.base_model) and parent not in seen:
+        seen.add(parent)
+        found = models.find(parent)
+        if found is None:
+            return parent
+        model = found
+    return model.id
+
+
+def are_quick(files: Sequence[Path]) -> bool:
+    """Whether all files together are read in a moment."""
+    return sum(file.stat().st_size for file in files) <= MAX_QUICK_BYTES
+
+
+def prepare_rows(layout: StorageLayout, spec: TrainingSpec) -> PreparedData:
+    """Read the rows of a job; raises `ApiError` 400 that names the file whose rows are at fault."""
+    try:
+        return prepare_data(spec, layout.token_cache)
+    except DataError as exc:
+        param = find_param(spec, str(exc))
+        raise ApiError(400, str(exc), param=param, code=f"invalid_{param}") from exc
+
+
+def find_param(spec: TrainingSpec, message: str) -> str:
+    """Find which of a job's files a message about rows is about."""
+    if spec.validation_file and message.startswith(f"{RowFile(Path(spec.validation_file)).name}:"):
+        return "validation_file"
+    return "training_file"
+
+
+def check_job(layout: StorageLayout, run_id: str) -> None:
+    """Read the rows of a job that waits for it, and leave them, or the refusal, in its folder."""
+    run = find_run(layout, run_id)
+    spec = run.read_spec()
+    launch.quiet_libraries()
+    told_at = 0.0
+
+    def tell_progress(num_done: int, num_all: int) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at > _PROGRESS_INTERVAL_S:
+            told_at = time.monotonic()
+            durable.write_json(run.path / _PROGRESS_NAME, {"done": num_done, "all": num_all})
+
+    try:
+        prepared = prepare_data(spec, layout.token_cache, tell_progress)
+    except (ValueError, OSError) as exc:
+        logger.warning("the files of job %s cannot be used: %s", run_id, exc)
+        message = str(exc).replace(str(layout.root), "<storage>")
+        param = find_param(spec, message)
+        refusal = {"code": f"invalid_{param}", "message": message, "param": param}
+        durable.write_json(run.path / _REFUSAL_NAME, refusal)
+    else:
+        launch.tell_data(run, prepared.summary)
+        link_data(prepared, run.data)
+    finally:
+        (run.path / _PROGRESS_NAME).unlink(missing_ok=True)
+
+
+def read_refusal(run: RunFolder) -> dict[str, Any] | None:
+    """What a job's check found to be wrong with its files, if it ended so."""
+    try:
+        refusal: dict[str, Any] = durable.read_json(run.path / _REFUSAL_NAME)
+    except FileNotFoundError:
+        return None
+    return refusal
+
+
+def read_share(run: RunFolder) -> float | None:
+    """How much of its files a job's check has read, from 0 to 1, as far as is known."""
+    try:
+        progress = durable.read_json(run.path / _PROGRESS_NAME)
+    except FileNotFoundError:
+        return None
+    return float(progress["done"] / max(1, progress["all"]))
+
+
+def check_file(layout: StorageLayout, file_id: str) -> None:
+    """Read an upload as a fine-tune of `latest` would, and leave with it what was found."""
+    files, models = FileStore(layout), ModelStore(layout)
+    path = files.find_content(file_id)
+    try:
+        model = models.resolve(LATEST_ALIAS)
+        with model.hold():
+            spec = build_default_spec(models, model, str(path))
+            found = count_rows(prepare_data(spec, layout.token_cache))
+    except (ValueError, OSError, ServingError) as exc:
+        message = str(exc).replace(str(layout.root), "<storage>")
+        files.note_check(file_id, "error", message, None)
+    else:
+        files.note_check(file_id, "processed", None, {"model": model.id, **found})
+
+
+def count_rows(prepared: PreparedData) -> dict[str, Any]:
+    """What is to know of rows: how many, their tokens, and the share of them that is learned."""
+    counts = {name: prepared.summary[name] for name in ("format", "max_length", *_COUNTS)}
+    share = counts["num_learned_tokens"] / max(1, counts["num_tokens"])
+    return {**counts, "learned_share": round(share, 4)}

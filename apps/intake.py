@@ -1,0 +1,103 @@
+"""How a fine-tune comes in: what is asked for is checked wholly, and becomes a run that waits."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from apps.checks import are_quick, build_default_spec, count_rows, prepare_rows
+from apps.files import FileStore
+from apps.jobs import SERVER_SETTINGS, FineTuneRequest
+from serving.model_store import ModelStore, StoredModel
+from storage.layout import StorageLayout, new_id
+from training import launch
+from training.data.prepare import link_data
+from training.data.preview import preview_rows, split_tokens
+from training.resources import check_resources
+from training.runs import RunFolder, RunRecord
+from training.spec import TrainingSpec
+
+
+class Intake:
+    """Makes runs of requests, and shows beforehand what would become of them."""
+
+    def __init__(self, layout: StorageLayout, reserved_cpus: float, reserved_gpus: float) -> None:
+        self._layout = layout
+        self._files = FileStore(layout)
+        self._models = ModelStore(layout)
+        self._reserved_cpus, self._reserved_gpus = reserved_cpus, reserved_gpus
+
+    def create(self, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]) -> RunFolder:
+        """Check a fine-tune and write a run for it, which waits.
+
+        Large files are still to be read; the run says so by its status. Raises `ValueError`,
+        `ServingError` or `ApiError` for what could not work.
+        """
+        model = self._models.resolve(request.model)
+        with model.hold():  # until a record says that it is needed
+            return self._create_from(model, request, nodes)
+
+    def preview(self, file_id: str, model: str, num_rows: int) -> dict[str, Any]:
+        """Show how the first rows of a file become tokens for a model."""
+        stored = self._models.resolve(model)
+        file = self._files.find_content(file_id)
+        spec = build_default_spec(self._models, stored, str(file))
+        shown = preview_rows(spec, num_rows)
+        counts: dict[str, Any] = {"format": shown.format, "max_length": shown.max_length}
+        if are_quick([file]):
+            counts = count_rows(prepare_rows(self._layout, spec))
+        elif (checked := self._files.get(file_id).get("check")) and checked["model"] == stored.id:
+            counts = checked
+        rows = [
+            {
+                "line": row.line,
+                "tokens": [
+                    {"text": text, "learned": learned}
+                    for text, learned in split_tokens(row, shown.tokenizer)
+                ],
+            }
+            for row in shown.rows
+        ]
+        return {"object": "file.preview", **_NOTHING_COUNTED, **counts, "rows": rows}
+
+    def get_defaults(self, model: str) -> dict[str, Any]:
+        """The settings that a fine-tune of `model` has unless told otherwise, and their schema."""
+        schema = TrainingSpec.model_json_schema()["properties"]
+        spec = build_default_spec(self._models, self._models.resolve(model), "-")
+        return {
+            "object": "fine_tuning.defaults",
+            "model": model,
+            "training": spec.model_dump(exclude=set(SERVER_SETTINGS)),
+            "schema": {key: value for key, value in schema.items() if key not in SERVER_SETTINGS},
+        }
+
+    def _create_from(
+        self, model: StoredModel, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]
+    ) -> RunFolder:
+        files = [self._files.find_content(file_id) for file_id in request.list_files()]
+        defaults = build_default_spec(self._models, model, str(files[0]))
+        spec = request.resolve_settings(defaults, *map(str, files[1:]))
+        check_resources(spec, nodes, self._reserved_cpus, self._reserved_gpus)
+        prepared = prepare_rows(self._layout, spec) if are_quick(files) else None
+        run = RunFolder(self._layout.run(new_id("ftjob")))
+        run.path.mkdir()
+        if prepared is None:
+            run.add_event("Checking the files")
+        else:
+            link_data(prepared, run.data)
+            launch.tell_data(run, prepared.summary)
+            run.add_event("Waiting for its turn")
+        record = RunRecord(
+            id=run.path.name,
+            status="validating_files" if prepared is None else "queued",
+            created_at=int(time.time()),
+            priority=request.priority,
+            writer="queue",
+            request={**request.model_dump(mode="json"), "model": model.id},
+        )
+        run.create(spec, record)
+        return run
+
+
+_NOTHING_COUNTED = dict.fromkeys(
+    ("num_rows", "num_tokens", "num_learned_tokens", "num_truncated_rows", "num_dropped_rows")
+)

@@ -1,0 +1,115 @@
+"""What a fine-tune tells of itself: events, figures, checkpoints and its log, also as they come."""
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import PlainTextResponse, Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from apps.following import find_place, follow_events, follow_log, has_ended
+from apps.jobs import describe_event
+from apps.paging import After, Limit, cut_page, describe_page
+from apps.publishing import list_run_checkpoints
+from apps.routes import ServicesOf
+from apps.runs import find_run
+from training.runs import RunFolder
+
+router = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}")
+
+_LOG_BYTES = 64_000
+_UNBUFFERED = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class Publication(BaseModel):
+    """The body of a publication."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = Field(None, description="Id of the new model; by default made of the job.")
+
+
+@router.get("/events", response_model=None)
+async def list_events(
+    services: ServicesOf,
+    request: Request,
+    job_id: str,
+    limit: Limit = 20,
+    after: After = None,
+    stream: Annotated[bool, Query(description="Send events as they come, oldest first.")] = False,
+    last_event_id: Annotated[str | None, Header(description="Where a stream goes on.")] = None,
+) -> dict[str, Any] | Response:
+    """List what happened, newest first; or, as server-sent events, what happens, from the start.
+
+    A stream ends with its job. Taken up with the id of the last event that came, nothing is lost;
+    where nothing is left to come the answer is 204.
+    """
+    run = find_run(services.layout, job_id)
+    if stream or "text/event-stream" in request.headers.get("accept", ""):
+        return await _stream_events(run, last_event_id)
+    newest_first = (await asyncio.to_thread(run.read_events))[::-1]
+    events, has_more = cut_page(newest_first, lambda event: str(event["id"]), limit, after)
+    return describe_page([describe_event(event) for event in events], has_more=has_more)
+
+
+@router.get("/checkpoints")
+async def list_checkpoints(
+    services: ServicesOf, job_id: str, limit: Limit = 10, after: After = None
+) -> dict[str, Any]:
+    """List the checkpoints that a job still has, newest first."""
+    found = await asyncio.to_thread(list_run_checkpoints, find_run(services.layout, job_id))
+    page, has_more = cut_page(found, lambda checkpoint: str(checkpoint["id"]), limit, after)
+    return describe_page(page, has_more=has_more)
+
+
+@router.post("/checkpoints/{checkpoint_id}/publish", status_code=202)
+async def publish_checkpoint(
+    services: ServicesOf, job_id: str, checkpoint_id: str, body: Publication | None = None
+) -> dict[str, Any]:
+    """Begin to turn a checkpoint into a model; the job's events tell when it is there."""
+    model = body.model if body else None
+    return await services.fine_tuning.publish_checkpoint(job_id, checkpoint_id, model)
+
+
+@router.get("/metrics")
+async def list_metrics(
+    services: ServicesOf,
+    job_id: str,
+    after_step: Annotated[int, Query(ge=0, description="Only steps beyond this one.")] = 0,
+) -> dict[str, Any]:
+    """List the figures of every optimizer step, oldest first."""
+    metrics = await asyncio.to_thread(find_run(services.layout, job_id).read_metrics)
+    return {"object": "list", "data": [line for line in metrics if line["step"] > after_step]}
+
+
+@router.get("/logs")
+async def get_log(
+    services: ServicesOf,
+    job_id: str,
+    tail: Annotated[
+        int, Query(ge=0, le=10_000_000, description="Bytes of its end, at most.")
+    ] = _LOG_BYTES,
+    offset: Annotated[
+        int | None, Query(ge=0, description="Byte to begin with, in place of 'tail'.")
+    ] = None,
+    follow: Annotated[bool, Query(description="Go on as it grows, until the job ends.")] = False,
+) -> Response:
+    """Give the end of the log as text, and what is added; `x-log-offset` says where it begins."""
+    run = find_run(services.layout, job_id)
+    size = run.log_file.stat().st_size if run.log_file.exists() else 0
+    begin = max(0, size - tail) if offset is None else min(offset, size)
+    headers = {**_UNBUFFERED, "x-log-offset": str(begin)}
+    if follow:
+        text = follow_log(run, begin)
+        return StreamingResponse(text, media_type="text/plain", headers=headers)
+    content = await asyncio.to_thread(run.read_log, size - begin)
+    return PlainTextResponse(content, headers=headers)
+
+
+async def _stream_events(run: RunFolder, last_event_id: str | None) -> Response:
+    is_over = has_ended(run)
+    place = await asyncio.to_thread(find_place, run, last_event_id)
+    if is_over and place == len(run.read_events()):
+        return Response(status_code=204)  # by which a browser knows not to come back
+    events = follow_events(run, place)
+    return StreamingResponse(events, media_type="text/event-stream", headers=_UNBUFFERED)

@@ -1,0 +1,264 @@
+"""Fine-tuning jobs over HTTP: pages, changes of state, events and logs as they come."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
+
+from apps.api import build_http
+from apps.runs import find_run
+from apps.services import Services
+from training.runs import RunFolder
+
+pytestmark = pytest.mark.anyio
+ROWS = f"{json.dumps({'prompt': 'How many loaves?', 'completion': 'Twelve.'})}\n" * 3
+JOBS = "/v1/fine_tuning/jobs"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def file_id(services: Services) -> str:
+    services.files.add("file-rows", ROWS.encode(), "rows.jsonl")
+    return "file-rows"
+
+
+async def create(client: httpx.AsyncClient, file_id: str, **more: Any) -> dict[str, Any]:
+    body = {"model": "tiny", "training_file": file_id, **more}
+    answer = await client.post(JOBS, json=body)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+@pytest.fixture
+async def run(client: httpx.AsyncClient, services: Services, file_id: str) -> RunFolder:
+    return find_run(services.layout, (await create(client, file_id))["id"])
+
+
+@pytest.fixture
+async def live(services: Services) -> AsyncIterator[httpx.AsyncClient]:
+    """The API on a real socket: a transport in the process waits for a stream's end."""
+    config = uvicorn.Config(build_http(services, None), port=0, log_level="warning")
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    async with asyncio.timeout(10):
+        while not server.started:
+            await asyncio.sleep(0.01)
+    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    async with httpx.AsyncClient(base_url=url, timeout=10) as client:
+        yield client
+    server.should_exit = True
+    await serving
+
+
+# States
+
+
+async def test_a_job_is_paused_and_resumed(client: httpx.AsyncClient, run: RunFolder) -> None:
+    paused = (await client.post(f"{JOBS}/{run.path.name}/pause")).json()
+    resumed = (await client.post(f"{JOBS}/{run.path.name}/resume")).json()
+    assert (paused["status"], resumed["status"]) == ("paused", "queued")
+    refused = await client.post(f"{JOBS}/{run.path.name}/resume")
+    assert refused.status_code == 409
+    assert refused.json()["error"]["code"] == "job_not_paused"
+
+
+async def test_only_a_job_that_has_ended_is_deleted(
+    client: httpx.AsyncClient, run: RunFolder
+) -> None:
+    url = f"{JOBS}/{run.path.name}"
+    assert (await client.delete(url)).status_code == 409
+    await client.post(f"{url}/cancel")
+    deleted = await client.delete(url)
+    assert deleted.json() == {"id": run.path.name, "object": "fine_tuning.job", "deleted": True}
+    assert (await client.get(url)).status_code == 404
+    assert (await client.delete(url)).status_code == 404
+
+
+@pytest.mark.parametrize("change", ["cancel", "pause", "resume", "clone"])
+async def test_what_is_not_there_cannot_change(client: httpx.AsyncClient, change: str) -> None:
+    answer = await client.post(f"{JOBS}/ftjob-none/{change}", json={})
+    assert answer.status_code == 404
+    assert "'ftjob-none'" in answer.json()["error"]["message"]
+
+
+async def test_a_clone_differs_in_what_was_changed(client: httpx.AsyncClient, file_id: str) -> None:
+    method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2}}}
+    first = await create(
+        client, file_id, method=method, suffix="a", training={"weight_decay": 0.5, "seed": 3}
+    )
+    url = f"{JOBS}/{first['id']}/clone"
+    same = (await client.post(url)).json()
+    assert same["id"] != first["id"]
+    assert same["training"] == first["training"]
+    changes = {
+        "suffix": "b",
+        "training": {"seed": 4},
+        "hyperparameters": {"n_epochs": 5, "learning_rate_multiplier": 2},
+    }
+    other = (await client.post(url, json=changes)).json()
+    assert (other["training"]["seed"], other["training"]["weight_decay"]) == (4, 0.5)
+    assert (other["hyperparameters"]["n_epochs"], other["user_provided_suffix"]) == (5, "b")
+    assert other["training"]["learning_rate"] == 2 * first["training"]["learning_rate"]
+    FineTuningJob.model_validate(other)
+    refused = await client.post(url, json={"sufix": "c"})
+    assert refused.status_code == 400
+    assert "sufix" in refused.json()["error"]["message"]
+
+
+# Lists
+
+
+async def test_jobs_are_found_by_their_metadata(client: httpx.AsyncClient, file_id: str) -> None:
+    ovens = await create(client, file_id, metadata={"team": "ovens", "try": "1"})
+    await create(client, file_id, metadata={"team": "shop"})
+    await create(client, file_id)
+    listed = (await client.get(JOBS, params={"metadata[team]": "ovens"})).json()["data"]
+    assert [job["id"] for job in listed] == [ovens["id"]]
+    none = await client.get(JOBS, params={"metadata[team]": "ovens", "metadata[try]": "2"})
+    assert none.json()["data"] == []
+
+
+async def test_files_have_pages_an_order_and_purposes(
+    client: httpx.AsyncClient, services: Services
+) -> None:
+    for name in ("file-a", "file-b", "file-c"):
+        services.files.add(name, ROWS.encode(), "rows.jsonl")
+    services.files.add("file-d", b"step\n", "step_metrics.csv", "fine-tune-results")
+
+    async def ask(**params: Any) -> list[str]:
+        page = (await client.get("/v1/files", params=params)).json()
+        return [file["id"] for file in page["data"]]
+
+    assert await ask(purpose="fine-tune-results") == ["file-d"]
+    newest = await ask(purpose="fine-tune")
+    assert sorted(newest) == ["file-a", "file-b", "file-c"]
+    assert await ask(purpose="fine-tune", order="asc") == newest[::-1]
+    assert await ask(purpose="fine-tune", limit=2) == newest[:2]
+    assert await ask(purpose="fine-tune", limit=2, after=newest[1]) == newest[2:]
+    assert (await client.get("/v1/files", params={"after": "file-none"})).status_code == 404
+
+
+async def test_a_file_that_a_job_reads_is_not_deleted(
+    client: httpx.AsyncClient, services: Services, file_id: str
+) -> None:
+    services.files.add("file-more", ROWS.encode(), "more.jsonl")
+    job = await create(client, file_id, validation_file="file-more")
+    for needed in (file_id, "file-more"):
+        assert (await client.delete(f"/v1/files/{needed}")).status_code == 409
+    await client.post(f"{JOBS}/{job['id']}/cancel")
+    for free in (file_id, "file-more"):
+        assert (await client.delete(f"/v1/files/{free}")).status_code == 200
+
+
+# What comes as it is made
+
+
+async def read_events(
+    client: httpx.AsyncClient, url: str, last: str | None = None, stop_after: int | None = None
+) -> list[dict[str, Any]]:
+    """Read a stream of events to its end, or until some have come."""
+    headers = {} if last is None else {"last-event-id": last}
+    events: list[dict[str, Any]] = []
+    async with client.stream("GET", url, params={"stream": True}, headers=headers) as answer:
+        if answer.status_code == 204:
+            return []
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        ident = ""
+        async for line in answer.aiter_lines():
+            if line.startswith("id: "):
+                ident = line.removeprefix("id: ")
+            elif line.startswith("data: "):
+                events.append(json.loads(line.removeprefix("data: ")))
+                assert events[-1]["id"] == ident
+                if len(events) == stop_after:
+                    break
+    return events
+
+
+async def test_events_come_as_they_happen_until_the_job_ends(
+    live: httpx.AsyncClient, run: RunFolder
+) -> None:
+    url = f"{JOBS}/{run.path.name}/events"
+    reading = asyncio.create_task(read_events(live, url))
+    for number in range(5):
+        await asyncio.sleep(0.02)
+        run.add_event(f"event {number}")
+    run.update_record(status="succeeded")
+    events = await reading
+    assert [FineTuningJobEvent.model_validate(event).message for event in events][-5:] == [
+        f"event {number}" for number in range(5)
+    ]
+    assert [event["id"] for event in events] == [event["id"] for event in run.read_events()]
+    assert await read_events(live, url, last=events[-1]["id"]) == []
+
+
+async def test_a_stream_that_is_cut_again_and_again_loses_and_repeats_nothing(
+    live: httpx.AsyncClient, run: RunFolder
+) -> None:
+    url = f"{JOBS}/{run.path.name}/events"
+    chance = random.Random(7)
+    stopped = asyncio.Event()
+
+    async def happen() -> None:
+        for number in range(300):
+            run.add_event(f"event {number}")
+            await asyncio.sleep(chance.uniform(0, 0.01))
+        await stopped.wait()
+        run.update_record(status="succeeded")
+
+    happening = asyncio.create_task(happen())
+    seen: list[dict[str, Any]] = []
+    for _ in range(20):
+        last = seen[-1]["id"] if seen else None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(3):
+                seen += await read_events(live, url, last, stop_after=chance.randint(1, 15))
+    stopped.set()
+    await happening
+    seen += await read_events(live, url, seen[-1]["id"])
+    assert [event["id"] for event in seen] == [event["id"] for event in run.read_events()]
+
+
+async def test_a_stream_goes_on_only_from_what_it_had(
+    client: httpx.AsyncClient, run: RunFolder
+) -> None:
+    url = f"{JOBS}/{run.path.name}/events"
+    headers = {"accept": "text/event-stream", "last-event-id": "ftevent-other-000001"}
+    answer = await client.get(url, headers=headers)
+    assert answer.status_code == 404
+
+
+async def test_a_log_is_followed_and_taken_up_where_it_was(
+    live: httpx.AsyncClient, run: RunFolder
+) -> None:
+    url = f"{JOBS}/{run.path.name}/logs"
+    assert (await live.get(url)).text == ""
+    run.log_file.write_text("one\ntwo\n")
+    tail = await live.get(url, params={"tail": 4})
+    assert (tail.text, tail.headers["x-log-offset"]) == ("two\n", "4")
+    reading = asyncio.create_task(live.get(url, params={"offset": 4, "follow": True}))
+    for line in ("three\n", "four\n"):
+        await asyncio.sleep(0.1)
+        with run.log_file.open("a") as log:
+            log.write(line)
+    run.update_record(status="failed")
+    assert (await reading).text == "two\nthree\nfour\n"
+
+
+async def test_only_new_figures_are_sent(client: httpx.AsyncClient, run: RunFolder) -> None:
+    for step in (1, 2, 3):
+        run.add_metrics({"step": step})
+    url = f"{JOBS}/{run.path.name}/metrics"
+    data = (await client.get(url, params={"after_step": 1})).json()["data"]
+    assert [line["step"] for line in data] == [2, 3]
