@@ -1,4 +1,4 @@
-"""`tuneserve`: start the application from any folder."""
+"""Tuneserve: start the application in any folder, and use one wherever it is."""
 
 import os
 import secrets
@@ -16,7 +16,11 @@ from rich.console import Console
 
 from apps import preflight
 from apps.bundled import find_bundled
-from apps.model_commands import models
+from apps.commands.chat import chat
+from apps.commands.doctor import doctor
+from apps.commands.files import files
+from apps.commands.jobs import jobs
+from apps.commands.models import models
 
 _POLL_S = 0.5
 _RAY_SETTINGS = {
@@ -36,6 +40,10 @@ _DEPLOY_NAME = "deploy.yaml"
 _VLLM_DEPLOY_NAME = "deploy.vllm.yaml"
 
 cli = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
+cli.command()(chat)
+cli.command()(doctor)
+cli.add_typer(jobs, name="jobs")
+cli.add_typer(files, name="files")
 cli.add_typer(models, name="models")
 DeployFile = Annotated[Path, typer.Argument(help="Settings of the application.")]
 

@@ -23,15 +23,20 @@ def stream_archive(model: StoredModel, kind: ArchiveFormat) -> Iterator[bytes]:
     return _stream(model, kind, held)
 
 
+def stream_folder(folder: Path, name: str, kind: ArchiveFormat = "tar") -> Iterator[bytes]:
+    """Yield the files of a folder as one archive, in a folder of this name."""
+    yield from (_stream_tar if kind == "tar" else _stream_zip)(folder, name)
+
+
 def push_to_hub(
-    model: StoredModel,
+    folder: Path,
     repository: str,
     *,
     token: str | None = None,
     private: bool = True,
     endpoint: str | None = None,
 ) -> str:
-    """Upload a model as `owner/name` to the hub; returns the address of the commit.
+    """Upload a model's folder as `owner/name` to the hub; returns the address of the commit.
 
     `token` and `endpoint` are by default those that `hf auth login`, `HF_TOKEN` and `HF_ENDPOINT`
     give. Raises `huggingface_hub.errors.HfHubHTTPError` for what the hub refuses, and
@@ -42,11 +47,10 @@ def push_to_hub(
 
     api = HfApi(endpoint=endpoint, token=token)
     try:
-        with model.hold():
-            api.create_repo(repository, private=private, exist_ok=True, repo_type="model")
-            commit = api.upload_folder(
-                repo_id=repository, folder_path=model.path, commit_message=f"Upload {model.id}"
-            )
+        api.create_repo(repository, private=private, exist_ok=True, repo_type="model")
+        commit = api.upload_folder(
+            repo_id=repository, folder_path=folder, commit_message=f"Upload {folder.name}"
+        )
     except HfHubHTTPError:
         raise
     except HTTPError as exc:  # of the library below: no connection, or one that broke
@@ -59,15 +63,15 @@ def push_to_hub(
 
 def _stream(model: StoredModel, kind: ArchiveFormat, held: IO[bytes]) -> Iterator[bytes]:
     try:
-        yield from (_stream_tar if kind == "tar" else _stream_zip)(model)
+        yield from stream_folder(model.path, model.id, kind)
     finally:
         held.close()
 
 
-def _stream_tar(model: StoredModel) -> Iterator[bytes]:
-    for path in _list_files(model):
-        entry = tarfile.TarInfo(f"{model.id}/{path.relative_to(model.path)}")
-        entry.size, entry.mtime = path.stat().st_size, model.created_at
+def _stream_tar(folder: Path, name: str) -> Iterator[bytes]:
+    for path in _list_files(folder):
+        entry = tarfile.TarInfo(f"{name}/{path.relative_to(folder)}")
+        entry.size, entry.mtime = path.stat().st_size, int(path.stat().st_mtime)
         yield entry.tobuf(tarfile.PAX_FORMAT)
         yield from _read(path)
         yield b"\0" * (-entry.size % tarfile.BLOCKSIZE)
@@ -95,12 +99,12 @@ class _Sink:
         return content
 
 
-def _stream_zip(model: StoredModel) -> Iterator[bytes]:
+def _stream_zip(folder: Path, name: str) -> Iterator[bytes]:
     sink = _Sink()
     with zipfile.ZipFile(sink, mode="w") as archive:
-        for path in _list_files(model):
+        for path in _list_files(folder):
             with archive.open(
-                f"{model.id}/{path.relative_to(model.path)}", "w", force_zip64=True
+                f"{name}/{path.relative_to(folder)}", "w", force_zip64=True
             ) as entry:
                 for chunk in _read(path):
                     entry.write(chunk)
@@ -108,8 +112,8 @@ def _stream_zip(model: StoredModel) -> Iterator[bytes]:
     yield sink.take()
 
 
-def _list_files(model: StoredModel) -> list[Path]:
-    return sorted(path for path in model.path.rglob("*") if path.is_file())
+def _list_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _read(path: Path) -> Iterator[bytes]:

@@ -17,6 +17,7 @@ from apps.services import Services
 from serving.aliases import Alias, find_names
 from serving.model_export import ArchiveFormat, stream_archive
 from serving.model_store import StoredModel
+from storage.durable import DamagedDirectoryError
 
 router = APIRouter(prefix="/v1/models")
 
@@ -58,6 +59,17 @@ async def put_model(services: ServicesOf, model_id: str, request: Request) -> di
     except FileExistsError as exc:
         raise ApiError(409, str(exc), param="model") from None
     return describe_model(services, model)
+
+
+@router.post("/{model_id}/verify")
+async def verify_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
+    """Compare every file of a model with what was published; 409 names the first that differs."""
+    model = services.models.resolve(model_id)
+    try:
+        await asyncio.to_thread(model.verify)
+    except DamagedDirectoryError as exc:
+        raise ApiError(409, str(exc), param="model", code="model_damaged") from exc
+    return {"id": model.id, "object": "model.verification", "verified": True}
 
 
 @router.get("/{model_id}/archive")

@@ -171,7 +171,7 @@ def test_a_model_is_pushed_to_the_hub(
     source = Path(shutil.copytree(tiny_model, tmp_path / "source"))
     (source / "README.md").write_text("---\ntags: [tuneserve]\n---\n# A model\n")
     model = store.add(source, "tuned")
-    address = push_to_hub(model, "me/tuned", token="hf_test", endpoint=hub.url)
+    address = push_to_hub(model.path, "me/tuned", token="hf_test", endpoint=hub.url)
     assert address == f"{hub.url}/me/tuned/commit/{'1' * 40}"
     assert hub.tokens == {"Bearer hf_test"}
     (created,) = hub.created
@@ -185,4 +185,4 @@ def test_a_model_is_pushed_to_the_hub(
 
 def test_a_hub_out_of_reach_is_named(online: None, model: StoredModel) -> None:
     with pytest.raises(ConnectionError, match="http://127.0.0.1:9 cannot be reached"):
-        push_to_hub(model, "me/tuned", token="hf_test", endpoint="http://127.0.0.1:9")
+        push_to_hub(model.path, "me/tuned", token="hf_test", endpoint="http://127.0.0.1:9")

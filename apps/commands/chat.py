@@ -1,0 +1,85 @@
+"""`tuneserve chat`: a conversation with a model, answered word by word."""
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from apps.commands.connection import DEFAULT_URL, AsJson, Connection, Url, fail, print_json
+
+Message = dict[str, str]
+
+
+def chat(
+    question: Annotated[
+        str | None, typer.Argument(help="What to ask; a conversation if there is nothing.")
+    ] = None,
+    model: Annotated[str, typer.Option("--model", "-m", help="Id or alias.")] = "latest",
+    system: Annotated[str | None, typer.Option(help="What the model is told beforehand.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Chat with a model; an empty line or Ctrl-D ends it."""
+    connection = Connection(url)
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    settings = (
+        {"model": model}
+        if temperature is None
+        else {
+            "model": model,
+            "temperature": temperature,
+        }
+    )
+    if question is None and not sys.stdin.isatty():
+        question = sys.stdin.read().strip() or None
+    if question is not None:
+        _answer(connection, settings, [*messages, {"role": "user", "content": question}], as_json)
+        return
+    if as_json:
+        fail("--json needs a question: tuneserve chat --json 'When do you open?'")
+    console = Console()
+    while asked := _read_line(console):
+        messages.append({"role": "user", "content": asked})
+        answer = _answer(connection, settings, messages, as_json)
+        messages.append({"role": "assistant", "content": answer})
+
+
+def _read_line(console: Console) -> str:
+    try:
+        return console.input("[bold]you:[/bold] ").strip()
+    except (EOFError, KeyboardInterrupt):
+        console.print()
+        return ""
+
+
+def _answer(
+    connection: Connection, settings: dict[str, Any], messages: list[Message], as_json: bool
+) -> str:
+    body = {**settings, "messages": messages}
+    if as_json:
+        print_json(connection.ask("POST", "/v1/chat/completions", json=body, timeout=None))
+        return ""
+    text = ""
+    for piece in _stream(connection, body):
+        text += piece
+        typer.echo(piece, nl=False)
+    typer.echo()
+    return text
+
+
+def _stream(connection: Connection, body: dict[str, Any]) -> Iterator[str]:
+    path = "/v1/chat/completions"
+    with connection.stream("POST", path, json={**body, "stream": True}) as answer:
+        for line in answer.iter_lines():
+            data = line.removeprefix("data: ")
+            if not data or data == "[DONE]":
+                continue
+            chunk = json.loads(data)
+            if "error" in chunk:
+                fail(chunk["error"]["message"])
+            for choice in chunk["choices"]:
+                yield choice["delta"].get("content") or ""

@@ -1,0 +1,258 @@
+"""`tuneserve jobs`: fine-tunes, begun and looked after from a terminal."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from apps.commands.connection import (
+    DEFAULT_URL,
+    AsJson,
+    Connection,
+    Url,
+    fail,
+    print_json,
+    say,
+    show,
+    show_time,
+)
+from apps.commands.files import send_file
+from apps.commands.watching import watch_job
+
+jobs = typer.Typer(help="Begin fine-tunes, watch, pause and end them.", no_args_is_help=True)
+
+JOBS = "/v1/fine_tuning/jobs"
+JobId = Annotated[str, typer.Argument(help="Id of a job.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A setting of the training spec; repeatable."),
+]
+Suffix = Annotated[str | None, typer.Option(help="Becomes part of the new model's id.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Watch it until it ends.")]
+
+
+@jobs.command()
+def create(
+    rows: Annotated[str, typer.Argument(help="File of rows: one here, or the id of one sent.")],
+    model: Annotated[str, typer.Option(help="Model to start from.")] = "latest",
+    validation: Annotated[str | None, typer.Option(help="File of rows to evaluate on.")] = None,
+    suffix: Suffix = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the rows.")] = None,
+    priority: Annotated[int, typer.Option(help="Jobs with a higher one go first.")] = 0,
+    settings: Settings = None,
+    watch: Watch = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Begin a fine-tune; it goes on whether anybody watches or not."""
+    connection = Connection(url)
+    training = read_settings(settings)
+    if epochs is not None:
+        training["epochs"] = epochs
+    body = {
+        "model": model,
+        "training_file": find_file(connection, rows),
+        "validation_file": validation and find_file(connection, validation),
+        "suffix": suffix,
+        "priority": priority,
+        "training": training,
+    }
+    _begin(connection, JOBS, body, watch=watch, as_json=as_json)
+
+
+@jobs.command()
+def clone(
+    job_id: JobId,
+    suffix: Suffix = None,
+    settings: Settings = None,
+    watch: Watch = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Begin a fine-tune like another one, with some changes."""
+    body: dict[str, Any] = {"training": read_settings(settings)}
+    if suffix is not None:
+        body["suffix"] = suffix
+    _begin(Connection(url), f"{JOBS}/{job_id}/clone", body, watch=watch, as_json=as_json)
+
+
+@jobs.command("list")
+def list_jobs(
+    limit: Annotated[int, typer.Option(min=1, help="Jobs at most.")] = 20,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Show jobs, newest first."""
+    show(Connection(url).list_all(JOBS, limit), as_json, _render_jobs)
+
+
+@jobs.command("show")
+def show_job(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show one job."""
+    show(Connection(url).ask("GET", f"{JOBS}/{job_id}"), as_json, _render_job)
+
+
+@jobs.command()
+def watch(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Follow a job until it ends: its progress, its loss, what happens; events with --json.
+
+    Ctrl-C ends the watching, not the job.
+    """
+    watch_job(Connection(url), job_id, as_json=as_json)
+
+
+@jobs.command()
+def cancel(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Stop a job now."""
+    _change(Connection(url), job_id, "cancel", as_json)
+
+
+@jobs.command()
+def pause(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Have a job finish its step, save a checkpoint and free its resources."""
+    _change(Connection(url), job_id, "pause", as_json)
+
+
+@jobs.command()
+def resume(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Let a paused job go on."""
+    _change(Connection(url), job_id, "resume", as_json)
+
+
+@jobs.command()
+def delete(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Remove a job that has ended, with its checkpoints; its models stay."""
+    answer = Connection(url).ask("DELETE", f"{JOBS}/{job_id}")
+    if as_json:
+        print_json(answer)
+    else:
+        say(f"deleted {job_id}")
+
+
+@jobs.command()
+def logs(
+    job_id: JobId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends.")] = False,
+    tail: Annotated[int, typer.Option(min=0, help="Bytes of its end to begin with.")] = 64_000,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Print a job's log."""
+    connection = Connection(url)
+    params: dict[str, Any] = {"tail": tail, "follow": follow}
+    while True:
+        with connection.stream("GET", f"{JOBS}/{job_id}/logs", params=params) as answer:
+            offset = int(answer.headers["x-log-offset"])
+            for piece in answer.iter_raw():
+                offset += len(piece)
+                typer.get_binary_stream("stdout").write(piece)
+                typer.get_binary_stream("stdout").flush()
+        if not follow or has_ended(connection, job_id):
+            return
+        params = {"offset": offset, "follow": True}  # a server between has cut it
+
+
+@jobs.command()
+def checkpoints(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show the checkpoints that a job still has; each answers by its model's name."""
+    found = Connection(url).list_all(f"{JOBS}/{job_id}/checkpoints")
+    show(found, as_json, _render_checkpoints)
+
+
+def find_file(connection: Connection, named: str) -> str:
+    """Return the id of a file of rows, sending it if it is one of this machine's."""
+    if Path(named).is_file():
+        return str(send_file(connection, Path(named))["id"])
+    if not named.startswith("file-"):
+        fail(f"there is no file {named!r} here, and it is no id of a file, as in 'file-…'")
+    return named
+
+
+def read_settings(given: list[str] | None) -> dict[str, Any]:
+    """Read settings as `name=value`; a value is JSON, or else a text."""
+    settings: dict[str, Any] = {}
+    for one in given or ():
+        name, is_set, value = one.partition("=")
+        if not is_set or not name:
+            fail(f"--set {one!r}: expected NAME=VALUE, as in --set learning_rate=0.001")
+        try:
+            settings[name] = json.loads(value)
+        except ValueError:
+            settings[name] = value
+    return settings
+
+
+def has_ended(connection: Connection, job_id: str) -> bool:
+    """Whether nothing more happens to a job."""
+    status = connection.ask("GET", f"{JOBS}/{job_id}")["status"]
+    return status in {"succeeded", "failed", "cancelled"}
+
+
+def _begin(
+    connection: Connection, path: str, body: dict[str, Any], *, watch: bool, as_json: bool
+) -> None:
+    job = connection.ask("POST", path, json=body)
+    if watch:
+        watch_job(connection, job["id"], as_json=as_json)
+    else:
+        show(job, as_json, lambda begun: begun["id"])
+
+
+def _change(connection: Connection, job_id: str, change: str, as_json: bool) -> None:
+    job = connection.ask("POST", f"{JOBS}/{job_id}/{change}")
+    show(job, as_json, lambda changed: f"{job_id} is {changed['status']}")
+
+
+def _render_jobs(found: list[dict[str, Any]]) -> Table:
+    table = Table("job", "from", "begun", "status", "")
+    for job in found:
+        table.add_row(
+            job["id"], job["model"], show_time(job["created_at"]), job["status"], _say_more(job)
+        )
+    return table
+
+
+def _say_more(job: dict[str, Any]) -> str:
+    if job["status"] == "running" and (progress := job["progress"]):
+        return f"step {progress['step']} of {progress['num_steps']}, loss {progress['loss']:.3f}"
+    if job["error"]:
+        return str(job["error"]["message"])[:60]
+    return str(job["waiting_for"] or job["fine_tuned_model"] or "")
+
+
+def _render_job(job: dict[str, Any]) -> Table:
+    table = Table(show_header=False)
+    rows = {
+        "job": job["id"],
+        "status": job["status"],
+        "waiting for": job["waiting_for"],
+        "from": job["model"],
+        "rows": job["training_file"],
+        "rows to evaluate on": job["validation_file"],
+        "model": job["fine_tuned_model"],
+        "begun": show_time(job["created_at"]),
+        "ended": show_time(job["finished_at"]),
+        "expected to end": show_time(job["estimated_finish"]),
+        "trained tokens": job["trained_tokens"],
+        "figures": ", ".join(job["result_files"]),
+        "error": job["error"] and job["error"]["message"],
+        "settings": ", ".join(f"{name}={value}" for name, value in job["training"].items()),
+    }
+    for name, value in rows.items():
+        if value not in (None, ""):
+            table.add_row(name, str(value))
+    return table
+
+
+def _render_checkpoints(found: list[dict[str, Any]]) -> Table:
+    table = Table("step", "train loss", "validation loss", "model")
+    for checkpoint in found:
+        metrics = checkpoint["metrics"]
+        table.add_row(
+            str(checkpoint["step_number"]),
+            f"{metrics['train_loss']:.4f}",
+            "" if metrics["valid_loss"] is None else f"{metrics['valid_loss']:.4f}",
+            checkpoint["fine_tuned_model_checkpoint"],
+        )
+    return table

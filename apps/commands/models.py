@@ -1,0 +1,191 @@
+"""`tuneserve models`: the models of an application and where its aliases point."""
+
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from apps.commands.connection import (
+    DEFAULT_URL,
+    AsJson,
+    Connection,
+    Url,
+    fail,
+    notes,
+    say,
+    show,
+    show_time,
+)
+from apps.commands.files import open_output
+
+models = typer.Typer(help="List, add, promote, export and delete models.", no_args_is_help=True)
+
+_CHUNK_BYTES = 1 << 20
+ModelId = Annotated[str, typer.Argument(help="Id or alias of a model.")]
+AliasName = Annotated[str, typer.Argument(help="An alias, as in 'latest'.")]
+
+
+@models.command("list")
+def list_models(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show all models, newest first, and where the aliases point."""
+    show(Connection(url).list_all("/v1/models"), as_json, _render_models)
+
+
+@models.command("show")
+def show_model(model_id: ModelId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show a model and where it came from."""
+    connection = Connection(url)
+    model = connection.ask("GET", f"/v1/models/{model_id}")
+    model["lineage"] = connection.ask("GET", f"/v1/models/{model_id}/lineage")
+    show(model, as_json, _render_model)
+
+
+@models.command()
+def add(
+    source: Annotated[Path, typer.Argument(help="Folder of a Hugging Face model, or .tar/.zip.")],
+    model_id: Annotated[str, typer.Argument(help="Its id.")],
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Send a model that was made elsewhere."""
+    if not source.exists():
+        fail(f"there is no {str(source)!r}")
+    pieces = _pack(source, model_id) if source.is_dir() else _read(source)
+    sent = _count("Sending", pieces)
+    model = Connection(url).ask("PUT", f"/v1/models/{model_id}", content=sent, timeout=None)
+    show(model, as_json, lambda added: f"added {added['id']}")
+
+
+@models.command()
+def delete(model_id: ModelId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Delete a model that nothing points to and nobody uses."""
+    answer = Connection(url).ask("DELETE", f"/v1/models/{model_id}")
+    show(answer, as_json, lambda _: f"deleted {model_id}")
+
+
+@models.command()
+def promote(
+    alias: AliasName, model_id: ModelId, url: Url = DEFAULT_URL, as_json: AsJson = False
+) -> None:
+    """Point an alias to a model."""
+    moved = Connection(url).ask("PUT", f"/v1/aliases/{alias}", json={"model": model_id})
+    show(moved, as_json, _say_alias)
+
+
+@models.command()
+def rollback(alias: AliasName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Point an alias to the model before."""
+    show(Connection(url).ask("POST", f"/v1/aliases/{alias}/rollback"), as_json, _say_alias)
+
+
+@models.command()
+def verify(model_id: ModelId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Compare every file of a model with what was published."""
+    with notes.status("Reading every file"):
+        answer = Connection(url).ask("POST", f"/v1/models/{model_id}/verify", timeout=None)
+    show(answer, as_json, lambda _: f"{model_id} is as it was published")
+
+
+@models.command()
+def export(
+    model_id: ModelId,
+    archive: Annotated[Path, typer.Argument(help="A new .tar or .zip file.")],
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Fetch a model as one file."""
+    if archive.suffix not in (".tar", ".zip"):
+        fail(f"{archive.name!r}: expected a name that ends in .tar or .zip")
+    if archive.exists():
+        fail(f"{str(archive)!r} is there already; choose another name")
+    _fetch(Connection(url), model_id, archive)
+    say(f"wrote {archive}")
+
+
+@models.command()
+def push(
+    model_id: ModelId,
+    repository: Annotated[str, typer.Argument(help="owner/name on the Hugging Face hub.")],
+    public: Annotated[bool, typer.Option(help="Let everybody see it.")] = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Upload a model to the Hugging Face hub, with the token of `hf auth login` or HF_TOKEN."""
+    connection = Connection(url)
+    name = connection.ask("GET", f"/v1/models/{model_id}")["id"]
+    from serving.model_export import push_to_hub  # slow to import
+
+    with tempfile.TemporaryDirectory(prefix="tuneserve-") as folder:
+        archive = Path(folder) / f"{name}.tar"
+        _fetch(connection, name, archive)
+        with tarfile.open(archive) as files:
+            files.extractall(folder, filter="data")
+        try:
+            say(push_to_hub(Path(folder) / name, repository, private=not public))
+        except (OSError, ValueError) as exc:  # the hub's refusals are OSErrors
+            fail(exc)
+
+
+def _fetch(connection: Connection, model_id: str, archive: Path) -> None:
+    params = {"format": archive.suffix.removeprefix(".")}
+    path = f"/v1/models/{model_id}/archive"
+    with (
+        connection.stream("GET", path, params=params) as answer,
+        open_output(archive, typer.get_binary_stream("stdout")) as file,
+    ):
+        for piece in _count("Fetching", answer.iter_bytes()):
+            file.write(piece)
+
+
+def _pack(folder: Path, name: str) -> Iterator[bytes]:
+    from serving.model_export import stream_folder  # slow to import
+
+    return stream_folder(folder, name)
+
+
+def _read(archive: Path) -> Iterator[bytes]:
+    with archive.open("rb") as file:
+        while piece := file.read(_CHUNK_BYTES):
+            yield piece
+
+
+def _count(what: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Hand pieces on, and show how many bytes they were."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, TransferSpeedColumn(), console=notes, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        for piece in pieces:
+            bar.advance(task, len(piece))
+            yield piece
+
+
+def _say_alias(alias: dict[str, Any]) -> str:
+    return f"{alias['id']} points to {alias['model']}"
+
+
+def _render_models(found: list[dict[str, Any]]) -> Table:
+    table = Table("model", "made", "by job", "step", "aliases")
+    for model in found:
+        step = model["checkpoint_step"]
+        table.add_row(
+            model["id"],
+            show_time(model["created"]),
+            model["run_id"] or "",
+            "" if step is None else str(step),
+            ", ".join(model["aliases"]),
+        )
+    return table
+
+
+def _render_model(model: dict[str, Any]) -> Table:
+    table = Table(show_header=False)
+    lineage = model.pop("lineage")
+    table.add_row("model", model["id"])
+    table.add_row("made", show_time(model["created"]))
+    table.add_row("aliases", ", ".join(model["aliases"]) or "none")
+    for name, value in lineage.items():
+        table.add_row(name.replace("_", " "), str(value))
+    return table

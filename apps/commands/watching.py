@@ -1,0 +1,150 @@
+"""A job as it goes on, in a terminal: a bar, the loss as a curve, what happened last."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
+
+from apps.commands.connection import Connection, notes, print_json, say
+
+JOBS = "/v1/fine_tuning/jobs"
+FINAL = frozenset({"succeeded", "failed", "cancelled"})
+_POLL_S = 1.0
+_NUM_EVENTS = 6
+_CURVE_HEIGHT, _MAX_CURVE_WIDTH, _MARGIN = 10, 100, 16
+_MARKS = {"info": "·", "warn": "!", "error": "✗"}
+
+
+def watch_job(connection: Connection, job_id: str, *, as_json: bool) -> NoReturn:
+    """Follow a job until it ends, and exit with 0 if it succeeded, else with 1.
+
+    On a terminal it is drawn; elsewhere its events are printed as they come, with `as_json` as JSON
+    lines.
+    """
+    console = Console()
+    try:
+        if as_json or not console.is_terminal:
+            for event in follow_events(connection, job_id):
+                if as_json:
+                    print_json(event)
+                else:
+                    say(_write_event(event))
+        else:
+            _draw(connection, job_id, console)
+    except KeyboardInterrupt:
+        notes.print(f"not watched any more; {job_id} goes on", highlight=False)
+        raise typer.Exit(0) from None
+    job = connection.ask("GET", f"{JOBS}/{job_id}")
+    if job["status"] == "succeeded" and not as_json:
+        say(f"{job['fine_tuned_model']} is there; ask it: tuneserve chat")
+    raise typer.Exit(0 if job["status"] == "succeeded" else 1)
+
+
+def follow_events(connection: Connection, job_id: str) -> Iterator[dict[str, Any]]:
+    """Yield a job's events until it ends, each once, however often the connection is cut."""
+    last: str | None = None
+    while True:
+        headers = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
+        with connection.stream("GET", f"{JOBS}/{job_id}/events", headers=headers) as answer:
+            if answer.status_code == 204:
+                return
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    event = json.loads(line.removeprefix("data: "))
+                    last = event["id"]
+                    yield event
+
+
+def _draw(connection: Connection, job_id: str, console: Console) -> None:
+    metrics: list[dict[str, float]] = []
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            job = connection.ask("GET", f"{JOBS}/{job_id}")
+            metrics = read_new_metrics(connection, job_id, metrics)
+            events = connection.ask(
+                "GET", f"{JOBS}/{job_id}/events", params={"limit": _NUM_EVENTS}
+            )["data"][::-1]
+            live.update(draw_job(job, metrics, events, console.width), refresh=True)
+            if job["status"] in FINAL:
+                return
+            time.sleep(_POLL_S)
+
+
+def read_new_metrics(
+    connection: Connection, job_id: str, known: list[dict[str, float]]
+) -> list[dict[str, float]]:
+    """Add the figures of new steps; those that an interruption undid are taken back."""
+    last = known[-1]["step"] if known else 0
+    path = f"{JOBS}/{job_id}/metrics"
+    new = connection.ask("GET", path, params={"after_step": max(0, int(last) - 1)})["data"]
+    if known and (not new or new[0] != known[-1]):
+        return list(connection.ask("GET", path)["data"])
+    return [*known, *new[1 if known else 0 :]]
+
+
+def draw_job(
+    job: dict[str, Any], metrics: list[dict[str, float]], events: list[dict[str, Any]], width: int
+) -> RenderableType:
+    """Draw a job: its state, how far it is, the curve of its loss, its last events."""
+    parts: list[RenderableType] = [Text(f"{job['id']}: {job['status']}", style="bold")]
+    if job["waiting_for"]:
+        parts.append(Text(job["waiting_for"]))
+    if metrics:
+        parts += [_draw_bar(metrics[-1]), Text(draw_curve(metrics, width))]
+    parts += [Text(_write_event(event), style=_style(event)) for event in events]
+    return Group(*parts)
+
+
+def draw_curve(metrics: list[dict[str, float]], width: int) -> str:
+    """Draw the loss of every step, and of every evaluation, as lines of text."""
+    import uniplot  # loads NumPy, which no other command needs
+
+    curves = [
+        ("loss", [(line["step"], line["loss"]) for line in metrics]),
+        ("validation", [(x["step"], x["eval_loss"]) for x in metrics if "eval_loss" in x]),
+    ]
+    drawn = [(name, points) for name, points in curves if points]
+    return str(
+        uniplot.plot_to_string(
+            xs=[[step for step, _ in points] for _, points in drawn],
+            ys=[[loss for _, loss in points] for _, points in drawn],
+            lines=True,
+            color=False,
+            width=min(_MAX_CURVE_WIDTH, width - _MARGIN),
+            height=_CURVE_HEIGHT,
+            legend_labels=[name for name, _ in drawn] if len(drawn) > 1 else None,
+            title="loss by step",
+        )
+    )
+
+
+def _draw_bar(last: dict[str, float]) -> Progress:
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]}"),
+    )
+    minutes, seconds = divmod(int(last["remaining_s"]), 60)
+    bar.add_task(
+        f"loss {last['loss']:.4f}",
+        total=last["num_steps"],
+        completed=int(last["step"]),
+        speed=f"{last['tokens_per_s']:,.0f} tokens/s, {minutes}:{seconds:02} left",
+    )
+    return bar
+
+
+def _write_event(event: dict[str, Any]) -> str:
+    clock = time.strftime("%H:%M:%S", time.localtime(event["created_at"]))
+    return f"{clock} {_MARKS[event['level']]} {event['message']}"
+
+
+def _style(event: dict[str, Any]) -> str:
+    return {"info": "", "warn": "yellow", "error": "red"}[event["level"]]

@@ -1,0 +1,74 @@
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from apps.cli import cli
+from apps.commands.doctor import examine
+
+
+@pytest.fixture(autouse=True)
+def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    for name in ("RAY_ADDRESS", "TUNESERVE_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def write_settings(folder: Path, port: int, storage: Path) -> Path:
+    deploy = folder / "deploy.yaml"
+    args = f"{{storage: {json.dumps(str(storage))}}}"
+    deploy.write_text(
+        f"http_options:\n  port: {port}\napplications:\n- {{name: tuneserve, args: {args}}}\n"
+    )
+    return deploy
+
+
+def find(deploy: Path, subject: str) -> tuple[str, str]:
+    (found,) = [one for one in examine(deploy) if one.subject.startswith(subject)]
+    return found.verdict, found.text
+
+
+def test_everything_is_looked_at(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    deploy = write_settings(tmp_path, port, tmp_path / "storage")
+    found = {one.subject: one.verdict for one in examine(deploy)}
+    assert {"Python", "ray", "torch", "processor", "compiler", "storage", "access"} <= set(found)
+    assert found[f"port {port}"] == "good"
+    assert found["access"] == "note"
+    done = CliRunner().invoke(cli, ["doctor", str(deploy), "--json"])
+    assert {one["subject"] for one in json.loads(done.output)} == set(found)
+    assert done.exit_code == ("fault" in found.values())
+
+
+def test_what_is_wrong_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        deploy = write_settings(tmp_path, port, tmp_path / "storage")
+        assert find(deploy, "port")[0] == "fault"
+        done = CliRunner().invoke(cli, ["doctor", str(deploy)])
+        assert done.exit_code == 1
+        assert "stop the program that has it" in " ".join(done.output.split())
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    verdict, text = find(deploy, "compiler")
+    assert (verdict, "'no-such-compiler'" in text) == ("fault", True)
+    monkeypatch.setenv("TUNESERVE_API_KEY", "s3cret")
+    assert "s3cret" not in find(deploy, "access")[1]
+
+
+def test_a_storage_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    verdict, text = find(write_settings(tmp_path, 1, tmp_path / "file" / "storage"), "storage")
+    assert (verdict, "cannot be written" in text) == ("fault", True)
+
+
+def test_without_settings_it_looks_at_the_rest(tmp_path: Path) -> None:
+    assert find(tmp_path / "deploy.yaml", "settings")[0] == "note"
