@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from apps.errors import to_response
 from apps.relay import UpstreamRelay
 from apps.services import TextGenerator
-from serving.generator import RequestKind
 from serving.openai_shapes import AnswerHead, Choice, build_usage
+from serving.origin import RequestKind
 from storage.layout import new_id
 
 logger = logging.getLogger(__name__)

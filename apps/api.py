@@ -7,29 +7,18 @@ FineTuningQueue  one replica; its state is on disk
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
-from ray.serve.handle import DeploymentHandle
 
-from apps.access import AccessControl, read_api_key
 from apps.base_models import install_base_models
-from apps.body_limit import MAX_TEXT_BYTES, BodyLimit
 from apps.bundled import HANDBOOK_FILE_ID, find_handbook
-from apps.errors import install_error_handlers
 from apps.files import FileStore
+from apps.http import ApiReplica
 from apps.logical_cpus import API_CPUS, PAGE_CPUS, QUEUE_CPUS
 from apps.queue import RunQueue
 from apps.ray_jobs import RayJobRunner
-from apps.relay import UpstreamRelay
-from apps.remote import RemoteQueue, RemoteText
-from apps.routes import aliases, chat, completions, files, health, job_story, jobs, models, relayed
-from apps.services import Services
 from apps.settings import ApplicationSettings
 from serving.generator import GENERATOR_CPUS, Generator, GeneratorSettings
 from serving.model_store import ModelStore
@@ -38,9 +27,7 @@ from storage.layout import open_storage
 
 logger = logging.getLogger(__name__)
 
-MULTIPART_BYTES = 100_000  # what a form adds to the file in it
 RECONCILE_INTERVAL_S = 1.0
-TRANSPORT_S = 5.0  # what the way there and back may add to a generator's deadline
 
 
 def build_app(settings: ApplicationSettings) -> Application:
@@ -66,37 +53,6 @@ def _bind_generator(settings: ApplicationSettings, storage: str) -> Application:
             **{name: getattr(settings, name) for name in GenerationSettings.model_fields},
         )
     )
-
-
-def build_http(services: Services, api_key: str | None) -> AccessControl:
-    """Put the routes together; the same with and without Serve."""
-    max_body_bytes = services.max_upload_bytes + MULTIPART_BYTES
-    app = FastAPI(
-        title="Tuneserve",
-        lifespan=_open_relay if isinstance(services.text, UpstreamRelay) else None,
-        docs_url=None,  # it would load scripts from elsewhere; /openapi.json describes the API
-        redoc_url=None,
-    )
-    app.state.services = services
-    install_error_handlers(app)
-    for resource in (health, files, jobs, job_story, aliases):
-        app.include_router(resource.router)
-    limits = {models.router.prefix: services.max_model_bytes}
-    app.include_router(models.router)
-    for resource in (relayed,) if isinstance(services.text, UpstreamRelay) else (chat, completions):
-        app.include_router(resource.router)
-        limits |= {route.path: MAX_TEXT_BYTES for route in resource.router.routes}
-    return AccessControl(BodyLimit(app, max_body_bytes, limits), api_key)
-
-
-@asynccontextmanager
-async def _open_relay(app: FastAPI) -> AsyncIterator[None]:
-    relay: UpstreamRelay = app.state.services.text
-    await relay.open()
-    try:
-        yield
-    finally:
-        await relay.close()
 
 
 class FineTuningQueueReplica:
@@ -165,48 +121,6 @@ class FineTuningQueueReplica:
             except Exception:  # one faulty run must not stop all the others
                 logger.exception("looking after the runs failed; trying again")
             await asyncio.sleep(RECONCILE_INTERVAL_S)
-
-
-class ApiReplica:
-    """The HTTP API; everything it knows is on disk or asked of the other deployments."""
-
-    def __init__(
-        self,
-        storage: str,
-        settings: ApplicationSettings,
-        generator: DeploymentHandle[Any] | None,
-        queue: DeploymentHandle[Any],
-    ) -> None:
-        layout = open_storage(Path(storage))
-        models = ModelStore(layout)
-        self._services = Services(
-            layout=layout,
-            files=FileStore(layout),
-            models=models,
-            text=_find_text(settings, models, generator),
-            fine_tuning=RemoteQueue(queue),
-            max_upload_bytes=settings.max_upload_bytes,
-            max_model_bytes=settings.max_model_bytes,
-        )
-
-    def __serve_build_asgi_app__(self) -> AccessControl:
-        """Give Serve the ASGI application, once this replica is set up."""
-        return build_http(self._services, read_api_key())
-
-
-def _find_text(
-    settings: ApplicationSettings, models: ModelStore, generator: DeploymentHandle[Any] | None
-) -> RemoteText | UpstreamRelay:
-    """Say who answers requests for text."""
-    timeout_s = settings.engine.request_timeout_s
-    if generator is None:
-        return UpstreamRelay(models, settings.upstreams, timeout_s=timeout_s)
-    return RemoteText(
-        generator,
-        models=models if settings.replicas.max > 1 else None,
-        timeout_s=timeout_s + TRANSPORT_S,
-        may_sleep=settings.replicas.min == 0,
-    )
 
 
 FineTuningQueue = serve.deployment(

@@ -38,23 +38,11 @@ _PROGRESS_INTERVAL_S = 1.0
 def build_default_spec(models: ModelStore, model: StoredModel, train_file: str) -> TrainingSpec:
     """Make the spec of a fine-tune of `model` as it is unless something is set."""
     settings = {}
-    if find_root(models, model) == DEMONSTRATION_MODEL:
+    if models.find_root(model) == DEMONSTRATION_MODEL:
         settings = read_demonstration_settings()
     return TrainingSpec.model_validate(
         {**settings, "base_model": str(model.path), "train_file": train_file}
     )
-
-
-def find_root(models: ModelStore, model: StoredModel) -> str:
-    """Follow a model's lineage to the base model that it came from; returns that one's id."""
-    seen = set()
-    while (parent := model.lineage.base_model) and parent not in seen:
-        seen.add(parent)
-        found = models.find(parent)
-        if found is None:
-            return parent
-        model = found
-    return model.id
 
 
 def are_quick(files: Sequence[Path]) -> bool:
@@ -87,6 +75,8 @@ def check_job(layout: StorageLayout, run_id: str) -> None:
 
     def tell_progress(num_done: int, num_all: int) -> None:
         nonlocal told_at
+        if run.read_record().is_final:
+            raise ValueError("the job has ended")
         if time.monotonic() - told_at > _PROGRESS_INTERVAL_S:
             told_at = time.monotonic()
             durable.write_json(run.path / _PROGRESS_NAME, {"done": num_done, "all": num_all})
@@ -128,11 +118,16 @@ def check_file(layout: StorageLayout, file_id: str) -> None:
     """Read an upload as a fine-tune of `latest` would, and leave with it what was found."""
     files, models = FileStore(layout), ModelStore(layout)
     path = files.find_content(file_id)
+
+    def stop_if_deleted(*_: int) -> None:
+        if not path.exists():
+            raise FileNotFoundError("the file has been deleted")
+
     try:
         model = models.resolve(LATEST_ALIAS)
         with model.hold():
             spec = build_default_spec(models, model, str(path))
-            found = count_rows(prepare_data(spec, layout.token_cache))
+            found = count_rows(prepare_data(spec, layout.token_cache, stop_if_deleted))
     except (ValueError, OSError, ServingError) as exc:
         message = str(exc).replace(str(layout.root), "<storage>")
         files.note_check(file_id, "error", message, None)

@@ -1,9 +1,9 @@
 """Uploaded files: each has its own folder with the bytes, a `file.json` and what a check found."""
 
+import hashlib
 import re
 import shutil
 import time
-from collections.abc import AsyncIterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -24,25 +24,20 @@ class FileStore:
     def __init__(self, layout: StorageLayout) -> None:
         self._layout = layout
 
-    async def save(
-        self, chunks: AsyncIterable[bytes], filename: str, purpose: Purpose, max_bytes: int
-    ) -> dict[str, Any]:
-        """Write an upload as it comes in; returns its record.
+    def take_in(self, content: Path, name: str, record: dict[str, Any]) -> dict[str, Any]:
+        """Take over a file that was written in a scratch folder; returns it as it is shown.
 
-        Raises `ApiError` 413 beyond `max_bytes`, 400 if it is empty or not text; nothing is left.
+        The folder that `content` is in becomes the file's own, with `name` for the bytes.
         """
-        folder = self._layout.file(new_id("file"))
-        folder.mkdir()
-        try:
-            content = folder / make_safe_name(filename)
-            size = await _write_chunks(content, chunks, max_bytes)
-            _check_text(content, filename)
-            durable.fsync_file(content)
-            _record_file(content, filename, purpose, size)
-            return self.get(folder.name)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+        building = content.parent / new_id("file")
+        building.mkdir()
+        content.rename(building / name)
+        durable.fsync_file(building / name)
+        _write_record(building, record)
+        final = self._layout.file(building.name)
+        building.rename(final)
+        durable.fsync_directory(final.parent)
+        return self.get(final.name)
 
     def add(
         self, file_id: str, content: bytes, filename: str, purpose: Purpose = "fine-tune"
@@ -55,7 +50,8 @@ class FileStore:
             return
         (folder / _CHECK_NAME).unlink(missing_ok=True)
         durable.write_bytes(path, content)
-        _record_file(path, filename, purpose, len(content))
+        found = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        _write_record(folder, {"filename": filename, "purpose": purpose, **found})
 
     def list_files(self) -> list[dict[str, Any]]:
         """All files as they are shown, newest first."""
@@ -123,42 +119,6 @@ def make_safe_name(filename: str) -> str:
     return f"data_{name.lstrip('.')}"
 
 
-async def _write_chunks(path: Path, chunks: AsyncIterable[bytes], max_bytes: int) -> int:
-    size = 0
-    with path.open("wb") as file:
-        async for chunk in chunks:
-            size += len(chunk)
-            if size > max_bytes:
-                raise ApiError(
-                    413, f"the file is larger than {max_bytes:,} bytes, the most that is accepted"
-                )
-            file.write(chunk)
-    if size == 0:
-        raise ApiError(400, "the file is empty; expected rows as JSON, JSONL or CSV", param="file")
-    return size
-
-
-def _check_text(path: Path, filename: str) -> None:
-    with path.open(encoding="utf-8") as file:
-        try:
-            while file.read(1 << 20):
-                continue
-        except UnicodeDecodeError as exc:
-            raise ApiError(
-                400,
-                f"{filename!r} is not text ({exc.reason} in UTF-8); expected JSON, JSONL or CSV",
-                param="file",
-            ) from exc
-
-
-def _record_file(content: Path, filename: str, purpose: Purpose, size_bytes: int) -> None:
-    record = {
-        "id": content.parent.name,
-        "object": "file",
-        "bytes": size_bytes,
-        "created_at": int(time.time()),
-        "filename": filename,
-        "purpose": purpose,
-        "sha256": durable.hash_file(content),
-    }
-    durable.write_json(content.parent / _RECORD_NAME, record)
+def _write_record(folder: Path, record: dict[str, Any]) -> None:
+    head = {"id": folder.name, "object": "file", "created_at": int(time.time())}
+    durable.write_json(folder / _RECORD_NAME, {**head, **record})

@@ -1,19 +1,18 @@
 """A model that comes in as an archive: unpacked beside the store, checked, published."""
 
 import asyncio
-import errno
 import lzma
 import os
 import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import AsyncIterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterable
 from io import BufferedReader, FileIO
 from pathlib import Path, PurePosixPath
 
 from apps.errors import ApiError
+from apps.full_disk import refuse_full_disk
 from serving.model_store import ModelStore, StoredModel
 from storage.layout import StorageLayout
 from storage.scratch import ScratchFolder
@@ -54,7 +53,7 @@ class IncomingModel:
 
     async def receive(self, chunks: AsyncIterable[bytes]) -> None:
         """Write the archive down as it comes; raises `ApiError` 507 if the disk is full."""
-        with _refuse_full_disk(), self._archive.open("wb") as file:
+        with refuse_full_disk(), self._archive.open("wb") as file:
             waiting = bytearray()
             async for chunk in chunks:
                 waiting += chunk
@@ -77,7 +76,7 @@ class IncomingModel:
     def _unpack(self) -> None:
         self._content.mkdir()
         try:
-            with _refuse_full_disk(), _CarefulReader(FileIO(self._archive)) as file:
+            with refuse_full_disk(), _CarefulReader(FileIO(self._archive)) as file:
                 if zipfile.is_zipfile(self._archive):
                     self._unpack_zip(file)
                 else:
@@ -138,16 +137,6 @@ class _CarefulReader(BufferedReader):
         if size > _MAX_READ_BYTES:
             raise tarfile.ReadError("a header is too long")
         return super().read(size)
-
-
-@contextmanager
-def _refuse_full_disk() -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ApiError(507, "the server's disk has no room for the model") from exc
-        raise
 
 
 def _is_wanted(name: str) -> bool:

@@ -20,8 +20,8 @@ from serving.errors import (
     ModelNotFoundError,
     OverloadedError,
 )
-from serving.generator import Origin, describe_origin
 from serving.model_store import ModelStore, StoredModel
+from serving.origin import Origin, describe_origin
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from serving.errors import DeadlineExceededError
-from serving.generator import RequestKind
 from serving.model_store import ModelStore
+from serving.origin import RequestKind
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from apps.files import FileStore
 from apps.relay import UpstreamRelay
-from serving.generator import RequestKind
 from serving.model_store import ModelStore
+from serving.origin import RequestKind
 from storage.layout import StorageLayout
 
 

@@ -5,7 +5,7 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 from ray import serve
@@ -22,14 +22,12 @@ from serving.handovers import HandoverLog
 from serving.loaded_models import LoadedModels
 from serving.memory import find_default_budget
 from serving.model_store import ModelStore, StoredModel
+from serving.origin import Origin, RequestKind, describe_origin
 from serving.settings import GenerationSettings
 from serving.telemetry import RequestRecord, Telemetry
 from storage.layout import open_storage
 
 logger = logging.getLogger(__name__)
-
-RequestKind = Literal["chat", "completion"]
-Origin = dict[str, str | None]
 
 GENERATOR_CPUS = 0.4
 """Logical CPUs of one replica; the application subtracts them from what a fine-tune may have."""
@@ -190,19 +188,6 @@ def _is_served() -> bool:
     except RayServeException:
         return False
     return True
-
-
-def describe_origin(model: StoredModel) -> Origin:
-    """Name what an answer comes from; None where the model's lineage does not say."""
-    lineage = model.lineage
-    step = lineage.checkpoint_step
-    return {
-        "model_id": model.id,
-        "run_id": lineage.run_id,
-        "checkpoint": None if step is None else f"step-{step}",
-        "dataset_sha256": lineage.data.sha256 if lineage.data else None,
-        "system_fingerprint": model.fingerprint,
-    }
 
 
 def _token_to_dict(told: ToldToken) -> dict[str, Any]:

@@ -103,9 +103,7 @@ def _stream_zip(folder: Path, name: str) -> Iterator[bytes]:
     sink = _Sink()
     with zipfile.ZipFile(sink, mode="w") as archive:
         for path in _list_files(folder):
-            with archive.open(
-                f"{name}/{path.relative_to(folder)}", "w", force_zip64=True
-            ) as entry:
+            with archive.open(f"{name}/{path.relative_to(folder)}", "w", force_zip64=True) as entry:
                 for chunk in _read(path):
                     entry.write(chunk)
                     yield sink.take()

@@ -155,6 +155,17 @@ class ModelStore:
             raise ModelNotFoundError(f"no model has the id {model_id!r}; {self._describe()}")
         return model
 
+    def find_root(self, model: StoredModel) -> str:
+        """Follow a model's lineage to the base model that it came from; returns that one's id."""
+        seen = set()
+        while (parent := model.lineage.base_model) and parent not in seen:
+            seen.add(parent)
+            found = self.find(parent)
+            if found is None:
+                return parent
+            model = found
+        return model.id
+
     def resolve(self, name: str) -> StoredModel:
         """Return the model with this id, or else the one that this alias points to.
 

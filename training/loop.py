@@ -14,7 +14,8 @@ from typing import Any, Literal
 import torch
 
 from training.batching import BatchPlan, EpochPlan, Step, plan_epoch
-from training.checkpoint import Checkpoint, CheckpointError, CheckpointWriter
+from training.checkpoint import Checkpoint, CheckpointError
+from training.checkpoint_writer import CheckpointWriter
 from training.data.token_table import TokenTable
 from training.engine import (
     NonFiniteLossError,

@@ -1,12 +1,14 @@
 """How far a run has come: what a checkpoint holds besides weights, and what a step adds to it."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from training.batching import BatchLayout
-from training.engine import StepResult
+
+if TYPE_CHECKING:
+    from training.engine import StepResult
 
 
 class Progress(BaseModel):
@@ -37,7 +39,7 @@ class Progress(BaseModel):
     best_step: int | None = Field(None, description="Step of that evaluation.")
     num_worse: int = Field(0, description="Evaluations since then.")
 
-    def take_step(self, result: StepResult, elapsed_s: float) -> "Progress":
+    def take_step(self, result: "StepResult", elapsed_s: float) -> "Progress":
         """Count one optimizer step, and the seconds since the one before."""
         return self._change(
             step=self.step + 1,

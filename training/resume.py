@@ -15,10 +15,10 @@ from training.checkpoint import (
     TAG,
     Checkpoint,
     CheckpointError,
-    agree_on_checkpoint,
     find_shards,
     remove_leftovers,
 )
+from training.checkpoint_writer import agree_on_checkpoint
 from training.engine import Place
 from training.runs import RunFolder
 

@@ -1,32 +1,41 @@
 """`/v1/files`: upload, list, look at and delete files of rows."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Form, Query, UploadFile
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
 
 from apps.errors import ApiError
+from apps.file_upload import IncomingFile
 from apps.paging import After, cut_page, describe_page
 from apps.routes import ServicesOf
 from apps.runs import list_runs, needs_file
 
 router = APIRouter(prefix="/v1/files")
 
-_CHUNK_BYTES = 1 << 20
+_FORM = {
+    "schema": {
+        "type": "object",
+        "required": ["file", "purpose"],
+        "properties": {
+            "file": {"type": "string", "format": "binary"},
+            "purpose": {"type": "string", "enum": ["fine-tune"]},
+        },
+    }
+}
 
 
-@router.post("")
-async def upload_file(
-    services: ServicesOf, file: UploadFile, purpose: Annotated[str, Form()]
-) -> dict[str, Any]:
+@router.post("", openapi_extra={"requestBody": {"content": {"multipart/form-data": _FORM}}})
+async def upload_file(services: ServicesOf, request: Request) -> dict[str, Any]:
     """Take in a file of rows; the only purpose is 'fine-tune'."""
-    if purpose != "fine-tune":
-        raise ApiError(400, f"purpose is {purpose!r}, expected 'fine-tune'", param="purpose")
-    return await services.files.save(
-        _read_chunks(file), file.filename or "upload.jsonl", "fine-tune", services.max_upload_bytes
-    )
+    incoming = await asyncio.to_thread(IncomingFile, services.layout, services.max_upload_bytes)
+    try:
+        await incoming.receive(request.headers.get("content-type", ""), request.stream())
+    except BaseException:
+        await asyncio.shield(asyncio.to_thread(incoming.close))
+        raise
+    return await asyncio.shield(asyncio.to_thread(incoming.publish))
 
 
 @router.get("")
@@ -78,8 +87,3 @@ async def delete_file(services: ServicesOf, file_id: str) -> dict[str, Any]:
             raise ApiError(409, f"job {record.id!r} still needs file {file_id!r}", code="in_use")
     services.files.delete(file_id)
     return {"id": file_id, "object": "file", "deleted": True}
-
-
-async def _read_chunks(file: UploadFile) -> AsyncIterator[bytes]:
-    while chunk := await file.read(_CHUNK_BYTES):
-        yield chunk

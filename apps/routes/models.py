@@ -8,7 +8,6 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from apps.bundled import DEMONSTRATION_MODEL
-from apps.checks import find_root
 from apps.errors import ApiError
 from apps.model_archive import IncomingModel
 from apps.routes import ServicesOf
@@ -109,7 +108,7 @@ def _describe(
         "owned_by": "tuneserve",
         "aliases": find_names(aliases, model.id),
         "base": model.lineage.run_id is None,
-        "demonstration": find_root(services.models, model) == DEMONSTRATION_MODEL,
+        "demonstration": services.models.find_root(model) == DEMONSTRATION_MODEL,
         "run_id": model.lineage.run_id,
         "checkpoint_step": model.lineage.checkpoint_step,
     }

@@ -8,13 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
-from apps.api import build_http
 from apps.files import FileStore
+from apps.http import build_http
 from apps.queue import JobState, RunQueue
 from apps.services import Services
 from apps.tasks import Task
-from serving.generator import RequestKind, describe_origin
 from serving.model_store import ModelStore
+from serving.origin import RequestKind, describe_origin
 from storage.layout import StorageLayout, open_storage
 from tests.tiny_model import build_tiny_model
 from training.runs import RunFolder, RunRecord

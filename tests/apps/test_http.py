@@ -10,8 +10,8 @@ from ray.serve.exceptions import BackPressureError
 from starlette.datastructures import Headers
 
 from apps.access import find_refusal
-from apps.api import build_http
 from apps.body_limit import MAX_TEXT_BYTES
+from apps.http import build_http
 from apps.services import Services
 from serving.errors import (
     DeadlineExceededError,

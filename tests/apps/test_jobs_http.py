@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 
-from apps.api import build_http
+from apps.http import build_http
 from apps.runs import find_run
 from apps.services import Services
 from training.runs import RunFolder

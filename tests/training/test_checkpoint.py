@@ -16,14 +16,13 @@ from training.checkpoint import (
     TAG,
     Checkpoint,
     CheckpointError,
-    CheckpointWriter,
-    agree_on_checkpoint,
     choose_result,
     find_damage,
     find_shards,
     list_checkpoints,
     remove_leftovers,
 )
+from training.checkpoint_writer import CheckpointWriter, agree_on_checkpoint
 from training.engine import Place
 from training.progress import Progress
 

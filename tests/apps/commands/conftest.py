@@ -8,8 +8,8 @@ import pytest
 import uvicorn
 from typer.testing import CliRunner
 
-from apps.api import build_http
 from apps.cli import cli
+from apps.http import build_http
 from apps.services import Services
 
 Call = Callable[..., tuple[int, str]]

@@ -1,0 +1,217 @@
+"""A file that comes in as a form: written down as it comes, looked at on the way, then published.
+
+Nothing of it is held in memory beyond a few pieces, and it goes to the storage root at once: the
+folder for temporary files may be small, or lie in memory itself.
+"""
+
+import asyncio
+import codecs
+import hashlib
+from collections.abc import AsyncIterable
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from apps.errors import ApiError
+from apps.files import FileStore, Purpose, make_safe_name
+from apps.full_disk import refuse_full_disk
+from storage.layout import StorageLayout
+from storage.scratch import ScratchFolder
+
+_WRITE_BYTES = 1 << 20
+_MAX_FIELD_BYTES = 1_000
+_MAX_PARTS = 16
+_FILE_FIELD = "file"
+
+
+@dataclass
+class _Part:
+    """One part of a form: a field, or the file if it has a name."""
+
+    disposition: bytes = b""
+    name: str = ""
+    filename: str | None = None
+    value: bytearray = field(default_factory=bytearray)
+
+
+class IncomingFile:
+    """A form being received, in a folder of its own that is gone when it is closed."""
+
+    def __init__(self, layout: StorageLayout, max_bytes: int) -> None:
+        self._files = FileStore(layout)
+        self._max_bytes = max_bytes
+        self._scratch = ScratchFolder(layout.files, ".upload-")
+        self._content = self._scratch.path / "content"
+        self._form = _Form()
+        self._size_bytes = 0
+        self._digest = hashlib.sha256()
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+
+    def close(self) -> None:
+        """Remove what was not published."""
+        self._scratch.remove()
+
+    async def receive(self, content_type: str, chunks: AsyncIterable[bytes]) -> None:
+        """Write the file of a form down as it comes, in pieces, off the event loop.
+
+        Raises `ApiError` 400 for a form that is none, or a file that is empty or not text, 413
+        beyond the limit, 507 if the disk is full.
+        """
+        parser = self._form.start(content_type)
+        with refuse_full_disk(), self._content.open("wb") as file:
+            waiting = bytearray()
+            async for chunk in chunks:
+                waiting += chunk
+                if len(waiting) >= _WRITE_BYTES:
+                    await asyncio.to_thread(self._write, parser, bytes(waiting), file)
+                    waiting.clear()
+            await asyncio.to_thread(self._write, parser, bytes(waiting), file)
+        self._form.check_end()
+        if self._form.filename is None:
+            message = "the form has no file: expected a part 'file' with a filename"
+            raise ApiError(400, message, param=_FILE_FIELD)
+        if self._size_bytes == 0:
+            message = "the file is empty; expected rows as JSON, JSONL or CSV"
+            raise ApiError(400, message, param=_FILE_FIELD)
+        self._check_text(b"", is_last=True)
+
+    def publish(self) -> dict[str, Any]:
+        """Put the file among the others and close; returns it as it is shown.
+
+        Raises `ApiError` 400 for a purpose that there is not.
+        """
+        try:
+            assert self._form.filename is not None
+            return self._files.take_in(
+                self._content,
+                make_safe_name(self._form.filename),
+                {
+                    "bytes": self._size_bytes,
+                    "filename": self._form.filename,
+                    "purpose": self._read_purpose(),
+                    "sha256": self._digest.hexdigest(),
+                },
+            )
+        finally:
+            self.close()
+
+    def _read_purpose(self) -> Purpose:
+        purpose = self._form.fields.get("purpose")
+        if purpose != "fine-tune":
+            raise ApiError(400, f"purpose is {purpose!r}, expected 'fine-tune'", param="purpose")
+        return "fine-tune"
+
+    def _write(self, parser: MultipartParser, chunk: bytes, file: IO[bytes]) -> None:
+        for piece in self._form.take(parser, chunk):
+            self._size_bytes += len(piece)
+            if self._size_bytes > self._max_bytes:
+                raise ApiError(
+                    413,
+                    f"the file is larger than {self._max_bytes:,} bytes, the most that is accepted",
+                )
+            self._check_text(piece)
+            self._digest.update(piece)
+            file.write(piece)
+
+    def _check_text(self, piece: bytes, *, is_last: bool = False) -> None:
+        try:
+            self._decoder.decode(piece, is_last)
+        except UnicodeDecodeError as exc:
+            raise ApiError(
+                400,
+                f"{self._form.filename!r} is not text ({exc.reason} in UTF-8); expected JSON, "
+                "JSONL or CSV",
+                param=_FILE_FIELD,
+            ) from exc
+
+
+class _Form:
+    """The parts of a form as the parser finds them."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, str] = {}
+        self.filename: str | None = None
+        self._num_parts = 0
+        self._has_ended = False
+        self._part = _Part()
+        self._header = [bytearray(), bytearray()]  # its name and value, as far as they have come
+        self._pieces: list[bytes] = []
+
+    def start(self, content_type: str) -> MultipartParser:
+        kind, options = parse_options_header(content_type)
+        if kind != b"multipart/form-data" or b"boundary" not in options:
+            message = f"content-type is {content_type!r}, expected multipart/form-data"
+            raise ApiError(400, message, param="content-type")
+        return MultipartParser(
+            options[b"boundary"],
+            {
+                "on_part_begin": self._begin_part,
+                "on_part_data": self._take_data,
+                "on_part_end": self._end_part,
+                "on_header_field": lambda data, start, end: self._take_header(0, data[start:end]),
+                "on_header_value": lambda data, start, end: self._take_header(1, data[start:end]),
+                "on_header_end": self._end_header,
+                "on_headers_finished": self._name_part,
+                "on_end": self._end,
+            },
+        )
+
+    def take(self, parser: MultipartParser, chunk: bytes) -> list[bytes]:
+        """Parse on, and return what of the file was in it."""
+        try:
+            parser.write(chunk)
+        except FormParserError as exc:
+            raise ApiError(400, f"the form cannot be read: {exc}") from exc
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def check_end(self) -> None:
+        """Raise `ApiError` 400 for a form that is not whole."""
+        if not self._has_ended:
+            raise ApiError(400, "the form is cut off: its last boundary is missing")
+
+    def _end(self) -> None:
+        self._has_ended = True
+
+    def _begin_part(self) -> None:
+        self._num_parts += 1
+        if self._num_parts > _MAX_PARTS:
+            raise ApiError(400, f"the form has more than {_MAX_PARTS} parts")
+        self._part = _Part()
+
+    def _take_header(self, which: int, data: bytes) -> None:
+        self._header[which] += data
+        if len(self._header[which]) > _MAX_FIELD_BYTES:
+            raise ApiError(400, f"a header in the form has more than {_MAX_FIELD_BYTES} bytes")
+
+    def _end_header(self) -> None:
+        name, value = map(bytes, self._header)
+        self._header = [bytearray(), bytearray()]
+        if name.lower() == b"content-disposition":
+            self._part.disposition = value
+
+    def _name_part(self) -> None:
+        _, options = parse_options_header(self._part.disposition)
+        self._part.name = options.get(b"name", b"").decode(errors="replace")
+        if b"filename" not in options:
+            return
+        if self._part.name != _FILE_FIELD or self.filename is not None:
+            message = f"expected one file, in the part {_FILE_FIELD!r}; found another in "
+            raise ApiError(400, f"{message}{self._part.name!r}", param=self._part.name)
+        name = options[b"filename"].decode(errors="replace") or "upload.jsonl"
+        self._part.filename = self.filename = name
+
+    def _take_data(self, data: bytes, start: int, end: int) -> None:
+        if self._part.filename is not None:
+            self._pieces.append(data[start:end])
+            return
+        self._part.value += data[start:end]
+        if len(self._part.value) > _MAX_FIELD_BYTES:
+            message = f"{self._part.name!r} has more than {_MAX_FIELD_BYTES} bytes"
+            raise ApiError(400, message, param=self._part.name)
+
+    def _end_part(self) -> None:
+        if self._part.filename is None:
+            self.fields[self._part.name] = self._part.value.decode(errors="replace")

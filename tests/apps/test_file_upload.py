@@ -1,0 +1,145 @@
+"""Forms that are cut off, crafted or plain wrong; and what they leave: nothing."""
+
+import os
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from apps.services import Services
+from storage.layout import StorageLayout
+
+pytestmark = pytest.mark.anyio
+BOUNDARY = "b0und"
+HEADERS = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+ROW = '{"text": "Zwölf."}\n'
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def part(name: str, value: str, filename: str | None = None) -> bytes:
+    more = "" if filename is None else f'; filename="{filename}"'
+    head = f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="{name}"{more}\r\n\r\n'
+    return f"{head}{value}\r\n".encode()
+
+
+END = f"--{BOUNDARY}--\r\n".encode()
+PURPOSE = part("purpose", "fine-tune")
+
+
+async def send(client: httpx.AsyncClient, *pieces: bytes) -> httpx.Response:
+    async def stream() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    return await client.post("/v1/files", content=stream(), headers=HEADERS)
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1_000])
+async def test_a_form_may_come_in_any_pieces(
+    client: httpx.AsyncClient, services: Services, size: int
+) -> None:
+    whole = part("file", ROW * 20, "rows.jsonl") + PURPOSE + END
+    pieces = (whole[start : start + size] for start in range(0, len(whole), size))
+    answer = await send(client, *pieces)
+    assert answer.status_code == 200, answer.text
+    assert services.files.find_content(answer.json()["id"]).read_text() == ROW * 20
+    assert answer.json()["bytes"] == len((ROW * 20).encode())
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        ((PURPOSE, END), "the form has no file"),
+        ((part("file", ROW, "a"), END), "purpose is None, expected 'fine-tune'"),
+        ((part("file", ROW, "a"), part("purpose", "vision"), END), "purpose is 'vision'"),
+        ((PURPOSE, part("file", ROW, "a")), "the form is cut off"),
+        ((PURPOSE, part("file", ROW, "a")[:-30]), "the form is cut off"),
+        ((b"no form at all",), "the form cannot be read"),
+        ((b"",), "the form is cut off"),
+        ((PURPOSE, part("file", "", "a"), END), "the file is empty"),
+        ((PURPOSE, part("file", ROW, "a"), part("file", ROW, "b"), END), "expected one file"),
+        ((PURPOSE, part("other", ROW, "a"), END), "expected one file"),
+        ((part("purpose", "x" * 2_000), END), "'purpose' has more than 1000 bytes"),
+        ((part("x", "y") * 20, END), "more than 16 parts"),
+        ((part("x" * 2_000, "y"), END), "a header in the form has more than 1000 bytes"),
+        ((PURPOSE, part("file", ROW, "a")[:-6] + b"\xc3\r\n", END), "is not text"),
+    ],
+)
+async def test_a_form_that_is_wrong_is_refused_and_leaves_nothing(
+    client: httpx.AsyncClient, layout: StorageLayout, pieces: tuple[bytes, ...], message: str
+) -> None:
+    answer = await send(client, *pieces)
+    assert answer.status_code == 400, answer.text
+    assert message in answer.json()["error"]["message"]
+    assert list(layout.files.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data", "", "text/plain"])
+async def test_only_a_form_is_taken(client: httpx.AsyncClient, kind: str) -> None:
+    answer = await client.post("/v1/files", content=b"{}", headers={"content-type": kind})
+    assert answer.status_code == 400
+    assert "expected multipart/form-data" in answer.json()["error"]["message"]
+
+
+async def test_an_upload_that_breaks_off_leaves_nothing(
+    client: httpx.AsyncClient, layout: StorageLayout
+) -> None:
+    async def stream() -> AsyncIterator[bytes]:
+        yield part("file", ROW * 100, "rows.jsonl")[:-50]
+        assert len(list(layout.files.iterdir())) == 1
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        await client.post("/v1/files", content=stream(), headers=HEADERS)
+    assert list(layout.files.iterdir()) == []
+
+
+async def test_what_a_killed_process_left_goes_with_the_next_upload(
+    client: httpx.AsyncClient, layout: StorageLayout
+) -> None:
+    left = layout.files / ".upload-left" / "content"
+    left.mkdir(parents=True)
+    (left.parent / ".lock").touch()
+    (left / "content").write_text("half a file")
+    assert (await client.get("/v1/files")).json()["data"] == []
+    answer = await send(client, PURPOSE, part("file", ROW, "a"), END)
+    assert answer.status_code == 200
+    assert [path.name for path in layout.files.iterdir()] == [answer.json()["id"]]
+
+
+async def test_the_disk_may_be_full(
+    client: httpx.AsyncClient, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.open
+
+    def refuse(path: Path, *args: object, **options: object) -> object:
+        if path.name == "content":
+            raise OSError(28, os.strerror(28))
+        return real(path, *args, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", refuse)
+    answer = await send(client, PURPOSE, part("file", ROW, "a"), END)
+    assert answer.status_code == 507
+    assert list(layout.files.iterdir()) == []
+
+
+async def test_writing_goes_on_beside_the_event_loop(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from apps.file_upload import IncomingFile
+
+    write, writers = IncomingFile._write, set()
+
+    def note(self: IncomingFile, *rest: object) -> None:
+        writers.add(threading.current_thread())
+        write(self, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(IncomingFile, "_write", note)
+    assert (await send(client, PURPOSE, part("file", ROW, "a"), END)).status_code == 200
+    assert threading.main_thread() not in writers
