@@ -27,6 +27,8 @@ _RAY_SETTINGS = {
     # A streamed token takes a third of the time on its way from the model to the client.
     "RAY_SERVE_PROXY_USE_GRPC": "1",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    # Large uploads come no faster than they are written down.
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "apps.flow_control:build_middlewares",
     # Looking after three deployments ten times a second takes 5 % of a core.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
     # Answers go first; by default everything that computes is as nice as a training should be.

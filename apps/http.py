@@ -15,6 +15,7 @@ from apps.access import AccessControl, read_api_key
 from apps.body_limit import MAX_TEXT_BYTES, BodyLimit
 from apps.errors import install_error_handlers
 from apps.files import FileStore
+from apps.flow_control import TellUse
 from apps.relay import UpstreamRelay
 from apps.remote import RemoteQueue, RemoteText
 from apps.routes import (
@@ -55,7 +56,7 @@ def build_http(services: Services, api_key: str | None) -> AccessControl:
     for resource in (relayed,) if isinstance(services.text, UpstreamRelay) else (chat, completions):
         app.include_router(resource.router)
         limits |= {route.path: MAX_TEXT_BYTES for route in resource.router.routes}
-    return AccessControl(BodyLimit(app, max_body_bytes, limits), api_key)
+    return AccessControl(TellUse(BodyLimit(app, max_body_bytes, limits)), api_key)
 
 
 @asynccontextmanager

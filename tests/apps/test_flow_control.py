@@ -1,0 +1,129 @@
+"""A proxy without a limit of its own between a fast client and a slow application."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from apps import flow_control
+from apps.flow_control import TellUse, WindowedReading
+
+pytestmark = pytest.mark.anyio
+PIECE = b"x" * 1_000
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_control, "WINDOW_BYTES", 10_000)
+    monkeypatch.setattr(flow_control, "_STEP_BYTES", 2_000)
+
+
+class EagerProxy:
+    """Reads a request as fast as it comes, as Serve's does; notes how far it is ahead."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.most = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        waiting: asyncio.Queue[Message] = asyncio.Queue()
+        num_ahead = 0
+
+        async def fetch() -> None:
+            nonlocal num_ahead
+            while True:
+                message = await receive()
+                waiting.put_nowait(message)
+                num_ahead += len(message.get("body", b""))
+                self.most = max(self.most, num_ahead)
+                if not message.get("more_body"):
+                    return
+
+        async def hand_on() -> Message:
+            nonlocal num_ahead
+            message = await waiting.get()
+            num_ahead -= len(message.get("body", b""))
+            return message
+
+        fetching = asyncio.create_task(fetch())
+        await self.app(scope, hand_on, send)
+        fetching.cancel()
+        await asyncio.gather(fetching, return_exceptions=True)
+
+
+class SlowApplication:
+    """Counts a body, with a pause at every piece; or answers before it has read any of it."""
+
+    def __init__(self, *, reads: bool = True) -> None:
+        self.reads = reads
+        self.headers: list[bytes] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.headers = [name for name, _ in scope["headers"]]
+        num_bytes = 0
+        while self.reads:
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            await asyncio.sleep(0.001)
+            if not message.get("more_body"):
+                break
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"%d" % num_bytes})
+
+
+async def make_body(num_pieces: int) -> AsyncIterator[bytes]:
+    for _ in range(num_pieces):
+        yield PIECE
+        await asyncio.sleep(0)
+
+
+async def send(app: ASGIApp, path: str = "/v1/files", num_pieces: int = 300) -> httpx.Response:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        return await client.post(path, content=make_body(num_pieces))
+
+
+async def test_a_body_is_read_a_window_ahead_and_no_more() -> None:
+    proxy = EagerProxy(TellUse(SlowApplication()))
+    answer = await send(WindowedReading(proxy))
+    assert answer.text == str(300 * len(PIECE))
+    assert 5_000 < proxy.most <= 10_000 + 2_000 + len(PIECE)
+
+
+async def test_without_the_proxys_half_all_is_read_at_once() -> None:
+    proxy = EagerProxy(TellUse(SlowApplication()))
+    assert (await send(proxy)).text == str(300 * len(PIECE))
+    assert proxy.most > 100_000
+
+
+async def test_other_requests_are_left_alone() -> None:
+    proxy = EagerProxy(SlowApplication())
+    assert (await send(WindowedReading(proxy), "/ui/upload")).text == str(300 * len(PIECE))
+
+
+async def test_an_application_may_answer_before_it_has_read() -> None:
+    proxy = EagerProxy(TellUse(SlowApplication(reads=False)))
+    assert (await send(WindowedReading(proxy))).text == "0"
+
+
+async def test_a_client_cannot_mark_its_requests() -> None:
+    application = SlowApplication()
+    app = WindowedReading(EagerProxy(TellUse(application)))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        headers = {"x-tuneserve-window": "1"}
+        assert (await client.post("/v1/files", content=PIECE, headers=headers)).text == "1000"
+    assert application.headers.count(b"x-tuneserve-window") == 1
+
+
+def test_serve_finds_the_proxys_half() -> None:
+    from ray.serve._private.http_util import validate_http_proxy_callback_return
+
+    (middleware,) = validate_http_proxy_callback_return(flow_control.build_middlewares())
+    assert middleware.cls == WindowedReading

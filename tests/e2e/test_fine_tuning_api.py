@@ -1,0 +1,293 @@
+"""Written against OpenAI's own documentation of its fine-tuning API; only `base_url` is ours.
+
+What it says of `paused` is the one thing of ours: OpenAI's pages have the calls, but no status.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from typing import get_args
+
+import openai
+import pytest
+from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
+from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
+
+from tests.e2e.conftest import ROOT, Application, wait_until
+
+pytestmark = pytest.mark.e2e
+
+STATUSES = {*get_args(FineTuningJob.model_fields["status"].annotation), "paused"}
+MODEL = "tuneserve-demo"
+TIMEOUT_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def client(application: Application) -> openai.OpenAI:
+    return application.client
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[str]:
+    return (ROOT / "examples" / "handbook" / "train.jsonl").read_text().splitlines()
+
+
+@pytest.fixture(scope="module")
+def training_file(client: openai.OpenAI, rows: list[str]) -> str:
+    content = "\n".join(rows[:150]).encode()
+    file = client.files.create(file=("mydata.jsonl", content), purpose="fine-tune")
+    assert (file.object, file.purpose, file.filename) == ("file", "fine-tune", "mydata.jsonl")
+    assert file.bytes == len(content)
+    return file.id
+
+
+@pytest.fixture(scope="module")
+def validation_file(client: openai.OpenAI, rows: list[str]) -> str:
+    content = "\n".join(rows[150:170]).encode()
+    return client.files.create(file=("check.jsonl", content), purpose="fine-tune").id
+
+
+@pytest.fixture(scope="module")
+def job(client: openai.OpenAI, training_file: str, validation_file: str) -> FineTuningJob:
+    """A job as in the guide, run to its end."""
+    job = client.fine_tuning.jobs.create(
+        training_file=training_file,
+        validation_file=validation_file,
+        model=MODEL,
+        suffix="api",
+        seed=105,
+        metadata={"project": "guide"},
+        method={
+            "type": "supervised",
+            "supervised": {"hyperparameters": {"n_epochs": 3, "batch_size": "auto"}},
+        },
+    )
+    assert job.object == "fine_tuning.job"
+    assert job.status in {"validating_files", "queued"}
+    assert (job.fine_tuned_model, job.finished_at, job.trained_tokens) == (None, None, None)
+
+    def retrieve() -> FineTuningJob | None:
+        seen = client.fine_tuning.jobs.retrieve(job.id)
+        assert seen.status in STATUSES
+        return seen if seen.status in {"succeeded", "failed", "cancelled"} else None
+
+    ended: FineTuningJob = wait_until(retrieve, TIMEOUT_S, "the job ends")
+    assert ended.status == "succeeded", ended.error
+    return ended
+
+
+def test_a_file_is_processed_listed_and_given_back(
+    client: openai.OpenAI, training_file: str, validation_file: str, rows: list[str]
+) -> None:
+    file = client.files.wait_for_processing(training_file, poll_interval=0.2)
+    assert file.status == "processed"
+    assert client.files.content(training_file).text == "\n".join(rows[:150])
+    first = client.files.list(limit=1, order="desc", purpose="fine-tune")
+    assert len(first.data) == 1
+    assert first.has_next_page()
+    listed = [each.id for each in client.files.list(limit=1, purpose="fine-tune")]
+    assert {training_file, validation_file} <= set(listed)
+    assert len(listed) == len(set(listed))
+    oldest = [each.id for each in client.files.list(order="asc", purpose="fine-tune")]
+    assert oldest == listed[::-1]
+
+
+def test_a_job_has_the_documented_shape(
+    client: openai.OpenAI, job: FineTuningJob, training_file: str, validation_file: str
+) -> None:
+    FineTuningJob.model_validate_json(job.to_json(), strict=False)
+    assert (job.training_file, job.validation_file) == (training_file, validation_file)
+    assert (job.model, job.seed, job.metadata) == (MODEL, 105, {"project": "guide"})
+    assert job.method is not None
+    assert job.method.supervised is not None
+    assert job.method.supervised.hyperparameters is not None
+    assert job.method.supervised.hyperparameters.n_epochs == 3
+    assert job.hyperparameters.n_epochs == 3
+    assert job.fine_tuned_model is not None
+    assert "api" in job.fine_tuned_model
+    assert job.error is None
+    assert (job.trained_tokens or 0) > 0
+    assert job.finished_at is not None
+    assert job.finished_at >= job.created_at
+    assert job.estimated_finish is None
+
+
+def test_result_files_hold_the_metrics_of_every_step(
+    client: openai.OpenAI, job: FineTuningJob
+) -> None:
+    (result,) = job.result_files
+    file = client.files.retrieve(result)
+    assert (file.purpose, file.filename) == ("fine-tune-results", "step_metrics.csv")
+    lines = list(csv.DictReader(io.StringIO(client.files.content(result).text)))
+    assert [int(line["step"]) for line in lines] == list(range(1, len(lines) + 1))
+    assert float(lines[-1]["train_loss"]) < float(lines[0]["train_loss"])
+    assert any(line["valid_loss"] for line in lines)
+
+
+def test_events_are_paged_newest_first(client: openai.OpenAI, job: FineTuningJob) -> None:
+    page = client.fine_tuning.jobs.list_events(fine_tuning_job_id=job.id, limit=2)
+    assert len(page.data) == 2
+    assert page.has_more
+    events = list(client.fine_tuning.jobs.list_events(fine_tuning_job_id=job.id, limit=3))
+    for event in events:
+        FineTuningJobEvent.model_validate_json(event.to_json())
+    assert len({event.id for event in events}) == len(events) > 5
+    times = [event.created_at for event in events]
+    assert times == sorted(times, reverse=True)
+    later = client.fine_tuning.jobs.list_events(job.id, after=events[0].id, limit=100)
+    assert [event.id for event in later.data] == [event.id for event in events[1:]]
+
+
+def test_checkpoints_have_metrics_and_answer(client: openai.OpenAI, job: FineTuningJob) -> None:
+    checkpoints = list(client.fine_tuning.jobs.checkpoints.list(job.id, limit=1))
+    assert len(checkpoints) >= 2
+    steps = [checkpoint.step_number for checkpoint in checkpoints]
+    assert steps == sorted(steps, reverse=True)
+    for checkpoint in checkpoints:
+        FineTuningJobCheckpoint.model_validate_json(checkpoint.to_json())
+        assert checkpoint.object == "fine_tuning.job.checkpoint"
+        assert checkpoint.fine_tuning_job_id == job.id
+        assert checkpoint.metrics.step == checkpoint.step_number
+        assert checkpoint.metrics.train_loss is not None
+        assert checkpoint.metrics.full_valid_loss is not None
+    early = checkpoints[-1].fine_tuned_model_checkpoint
+    answer = client.chat.completions.create(
+        model=early, messages=[{"role": "user", "content": "Hello!"}], max_tokens=5
+    )
+    assert answer.model == early
+
+
+def test_the_tuned_model_answers(client: openai.OpenAI, job: FineTuningJob) -> None:
+    assert job.fine_tuned_model is not None
+    answer = client.chat.completions.create(
+        model=job.fine_tuned_model,
+        messages=[
+            {"role": "system", "content": "You answer in short."},
+            {"role": "user", "content": "When does the workshop open?"},
+        ],
+    )
+    assert answer.choices[0].message.content
+    assert client.models.retrieve(job.fine_tuned_model).id == job.fine_tuned_model
+
+
+@pytest.fixture(scope="module")
+def waiting(client: openai.OpenAI, training_file: str) -> Iterator[list[str]]:
+    """One job that computes for long, and two that wait behind it."""
+    made = [
+        client.fine_tuning.jobs.create(
+            training_file=training_file,
+            model=MODEL,
+            hyperparameters={"n_epochs": 500},
+            metadata={"number": str(number)},
+        ).id
+        for number in range(3)
+    ]
+    yield made
+    for job_id in made:
+        if client.fine_tuning.jobs.retrieve(job_id).status not in ("cancelled", "failed"):
+            client.fine_tuning.jobs.cancel(job_id)
+
+
+def test_jobs_are_listed_in_pages(
+    client: openai.OpenAI, job: FineTuningJob, waiting: list[str]
+) -> None:
+    newest = waiting[::-1]
+    page = client.fine_tuning.jobs.list(limit=2)
+    assert [each.id for each in page.data] == newest[:2]
+    assert page.has_more
+    after = client.fine_tuning.jobs.list(after=newest[1], limit=2)
+    assert after.data[0].id == newest[2]
+    everything = [each.id for each in client.fine_tuning.jobs.list(limit=2)]
+    assert everything[:3] == newest
+    assert job.id in everything
+    assert len(everything) == len(set(everything))
+    found = client.fine_tuning.jobs.list(metadata={"project": "guide"})
+    assert job.id in [each.id for each in found.data]
+    assert not set(waiting) & {each.id for each in found.data}
+
+
+def test_a_job_is_paused_resumed_and_cancelled(client: openai.OpenAI, waiting: list[str]) -> None:
+    first, second, third = waiting
+
+    def has_status(job_id: str, status: str) -> bool:
+        return client.fine_tuning.jobs.retrieve(job_id).status == status
+
+    def count_steps() -> int:
+        events = client.fine_tuning.jobs.list_events(first, limit=100)
+        return sum(event.message.startswith("Epoch") for event in events)
+
+    wait_until(lambda: has_status(first, "running") and count_steps(), TIMEOUT_S, "it trains")
+    assert client.fine_tuning.jobs.retrieve(first).estimated_finish is not None
+    client.fine_tuning.jobs.pause(first)
+    wait_until(lambda: has_status(first, "paused"), 60, "it is paused")
+    wait_until(lambda: has_status(second, "running"), TIMEOUT_S, "the next one has its place")
+    assert client.fine_tuning.jobs.resume(first).status == "queued"
+    assert client.fine_tuning.jobs.cancel(second).status == "cancelled"
+    assert client.fine_tuning.jobs.cancel(third).status == "cancelled"
+    wait_until(lambda: has_status(first, "running"), TIMEOUT_S, "it goes on")
+    messages = [event.message for event in client.fine_tuning.jobs.list_events(first, limit=100)]
+    assert "Paused; start the run again to go on" in messages
+    wait_until(
+        lambda: any(
+            event.message.startswith("Going on after step")
+            for event in client.fine_tuning.jobs.list_events(first, limit=100)
+        ),
+        TIMEOUT_S,
+        "it goes on from where it was",
+    )
+    assert client.fine_tuning.jobs.cancel(first).status == "cancelled"
+
+
+def test_every_kind_of_error_is_the_packages_own(
+    application: Application, client: openai.OpenAI, job: FineTuningJob, training_file: str
+) -> None:
+    jobs = client.fine_tuning.jobs
+    with pytest.raises(openai.NotFoundError, match="'ftjob-abc123'"):
+        jobs.retrieve("ftjob-abc123")
+    with pytest.raises(openai.NotFoundError, match="'file-abc123'"):
+        jobs.create(training_file="file-abc123", model=MODEL)
+    with pytest.raises(openai.NotFoundError, match="'gpt-4o-mini'"):
+        jobs.create(training_file=training_file, model="gpt-4o-mini")
+    with pytest.raises(openai.BadRequestError, match="n_epochs") as bad:
+        jobs.create(training_file=training_file, model=MODEL, hyperparameters={"n_epochs": "x"})  # type: ignore[arg-type]
+    assert (bad.value.status_code, bad.value.type) == (400, "invalid_request_error")
+    with pytest.raises(openai.BadRequestError, match="suffix"):
+        jobs.create(training_file=training_file, model=MODEL, suffix="x" * 65)
+    with pytest.raises(openai.BadRequestError, match="workers"):
+        jobs.create(
+            training_file=training_file,
+            model=MODEL,
+            extra_body={"training": {"num_workers": 64}},
+        )
+    with pytest.raises(openai.ConflictError, match="has succeeded already"):
+        jobs.cancel(job.id)
+    with pytest.raises(openai.ConflictError, match="has succeeded already"):
+        jobs.pause(job.id)
+    with pytest.raises(openai.BadRequestError, match="purpose is 'batch'"):
+        client.files.create(file=("a.jsonl", b"{}"), purpose="batch")
+    with pytest.raises(openai.NotFoundError):
+        client.files.delete("file-abc123")
+    bad_rows = json.dumps({"messages": [{"role": "assistant"}]}).encode()
+    file = client.files.create(file=("bad.jsonl", bad_rows), purpose="fine-tune")
+    with pytest.raises(openai.BadRequestError, match="line 1") as refused:
+        jobs.create(training_file=file.id, model=MODEL)
+    assert (refused.value.code, refused.value.param) == ("invalid_training_file", "training_file")
+    seen = client.files.wait_for_processing(file.id, poll_interval=0.2)
+    assert seen.status == "error"
+    assert "line 1" in (seen.status_details or "")
+    assert client.files.delete(file.id).deleted
+    nobody = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="x", max_retries=0)
+    with nobody, pytest.raises(openai.APIConnectionError):
+        nobody.fine_tuning.jobs.list()
+
+
+def test_a_file_that_is_needed_stays(
+    client: openai.OpenAI, waiting: list[str], training_file: str
+) -> None:
+    started = client.fine_tuning.jobs.create(
+        training_file=training_file, model=MODEL, hyperparameters={"n_epochs": 500}
+    )
+    with pytest.raises(openai.ConflictError, match="still needs"):
+        client.files.delete(training_file)
+    client.fine_tuning.jobs.cancel(started.id)
