@@ -20,7 +20,7 @@ from apps.full_disk import refuse_full_disk
 from storage.layout import StorageLayout
 from storage.scratch import ScratchFolder
 
-_WRITE_BYTES = 1 << 20
+_WRITE_BYTES = 1 << 18
 _MAX_FIELD_BYTES = 1_000
 _MAX_PARTS = 16
 _FILE_FIELD = "file"

@@ -16,8 +16,8 @@ import re
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-WINDOW_BYTES = 8 << 20
-_STEP_BYTES = 1 << 20  # so much is used before the application says so
+WINDOW_BYTES = 1 << 19
+_STEP_BYTES = 1 << 17  # so much is used before the application says so
 _HEADER = b"x-tuneserve-window"
 _USED = "tuneserve.used"
 # What takes large bodies; other applications behind the same proxy would never say anything.

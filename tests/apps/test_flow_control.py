@@ -126,4 +126,4 @@ def test_serve_finds_the_proxys_half() -> None:
     from ray.serve._private.http_util import validate_http_proxy_callback_return
 
     (middleware,) = validate_http_proxy_callback_return(flow_control.build_middlewares())
-    assert middleware.cls == WindowedReading
+    assert repr(middleware) == "Middleware(WindowedReading)"
