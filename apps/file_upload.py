@@ -98,6 +98,9 @@ class IncomingFile:
             self.close()
 
     def _read_purpose(self) -> Purpose:
+        if unknown := sorted(self._form.fields.keys() - {"purpose"}):
+            message = f"{unknown[0]!r} is not a field of an upload; expected 'file' and 'purpose'"
+            raise ApiError(400, message, param=unknown[0])
         purpose = self._form.fields.get("purpose")
         if purpose != "fine-tune":
             raise ApiError(400, f"purpose is {purpose!r}, expected 'fine-tune'", param="purpose")

@@ -58,6 +58,10 @@ async def test_a_form_may_come_in_any_pieces(
         ((PURPOSE, END), "the form has no file"),
         ((part("file", ROW, "a"), END), "purpose is None, expected 'fine-tune'"),
         ((part("file", ROW, "a"), part("purpose", "vision"), END), "purpose is 'vision'"),
+        (
+            (PURPOSE, part("expires_after[anchor]", "created_at"), part("file", ROW, "a"), END),
+            "'expires_after[anchor]' is not a field of an upload",
+        ),
         ((PURPOSE, part("file", ROW, "a")), "the form is cut off"),
         ((PURPOSE, part("file", ROW, "a")[:-30]), "the form is cut off"),
         ((b"no form at all",), "the form cannot be read"),
