@@ -87,7 +87,7 @@ def _check_weights(directory: Path) -> None:
 
 def _read_names(file: Path) -> set[str]:
     try:
-        with safe_open(file, framework="pt") as weights:
+        with safe_open(file, framework="numpy") as weights:  # torch would stay in memory
             return set(weights.keys())
     except SafetensorError as exc:
         raise ValueError(f"{file.name} is not a whole safetensors file: {exc}") from exc

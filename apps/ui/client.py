@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from apps.ui.resources import Defaults, Event, File, Job, Metrics, Model, Piece, Preview
 
 TIMEOUT_S = 30.0
-CANCEL_TIMEOUT_S = 60.0
+CHANGE_TIMEOUT_S = 60.0
 CHAT_TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_S = 5.0
 
@@ -101,8 +101,19 @@ class ApiClient:
 
     async def cancel_job(self, job_id: str) -> Job:
         """Stop a fine-tune; answers once it has stopped."""
+        return await self._change_job(job_id, "cancel")
+
+    async def pause_job(self, job_id: str) -> Job:
+        """Have a fine-tune save a checkpoint and free its place, as soon as its step is done."""
+        return await self._change_job(job_id, "pause")
+
+    async def resume_job(self, job_id: str) -> Job:
+        """Have a paused fine-tune go on."""
+        return await self._change_job(job_id, "resume")
+
+    async def _change_job(self, job_id: str, action: str) -> Job:
         request = self._http.build_request(
-            "POST", f"/v1/fine_tuning/jobs/{job_id}/cancel", timeout=CANCEL_TIMEOUT_S
+            "POST", f"/v1/fine_tuning/jobs/{job_id}/{action}", timeout=CHANGE_TIMEOUT_S
         )
         return _read(Job, await self._send(request))
 

@@ -151,10 +151,11 @@ def _render_progress(job: Job, stage: str) -> str:
         figures.append(("Tokens/s", f"{progress.tokens_per_s:,.0f}"))
     if job.is_active and progress.remaining_s is not None:
         figures.append(("Time left", format_duration(progress.remaining_s)))
-    if not job.is_active:
+    has_ended = not job.is_active and not job.is_paused
+    if has_ended:
         figures.append(("Duration", format_duration(measure_duration(job))))
     share = min(1.0, step / progress.num_steps)
-    stage_line = f'<p id="run-stage" class="ts-stage">{escape(stage)}</p>' if job.is_active else ""
+    stage_line = "" if has_ended else f'<p id="run-stage" class="ts-stage">{escape(stage)}</p>'
     return (
         f'<progress id="run-progress" class="ts-progress ts-{escape(job.status)}" max="1" '
         f'value="{share:.4f}">{share:.0%}</progress>{render_figures(figures)}{stage_line}'
@@ -188,7 +189,9 @@ def name_job(job: Job) -> str:
 
 
 def measure_duration(job: Job) -> float:
-    """Seconds from its start to its end or to now; 0 if it never started."""
+    """Seconds from its start to its end or to now; 0 if it never started or is paused."""
+    if job.is_paused:
+        return 0.0
     start = job.started_at or (None if job.is_active else job.created_at)
     return 0.0 if start is None else max(0.0, (job.finished_at or time.time()) - start)
 

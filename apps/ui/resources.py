@@ -100,11 +100,17 @@ class Job(_Resource):
     user_provided_suffix: str | None = None
     error: JobError | None = None
     progress: Progress | None = None
+    waiting_for: str | None = None
 
     @property
     def is_active(self) -> bool:
         """Whether it waits or computes."""
         return self.status in ACTIVE_STATUSES
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether somebody has to resume it."""
+        return self.status == "paused"
 
 
 class Event(_Resource):

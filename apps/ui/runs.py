@@ -1,10 +1,11 @@
-"""The page "Runs": what was started, how it goes, and how to stop it.
+"""The page "Runs": what was started, how it goes, and how to pause or stop it.
 
 Nothing is remembered here: every tick asks the API. Which run is selected stands in the address.
 """
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -38,6 +39,8 @@ class View:
     events: str = ""
     log: str = ""
     is_active: bool = False
+    is_paused: bool = False
+    is_pausing: bool = False
     is_cancelling: bool = False
     interval_s: float = IDLE_INTERVAL_S
 
@@ -53,8 +56,14 @@ class View:
             self.log,
             gr.Column(visible=bool(self.run)),
             gr.Button(
-                "Cancelling…" if self.is_cancelling else "Cancel this run",
+                "Pausing…" if self.is_pausing else "Pause this run",
                 visible=self.is_active,
+                interactive=not self.is_pausing and not self.is_cancelling,
+            ),
+            gr.Button("Resume this run", visible=self.is_paused, interactive=True),
+            gr.Button(
+                "Cancelling…" if self.is_cancelling else "Cancel this run",
+                visible=self.is_active or self.is_paused,
                 interactive=not self.is_cancelling,
             ),
             gr.Timer(self.interval_s),
@@ -84,6 +93,8 @@ async def read_view(client: ApiClient, selected: str) -> View:
         events=markup.render_events(events),
         log=log[-LOG_CHARACTERS:],
         is_active=job.is_active,
+        is_paused=job.is_paused,
+        is_pausing=job.status == "running" and is_about_to_pause(events),
         is_cancelling=job.is_active and has_asked_to_cancel(events),
         interval_s=ACTIVE_INTERVAL_S if is_any_active else IDLE_INTERVAL_S,
     )
@@ -109,6 +120,10 @@ def show_notice(message: str) -> Any:
 
 def describe_stage(job: Job, events: list[Event]) -> str:
     """What a run does at present, in a few words."""
+    if job.waiting_for:
+        return f"Waiting: {job.waiting_for}"
+    if job.is_paused:
+        return "Paused; it goes on from its last checkpoint"
     if job.progress is not None and job.progress.stage:
         return job.progress.stage
     messages = (event.message for event in events if event.type != "metrics")
@@ -123,6 +138,12 @@ def has_asked_to_cancel(events: list[Event]) -> bool:
     )
 
 
+def is_about_to_pause(events: list[Event]) -> bool:
+    """Whether somebody, in any browser, asked so and nothing but steps has happened since."""
+    messages = (event.message for event in events if event.type != "metrics")
+    return next(messages, "").startswith("Pausing")
+
+
 def build_runs_page(client: ApiClient) -> None:
     """Lay out the page and its events inside the current Blocks."""
     selected = gr.Textbox(visible="hidden", elem_id="selected-run", show_label=False)
@@ -133,7 +154,16 @@ def build_runs_page(client: ApiClient) -> None:
         with gr.Column(scale=3, min_width=320, visible=False) as detail:
             run = gr.HTML(elem_id="run-detail")
             curve = gr.HTML(elem_id="loss-plot", visible=False)
-            cancel = gr.Button("Cancel this run", elem_id="cancel-button", visible=False, size="sm")
+            with gr.Row(elem_id="run-buttons"):
+                pause = gr.Button(
+                    "Pause this run", elem_id="pause-button", visible=False, size="sm"
+                )
+                resume = gr.Button(
+                    "Resume this run", elem_id="resume-button", visible=False, size="sm"
+                )
+                cancel = gr.Button(
+                    "Cancel this run", elem_id="cancel-button", visible=False, size="sm"
+                )
             with gr.Accordion("Events", open=True):
                 events = gr.HTML(elem_id="run-events")
             with gr.Accordion("Log", open=False):
@@ -141,7 +171,8 @@ def build_runs_page(client: ApiClient) -> None:
                     show_label=False, lines=12, max_lines=12, elem_id="run-log", container=False
                 )
     timer = gr.Timer(ACTIVE_INTERVAL_S)
-    outputs = [notice, selected, run_list, run, curve, events, log, detail, cancel, timer]
+    buttons = [pause, resume, cancel]
+    outputs = [notice, selected, run_list, run, curve, events, log, detail, *buttons, timer]
 
     async def refresh(selected_id: str) -> list[Any]:
         try:
@@ -152,20 +183,25 @@ def build_runs_page(client: ApiClient) -> None:
     async def open_page(request: gr.Request) -> list[Any]:
         return await refresh(request.query_params.get("run", ""))
 
-    async def cancel_run(selected_id: str) -> list[Any]:
-        try:
-            await client.cancel_job(selected_id)
-        except ApiError as exc:
-            gr.Warning(escape(exc.message))
-        return await refresh(selected_id)
+    def on_click(button: gr.Button, word: str, change: Callable[[str], Awaitable[Job]]) -> None:
+        async def change_run(selected_id: str) -> list[Any]:
+            try:
+                await change(selected_id)
+            except ApiError as exc:
+                gr.Warning(escape(exc.message))
+            return await refresh(selected_id)
+
+        button.click(
+            lambda: gr.Button(word, interactive=False),
+            outputs=button,
+            show_progress="hidden",
+            api_visibility="private",
+        ).then(change_run, selected, outputs, show_progress="hidden", api_visibility="private")
 
     gr.on(fn=open_page, outputs=outputs, show_progress="hidden", api_visibility="private").then(
         None, selected, js=KEEP_SELECTION_JS
     )
     timer.tick(refresh, selected, outputs, show_progress="hidden", api_visibility="private")
-    cancel.click(
-        lambda: gr.Button("Cancelling…", interactive=False),
-        outputs=cancel,
-        show_progress="hidden",
-        api_visibility="private",
-    ).then(cancel_run, selected, outputs, show_progress="hidden", api_visibility="private")
+    on_click(pause, "Pausing…", client.pause_job)
+    on_click(resume, "Resuming…", client.resume_job)
+    on_click(cancel, "Cancelling…", client.cancel_job)

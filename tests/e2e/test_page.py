@@ -142,7 +142,7 @@ def test_a_bad_file_is_explained_line_by_line(
     assert page.locator("#preview img").count() == 0
 
 
-def test_a_run_can_be_cancelled_by_clicking(
+def test_a_run_is_paused_resumed_and_cancelled_by_clicking(
     context: BrowserContext, application: Application
 ) -> None:
     page = context.new_page()
@@ -150,6 +150,13 @@ def test_a_run_can_be_cancelled_by_clicking(
     page.fill("#setting-epochs input", "50")
     page.click("#start-button")
     page.wait_for_url("**/ui/runs?run=*")
+    status = page.locator("#run-status")
+    page.click("#pause-button")
+    expect(status).to_have_text("Paused", timeout=RUN_TIMEOUT_MS)
+    expect(page.locator("#pause-button")).to_be_hidden()
+    page.click("#resume-button")
+    expect(status).to_have_text(re.compile("Waiting|Running"), timeout=PATIENCE_MS)
     page.click("#cancel-button")
-    expect(page.locator("#run-status")).to_have_text("Cancelled", timeout=PATIENCE_MS)
-    expect(page.locator("#cancel-button")).to_be_hidden(timeout=PATIENCE_MS)
+    expect(status).to_have_text("Cancelled", timeout=PATIENCE_MS)
+    for name in ("pause", "resume", "cancel"):
+        expect(page.locator(f"#{name}-button")).to_be_hidden(timeout=PATIENCE_MS)

@@ -151,7 +151,9 @@ def test_ten_jobs_outlive_the_queue_and_the_application(
 
     assert [job.id for job in watcher.jobs] == created
     begun = {job["id"]: job["started_at"] for job in httpx_jobs(application)}
-    assert sorted(created, key=lambda job_id: (begun[job_id], job_id)) == created
+    # Two that are handed over at once may get going in either order.
+    for earlier, later in zip(created, created[NUM_AT_ONCE:], strict=False):
+        assert begun[earlier] <= begun[later]
     reference = read_losses(watcher, created[0])
     assert [step for step, _ in reference] == list(range(1, len(reference) + 1))
     for job_id in created:

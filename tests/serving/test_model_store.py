@@ -1,6 +1,8 @@
 import json
 import pickle
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -353,3 +355,16 @@ def test_what_a_killed_deletion_left_is_removed_by_the_next(
     store.add(tiny_model, "a")
     store.delete("a")
     assert list(layout.models.iterdir()) == []
+
+
+def test_a_model_is_taken_in_without_torch(tmp_path: Path, tiny_model: Path) -> None:
+    """The process that answers HTTP takes models in, and is half as large without it."""
+    program = """
+import sys
+from pathlib import Path
+from serving.model_store import ModelStore
+from storage.layout import open_storage
+ModelStore(open_storage(Path(sys.argv[1]))).add(Path(sys.argv[2]), "model")
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program, tmp_path, tiny_model], check=True)

@@ -147,9 +147,10 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
     def get_job(job_id: str) -> Any:
         return stub.jobs.get(job_id) or refuse(404, f"there is no job {job_id!r}")
 
-    @app.post("/v1/fine_tuning/jobs/{job_id}/cancel")
-    def cancel_job(job_id: str) -> Any:
-        stub.jobs[job_id]["status"] = "cancelled"
+    @app.post("/v1/fine_tuning/jobs/{job_id}/{action}")
+    def change_job(job_id: str, action: str) -> Any:
+        statuses = {"cancel": "cancelled", "pause": "paused", "resume": "queued"}
+        stub.jobs[job_id]["status"] = statuses[action]
         return stub.jobs[job_id]
 
     @app.get("/v1/fine_tuning/jobs/{job_id}/events")

@@ -71,6 +71,23 @@ def test_a_cancel_under_way_shows_in_every_browser(api: StubApi) -> None:
     assert not ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_cancelling
 
 
+def test_a_paused_run_offers_to_go_on(api: StubApi) -> None:
+    job = api.add_job("ftjob-1", "running")
+    job["events"] = [Event(created_at=1, message="Pausing after this step").model_dump()]
+    assert ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_pausing
+    assert ask(api, lambda client: client.pause_job("ftjob-1")).is_paused
+    view = ask(api, lambda client: runs.read_view(client, "ftjob-1"))
+    assert (view.is_active, view.is_paused, view.is_pausing) == (False, True, False)
+    assert "goes on from its last checkpoint" in view.run
+    assert ask(api, lambda client: client.resume_job("ftjob-1")).is_active
+
+
+def test_a_run_says_what_it_waits_for(api: StubApi) -> None:
+    api.add_job("ftjob-1", "queued", waiting_for="number 2 in the queue")
+    view = ask(api, lambda client: runs.read_view(client, "ftjob-1"))
+    assert "Waiting: number 2 in the queue" in view.run
+
+
 def test_only_changed_settings_are_sent() -> None:
     defaults = {"epochs": 3, "learning_rate": 1e-3, "max_length": None, "precision": "bf16"}
     values = {"epochs": 5, "learning_rate": 1e-3, "max_length": "", "precision": "bf16"}
