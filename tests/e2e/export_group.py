@@ -1,6 +1,5 @@
 """DeepSpeed workers that take a step with any architecture and save it, as training does."""
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,9 +9,9 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 
 from tests.e2e.training_group import join_group, write_table
+from tests.e2e.worker_group import run_in_group
 from training.batching import BatchPlan, plan_epoch
 from training.checkpoint import TAG
 from training.data.token_table import TokenTable
@@ -39,13 +38,10 @@ def save_in_group(world_size: int, folder: Path, cases: Sequence[ExportCase]) ->
     rows = folder / "rows.arrow"
     if not rows.exists():
         write_table(rows, num_rows=8, vocabulary=VOCABULARY)
-    rendezvous = tempfile.mktemp(dir=folder)
-    torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
-        _work, (world_size, rows, list(cases), rendezvous), nprocs=world_size
-    )
+    run_in_group(_work, world_size, folder, rows, list(cases))
 
 
-def _work(rank: int, world_size: int, rows: Path, cases: list[ExportCase], rendezvous: str) -> None:
+def _work(rank: int, world_size: int, rendezvous: str, rows: Path, cases: list[ExportCase]) -> None:
     place = join_group(rank, world_size, rendezvous)
     for case in cases:
         _save(case, TokenTable(rows), place)

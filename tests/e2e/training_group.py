@@ -5,7 +5,6 @@ One group runs many cases, because starting processes takes longer than the case
 
 import os
 import pickle
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -15,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch.nn.functional import cross_entropy
 
+from tests.e2e.worker_group import run_in_group
 from training.batching import BatchLayout, BatchPlan, Step, plan_epoch
 from training.checkpoint import TAG, Checkpoint
 from training.collate import collate_rows
@@ -76,10 +75,7 @@ def train_in_group(world_size: int, folder: Path, cases: Sequence[Case]) -> list
     """Compute cases one after another with `world_size` workers; `folder` has model and rows."""
     results = folder / "results.pickle"
     results.unlink(missing_ok=True)
-    rendezvous = tempfile.mktemp(dir=folder)
-    torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
-        _work, (world_size, folder, list(cases), rendezvous, results), nprocs=world_size
-    )
+    run_in_group(_work, world_size, folder, folder, list(cases), results)
     trained: list[Trained] = pickle.loads(results.read_bytes())
     return trained
 
@@ -162,7 +158,7 @@ def join_group(rank: int, world_size: int, rendezvous: str) -> Place:
 
 
 def _work(
-    rank: int, world_size: int, folder: Path, cases: list[Case], rendezvous: str, results: Path
+    rank: int, world_size: int, rendezvous: str, folder: Path, cases: list[Case], results: Path
 ) -> None:
     place = join_group(rank, world_size, rendezvous)
     trained = [_train(folder, case, place) for case in cases]
