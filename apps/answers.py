@@ -1,6 +1,5 @@
 """An answer on its way to the client: what is said of its origin, and its events."""
 
-import json
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from apps.errors import to_response
+from apps.event_stream import write_event
 from apps.relay import UpstreamRelay
 from apps.services import TextGenerator
 from serving.openai_shapes import AnswerHead, Choice, build_usage
@@ -108,14 +108,10 @@ async def _write_events(batches: AsyncIterator[Iterable[Chunk]]) -> AsyncIterato
     """Yield server-sent events; an error after the first byte becomes the last event."""
     try:
         async for chunks in batches:
-            if events := "".join(map(_write_event, chunks)):
+            if events := "".join(map(write_event, chunks)):
                 yield events
     except Exception as exc:
         logger.exception("a streamed answer broke off")
         yield f"data: {bytes(to_response(exc).body).decode()}\n\n"
         return
     yield "data: [DONE]\n\n"
-
-
-def _write_event(chunk: Chunk) -> str:
-    return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.errors import error_body
 
-MAX_TEXT_BYTES = 8_000_000  # of a request for text: a million characters, but for odd ones
+MAX_JSON_BYTES = 8_000_000  # a million characters in a request for text, but for odd ones
 
 
 class BodyLimit:

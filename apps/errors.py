@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from serving.errors import (
     DeadlineExceededError,
@@ -50,6 +51,7 @@ _EXPECTED = (
     ServingError,
     ValueError,
     HTTPException,
+    ClientDisconnect,
     RequestValidationError,
     BackPressureError,
     DeploymentUnavailableError,
@@ -68,7 +70,11 @@ def to_response(exc: BaseException) -> JSONResponse:
     exc = _unwrap(exc)
     status, param, code, headers = _classify(exc)
     message = str(exc)
-    if isinstance(exc, ValidationError):
+    if isinstance(exc, HTTPException):
+        message = exc.detail
+    elif isinstance(exc, ClientDisconnect):
+        message = "the connection was closed before the request was there"
+    elif isinstance(exc, ValidationError):
         message = describe_validation_error(exc)
     elif isinstance(exc, RequestValidationError):
         message = describe_faults(exc.errors())
@@ -119,6 +125,8 @@ def _classify(exc: BaseException) -> tuple[int, str | None, str | None, dict[str
         return _find_serving_status(exc), exc.param, exc.code, {}
     if isinstance(exc, HTTPException):
         return exc.status_code, None, None, dict(exc.headers or {})
+    if isinstance(exc, ClientDisconnect):
+        return 400, None, None, {}
     if isinstance(exc, (ValueError, RequestValidationError)):
         return 400, _find_param(exc), None, {}
     return 500, None, None, {}
@@ -136,10 +144,12 @@ def _find_serving_status(exc: ServingError) -> int:
 
 
 def _find_param(exc: BaseException) -> str | None:
-    if isinstance(exc, (ValidationError, RequestValidationError)):
-        errors = exc.errors()
-        return ".".join(str(part) for part in errors[0]["loc"]) if errors else None
-    return None
+    if not isinstance(exc, (ValidationError, RequestValidationError)) or not exc.errors():
+        return None
+    location = [str(part) for part in exc.errors()[0]["loc"]]
+    if isinstance(exc, RequestValidationError) and location[0] in ("query", "path", "header"):
+        del location[0]
+    return ".".join(location)
 
 
 def _unwrap(exc: BaseException) -> BaseException:

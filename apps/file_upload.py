@@ -16,7 +16,6 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from apps.errors import ApiError
 from apps.files import FileStore, Purpose, make_safe_name
-from apps.full_disk import refuse_full_disk
 from storage.layout import StorageLayout
 from storage.scratch import ScratchFolder
 
@@ -24,6 +23,7 @@ _WRITE_BYTES = 1 << 18
 _MAX_FIELD_BYTES = 1_000
 _MAX_PARTS = 16
 _FILE_FIELD = "file"
+_PURPOSE: Purpose = "fine-tune"
 
 
 @dataclass
@@ -56,11 +56,11 @@ class IncomingFile:
     async def receive(self, content_type: str, chunks: AsyncIterable[bytes]) -> None:
         """Write the file of a form down as it comes, in pieces, off the event loop.
 
-        Raises `ApiError` 400 for a form that is none, or a file that is empty or not text, 413
-        beyond the limit, 507 if the disk is full.
+        Raises `ApiError` 400 for a form that is none, a purpose that there is not, or a file that
+        is empty or not text, 413 beyond the limit.
         """
         parser = self._form.start(content_type)
-        with refuse_full_disk(), self._content.open("wb") as file:
+        with self._content.open("wb") as file:
             waiting = bytearray()
             async for chunk in chunks:
                 waiting += chunk
@@ -69,6 +69,8 @@ class IncomingFile:
                     waiting.clear()
             await asyncio.to_thread(self._write, parser, bytes(waiting), file)
         self._form.check_end()
+        if not self._form.has_purpose:
+            raise ApiError(400, f"the form has no purpose: expected {_PURPOSE!r}", param="purpose")
         if self._form.filename is None:
             message = "the form has no file: expected a part 'file' with a filename"
             raise ApiError(400, message, param=_FILE_FIELD)
@@ -78,10 +80,7 @@ class IncomingFile:
         self._check_text(b"", is_last=True)
 
     def publish(self) -> dict[str, Any]:
-        """Put the file among the others and close; returns it as it is shown.
-
-        Raises `ApiError` 400 for a purpose that there is not.
-        """
+        """Put the file among the others and close; returns it as it is shown."""
         try:
             assert self._form.filename is not None
             return self._files.take_in(
@@ -90,21 +89,12 @@ class IncomingFile:
                 {
                     "bytes": self._size_bytes,
                     "filename": self._form.filename,
-                    "purpose": self._read_purpose(),
+                    "purpose": _PURPOSE,
                     "sha256": self._digest.hexdigest(),
                 },
             )
         finally:
             self.close()
-
-    def _read_purpose(self) -> Purpose:
-        if unknown := sorted(self._form.fields.keys() - {"purpose"}):
-            message = f"{unknown[0]!r} is not a field of an upload; expected 'file' and 'purpose'"
-            raise ApiError(400, message, param=unknown[0])
-        purpose = self._form.fields.get("purpose")
-        if purpose != "fine-tune":
-            raise ApiError(400, f"purpose is {purpose!r}, expected 'fine-tune'", param="purpose")
-        return "fine-tune"
 
     def _write(self, parser: MultipartParser, chunk: bytes, file: IO[bytes]) -> None:
         for piece in self._form.take(parser, chunk):
@@ -134,8 +124,8 @@ class _Form:
     """The parts of a form as the parser finds them."""
 
     def __init__(self) -> None:
-        self.fields: dict[str, str] = {}
         self.filename: str | None = None
+        self.has_purpose = False
         self._num_parts = 0
         self._has_ended = False
         self._part = _Part()
@@ -216,5 +206,12 @@ class _Form:
             raise ApiError(400, message, param=self._part.name)
 
     def _end_part(self) -> None:
-        if self._part.filename is None:
-            self.fields[self._part.name] = self._part.value.decode(errors="replace")
+        if self._part.filename is not None:
+            return
+        if self._part.name != "purpose":
+            message = "is not a field of an upload; expected 'file' and 'purpose'"
+            raise ApiError(400, f"{self._part.name!r} {message}", param=self._part.name)
+        purpose = self._part.value.decode(errors="replace")
+        if purpose != _PURPOSE:
+            raise ApiError(400, f"purpose is {purpose!r}, expected {_PURPOSE!r}", param="purpose")
+        self.has_purpose = True

@@ -1,32 +1,42 @@
-"""Bodies that come no faster than they are used.
+"""Bodies that come no faster than they are used, and answers no faster than they are taken.
 
 Serve's proxy reads a request's body as fast as the network gives it, and a replica fetches from the
-proxy as fast as it can; neither waits for the application. So a large upload ends up in memory,
-whole. Here the application says how much it has used, in messages of its own among those of its
-answer, and the proxy reads on only a window beyond: credit-based flow control, as in HTTP/2.
+proxy as fast as it can; neither waits for the application. The way back is the same: what a replica
+sends waits in its memory until the client has taken it. So a large upload to a slow disk, or a
+large download by a slow client, ends up in memory, whole. Here each side says how much it has used,
+in messages of its own among those of the exchange, and the other goes only a window beyond:
+credit-based flow control, as in HTTP/2.
 
-The proxy's half is a middleware that Serve loads by an environment variable
+The proxy's half is middleware that Serve loads by an environment variable
 (`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`, set by `tuneserve run`); it marks the requests that it
 looks after. Where it is not there, all works as before.
 """
 
 import asyncio
 import re
+from collections.abc import Callable
 
 from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from apps.errors import error_body
+
 WINDOW_BYTES = 1 << 19
-_STEP_BYTES = 1 << 17  # so much is used before the application says so
+_STEP_BYTES = 1 << 17  # so much is used before it is said
 _HEADER = b"x-tuneserve-window"
 _USED = "tuneserve.used"
-# What takes large bodies; other applications behind the same proxy would never say anything.
-_PATH = re.compile(r"/v1/(files|models/[^/]+)/?$")
+_TAKEN = "tuneserve.taken"
+# Whole paths: another application behind the same proxy would never say anything.
+_LARGE_BODIES = re.compile(r"/v1/(files|models/[^/]+)/?")
+_LARGE_ANSWERS = re.compile(
+    r"/v1/(files/[^/]+/content|models/[^/]+/archive|fine_tuning/jobs/[^/]+/logs)/?"
+)
 
 
 def build_middlewares() -> list[Middleware]:
     """Name the proxy's half, as Serve asks for it."""
-    return [Middleware(WindowedReading)]
+    return [Middleware(WindowedReading), Middleware(TellTaken)]
 
 
 class WindowedReading:
@@ -37,12 +47,12 @@ class WindowedReading:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand one request on, and keep what the application says of its body to itself."""
-        if scope["type"] != "http" or not _PATH.search(scope["path"]):
+        if not _matches(scope, _LARGE_BODIES):
             await self.app(scope, receive, send)
             return
-        headers = [pair for pair in scope["headers"] if pair[0].lower() != _HEADER]
         num_read = num_used = 0
         has_used = asyncio.Event()
+        is_answered = False
 
         async def receive_in_window() -> Message:
             nonlocal num_read
@@ -54,15 +64,18 @@ class WindowedReading:
             return message
 
         async def send_on(message: Message) -> None:
-            nonlocal num_used
+            nonlocal num_used, is_answered
             if message["type"] == _USED:
                 num_used = message["bytes"]
                 has_used.set()
             else:
+                is_answered = True
                 await send(message)
 
-        marked = {**scope, "headers": [*headers, (_HEADER, b"%d" % WINDOW_BYTES)]}
-        await self.app(marked, receive_in_window, send_on)
+        await self.app(_mark(scope), receive_in_window, send_on)
+        if not is_answered:  # the replica ended; Serve took our messages for the answer's beginning
+            message = "the process that took the body has ended; another takes its place, try again"
+            await JSONResponse(error_body(503, message), 503)(scope, receive, send)
 
 
 class TellUse:
@@ -73,10 +86,7 @@ class TellUse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand one request on."""
-        is_waited_for = scope["type"] == "http" and any(
-            name.lower() == _HEADER for name, _ in scope["headers"]
-        )
-        if not is_waited_for:
+        if not _matches(scope, _LARGE_BODIES) or not _is_marked(scope):
             await self.app(scope, receive, send)
             return
         num_used = num_told = 0
@@ -85,9 +95,134 @@ class TellUse:
             nonlocal num_used, num_told
             message = await receive()
             num_used += len(message.get("body", b""))
-            if num_used - num_told >= _STEP_BYTES and message.get("more_body"):
+            if num_used - num_told >= _STEP_BYTES:
                 num_told = num_used
                 await send({"type": _USED, "bytes": num_used})
             return message
 
         await self.app(scope, receive_and_tell, send)
+
+
+class TellTaken:
+    """In the proxy: tells the application how much of its answer the client has taken."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand one request on, with what is told among the messages of its body."""
+        if not _matches(scope, _LARGE_ANSWERS):
+            await self.app(scope, receive, send)
+            return
+        num_taken = num_told = 0
+        has_taken = asyncio.Event()
+        reading: asyncio.Future[Message] | None = None
+
+        async def send_and_count(message: Message) -> None:
+            nonlocal num_taken
+            await send(message)
+            num_taken += len(message.get("body", b""))
+            if num_taken - num_told >= _STEP_BYTES:
+                has_taken.set()
+
+        async def receive_or_tell() -> Message:
+            nonlocal num_told, reading
+            reading = reading or asyncio.ensure_future(receive())
+            telling = asyncio.ensure_future(has_taken.wait())
+            try:
+                await asyncio.wait((reading, telling), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                telling.cancel()
+            if reading.done():
+                message, reading = reading.result(), None
+                return message
+            has_taken.clear()
+            num_told = num_taken
+            return {"type": _TAKEN, "bytes": num_taken}
+
+        try:
+            await self.app(_mark(scope), receive_or_tell, send_and_count)
+        finally:
+            if reading is not None:
+                reading.cancel()
+
+
+class WindowedSending:
+    """In the application: sends on only while the client is less than a window behind."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand one request on, and keep what the proxy says of the answer to itself."""
+        if not _matches(scope, _LARGE_ANSWERS) or not _is_marked(scope):
+            await self.app(scope, receive, send)
+            return
+        answer = _WindowedAnswer(send)
+        messages: asyncio.Queue[Message] = asyncio.Queue()
+        listening = asyncio.create_task(_listen(receive, answer.note_taken, messages))
+
+        async def receive_own() -> Message:
+            message = await messages.get()
+            if message["type"] == "http.disconnect":
+                messages.put_nowait(message)  # it is said as often as it is asked for
+            return message
+
+        try:
+            await self.app(scope, receive_own, answer.send)
+        finally:
+            listening.cancel()
+
+
+class _WindowedAnswer:
+    """An answer, and how much of it the client has taken; all of it, once the client has gone."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._num_sent = self._num_taken = 0
+        self._is_dropped = False
+        self._has_taken = asyncio.Event()
+
+    def note_taken(self, num_bytes: int | None) -> None:
+        """Note what the client has; None for one that will take no more."""
+        self._is_dropped = num_bytes is None
+        self._num_taken = num_bytes or self._num_taken
+        self._has_taken.set()
+
+    async def send(self, message: Message) -> None:
+        """Send as soon as the window allows it."""
+        while self._num_sent - self._num_taken > WINDOW_BYTES and not self._is_dropped:
+            self._has_taken.clear()
+            await self._has_taken.wait()
+        if not self._is_dropped:
+            self._num_sent += len(message.get("body", b""))
+            await self._send(message)
+
+
+async def _listen(
+    receive: Receive, note_taken: Callable[[int | None], None], messages: asyncio.Queue[Message]
+) -> None:
+    """Sort what comes: what the proxy says, and what is the application's."""
+    while True:
+        message = await receive()
+        if message["type"] == _TAKEN:
+            note_taken(message["bytes"])
+            continue
+        messages.put_nowait(message)
+        if message["type"] == "http.disconnect":
+            note_taken(None)
+            return
+
+
+def _matches(scope: Scope, paths: re.Pattern[str]) -> bool:
+    return scope["type"] == "http" and paths.fullmatch(scope["path"]) is not None
+
+
+def _mark(scope: Scope) -> Scope:
+    """Mark a request, whatever its client says, as one that we look after."""
+    headers = [pair for pair in scope["headers"] if pair[0].lower() != _HEADER]
+    return {**scope, "headers": [*headers, (_HEADER, b"%d" % WINDOW_BYTES)]}
+
+
+def _is_marked(scope: Scope) -> bool:
+    return any(name.lower() == _HEADER for name, _ in scope["headers"])

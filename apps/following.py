@@ -1,12 +1,12 @@
 """A run's events and log as they come, for as long as it has not ended."""
 
 import asyncio
-import json
+import os
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
-from typing import Any
 
 from apps.errors import not_found
+from apps.event_stream import write_event
 from apps.jobs import describe_event
 from training.runs import RunFolder
 
@@ -15,6 +15,8 @@ ALIVE_S = 15.0
 """After so long without anything to tell, a comment says that the connection is alive."""
 
 _PIECE_BYTES = 1 << 20
+_CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # those of a character in UTF-8 after its first
+_MAX_CONTINUATION_BYTES = 3
 
 
 def has_ended(run: RunFolder) -> bool:
@@ -43,7 +45,7 @@ async def follow_events(run: RunFolder, place: int) -> AsyncGenerator[str, None]
         events = (await asyncio.to_thread(run.read_events))[place:]
         place += len(events)
         if events:
-            yield "".join(map(_write_event, events))
+            yield "".join(write_event(describe_event(event), event["id"]) for event in events)
             quiet_s = 0.0
         if is_last:
             return
@@ -58,7 +60,7 @@ async def follow_log(run: RunFolder, offset: int) -> AsyncGenerator[bytes, None]
     """Yield what stands in a run's log from a byte on, and is added, until the run has ended."""
     while True:
         is_last = has_ended(run)
-        for piece in _read_pieces(run, offset):
+        for piece in read_log(run, offset):
             offset += len(piece)
             yield piece
         if is_last:
@@ -66,13 +68,23 @@ async def follow_log(run: RunFolder, offset: int) -> AsyncGenerator[bytes, None]
         await asyncio.sleep(POLL_S)
 
 
-def _read_pieces(run: RunFolder, offset: int) -> Iterator[bytes]:
+def read_log(run: RunFolder, begin: int, end: int | None = None) -> Iterator[bytes]:
+    """Yield the bytes of a run's log from one on, up to another or to what its end is now."""
     with suppress(FileNotFoundError), run.log_file.open("rb") as file:
-        file.seek(offset)
-        while piece := file.read(_PIECE_BYTES):
+        file.seek(begin)
+        while piece := file.read(_PIECE_BYTES if end is None else min(_PIECE_BYTES, end - begin)):
+            begin += len(piece)
             yield piece
 
 
-def _write_event(event: dict[str, Any]) -> str:
-    shown = json.dumps(describe_event(event), ensure_ascii=False, separators=(",", ":"))
-    return f"id: {event['id']}\ndata: {shown}\n\n"
+def find_log_tail(run: RunFolder, num_bytes: int) -> tuple[int, int]:
+    """Return where the last bytes of a run's log begin, and its size; no character is cut."""
+    try:
+        with run.log_file.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            begin = max(0, size - num_bytes)
+            file.seek(begin)
+            head = file.read(min(num_bytes, _MAX_CONTINUATION_BYTES))
+    except FileNotFoundError:
+        return 0, 0
+    return begin + len(head) - len(head.lstrip(_CONTINUATION_BYTES)), size

@@ -12,10 +12,10 @@ from fastapi import FastAPI
 from ray.serve.handle import DeploymentHandle
 
 from apps.access import AccessControl, read_api_key
-from apps.body_limit import MAX_TEXT_BYTES, BodyLimit
+from apps.body_limit import MAX_JSON_BYTES, BodyLimit
 from apps.errors import install_error_handlers
 from apps.files import FileStore
-from apps.flow_control import TellUse
+from apps.flow_control import TellUse, WindowedSending
 from apps.relay import UpstreamRelay
 from apps.remote import RemoteQueue, RemoteText
 from apps.routes import (
@@ -40,7 +40,6 @@ TRANSPORT_S = 5.0  # what the way there and back may add to a generator's deadli
 
 def build_http(services: Services, api_key: str | None) -> AccessControl:
     """Put the routes together; the same with and without Serve."""
-    max_body_bytes = services.max_upload_bytes + MULTIPART_BYTES
     app = FastAPI(
         title="Tuneserve",
         lifespan=_open_relay if isinstance(services.text, UpstreamRelay) else None,
@@ -51,12 +50,15 @@ def build_http(services: Services, api_key: str | None) -> AccessControl:
     install_error_handlers(app)
     for resource in (health, files, jobs, job_story, aliases):
         app.include_router(resource.router)
-    limits = {models.router.prefix: services.max_model_bytes}
+    limits = {
+        files.router.prefix: services.max_upload_bytes + MULTIPART_BYTES,
+        models.router.prefix: services.max_model_bytes,
+    }
     app.include_router(models.router)
     for resource in (relayed,) if isinstance(services.text, UpstreamRelay) else (chat, completions):
         app.include_router(resource.router)
-        limits |= {route.path: MAX_TEXT_BYTES for route in resource.router.routes}
-    return AccessControl(TellUse(BodyLimit(app, max_body_bytes, limits)), api_key)
+    limited = BodyLimit(app, MAX_JSON_BYTES, limits)
+    return AccessControl(TellUse(WindowedSending(limited)), api_key)
 
 
 @asynccontextmanager

@@ -22,6 +22,13 @@ SERVER_SETTINGS = frozenset(
     }
 )
 
+_HYPERPARAMETER_PLACES = ("method", "hyperparameters")
+_OUR_NAMES = {
+    "n_epochs": "epochs",
+    "batch_size": "micro_batch_size",
+    "learning_rate_multiplier": "learning_rate",
+}
+
 Auto = Literal["auto"]
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
@@ -143,12 +150,25 @@ def _divide_batch(batch_size: int, settings: dict[str, Any]) -> int:
 
 
 def lay_over(asked: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Lay changes over the body of a request for a fine-tune; settings are changed one by one."""
-    training = {**asked.get("training", {}), **(changes.get("training") or {})}
-    hyperparameters = {"method", "hyperparameters"}
-    if hyperparameters & changes.keys():  # two places of the same
-        asked = {name: value for name, value in asked.items() if name not in hyperparameters}
-    return {**asked, **changes, "training": training}
+    """Lay changes over the body of a request for a fine-tune; settings are changed one by one.
+
+    What is changed by OpenAI's name for it is no longer what it was by ours. Raises
+    `pydantic.ValidationError` for changes that cannot be.
+    """
+    before = FineTuneRequest.model_validate(asked)
+    rest = {name: value for name, value in asked.items() if name not in _HYPERPARAMETER_PLACES}
+    after = FineTuneRequest.model_validate({**rest, **changes})
+    named = after.find_hyperparameters().model_dump(exclude_unset=True)
+    replaced = {_OUR_NAMES[name] for name in named} | ({"seed"} & changes.keys())
+    training = {name: value for name, value in before.training.items() if name not in replaced}
+    if "training" in changes:
+        training |= after.training
+    return {
+        **rest,
+        **{name: value for name, value in changes.items() if name not in _HYPERPARAMETER_PLACES},
+        "hyperparameters": {**before.find_hyperparameters().model_dump(), **named},
+        "training": training,
+    }
 
 
 def describe_job(run: RunFolder, record: RunRecord | None = None) -> dict[str, Any]:

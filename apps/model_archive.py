@@ -52,8 +52,8 @@ class IncomingModel:
         self._scratch.remove()
 
     async def receive(self, chunks: AsyncIterable[bytes]) -> None:
-        """Write the archive down as it comes; raises `ApiError` 507 if the disk is full."""
-        with refuse_full_disk(), self._archive.open("wb") as file:
+        """Write the archive down as it comes."""
+        with self._archive.open("wb") as file:
             waiting = bytearray()
             async for chunk in chunks:
                 waiting += chunk

@@ -1,6 +1,8 @@
 """The runs under a storage root, as the application finds and names them."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from apps.errors import ApiError, not_found
 from serving.errors import ModelInUseError
@@ -43,6 +45,15 @@ def find_run(layout: StorageLayout, run_id: str) -> RunFolder:
     if not run.record_file.is_file():
         raise not_found("job", run_id)
     return run
+
+
+@contextmanager
+def expect_run(run_id: str) -> Iterator[None]:
+    """Raise `ApiError` 404 where files of a run are gone, which was found a moment ago."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise not_found("job", run_id) from None
 
 
 def list_exports(layout: StorageLayout) -> list[tuple[RunFolder, str]]:

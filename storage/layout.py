@@ -16,6 +16,7 @@ from pathlib import Path
 
 DEFAULT_ROOT = "~/.tuneserve"
 _ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_MADE_ID_PATTERN = re.compile(r"[a-z]+-[0-9a-f]{24}")
 
 
 @dataclass(frozen=True)
@@ -109,3 +110,8 @@ def check_id(identifier: str) -> str:
 def new_id(prefix: str) -> str:
     """Make an id that nobody else has; ids sort in the order in which they were made."""
     return f"{prefix}-{time.time_ns():016x}{secrets.token_hex(4)}"
+
+
+def is_id(identifier: str) -> bool:
+    """Whether this may have come from `new_id`."""
+    return _MADE_ID_PATTERN.fullmatch(identifier) is not None

@@ -246,10 +246,6 @@ class RunFolder:
         last: dict[str, float] | None = durable.read_last_json_line(self.metrics_file)
         return last
 
-    def read_log(self, max_bytes: int) -> str:
-        """Read the end of the log, at most `max_bytes` of it."""
-        return durable.read_tail(self.log_file, max_bytes).decode(errors="replace")
-
 
 @contextmanager
 def log_to_file(path: Path) -> Iterator[None]:

@@ -8,9 +8,11 @@ from fastapi.responses import FileResponse
 
 from apps.errors import ApiError
 from apps.file_upload import IncomingFile
+from apps.full_disk import refuse_full_disk
 from apps.paging import After, cut_page, describe_page
 from apps.routes import ServicesOf
 from apps.runs import list_runs, needs_file
+from apps.services import Services
 
 router = APIRouter(prefix="/v1/files")
 
@@ -29,13 +31,14 @@ _FORM = {
 @router.post("", openapi_extra={"requestBody": {"content": {"multipart/form-data": _FORM}}})
 async def upload_file(services: ServicesOf, request: Request) -> dict[str, Any]:
     """Take in a file of rows; the only purpose is 'fine-tune'."""
-    incoming = await asyncio.to_thread(IncomingFile, services.layout, services.max_upload_bytes)
-    try:
-        await incoming.receive(request.headers.get("content-type", ""), request.stream())
-    except BaseException:
-        await asyncio.shield(asyncio.to_thread(incoming.close))
-        raise
-    return await asyncio.shield(asyncio.to_thread(incoming.publish))
+    with refuse_full_disk():
+        incoming = await asyncio.to_thread(IncomingFile, services.layout, services.max_upload_bytes)
+        try:
+            await incoming.receive(request.headers.get("content-type", ""), request.stream())
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(incoming.close))
+            raise
+        return await asyncio.shield(asyncio.to_thread(incoming.publish))
 
 
 @router.get("")
@@ -51,7 +54,9 @@ async def list_files(
     if order == "asc":
         files.reverse()
     files = [file for file in files if purpose in (None, file["purpose"])]
-    page, has_more = cut_page(files, lambda file: str(file["id"]), limit, after)
+    page, has_more = cut_page(
+        files, lambda file: str(file["id"]), limit, after, newest_first=order == "desc"
+    )
     return describe_page(page, has_more=has_more)
 
 
@@ -82,8 +87,12 @@ async def preview_file(
 @router.delete("/{file_id}")
 async def delete_file(services: ServicesOf, file_id: str) -> dict[str, Any]:
     """Delete a file that no job needs which has not ended."""
+    await asyncio.shield(asyncio.to_thread(_delete_file, services, file_id))
+    return {"id": file_id, "object": "file", "deleted": True}
+
+
+def _delete_file(services: Services, file_id: str) -> None:
     for _, record in list_runs(services.layout):
         if needs_file(record, file_id):
             raise ApiError(409, f"job {record.id!r} still needs file {file_id!r}", code="in_use")
     services.files.delete(file_id)
-    return {"id": file_id, "object": "file", "deleted": True}

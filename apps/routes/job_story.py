@@ -4,10 +4,17 @@ import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
-from fastapi.responses import PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from apps.following import find_place, follow_events, follow_log, has_ended
+from apps.following import (
+    find_log_tail,
+    find_place,
+    follow_events,
+    follow_log,
+    has_ended,
+    read_log,
+)
 from apps.jobs import describe_event
 from apps.paging import After, Limit, cut_page, describe_page
 from apps.publishing import list_run_checkpoints
@@ -96,14 +103,12 @@ async def get_log(
 ) -> Response:
     """Give the end of the log as text, and what is added; `x-log-offset` says where it begins."""
     run = find_run(services.layout, job_id)
-    size = run.log_file.stat().st_size if run.log_file.exists() else 0
-    begin = max(0, size - tail) if offset is None else min(offset, size)
+    begin, size = await asyncio.to_thread(find_log_tail, run, tail)
+    if offset is not None:
+        begin = min(offset, size)
+    text = follow_log(run, begin) if follow else read_log(run, begin, size)
     headers = {**_UNBUFFERED, "x-log-offset": str(begin)}
-    if follow:
-        text = follow_log(run, begin)
-        return StreamingResponse(text, media_type="text/plain", headers=headers)
-    content = await asyncio.to_thread(run.read_log, size - begin)
-    return PlainTextResponse(content, headers=headers)
+    return StreamingResponse(text, media_type="text/plain", headers=headers)
 
 
 async def _stream_events(run: RunFolder, last_event_id: str | None) -> Response:

@@ -1,6 +1,7 @@
 """`/v1/fine_tuning/jobs`: fine-tunes in OpenAI's shapes; begin, look at, pause, end."""
 
 import asyncio
+import logging
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
@@ -8,9 +9,10 @@ from fastapi import APIRouter, Body, Request
 from apps.jobs import FineTuneRequest, describe_job, lay_over
 from apps.paging import After, Limit, cut_page, describe_page
 from apps.routes import ServicesOf, describe_body
-from apps.runs import find_run, list_runs
+from apps.runs import expect_run, find_run, list_runs
 
 router = APIRouter(prefix="/v1/fine_tuning")
+logger = logging.getLogger(__name__)
 
 
 @router.get("/defaults")
@@ -43,14 +45,23 @@ def _list_jobs(
         for run, record in list_runs(services.layout)
         if metadata.items() <= (record.request.get("metadata") or {}).items()
     ]
-    page, has_more = cut_page(runs, lambda pair: pair[1].id, limit, after)
-    return describe_page([describe_job(run, record) for run, record in page], has_more=has_more)
+    page, has_more = cut_page(runs, lambda pair: pair[1].id, limit, after, newest_first=True)
+    shown = []
+    for run, record in page:
+        try:
+            shown.append(describe_job(run, record))
+        except FileNotFoundError:  # deleted just now
+            continue
+        except ValueError:  # one that cannot be read does not hide the others
+            logger.exception("run %s cannot be shown", record.id)
+    return describe_page(shown, has_more=has_more)
 
 
 @router.get("/jobs/{job_id}")
 async def get_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
     """Show one job."""
-    return describe_job(find_run(services.layout, job_id))
+    with expect_run(job_id):
+        return await asyncio.to_thread(describe_job, find_run(services.layout, job_id))
 
 
 @router.post("/jobs/{job_id}/cancel")
@@ -76,7 +87,8 @@ async def clone_job(
     services: ServicesOf, job_id: str, body: Annotated[dict[str, Any] | None, Body()] = None
 ) -> dict[str, Any]:
     """Begin a job like another one, with the changes that the body has."""
-    asked = find_run(services.layout, job_id).read_record().request
+    with expect_run(job_id):
+        asked = find_run(services.layout, job_id).read_record().request
     return await services.fine_tuning.create(lay_over(asked, body or {}))
 
 

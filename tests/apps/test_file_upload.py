@@ -56,7 +56,7 @@ async def test_a_form_may_come_in_any_pieces(
     ("pieces", "message"),
     [
         ((PURPOSE, END), "the form has no file"),
-        ((part("file", ROW, "a"), END), "purpose is None, expected 'fine-tune'"),
+        ((part("file", ROW, "a"), END), "the form has no purpose: expected 'fine-tune'"),
         ((part("file", ROW, "a"), part("purpose", "vision"), END), "purpose is 'vision'"),
         (
             (PURPOSE, part("expires_after[anchor]", "created_at"), part("file", ROW, "a"), END),
@@ -70,7 +70,7 @@ async def test_a_form_may_come_in_any_pieces(
         ((PURPOSE, part("file", ROW, "a"), part("file", ROW, "b"), END), "expected one file"),
         ((PURPOSE, part("other", ROW, "a"), END), "expected one file"),
         ((part("purpose", "x" * 2_000), END), "'purpose' has more than 1000 bytes"),
-        ((part("x", "y") * 20, END), "more than 16 parts"),
+        ((PURPOSE * 20, END), "more than 16 parts"),
         ((part("x" * 2_000, "y"), END), "a header in the form has more than 1000 bytes"),
         ((PURPOSE, part("file", ROW, "a")[:-6] + b"\xc3\r\n", END), "is not text"),
     ],

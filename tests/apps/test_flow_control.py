@@ -8,7 +8,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps import flow_control
-from apps.flow_control import TellUse, WindowedReading
+from apps.flow_control import TellTaken, TellUse, WindowedReading, WindowedSending
 
 pytestmark = pytest.mark.anyio
 PIECE = b"x" * 1_000
@@ -125,5 +125,109 @@ async def test_a_client_cannot_mark_its_requests() -> None:
 def test_serve_finds_the_proxys_half() -> None:
     from ray.serve._private.http_util import validate_http_proxy_callback_return
 
-    (middleware,) = validate_http_proxy_callback_return(flow_control.build_middlewares())
-    assert repr(middleware) == "Middleware(WindowedReading)"
+    found = validate_http_proxy_callback_return(flow_control.build_middlewares())
+    assert list(map(repr, found)) == ["Middleware(WindowedReading)", "Middleware(TellTaken)"]
+
+
+# Answers
+
+CONTENT = "/v1/files/file-1/content"
+
+
+class EndlessQueue:
+    """Takes an answer as fast as it is made, as a replica does, for a client that comes later."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.most = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        waiting: asyncio.Queue[Message] = asyncio.Queue()
+        num_ahead = 0
+
+        async def put(message: Message) -> None:
+            nonlocal num_ahead
+            num_ahead += len(message.get("body", b""))
+            self.most = max(self.most, num_ahead)
+            waiting.put_nowait(message)
+
+        answering = asyncio.create_task(self.app(scope, receive, put))
+        more = True
+        while more:
+            message = await waiting.get()
+            num_ahead -= len(message.get("body", b""))
+            await send(message)
+            more = message["type"] != "http.response.body" or message.get("more_body", False)
+        await answering
+
+
+async def answer_at_once(scope: Scope, receive: Receive, send: Send) -> None:
+    """Send as fast as is let, and listen for the client's end, as Starlette's streams do."""
+    listening = asyncio.create_task(receive())
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(300):
+        await send({"type": "http.response.body", "body": PIECE, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+    listening.cancel()
+
+
+class Client:
+    """Takes an answer piece by piece, each after a moment; goes away after some."""
+
+    def __init__(self, num_pieces: int = 10_000) -> None:
+        self.num_bytes = 0
+        self._num_pieces = num_pieces
+        self._has_gone = asyncio.Event()
+        self._has_asked = False
+
+    async def receive(self) -> Message:
+        if not self._has_asked:
+            self._has_asked = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await self._has_gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        await asyncio.sleep(0.001)
+        self.num_bytes += len(message.get("body", b""))
+        self._num_pieces -= 1
+        if self._num_pieces == 0:
+            self._has_gone.set()
+
+    async def ask(self, app: ASGIApp, path: str = CONTENT) -> None:
+        scope = {"type": "http", "path": path, "headers": [], "method": "GET"}
+        async with asyncio.timeout(20):
+            await app(scope, self.receive, self.send)
+
+
+async def test_an_answer_is_made_a_window_ahead_and_no_more() -> None:
+    replica, client = EndlessQueue(WindowedSending(answer_at_once)), Client()
+    await client.ask(TellTaken(replica))
+    assert client.num_bytes == 300 * len(PIECE)
+    assert 5_000 < replica.most <= 10_000 + 2_000 + len(PIECE)
+
+
+@pytest.mark.parametrize("path", [CONTENT, "/v1/models"])
+async def test_without_the_proxys_half_all_is_made_at_once(path: str) -> None:
+    replica, client = EndlessQueue(WindowedSending(answer_at_once)), Client()
+    await client.ask(TellTaken(replica) if path != CONTENT else replica, path)
+    assert client.num_bytes == 300 * len(PIECE)
+    assert replica.most > 100_000
+
+
+async def test_who_has_gone_is_not_waited_for() -> None:
+    await Client(num_pieces=20).ask(TellTaken(WindowedSending(answer_at_once)))
+
+
+async def test_a_replica_that_ended_over_a_body_is_told_as_such() -> None:
+    async def end_early(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+
+    answer = await send(WindowedReading(end_early))
+    assert answer.status_code == 503
+    assert "try again" in answer.json()["error"]["message"]
+
+
+async def test_another_applications_paths_are_not_ours() -> None:
+    proxy = EagerProxy(SlowApplication())
+    assert (await send(WindowedReading(proxy), "/other/v1/files")).text == str(300 * len(PIECE))

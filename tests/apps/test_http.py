@@ -10,7 +10,7 @@ from ray.serve.exceptions import BackPressureError
 from starlette.datastructures import Headers
 
 from apps.access import find_refusal
-from apps.body_limit import MAX_TEXT_BYTES
+from apps.body_limit import MAX_JSON_BYTES
 from apps.http import build_http
 from apps.services import Services
 from serving.errors import (
@@ -304,9 +304,9 @@ async def test_a_stream_counts_if_it_is_asked_to(client: httpx.AsyncClient, path
     assert ends == [0, 1]
 
 
-async def test_a_request_for_text_has_a_limit_of_its_own(client: httpx.AsyncClient) -> None:
-    for path in ("chat/completions", "completions"):
-        answer = await client.post(f"/v1/{path}", content=b"x" * (MAX_TEXT_BYTES + 1))
+async def test_only_files_and_models_may_be_large(client: httpx.AsyncClient) -> None:
+    for path in ("chat/completions", "completions", "fine_tuning/jobs", "aliases/a/rollback"):
+        answer = await client.post(f"/v1/{path}", content=b"x" * (MAX_JSON_BYTES + 1))
         assert answer.status_code == 413
         assert "at most 8,000,000 are taken" in answer.json()["error"]["message"]
 

@@ -15,6 +15,7 @@ from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 from apps.http import build_http
 from apps.runs import find_run
 from apps.services import Services
+from storage.layout import StorageLayout
 from training.runs import RunFolder
 
 pytestmark = pytest.mark.anyio
@@ -116,7 +117,68 @@ async def test_a_clone_differs_in_what_was_changed(client: httpx.AsyncClient, fi
     assert "sufix" in refused.json()["error"]["message"]
 
 
+async def test_openais_names_change_what_ours_have_set(
+    client: httpx.AsyncClient, file_id: str
+) -> None:
+    training = {"epochs": 4, "seed": 3, "micro_batch_size": 2}
+    first = await create(client, file_id, training=training)
+    url = f"{JOBS}/{first['id']}/clone"
+    changes = {"hyperparameters": {"n_epochs": 8}, "seed": 9}
+    changed = (await client.post(url, json=changes)).json()
+    kept = {name: changed["training"][name] for name in training}
+    assert kept == {"epochs": 8, "seed": 9, "micro_batch_size": 2}
+    again = (await client.post(f"{JOBS}/{changed['id']}/clone")).json()
+    assert again["training"] == changed["training"]
+
+
+@pytest.mark.parametrize("training", ["x", [1], 5, None])
+async def test_a_change_that_cannot_be_is_refused(
+    client: httpx.AsyncClient, file_id: str, training: Any
+) -> None:
+    first = await create(client, file_id)
+    answer = await client.post(f"{JOBS}/{first['id']}/clone", json={"training": training})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "training"
+
+
 # Lists
+
+
+async def test_one_job_that_cannot_be_read_hides_no_other(
+    client: httpx.AsyncClient, file_id: str, layout: StorageLayout
+) -> None:
+    whole, broken, gone = [(await create(client, file_id))["id"] for _ in range(3)]
+    (layout.run(broken) / "spec.json").write_text('{"bogus": 1}')
+    (layout.run(gone) / "spec.json").unlink()
+    assert [job["id"] for job in (await client.get(JOBS)).json()["data"]] == [whole]
+    assert (await client.get(f"{JOBS}/{gone}")).status_code == 404
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_a_page_goes_on_after_what_was_deleted_meanwhile(
+    client: httpx.AsyncClient, order: str
+) -> None:
+    for _ in range(5):
+        form = {"files": {"file": ("rows.jsonl", ROWS.encode())}, "data": {"purpose": "fine-tune"}}
+        (await client.post("/v1/files", **form)).raise_for_status()
+    ids = [f["id"] for f in (await client.get("/v1/files", params={"order": order})).json()["data"]]
+    seen: list[str] = []
+    while True:
+        cursor = {"after": seen[-1]} if seen else {}
+        query = {"limit": 2, "order": order, **cursor}
+        page = (await client.get("/v1/files", params=query)).json()
+        for file in page["data"]:
+            seen.append(file["id"])
+            await client.delete(f"/v1/files/{file['id']}")
+        if not page["has_more"]:
+            break
+    assert seen == ids
+
+
+async def test_a_wrong_query_is_named_as_the_client_wrote_it(client: httpx.AsyncClient) -> None:
+    for query, name in (({"limit": "many"}, "limit"), ({"after": "none"}, "after")):
+        answer = await client.get(JOBS, params=query)
+        assert answer.json()["error"]["param"] == name
 
 
 async def test_jobs_are_found_by_their_metadata(client: httpx.AsyncClient, file_id: str) -> None:
@@ -254,6 +316,32 @@ async def test_a_log_is_followed_and_taken_up_where_it_was(
             log.write(line)
     run.update_record(status="failed")
     assert (await reading).text == "two\nthree\nfour\n"
+
+
+async def test_no_part_of_a_log_is_lost_between_two_characters(
+    client: httpx.AsyncClient, run: RunFolder
+) -> None:
+    url = f"{JOBS}/{run.path.name}/logs"
+    log = "Brötchen für 12 €\n".encode()
+    run.log_file.write_bytes(log)
+    for tail in range(len(log) + 2):
+        answer = await client.get(url, params={"tail": tail})
+        begin = int(answer.headers["x-log-offset"])
+        assert answer.content == log[begin:]
+        assert answer.text == log[begin:].decode()
+        assert len(answer.content) <= tail
+    run.log_file.write_bytes(log * 2)
+    assert (await client.get(url, params={"offset": len(log)})).content == log
+
+
+async def test_an_event_is_one_line_to_every_client(
+    live: httpx.AsyncClient, run: RunFolder
+) -> None:
+    message = "one\u2028two\u2029three\x85four\nfive"
+    run.add_event(message)
+    run.update_record(status="succeeded")
+    events = await read_events(live, f"{JOBS}/{run.path.name}/events")
+    assert events[-1]["message"] == message
 
 
 async def test_only_new_figures_are_sent(client: httpx.AsyncClient, run: RunFolder) -> None:

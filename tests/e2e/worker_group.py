@@ -8,9 +8,9 @@ from typing import Any
 
 import torch.multiprocessing
 
-# Importing takes each worker five seconds of a core, as long as many a group computes. And a process
-# that was forked so leaves without taking Python down first, in which a thread of gloo's, dropping
-# the last collective's tensors, now and then asks for Python's lock and aborts (Python 3.11).
+# Importing takes each worker five seconds of a core, as long as many a group computes. And a
+# process that was forked so leaves without taking Python down first, in which a thread of gloo's,
+# dropping the last collective's tensors, now and then asks for Python's lock and aborts (3.11).
 _PRELOADED = ["deepspeed", "tests.e2e.training_group", "tests.e2e.export_group"]
 
 
