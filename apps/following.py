@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import suppress
 
 from apps.errors import not_found
@@ -68,7 +68,7 @@ async def follow_log(run: RunFolder, offset: int) -> AsyncGenerator[bytes, None]
         await asyncio.sleep(POLL_S)
 
 
-def read_log(run: RunFolder, begin: int, end: int | None = None) -> Iterator[bytes]:
+def read_log(run: RunFolder, begin: int, end: int | None = None) -> Generator[bytes, None, None]:
     """Yield the bytes of a run's log from one on, up to another or to what its end is now."""
     with suppress(FileNotFoundError), run.log_file.open("rb") as file:
         file.seek(begin)

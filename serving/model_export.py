@@ -2,7 +2,7 @@
 
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO, Literal
 
@@ -13,14 +13,15 @@ ArchiveFormat = Literal["tar", "zip"]
 _CHUNK_BYTES = 1 << 20
 
 
-def stream_archive(model: StoredModel, kind: ArchiveFormat) -> Iterator[bytes]:
+def stream_archive(model: StoredModel, kind: ArchiveFormat) -> Generator[bytes, None, None]:
     """Yield a model's files as one archive, in a folder of the model's name.
 
     They are not compressed: weights hardly are. Nothing is written to disk, and the model cannot be
     deleted meanwhile. Raises `ModelNotFoundError` before the first piece.
     """
-    held = model.hold()
-    return _stream(model, kind, held)
+    pieces = _stream(model, kind, model.hold())
+    next(pieces)  # begun, so that it lets the model go also if nobody reads any of it
+    return pieces
 
 
 def stream_folder(folder: Path, name: str, kind: ArchiveFormat = "tar") -> Iterator[bytes]:
@@ -61,8 +62,11 @@ def push_to_hub(
     return str(commit.commit_url)
 
 
-def _stream(model: StoredModel, kind: ArchiveFormat, held: IO[bytes]) -> Iterator[bytes]:
+def _stream(
+    model: StoredModel, kind: ArchiveFormat, held: IO[bytes]
+) -> Generator[bytes, None, None]:
     try:
+        yield b""
         yield from stream_folder(model.path, model.id, kind)
     finally:
         held.close()

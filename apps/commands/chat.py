@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
-from apps.commands.connection import DEFAULT_URL, AsJson, Connection, Url, fail, print_json
+from apps.commands.connection import DEFAULT_URL, AsJson, Connection, Url
+from apps.commands.output import console, fail, print_json, write_text
+from apps.event_stream import DataReader
 
 Message = dict[str, str]
 
@@ -26,14 +28,9 @@ def chat(
     """Chat with a model; an empty line or Ctrl-D ends it."""
     connection = Connection(url)
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
-    settings = (
-        {"model": model}
-        if temperature is None
-        else {
-            "model": model,
-            "temperature": temperature,
-        }
-    )
+    settings: dict[str, Any] = {"model": model}
+    if temperature is not None:
+        settings["temperature"] = temperature
     if question is None and not sys.stdin.isatty():
         question = sys.stdin.read().strip() or None
     if question is not None:
@@ -41,16 +38,15 @@ def chat(
         return
     if as_json:
         fail("--json needs a question: tuneserve chat --json 'When do you open?'")
-    console = Console()
-    while asked := _read_line(console):
+    while asked := _read_line():
         messages.append({"role": "user", "content": asked})
         answer = _answer(connection, settings, messages, as_json)
         messages.append({"role": "assistant", "content": answer})
 
 
-def _read_line(console: Console) -> str:
+def _read_line() -> str:
     try:
-        return console.input("[bold]you:[/bold] ").strip()
+        return console.input(Text("you: ", style="bold")).strip()
     except (EOFError, KeyboardInterrupt):
         console.print()
         return ""
@@ -66,7 +62,7 @@ def _answer(
     text = ""
     for piece in _stream(connection, body):
         text += piece
-        typer.echo(piece, nl=False)
+        write_text(piece)
     typer.echo()
     return text
 
@@ -74,12 +70,17 @@ def _answer(
 def _stream(connection: Connection, body: dict[str, Any]) -> Iterator[str]:
     path = "/v1/chat/completions"
     with connection.stream("POST", path, json={**body, "stream": True}) as answer:
-        for line in answer.iter_lines():
-            data = line.removeprefix("data: ")
-            if not data or data == "[DONE]":
-                continue
-            chunk = json.loads(data)
-            if "error" in chunk:
-                fail(chunk["error"]["message"])
-            for choice in chunk["choices"]:
-                yield choice["delta"].get("content") or ""
+        reader = DataReader()
+        for piece in answer.iter_bytes():
+            for data in reader.feed(piece):
+                yield from _read_chunk(data)
+
+
+def _read_chunk(data: str) -> Iterator[str]:
+    if data == "[DONE]":
+        return
+    chunk = json.loads(data)
+    if "error" in chunk:
+        fail(chunk["error"]["message"])
+    for choice in chunk["choices"]:
+        yield choice["delta"].get("content") or ""

@@ -1,19 +1,23 @@
-"""How a command asks an application, and how it shows what was answered."""
+"""How a command asks an application."""
 
-import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any
+from urllib.parse import quote
 
 import httpx
 import typer
-from rich.console import Console
+
+from apps.commands.output import fail
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEY_VARIABLE = "TUNESERVE_API_KEY"
 _TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+_PATIENCE_S = 60.0  # in which an application that is started again is back
+_RETRY_S = 0.5
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 Url = Annotated[
     str,
@@ -21,8 +25,12 @@ Url = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print what the API answers.")]
 
-notes = Console(stderr=True)
-"""Where progress and errors go: what is asked for goes to standard output alone."""
+
+def locate(collection: str, identifier: str, *parts: str) -> str:
+    """The path of one thing of a collection; whatever its id is, it leads nowhere else."""
+    if not identifier.strip("."):
+        fail(f"{identifier!r} is no id")
+    return "/".join((collection, quote(identifier, safe=""), *parts))
 
 
 class Connection:
@@ -30,13 +38,31 @@ class Connection:
 
     def __init__(self, url: str) -> None:
         key = os.environ.get(KEY_VARIABLE, "").strip()
+        if not key.isascii():
+            fail(f"{KEY_VARIABLE} has characters that no key has: expected ASCII")
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
-    def ask(self, method: str, path: str, **options: Any) -> Any:
-        """Ask for something, and return the JSON that is answered."""
+    def ask(self, method: str, path: str, *, is_patient: bool = False, **options: Any) -> Any:
+        """Ask for something, and return the JSON that is answered.
+
+        With `is_patient`, an application that is away for a moment is waited for.
+        """
         with self._open() as http:
-            return _check(http.request(method, path, **options)).json()
+            try:
+                answer = http.request(method, path, **options)
+                is_away = answer.status_code == httpx.codes.SERVICE_UNAVAILABLE
+            except httpx.TransportError:
+                if not is_patient:
+                    raise
+                is_away = True
+            if is_away and is_patient:
+                self._wait_until_back()
+                answer = http.request(method, path, **options)
+            try:
+                return _check(answer).json()
+            except ValueError:
+                fail(f"what answers at {self.url} is no Tuneserve")
 
     def list_all(
         self, path: str, limit: int | None = None, params: Mapping[str, str] | None = None
@@ -52,8 +78,13 @@ class Connection:
             after = {"after": entries[-1]["id"]}
 
     @contextmanager
-    def stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
-        """Ask for something that comes piece by piece; nothing limits how long it takes."""
+    def stream(
+        self, method: str, path: str, *, may_be_cut: bool = False, **options: Any
+    ) -> Iterator[httpx.Response]:
+        """Ask for something that comes piece by piece; nothing limits how long it takes.
+
+        With `may_be_cut`, an answer that breaks off just ends, once the application is back.
+        """
         timeout = httpx.Timeout(None, connect=5.0)
         with (
             self._open() as http,
@@ -61,15 +92,39 @@ class Connection:
         ):
             if not answer.is_success:
                 answer.read()
-            yield _check(answer)
+            try:
+                yield _check(answer)
+            except httpx.TransportError:
+                if not may_be_cut:
+                    raise
+                self._wait_until_back()
+
+    def _wait_until_back(self) -> None:
+        """Wait until the application answers, but not for ever."""
+        deadline = time.monotonic() + _PATIENCE_S
+        with self._make_client() as http:
+            while time.monotonic() < deadline:
+                time.sleep(_RETRY_S)
+                with suppress(httpx.TransportError):
+                    if http.get("/healthz").is_success:
+                        return
+
+    def _make_client(self) -> httpx.Client:
+        url = httpx.URL(self.url)
+        is_here = url.host in _LOOPBACK  # where no proxy stands between, and none gets the key
+        return httpx.Client(
+            base_url=url, headers=self._headers, timeout=_TIMEOUT, trust_env=not is_here
+        )
 
     @contextmanager
     def _open(self) -> Iterator[httpx.Client]:
         try:
-            with httpx.Client(base_url=self.url, headers=self._headers, timeout=_TIMEOUT) as client:
+            with self._make_client() as client:
                 yield client
         except _RefusedError as exc:
-            fail(str(exc))
+            fail(exc)
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as exc:
+            fail(f"--url {self.url!r}: {exc}")
         except httpx.TimeoutException:
             fail(f"{self.url} did not answer in time")
         except httpx.TransportError as exc:
@@ -77,6 +132,10 @@ class Connection:
                 f"{self.url} cannot be reached: {exc}; start it with 'tuneserve run', or name "
                 "another address by --url"
             )
+        except BrokenPipeError:  # whoever read what is printed has read enough
+            raise
+        except OSError as exc:
+            fail(exc)
 
 
 class _RefusedError(Exception):
@@ -90,43 +149,6 @@ def _check(answer: httpx.Response) -> httpx.Response:
         message = str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         message = f"the answer was {answer.status_code} {answer.reason_phrase}"
-    if answer.status_code == 401:
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
         message += f"; set {KEY_VARIABLE} to the application's key"
     raise _RefusedError(message)
-
-
-def show(answer: Any, as_json: bool, render: Callable[[Any], object]) -> None:
-    """Print an answer, as JSON or as `render` makes it."""
-    if as_json:
-        print_json(answer)
-    else:
-        Console().print(render(answer), highlight=False)
-
-
-def print_json(answer: Any) -> None:
-    """Print an answer on one line, for programs."""
-    typer.echo(json.dumps(answer, ensure_ascii=False))
-
-
-def say(message: str) -> None:
-    """Print a sentence as it is."""
-    Console().print(message, markup=False, highlight=False)
-
-
-def fail(reason: object) -> NoReturn:
-    """End the command with a reason."""
-    notes.print(f"error: {reason}", markup=False, highlight=False)
-    raise typer.Exit(1)
-
-
-def show_time(unix_s: float | None) -> str:
-    """Write a time as the local clock shows it."""
-    return "" if unix_s is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))
-
-
-def show_size(num_bytes: int) -> str:
-    """Write a number of bytes for people."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes} B"

@@ -14,16 +14,17 @@ from typing import Annotated, Literal
 import psutil
 import typer
 import yaml
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from apps import preflight
-from apps.commands.connection import AsJson, print_json
+from apps.commands.connection import AsJson
+from apps.commands.output import console, escape_controls, print_json
 from storage.layout import DEFAULT_ROOT
 
 Verdict = Literal["good", "note", "fault"]
 
-_MARKS = {"good": "[green]✓[/green]", "note": "[yellow]·[/yellow]", "fault": "[red]✗[/red]"}
+_MARKS = {"good": ("✓", "green"), "note": ("·", "yellow"), "fault": ("✗", "red")}
 _PACKAGES = ("ray", "deepspeed", "torch", "transformers", "gradio")
 
 
@@ -49,8 +50,9 @@ def doctor(
     else:
         table = Table(show_header=False, box=None, padding=(0, 1))
         for finding in findings:
-            table.add_row(_MARKS[finding.verdict], finding.subject, finding.text)
-        Console().print(table, highlight=False)
+            cells = (finding.subject, escape_controls(finding.text))
+            table.add_row(Text(*_MARKS[finding.verdict]), *map(Text, cells))
+        console.print(table)
     raise typer.Exit(any(finding.verdict == "fault" for finding in findings))
 
 

@@ -1,30 +1,28 @@
 """`tuneserve files`: rows to learn from, sent to an application and looked at there."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.progress import wrap_file
-from rich.table import Table
 
-from apps.commands.connection import (
-    DEFAULT_URL,
-    AsJson,
-    Connection,
-    Url,
+from apps.commands.connection import DEFAULT_URL, AsJson, Connection, Url, locate
+from apps.commands.output import (
+    Rows,
+    escape_controls,
     fail,
     notes,
     print_json,
-    say,
     show,
     show_size,
     show_time,
+    write_bytes,
 )
 
 files = typer.Typer(help="Send files of rows, look at them, delete them.", no_args_is_help=True)
 
+FILES = "/v1/files"
 FileId = Annotated[str, typer.Argument(help="Id of a file.")]
 
 
@@ -47,13 +45,13 @@ def list_files(
 ) -> None:
     """Show all files, newest first."""
     params = {"purpose": purpose} if purpose else {}
-    show(Connection(url).list_all("/v1/files", params=params), as_json, _render_files)
+    show(Connection(url).list_all(FILES, params=params), as_json, _render_files)
 
 
 @files.command("show")
 def show_file(file_id: FileId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show a file: whether its rows can be used, and how many tokens they are."""
-    show(Connection(url).ask("GET", f"/v1/files/{file_id}"), as_json, _render_file)
+    show(Connection(url).ask("GET", locate(FILES, file_id)), as_json, _render_file)
 
 
 @files.command()
@@ -61,39 +59,44 @@ def download(
     file_id: FileId,
     target: Annotated[Path | None, typer.Argument(help="A new file; else it is printed.")] = None,
     url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
 ) -> None:
     """Fetch the content of a file, as of the figures that a job leaves."""
+    if target is None and as_json:
+        fail("--json needs a file to write to: tuneserve files download FILE TARGET --json")
     if target is not None and target.exists():
         fail(f"{str(target)!r} is there already; choose another name")
-    output = typer.get_binary_stream("stdout")
-    path = f"/v1/files/{file_id}/content"
-    with Connection(url).stream("GET", path) as answer, open_output(target, output) as file:
-        for piece in answer.iter_bytes():
-            file.write(piece)
+    with Connection(url).stream("GET", locate(FILES, file_id, "content")) as answer:
+        if target is None:
+            write_bytes(answer.iter_bytes())
+        else:
+            save(answer.iter_bytes(), target)
+    if as_json:
+        print_json({"id": file_id, "path": str(target)})
 
 
 @files.command()
 def delete(file_id: FileId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Delete a file that no job needs."""
-    answer = Connection(url).ask("DELETE", f"/v1/files/{file_id}")
-    if as_json:
-        print_json(answer)
-    else:
-        say(f"deleted {file_id}")
+    answer = Connection(url).ask("DELETE", locate(FILES, file_id))
+    show(answer, as_json, lambda _: f"deleted {file_id}")
 
 
 def send_file(connection: Connection, path: Path) -> dict[str, Any]:
     """Send a file of rows, and return its record."""
     if not path.is_file():
         fail(f"there is no file {str(path)!r}")
-    with path.open("rb") as raw:
+    try:
+        raw = path.open("rb")
+    except OSError as exc:
+        fail(exc)
+    with raw:
         size = path.stat().st_size
-        with wrap_file(
-            raw, size, description=f"Sending {path.name}", console=notes, transient=True
-        ) as content:
+        what = f"Sending {escape_controls(path.name)}"
+        with wrap_file(raw, size, description=what, console=notes, transient=True) as content:
             answer: dict[str, Any] = connection.ask(
                 "POST",
-                "/v1/files",
+                FILES,
                 data={"purpose": "fine-tune"},
                 files={"file": (path.name, content)},
                 timeout=None,
@@ -101,38 +104,35 @@ def send_file(connection: Connection, path: Path) -> dict[str, Any]:
     return answer
 
 
-@contextmanager
-def open_output(target: Path | None, otherwise: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Open a file to write to, which is there only once it is whole; or another output."""
-    if target is None:
-        yield otherwise
-        return
+def save(pieces: Iterator[bytes], target: Path) -> None:
+    """Write a new file, which is there only once it is whole."""
     building = target.with_name(f".{target.name}.part")
     try:
         with building.open("wb") as file:
-            yield file
+            for piece in pieces:
+                file.write(piece)
         building.rename(target)
     finally:
         building.unlink(missing_ok=True)
 
 
-def _render_files(found: list[dict[str, Any]]) -> Table:
-    table = Table("file", "name", "size", "sent", "status")
-    for file in found:
-        table.add_row(
+def _render_files(found: list[dict[str, Any]]) -> Rows:
+    cells = [
+        (
             file["id"],
             file["filename"],
             show_size(file["bytes"]),
             show_time(file["created_at"]),
             file["status"],
         )
-    return table
+        for file in found
+    ]
+    return Rows(cells, ("file", "name", "size", "sent", "status"))
 
 
-def _render_file(file: dict[str, Any]) -> Table:
-    table = Table(show_header=False)
+def _render_file(file: dict[str, Any]) -> Rows:
     check = file.get("check") or {}
-    rows = {
+    properties = {
         "file": file["id"],
         "name": file["filename"],
         "size": show_size(file["bytes"]),
@@ -144,7 +144,4 @@ def _render_file(file: dict[str, Any]) -> Table:
         "tokens": check and f"{check['num_tokens']:,} of {check['model']}",
         "learned": check and f"{check['learned_share']:.0%} of them",
     }
-    for name, value in rows.items():
-        if value not in (None, {}):
-            table.add_row(name, str(value))
-    return table
+    return Rows([(name, str(value)) for name, value in properties.items() if value])

@@ -1,29 +1,19 @@
 """`tuneserve jobs`: fine-tunes, begun and looked after from a terminal."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from apps.commands.connection import (
-    DEFAULT_URL,
-    AsJson,
-    Connection,
-    Url,
-    fail,
-    print_json,
-    say,
-    show,
-    show_time,
-)
+from apps.commands.connection import DEFAULT_URL, AsJson, Connection, Url, locate
 from apps.commands.files import send_file
-from apps.commands.watching import watch_job
+from apps.commands.output import Rows, decode, fail, print_json, show, show_time, write_bytes
+from apps.commands.watching import FINAL, JOBS, watch_job
 
 jobs = typer.Typer(help="Begin fine-tunes, watch, pause and end them.", no_args_is_help=True)
 
-JOBS = "/v1/fine_tuning/jobs"
 JobId = Annotated[str, typer.Argument(help="Id of a job.")]
 Settings = Annotated[
     list[str] | None,
@@ -53,8 +43,8 @@ def create(
         training["epochs"] = epochs
     body = {
         "model": model,
-        "training_file": find_file(connection, rows),
-        "validation_file": validation and find_file(connection, validation),
+        "training_file": send_if_here(connection, rows),
+        "validation_file": validation and send_if_here(connection, validation),
         "suffix": suffix,
         "priority": priority,
         "training": training,
@@ -75,7 +65,7 @@ def clone(
     body: dict[str, Any] = {"training": read_settings(settings)}
     if suffix is not None:
         body["suffix"] = suffix
-    _begin(Connection(url), f"{JOBS}/{job_id}/clone", body, watch=watch, as_json=as_json)
+    _begin(Connection(url), locate(JOBS, job_id, "clone"), body, watch=watch, as_json=as_json)
 
 
 @jobs.command("list")
@@ -91,7 +81,7 @@ def list_jobs(
 @jobs.command("show")
 def show_job(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show one job."""
-    show(Connection(url).ask("GET", f"{JOBS}/{job_id}"), as_json, _render_job)
+    show(Connection(url).ask("GET", locate(JOBS, job_id)), as_json, _render_job)
 
 
 @jobs.command()
@@ -124,11 +114,8 @@ def resume(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> No
 @jobs.command()
 def delete(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Remove a job that has ended, with its checkpoints; its models stay."""
-    answer = Connection(url).ask("DELETE", f"{JOBS}/{job_id}")
-    if as_json:
-        print_json(answer)
-    else:
-        say(f"deleted {job_id}")
+    answer = Connection(url).ask("DELETE", locate(JOBS, job_id))
+    show(answer, as_json, lambda _: f"deleted {job_id}")
 
 
 @jobs.command()
@@ -137,30 +124,25 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends.")] = False,
     tail: Annotated[int, typer.Option(min=0, help="Bytes of its end to begin with.")] = 64_000,
     url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
 ) -> None:
-    """Print a job's log."""
-    connection = Connection(url)
-    params: dict[str, Any] = {"tail": tail, "follow": follow}
-    while True:
-        with connection.stream("GET", f"{JOBS}/{job_id}/logs", params=params) as answer:
-            offset = int(answer.headers["x-log-offset"])
-            for piece in answer.iter_raw():
-                offset += len(piece)
-                typer.get_binary_stream("stdout").write(piece)
-                typer.get_binary_stream("stdout").flush()
-        if not follow or has_ended(connection, job_id):
-            return
-        params = {"offset": offset, "follow": True}  # a server between has cut it
+    """Print a job's log; its pieces as JSON lines with --json."""
+    pieces = _read_log(Connection(url), job_id, tail, follow=follow)
+    if not as_json:
+        write_bytes(pieces)
+        return
+    for text in filter(None, decode(pieces)):
+        print_json({"text": text})
 
 
 @jobs.command()
 def checkpoints(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show the checkpoints that a job still has; each answers by its model's name."""
-    found = Connection(url).list_all(f"{JOBS}/{job_id}/checkpoints")
+    found = Connection(url).list_all(locate(JOBS, job_id, "checkpoints"))
     show(found, as_json, _render_checkpoints)
 
 
-def find_file(connection: Connection, named: str) -> str:
+def send_if_here(connection: Connection, named: str) -> str:
     """Return the id of a file of rows, sending it if it is one of this machine's."""
     if Path(named).is_file():
         return str(send_file(connection, Path(named))["id"])
@@ -183,10 +165,24 @@ def read_settings(given: list[str] | None) -> dict[str, Any]:
     return settings
 
 
-def has_ended(connection: Connection, job_id: str) -> bool:
-    """Whether nothing more happens to a job."""
-    status = connection.ask("GET", f"{JOBS}/{job_id}")["status"]
-    return status in {"succeeded", "failed", "cancelled"}
+def _read_log(connection: Connection, job_id: str, tail: int, *, follow: bool) -> Iterator[bytes]:
+    """Yield a log's bytes, each once, however often the connection is cut."""
+    path = locate(JOBS, job_id, "logs")
+    params: dict[str, Any] = {"tail": tail, "follow": follow}
+    has_ended = False
+    while True:
+        is_whole = False
+        with connection.stream("GET", path, may_be_cut=follow, params=params) as answer:
+            offset = int(answer.headers["x-log-offset"])
+            for piece in answer.iter_bytes():
+                offset += len(piece)
+                yield piece
+            is_whole = True
+        if is_whole and (has_ended or not follow):
+            return
+        job = connection.ask("GET", locate(JOBS, job_id), is_patient=True)
+        has_ended = job["status"] in FINAL  # what was added before is fetched once more
+        params = {"offset": offset, "follow": True}
 
 
 def _begin(
@@ -200,17 +196,16 @@ def _begin(
 
 
 def _change(connection: Connection, job_id: str, change: str, as_json: bool) -> None:
-    job = connection.ask("POST", f"{JOBS}/{job_id}/{change}")
+    job = connection.ask("POST", locate(JOBS, job_id, change))
     show(job, as_json, lambda changed: f"{job_id} is {changed['status']}")
 
 
-def _render_jobs(found: list[dict[str, Any]]) -> Table:
-    table = Table("job", "from", "begun", "status", "")
-    for job in found:
-        table.add_row(
-            job["id"], job["model"], show_time(job["created_at"]), job["status"], _say_more(job)
-        )
-    return table
+def _render_jobs(found: list[dict[str, Any]]) -> Rows:
+    cells = [
+        (job["id"], job["model"], show_time(job["created_at"]), job["status"], _say_more(job))
+        for job in found
+    ]
+    return Rows(cells, ("job", "from", "begun", "status", ""))
 
 
 def _say_more(job: dict[str, Any]) -> str:
@@ -221,9 +216,8 @@ def _say_more(job: dict[str, Any]) -> str:
     return str(job["waiting_for"] or job["fine_tuned_model"] or "")
 
 
-def _render_job(job: dict[str, Any]) -> Table:
-    table = Table(show_header=False)
-    rows = {
+def _render_job(job: dict[str, Any]) -> Rows:
+    properties = {
         "job": job["id"],
         "status": job["status"],
         "waiting for": job["waiting_for"],
@@ -239,20 +233,21 @@ def _render_job(job: dict[str, Any]) -> Table:
         "error": job["error"] and job["error"]["message"],
         "settings": ", ".join(f"{name}={value}" for name, value in job["training"].items()),
     }
-    for name, value in rows.items():
-        if value not in (None, ""):
-            table.add_row(name, str(value))
-    return table
+    return Rows([(name, str(value)) for name, value in properties.items() if value])
 
 
-def _render_checkpoints(found: list[dict[str, Any]]) -> Table:
-    table = Table("step", "train loss", "validation loss", "model")
-    for checkpoint in found:
-        metrics = checkpoint["metrics"]
-        table.add_row(
-            str(checkpoint["step_number"]),
-            f"{metrics['train_loss']:.4f}",
-            "" if metrics["valid_loss"] is None else f"{metrics['valid_loss']:.4f}",
+def _render_checkpoints(found: list[dict[str, Any]]) -> Rows:
+    cells = [
+        (
             checkpoint["fine_tuned_model_checkpoint"],
+            str(checkpoint["step_number"]),
+            f"{checkpoint['metrics']['train_loss']:.4f}",
+            _show_loss(checkpoint["metrics"]["valid_loss"]),
         )
-    return table
+        for checkpoint in found
+    ]
+    return Rows(cells, ("model", "step", "train loss", "validation loss"))
+
+
+def _show_loss(loss: float | None) -> str:
+    return "" if loss is None else f"{loss:.4f}"

@@ -8,23 +8,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.table import Table
 
-from apps.commands.connection import (
-    DEFAULT_URL,
-    AsJson,
-    Connection,
-    Url,
-    fail,
-    notes,
-    say,
-    show,
-    show_time,
-)
-from apps.commands.files import open_output
+from apps.commands.connection import DEFAULT_URL, AsJson, Connection, Url, locate
+from apps.commands.files import save
+from apps.commands.output import Rows, fail, notes, show, show_time
 
 models = typer.Typer(help="List, add, promote, export and delete models.", no_args_is_help=True)
 
+MODELS, ALIASES = "/v1/models", "/v1/aliases"
 _CHUNK_BYTES = 1 << 20
 ModelId = Annotated[str, typer.Argument(help="Id or alias of a model.")]
 AliasName = Annotated[str, typer.Argument(help="An alias, as in 'latest'.")]
@@ -33,15 +24,15 @@ AliasName = Annotated[str, typer.Argument(help="An alias, as in 'latest'.")]
 @models.command("list")
 def list_models(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show all models, newest first, and where the aliases point."""
-    show(Connection(url).list_all("/v1/models"), as_json, _render_models)
+    show(Connection(url).list_all(MODELS), as_json, _render_models)
 
 
 @models.command("show")
 def show_model(model_id: ModelId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show a model and where it came from."""
     connection = Connection(url)
-    model = connection.ask("GET", f"/v1/models/{model_id}")
-    model["lineage"] = connection.ask("GET", f"/v1/models/{model_id}/lineage")
+    model = connection.ask("GET", locate(MODELS, model_id))
+    model["lineage"] = connection.ask("GET", locate(MODELS, model_id, "lineage"))
     show(model, as_json, _render_model)
 
 
@@ -57,14 +48,14 @@ def add(
         fail(f"there is no {str(source)!r}")
     pieces = _pack(source, model_id) if source.is_dir() else _read(source)
     sent = _count("Sending", pieces)
-    model = Connection(url).ask("PUT", f"/v1/models/{model_id}", content=sent, timeout=None)
+    model = Connection(url).ask("PUT", locate(MODELS, model_id), content=sent, timeout=None)
     show(model, as_json, lambda added: f"added {added['id']}")
 
 
 @models.command()
 def delete(model_id: ModelId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Delete a model that nothing points to and nobody uses."""
-    answer = Connection(url).ask("DELETE", f"/v1/models/{model_id}")
+    answer = Connection(url).ask("DELETE", locate(MODELS, model_id))
     show(answer, as_json, lambda _: f"deleted {model_id}")
 
 
@@ -73,21 +64,21 @@ def promote(
     alias: AliasName, model_id: ModelId, url: Url = DEFAULT_URL, as_json: AsJson = False
 ) -> None:
     """Point an alias to a model."""
-    moved = Connection(url).ask("PUT", f"/v1/aliases/{alias}", json={"model": model_id})
+    moved = Connection(url).ask("PUT", locate(ALIASES, alias), json={"model": model_id})
     show(moved, as_json, _say_alias)
 
 
 @models.command()
 def rollback(alias: AliasName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Point an alias to the model before."""
-    show(Connection(url).ask("POST", f"/v1/aliases/{alias}/rollback"), as_json, _say_alias)
+    show(Connection(url).ask("POST", locate(ALIASES, alias, "rollback")), as_json, _say_alias)
 
 
 @models.command()
 def verify(model_id: ModelId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Compare every file of a model with what was published."""
     with notes.status("Reading every file"):
-        answer = Connection(url).ask("POST", f"/v1/models/{model_id}/verify", timeout=None)
+        answer = Connection(url).ask("POST", locate(MODELS, model_id, "verify"), timeout=None)
     show(answer, as_json, lambda _: f"{model_id} is as it was published")
 
 
@@ -96,6 +87,7 @@ def export(
     model_id: ModelId,
     archive: Annotated[Path, typer.Argument(help="A new .tar or .zip file.")],
     url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
 ) -> None:
     """Fetch a model as one file."""
     if archive.suffix not in (".tar", ".zip"):
@@ -103,7 +95,7 @@ def export(
     if archive.exists():
         fail(f"{str(archive)!r} is there already; choose another name")
     _fetch(Connection(url), model_id, archive)
-    say(f"wrote {archive}")
+    show({"model": model_id, "path": str(archive)}, as_json, lambda _: f"wrote {archive}")
 
 
 @models.command()
@@ -112,10 +104,11 @@ def push(
     repository: Annotated[str, typer.Argument(help="owner/name on the Hugging Face hub.")],
     public: Annotated[bool, typer.Option(help="Let everybody see it.")] = False,
     url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
 ) -> None:
     """Upload a model to the Hugging Face hub, with the token of `hf auth login` or HF_TOKEN."""
     connection = Connection(url)
-    name = connection.ask("GET", f"/v1/models/{model_id}")["id"]
+    name = connection.ask("GET", locate(MODELS, model_id))["id"]
     from serving.model_export import push_to_hub  # slow to import
 
     with tempfile.TemporaryDirectory(prefix="tuneserve-") as folder:
@@ -124,20 +117,17 @@ def push(
         with tarfile.open(archive) as files:
             files.extractall(folder, filter="data")
         try:
-            say(push_to_hub(Path(folder) / name, repository, private=not public))
+            place = push_to_hub(Path(folder) / name, repository, private=not public)
         except (OSError, ValueError) as exc:  # the hub's refusals are OSErrors
             fail(exc)
+    show({"model": name, "url": place}, as_json, lambda pushed: str(pushed["url"]))
 
 
 def _fetch(connection: Connection, model_id: str, archive: Path) -> None:
     params = {"format": archive.suffix.removeprefix(".")}
-    path = f"/v1/models/{model_id}/archive"
-    with (
-        connection.stream("GET", path, params=params) as answer,
-        open_output(archive, typer.get_binary_stream("stdout")) as file,
-    ):
-        for piece in _count("Fetching", answer.iter_bytes()):
-            file.write(piece)
+    path = locate(MODELS, model_id, "archive")
+    with connection.stream("GET", path, params=params) as answer:
+        save(_count("Fetching", answer.iter_bytes()), archive)
 
 
 def _pack(folder: Path, name: str) -> Iterator[bytes]:
@@ -166,26 +156,25 @@ def _say_alias(alias: dict[str, Any]) -> str:
     return f"{alias['id']} points to {alias['model']}"
 
 
-def _render_models(found: list[dict[str, Any]]) -> Table:
-    table = Table("model", "made", "by job", "step", "aliases")
-    for model in found:
-        step = model["checkpoint_step"]
-        table.add_row(
+def _render_models(found: list[dict[str, Any]]) -> Rows:
+    cells = [
+        (
             model["id"],
             show_time(model["created"]),
             model["run_id"] or "",
-            "" if step is None else str(step),
+            "" if model["checkpoint_step"] is None else str(model["checkpoint_step"]),
             ", ".join(model["aliases"]),
         )
-    return table
+        for model in found
+    ]
+    return Rows(cells, ("model", "made", "by job", "step", "aliases"))
 
 
-def _render_model(model: dict[str, Any]) -> Table:
-    table = Table(show_header=False)
-    lineage = model.pop("lineage")
-    table.add_row("model", model["id"])
-    table.add_row("made", show_time(model["created"]))
-    table.add_row("aliases", ", ".join(model["aliases"]) or "none")
-    for name, value in lineage.items():
-        table.add_row(name.replace("_", " "), str(value))
-    return table
+def _render_model(model: dict[str, Any]) -> Rows:
+    cells = [
+        ("model", model["id"]),
+        ("made", show_time(model["created"])),
+        ("aliases", ", ".join(model["aliases"]) or "none"),
+    ]
+    lineage = model["lineage"].items()
+    return Rows([*cells, *((name.replace("_", " "), str(value)) for name, value in lineage)])

@@ -1,33 +1,38 @@
 """A job as it goes on, in a terminal: a bar, the loss as a curve, what happened last."""
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from apps.commands.connection import Connection, notes, print_json, say
+from apps.commands.connection import Connection, locate
+from apps.commands.output import console, escape_controls, notes, print_json, say
+from apps.event_stream import DataReader
 
 JOBS = "/v1/fine_tuning/jobs"
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
 _POLL_S = 1.0
+_AGAIN_S = 0.2
 _NUM_EVENTS = 6
-_CURVE_HEIGHT, _MAX_CURVE_WIDTH, _MARGIN = 10, 100, 16
+_CURVE_HEIGHT, _MIN_CURVE_WIDTH, _MAX_CURVE_WIDTH, _MARGIN = 10, 20, 100, 16
 _MARKS = {"info": "·", "warn": "!", "error": "✗"}
+_STYLES = {"warn": "yellow", "error": "red"}
+_INTERRUPTED = 130  # as shells have it
 
 
 def watch_job(connection: Connection, job_id: str, *, as_json: bool) -> NoReturn:
-    """Follow a job until it ends, and exit with 0 if it succeeded, else with 1.
+    """Follow a job until it ends, and exit with 0 if it succeeded, with 130 on Ctrl-C, else with 1.
 
     On a terminal it is drawn; elsewhere its events are printed as they come, with `as_json` as JSON
     lines.
     """
-    console = Console()
     try:
         if as_json or not console.is_terminal:
             for event in follow_events(connection, job_id):
@@ -36,11 +41,11 @@ def watch_job(connection: Connection, job_id: str, *, as_json: bool) -> NoReturn
                 else:
                     say(_write_event(event))
         else:
-            _draw(connection, job_id, console)
+            _draw(connection, job_id)
     except KeyboardInterrupt:
-        notes.print(f"not watched any more; {job_id} goes on", highlight=False)
-        raise typer.Exit(0) from None
-    job = connection.ask("GET", f"{JOBS}/{job_id}")
+        notes.print(f"not watched any more; {job_id} goes on")
+        raise typer.Exit(_INTERRUPTED) from None
+    job = connection.ask("GET", locate(JOBS, job_id), is_patient=True)
     if job["status"] == "succeeded" and not as_json:
         say(f"{job['fine_tuned_model']} is there; ask it: tuneserve chat")
     raise typer.Exit(0 if job["status"] == "succeeded" else 1)
@@ -48,28 +53,29 @@ def watch_job(connection: Connection, job_id: str, *, as_json: bool) -> NoReturn
 
 def follow_events(connection: Connection, job_id: str) -> Iterator[dict[str, Any]]:
     """Yield a job's events until it ends, each once, however often the connection is cut."""
-    last: str | None = None
+    path, last = locate(JOBS, job_id, "events"), None
     while True:
         headers = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
-        with connection.stream("GET", f"{JOBS}/{job_id}/events", headers=headers) as answer:
+        reader = DataReader()
+        with connection.stream("GET", path, may_be_cut=True, headers=headers) as answer:
             if answer.status_code == 204:
                 return
-            for line in answer.iter_lines():
-                if line.startswith("data: "):
-                    event = json.loads(line.removeprefix("data: "))
+            for piece in answer.iter_bytes():
+                for data in reader.feed(piece):
+                    event = json.loads(data)
                     last = event["id"]
                     yield event
+        time.sleep(_AGAIN_S)
 
 
-def _draw(connection: Connection, job_id: str, console: Console) -> None:
+def _draw(connection: Connection, job_id: str) -> None:
     metrics: list[dict[str, float]] = []
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            job = connection.ask("GET", f"{JOBS}/{job_id}")
+            job = connection.ask("GET", locate(JOBS, job_id), is_patient=True)
             metrics = read_new_metrics(connection, job_id, metrics)
-            events = connection.ask(
-                "GET", f"{JOBS}/{job_id}/events", params={"limit": _NUM_EVENTS}
-            )["data"][::-1]
+            path, query = locate(JOBS, job_id, "events"), {"limit": _NUM_EVENTS}
+            events = connection.ask("GET", path, is_patient=True, params=query)["data"][::-1]
             live.update(draw_job(job, metrics, events, console.width), refresh=True)
             if job["status"] in FINAL:
                 return
@@ -81,10 +87,10 @@ def read_new_metrics(
 ) -> list[dict[str, float]]:
     """Add the figures of new steps; those that an interruption undid are taken back."""
     last = known[-1]["step"] if known else 0
-    path = f"{JOBS}/{job_id}/metrics"
-    new = connection.ask("GET", path, params={"after_step": max(0, int(last) - 1)})["data"]
+    path, query = locate(JOBS, job_id, "metrics"), {"after_step": max(0, int(last) - 1)}
+    new = connection.ask("GET", path, is_patient=True, params=query)["data"]
     if known and (not new or new[0] != known[-1]):
-        return list(connection.ask("GET", path)["data"])
+        return list(connection.ask("GET", path, is_patient=True)["data"])
     return [*known, *new[1 if known else 0 :]]
 
 
@@ -94,22 +100,36 @@ def draw_job(
     """Draw a job: its state, how far it is, the curve of its loss, its last events."""
     parts: list[RenderableType] = [Text(f"{job['id']}: {job['status']}", style="bold")]
     if job["waiting_for"]:
-        parts.append(Text(job["waiting_for"]))
+        parts.append(Text(escape_controls(job["waiting_for"])))
     if metrics:
         parts += [_draw_bar(metrics[-1]), Text(draw_curve(metrics, width))]
-    parts += [Text(_write_event(event), style=_style(event)) for event in events]
+    for event in events:
+        style = _STYLES.get(event["level"], "")
+        parts.append(Text(escape_controls(_write_event(event)), style=style))
     return Group(*parts)
 
 
 def draw_curve(metrics: list[dict[str, float]], width: int) -> str:
-    """Draw the loss of every step, and of every evaluation, as lines of text."""
-    import uniplot  # loads NumPy, which no other command needs
+    """Draw the loss of every step, and of every evaluation, as lines of text.
 
+    Nothing where no loss is a number, or the terminal is too narrow.
+    """
     curves = [
-        ("loss", [(line["step"], line["loss"]) for line in metrics]),
-        ("validation", [(x["step"], x["eval_loss"]) for x in metrics if "eval_loss" in x]),
+        (
+            name,
+            [
+                (line["step"], line[key])
+                for line in metrics
+                if math.isfinite(line.get(key, math.nan))
+            ],
+        )
+        for name, key in (("loss", "loss"), ("validation", "eval_loss"))
     ]
     drawn = [(name, points) for name, points in curves if points]
+    if not drawn or width - _MARGIN < _MIN_CURVE_WIDTH:
+        return ""
+    import uniplot  # loads NumPy, which no other command needs
+
     return str(
         uniplot.plot_to_string(
             xs=[[step for step, _ in points] for _, points in drawn],
@@ -122,6 +142,12 @@ def draw_curve(metrics: list[dict[str, float]], width: int) -> str:
             title="loss by step",
         )
     )
+
+
+def _find_points(metrics: list[dict[str, float]], key: str) -> list[tuple[float, float]]:
+    """Every step at which a figure was taken and is a number, with the figure."""
+    figures = ((line["step"], line.get(key, math.nan)) for line in metrics)
+    return [(step, figure) for step, figure in figures if math.isfinite(figure)]
 
 
 def _draw_bar(last: dict[str, float]) -> Progress:
@@ -143,8 +169,4 @@ def _draw_bar(last: dict[str, float]) -> Progress:
 
 def _write_event(event: dict[str, Any]) -> str:
     clock = time.strftime("%H:%M:%S", time.localtime(event["created_at"]))
-    return f"{clock} {_MARKS[event['level']]} {event['message']}"
-
-
-def _style(event: dict[str, Any]) -> str:
-    return {"info": "", "warn": "yellow", "error": "red"}[event["level"]]
+    return f"{clock} {_MARKS.get(event['level'], ' ')} {event['message']}"

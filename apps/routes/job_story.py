@@ -17,6 +17,7 @@ from apps.following import (
 )
 from apps.jobs import describe_event
 from apps.paging import After, Limit, cut_page, describe_page
+from apps.pieces import PiecesResponse
 from apps.publishing import list_run_checkpoints
 from apps.routes import ServicesOf
 from apps.runs import find_run
@@ -106,9 +107,11 @@ async def get_log(
     begin, size = await asyncio.to_thread(find_log_tail, run, tail)
     if offset is not None:
         begin = min(offset, size)
-    text = follow_log(run, begin) if follow else read_log(run, begin, size)
     headers = {**_UNBUFFERED, "x-log-offset": str(begin)}
-    return StreamingResponse(text, media_type="text/plain", headers=headers)
+    if follow:
+        text = follow_log(run, begin)
+        return StreamingResponse(text, media_type="text/plain", headers=headers)
+    return PiecesResponse(read_log(run, begin, size), media_type="text/plain", headers=headers)
 
 
 async def _stream_events(run: RunFolder, last_event_id: str | None) -> Response:

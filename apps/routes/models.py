@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import StreamingResponse
 
 from apps.bundled import DEMONSTRATION_MODEL
 from apps.errors import ApiError
 from apps.full_disk import refuse_full_disk
 from apps.model_archive import IncomingModel
+from apps.pieces import PiecesResponse
 from apps.routes import ServicesOf
 from apps.runs import check_new_model, delete_unneeded_model
 from apps.services import Services
@@ -78,10 +78,10 @@ async def get_archive(
     services: ServicesOf,
     model_id: str,
     kind: Annotated[ArchiveFormat, Query(alias="format")] = "tar",
-) -> StreamingResponse:
+) -> PiecesResponse:
     """Give a model out as one file."""
     model = services.models.resolve(model_id)
-    return StreamingResponse(
+    return PiecesResponse(
         stream_archive(model, kind),
         media_type="application/zip" if kind == "zip" else "application/x-tar",
         headers={"content-disposition": f'attachment; filename="{model.id}.{kind}"'},

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from apps.event_stream import DataReader
 from apps.ui.resources import Defaults, Event, File, Job, Metrics, Model, Piece, Preview
 
 TIMEOUT_S = 30.0
@@ -148,10 +149,11 @@ class ApiClient:
         )
         response = await self._send(request, stream=True)
         try:
-            async for line in response.aiter_lines():
-                data = line.removeprefix("data:").strip()
-                if line.startswith("data:") and data != "[DONE]":
-                    yield _read_piece(data, response.headers.get("x-model-id"))
+            reader = DataReader()
+            async for received in response.aiter_bytes():
+                for data in reader.feed(received):
+                    if data != "[DONE]":
+                        yield _read_piece(data, response.headers.get("x-model-id"))
         except httpx.HTTPError as exc:
             raise ApiError("The connection broke off in the middle of the answer.") from exc
         finally:

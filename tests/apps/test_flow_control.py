@@ -151,7 +151,7 @@ class EndlessQueue:
             self.most = max(self.most, num_ahead)
             waiting.put_nowait(message)
 
-        answering = asyncio.create_task(self.app(scope, receive, put))
+        answering = asyncio.ensure_future(self.app(scope, receive, put))
         more = True
         while more:
             message = await waiting.get()
@@ -163,7 +163,7 @@ class EndlessQueue:
 
 async def answer_at_once(scope: Scope, receive: Receive, send: Send) -> None:
     """Send as fast as is let, and listen for the client's end, as Starlette's streams do."""
-    listening = asyncio.create_task(receive())
+    listening = asyncio.ensure_future(receive())
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for _ in range(300):
         await send({"type": "http.response.body", "body": PIECE, "more_body": True})

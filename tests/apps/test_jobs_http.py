@@ -159,13 +159,13 @@ async def test_a_page_goes_on_after_what_was_deleted_meanwhile(
     client: httpx.AsyncClient, order: str
 ) -> None:
     for _ in range(5):
-        form = {"files": {"file": ("rows.jsonl", ROWS.encode())}, "data": {"purpose": "fine-tune"}}
-        (await client.post("/v1/files", **form)).raise_for_status()
+        file, fields = {"file": ("rows.jsonl", ROWS.encode())}, {"purpose": "fine-tune"}
+        (await client.post("/v1/files", files=file, data=fields)).raise_for_status()
     ids = [f["id"] for f in (await client.get("/v1/files", params={"order": order})).json()["data"]]
     seen: list[str] = []
     while True:
         cursor = {"after": seen[-1]} if seen else {}
-        query = {"limit": 2, "order": order, **cursor}
+        query: dict[str, Any] = {"limit": 2, "order": order, **cursor}
         page = (await client.get("/v1/files", params=query)).json()
         for file in page["data"]:
             seen.append(file["id"])
