@@ -1,4 +1,4 @@
-"""A file of two gigabytes goes in while the API's memory stays small."""
+"""A file of two gigabytes goes in and out again while the API's memory stays small."""
 
 import threading
 from collections.abc import Iterator
@@ -55,7 +55,9 @@ def list_folders(application: Application) -> set[str]:
     return {path.name for path in (application.storage / "files").iterdir()}
 
 
-def test_two_gigabytes_go_in_with_little_memory(application: Application, peak: list[int]) -> None:
+def test_two_gigabytes_go_in_and_out_with_little_memory(
+    application: Application, peak: list[int]
+) -> None:
     before = find_api(application).memory_info().rss
     answer = httpx.post(
         f"{application.url}/v1/files", content=make_form(SIZE_BYTES), headers=HEADERS, timeout=300
@@ -66,6 +68,10 @@ def test_two_gigabytes_go_in_with_little_memory(application: Application, peak: 
     print(f"the API had {before / 1e6:.0f} MB before and {peak[0] / 1e6:.0f} MB at most")
     assert peak[0] < MAX_API_BYTES
     url = f"{application.url}/v1/files/{file['id']}"
+    with httpx.stream("GET", f"{url}/content", timeout=60) as content:
+        assert sum(map(len, content.iter_raw())) == SIZE_BYTES
+    print(f"and {peak[0] / 1e6:.0f} MB at most when it was fetched")
+    assert peak[0] < MAX_API_BYTES
     wait_until(lambda: httpx.get(url).json()["status"] != "uploaded", 120, "it is checked")
     assert httpx.get(url).json()["status"] == "error"
     assert httpx.delete(url).json()["deleted"]
