@@ -27,7 +27,7 @@ ROWS = [
 SETTINGS = {
     "num_workers": 1,
     "cpus_per_worker": 0.4,
-    "epochs": 20,
+    "epochs": 12,
     "learning_rate": 0.003,
     "micro_batch_tokens": 256,
     "save_every_steps": 20,
