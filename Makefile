@@ -17,11 +17,11 @@ run: check-port setup ## start the application on the embedded default, and prin
 setup: $(VENV)/.installed $(VENV)/.compiled ## install everything that `make run` needs
 
 test: $(VENV)/.installed-test $(VENV)/.compiled ## run all tests
-	$(BIN)/python -m pytest -m "not e2e"
+	$(BIN)/python -m pytest -n logical --dist loadfile -m "not e2e"
 	$(BIN)/python -m pytest -m e2e --durations=15
 
 test-fast: $(VENV)/.installed-test ## run the tests that need no cluster and no browser
-	$(BIN)/python -m pytest -m "not e2e"
+	$(BIN)/python -m pytest -n logical --dist loadfile -m "not e2e"
 
 lint: $(VENV)/.installed-test ## check style and types
 	$(BIN)/ruff check .
