@@ -161,13 +161,13 @@ def _render_models(found: list[dict[str, Any]]) -> Rows:
         (
             model["id"],
             show_time(model["created"]),
-            model["run_id"] or "",
             "" if model["checkpoint_step"] is None else str(model["checkpoint_step"]),
             ", ".join(model["aliases"]),
+            model["run_id"] or "",
         )
         for model in found
     ]
-    return Rows(cells, ("model", "made", "by job", "step", "aliases"))
+    return Rows(cells, ("model", "made", "step", "aliases", "by job"))
 
 
 def _render_model(model: dict[str, Any]) -> Rows:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 _LINE_CONTROLS = {ord("\n"), ord("\t")}
@@ -21,6 +22,7 @@ _CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - _LINE_CONTROLS
 _TURNS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F}  # left to right, or back
 _HALVES = set(range(0xD800, 0xE000))  # of characters that UTF-8 does not write
 _ESCAPES = {code: f"\\u{code:04x}" for code in _CONTROLS | _TURNS | _HALVES}
+_GAP, _LEAST_WIDTH = 2, 10
 _BETWEEN_CELLS = str.maketrans("\t\n", "  ")
 
 console = Console(markup=False, emoji=False, highlight=False)
@@ -107,16 +109,23 @@ def show_size(num_bytes: int) -> str:
 
 
 def _print_rows(rows: Rows) -> None:
-    """Draw a table; elsewhere than on a terminal, lines whose cells have tabs between them."""
+    """Draw a table; elsewhere than on a terminal, lines whose cells have tabs between them.
+
+    Somebody may copy the names in it: only the last column is broken into lines, and where the
+    terminal is too narrow even so, there is no table.
+    """
     escaped = [[escape_controls(cell) for cell in row] for row in rows.cells]
-    if not console.is_terminal:
+    widths = [max(map(cell_len, column)) for column in zip(*escaped, strict=True)][:-1]
+    is_too_wide = sum(widths) + _GAP * len(widths) + _LEAST_WIDTH > console.width
+    if not console.is_terminal or is_too_wide:
         for row in escaped:
             typer.echo("\t".join(cell.translate(_BETWEEN_CELLS) for cell in row))
         return
-    # What is on the left is a name that somebody may copy.
-    first, *others = rows.names or ("", "")
-    columns = [Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in others)]
-    table = Table(*columns, show_header=bool(rows.names))
+    table = Table(box=None, padding=(0, _GAP, 0, 0), show_header=bool(rows.names))
+    *names, last = rows.names or ("", "")
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    table.add_column(last, overflow="fold")
     for row in escaped:
         table.add_row(*map(Text, row))
     console.print(table)
