@@ -16,7 +16,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 KEY_VARIABLE = "TUNESERVE_API_KEY"
 _TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 _PATIENCE_S = 60.0  # in which an application that is started again is back
-_RETRY_S = 0.5
+_RETRY_S = 0.3
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 Url = Annotated[
@@ -57,7 +57,7 @@ class Connection:
                     raise
                 is_away = True
             if is_away and is_patient:
-                self._wait_until_back()
+                self.wait_until_back()
                 answer = http.request(method, path, **options)
             try:
                 return _check(answer).json()
@@ -83,7 +83,7 @@ class Connection:
     ) -> Iterator[httpx.Response]:
         """Ask for something that comes piece by piece; nothing limits how long it takes.
 
-        With `may_be_cut`, an answer that breaks off just ends, once the application is back.
+        With `may_be_cut`, an answer that breaks off just ends; then see `wait_until_back`.
         """
         timeout = httpx.Timeout(None, connect=5.0)
         with (
@@ -97,10 +97,9 @@ class Connection:
             except httpx.TransportError:
                 if not may_be_cut:
                     raise
-                self._wait_until_back()
 
-    def _wait_until_back(self) -> None:
-        """Wait until the application answers, but not for ever."""
+    def wait_until_back(self) -> None:
+        """Wait a moment, and on until the application answers, but not for ever."""
         deadline = time.monotonic() + _PATIENCE_S
         with self._make_client() as http:
             while time.monotonic() < deadline:

@@ -180,6 +180,7 @@ def _read_log(connection: Connection, job_id: str, tail: int, *, follow: bool) -
             is_whole = True
         if is_whole and (has_ended or not follow):
             return
+        connection.wait_until_back()
         job = connection.ask("GET", locate(JOBS, job_id), is_patient=True)
         has_ended = job["status"] in FINAL  # what was added before is fetched once more
         params = {"offset": offset, "follow": True}

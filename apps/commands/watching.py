@@ -19,7 +19,6 @@ from apps.event_stream import DataReader
 JOBS = "/v1/fine_tuning/jobs"
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
 _POLL_S = 1.0
-_AGAIN_S = 0.2
 _NUM_EVENTS = 6
 _CURVE_HEIGHT, _MIN_CURVE_WIDTH, _MAX_CURVE_WIDTH, _MARGIN = 10, 20, 100, 16
 _MARKS = {"info": "·", "warn": "!", "error": "✗"}
@@ -65,7 +64,7 @@ def follow_events(connection: Connection, job_id: str) -> Iterator[dict[str, Any
                     event = json.loads(data)
                     last = event["id"]
                     yield event
-        time.sleep(_AGAIN_S)
+        connection.wait_until_back()
 
 
 def _draw(connection: Connection, job_id: str) -> None:

@@ -82,6 +82,7 @@ def test_a_log_is_whole_though_an_answer_breaks_off() -> None:
         answer_json("{}"),
         answer_json('{"status": "running"}'),
         answer(write_chunk("two\n"), END, headers="x-log-offset: 9\r\n"),
+        answer_json("{}"),
         answer_json('{"status": "succeeded"}'),
         answer(write_chunk("three\n"), END, headers="x-log-offset: 13\r\n"),
     )
