@@ -13,33 +13,47 @@ After = Annotated[str | None, Query(description="Id of the last entry of the pag
 Item = TypeVar("Item")
 
 
+def read_made_id(entry_id: str) -> str | None:
+    """Where an id stands among those of `new_id`, by their time; None for what is no such id."""
+    return entry_id if is_id(entry_id) else None
+
+
 def cut_page(
     items: Sequence[Item],
     get_id: Callable[[Item], str],
     limit: int,
     after: str | None,
     *,
-    newest_first: bool | None = None,
+    descending: bool | None = None,
+    read_place: Callable[[str], Any] = read_made_id,
 ) -> tuple[Sequence[Item], bool]:
     """Cut one page out of a list; returns it and whether there is more.
 
-    Where the list is in the order of `new_id`'s ids, `newest_first` or not, a page also goes on
-    after an entry that has been deleted. Raises `ApiError` 404 if `after` is no entry's id.
+    Where the list is known to ascend or to descend by what `read_place` reads from ids, not
+    necessarily from all of them, a page also goes on after an entry that is gone by now. Raises
+    `ApiError` 404 if `after` can never have been an entry's id.
     """
     if after is None:
         start = 0
     else:
-        start = _find_next([get_id(item) for item in items], after, newest_first)
+        start = _find_next([get_id(item) for item in items], after, descending, read_place)
     return items[start : start + limit], len(items) > start + limit
 
 
-def _find_next(ids: Sequence[str], after: str, newest_first: bool | None) -> int:
+def _find_next(
+    ids: Sequence[str], after: str, descending: bool | None, read_place: Callable[[str], Any]
+) -> int:
     if after in ids:
         return ids.index(after) + 1
-    if newest_first is None or not is_id(after):
+    place = None if descending is None else read_place(after)
+    if place is None:
         raise ApiError(404, f"there is no entry {after!r}", param="after", code="not_found")
-    beyond = (number for number, one in enumerate(ids) if (one < after) == newest_first)
-    return next(beyond, len(ids))
+    before = [
+        number
+        for number, one in enumerate(map(read_place, ids))
+        if one is not None and (one > place) == descending
+    ]
+    return before[-1] + 1 if before else 0
 
 
 def describe_page(data: Sequence[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:

@@ -57,6 +57,12 @@ def name_checkpoint(job_id: str, step: int) -> str:
     return f"{job_id}-step-{step}"
 
 
+def read_checkpoint_step(job_id: str, checkpoint_id: str) -> int | None:
+    """The step that an id of one of a job's checkpoints names; None if it is no such id."""
+    start, _, step = checkpoint_id.rpartition("-")
+    return int(step) if start == f"{job_id}-step" and step.isdecimal() else None
+
+
 def name_checkpoint_model(run: RunFolder, step: int) -> str:
     """The id that a checkpoint's model gets unless another is asked for."""
     return f"{name_model(run.read_record())}-step-{step}"

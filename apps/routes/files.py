@@ -55,7 +55,7 @@ async def list_files(
         files.reverse()
     files = [file for file in files if purpose in (None, file["purpose"])]
     page, has_more = cut_page(
-        files, lambda file: str(file["id"]), limit, after, newest_first=order == "desc"
+        files, lambda file: str(file["id"]), limit, after, descending=order == "desc"
     )
     return describe_page(page, has_more=has_more)
 

@@ -1,6 +1,7 @@
 """What a fine-tune tells of itself: events, figures, checkpoints and its log, also as they come."""
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
@@ -18,7 +19,7 @@ from apps.following import (
 from apps.jobs import describe_event
 from apps.paging import After, Limit, cut_page, describe_page
 from apps.pieces import PiecesResponse
-from apps.publishing import list_run_checkpoints
+from apps.publishing import list_run_checkpoints, read_checkpoint_step
 from apps.routes import ServicesOf
 from apps.runs import find_run
 from training.runs import RunFolder
@@ -66,7 +67,14 @@ async def list_checkpoints(
 ) -> dict[str, Any]:
     """List the checkpoints that a job still has, newest first."""
     found = await asyncio.to_thread(list_run_checkpoints, find_run(services.layout, job_id))
-    page, has_more = cut_page(found, lambda checkpoint: str(checkpoint["id"]), limit, after)
+    page, has_more = cut_page(
+        found,
+        lambda checkpoint: str(checkpoint["id"]),
+        limit,
+        after,
+        descending=True,  # and the older ones may be superseded between two pages
+        read_place=partial(read_checkpoint_step, job_id),
+    )
     return describe_page(page, has_more=has_more)
 
 

@@ -45,7 +45,7 @@ def _list_jobs(
         for run, record in list_runs(services.layout)
         if metadata.items() <= (record.request.get("metadata") or {}).items()
     ]
-    page, has_more = cut_page(runs, lambda pair: pair[1].id, limit, after, newest_first=True)
+    page, has_more = cut_page(runs, lambda pair: pair[1].id, limit, after, descending=True)
     shown = []
     for run, record in page:
         try:
