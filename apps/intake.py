@@ -8,13 +8,17 @@ from apps.checks import are_quick, build_default_spec, count_rows, prepare_rows
 from apps.files import FileStore
 from apps.jobs import SERVER_SETTINGS, FineTuneRequest
 from serving.model_store import ModelStore, StoredModel
+from storage import durable
 from storage.layout import StorageLayout, new_id
+from storage.scratch import build_in_scratch
 from training import launch
 from training.data.prepare import link_data
 from training.data.preview import preview_rows, split_tokens
 from training.resources import check_resources
 from training.runs import RunFolder, RunRecord
 from training.spec import TrainingSpec
+
+_BUILDING_PREFIX = ".building-"
 
 
 class Intake:
@@ -78,24 +82,25 @@ class Intake:
         spec = request.resolve_settings(defaults, *map(str, files[1:]))
         check_resources(spec, nodes, self._reserved_cpus, self._reserved_gpus)
         prepared = prepare_rows(self._layout, spec) if are_quick(files) else None
-        run = RunFolder(self._layout.run(new_id("ftjob")))
-        run.path.mkdir()
-        if prepared is None:
-            run.add_event("Checking the files")
-        else:
-            link_data(prepared, run.data)
-            launch.tell_data(run, prepared.summary)
-            run.add_event("Waiting for its turn")
         record = RunRecord(
-            id=run.path.name,
+            id=new_id("ftjob"),
             status="validating_files" if prepared is None else "queued",
             created_at=int(time.time()),
             priority=request.priority,
             writer="queue",
             request={**request.model_dump(mode="json"), "model": model.id},
         )
-        run.create(spec, record)
-        return run
+        with build_in_scratch(self._layout.runs, _BUILDING_PREFIX) as building:
+            run = RunFolder(building)
+            if prepared is None:
+                run.add_event("Checking the files")
+            else:
+                link_data(prepared, run.data)
+                launch.tell_data(run, prepared.summary)
+                run.add_event("Waiting for its turn")
+            run.create(spec, record)
+            durable.move_directory(building, self._layout.run(record.id))
+        return RunFolder(self._layout.run(record.id))
 
 
 _NOTHING_COUNTED = dict.fromkeys(

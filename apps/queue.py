@@ -23,7 +23,14 @@ from apps.errors import ApiError
 from apps.exports import ExportDesk
 from apps.intake import Intake
 from apps.jobs import FineTuneRequest, describe_job
-from apps.runs import find_run, has_published, list_exports, list_unfinished, name_model
+from apps.runs import (
+    find_run,
+    has_published,
+    list_exports,
+    list_unfinished,
+    name_model,
+    remove_deleted,
+)
 from apps.tasks import TaskRunner
 from serving.model_store import ModelStore
 from storage.layout import StorageLayout
@@ -384,6 +391,7 @@ class RunQueue:
                     logger.warning("another application looks after the runs here: %s", file.name)
                     return False
                 self._storage_lock = file
+                remove_deleted(self._layout)
         return True
 
 

@@ -1,6 +1,7 @@
 """The runs under a storage root, as the application finds and names them."""
 
 import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -45,6 +46,13 @@ def find_run(layout: StorageLayout, run_id: str) -> RunFolder:
     if not run.record_file.is_file():
         raise not_found("job", run_id)
     return run
+
+
+def remove_deleted(layout: StorageLayout) -> None:
+    """Remove what is left of runs whose deletion was cut short, which begins with their record."""
+    for path in layout.runs.glob("ftjob-*"):
+        if not RunFolder(path).record_file.exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

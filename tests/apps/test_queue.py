@@ -1,3 +1,4 @@
+import errno
 import json
 import shlex
 import shutil
@@ -402,6 +403,34 @@ async def test_a_run_that_has_ended_is_deleted_and_no_other(
     assert not run.path.exists()
     with pytest.raises(ApiError, match="there is no job"):
         await queue.delete(run.path.name)
+
+
+async def test_a_deletion_that_was_cut_short_is_finished_by_the_next_queue(
+    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str
+) -> None:
+    run, kept = await create(queue, file_id), await create(queue, file_id)
+    queue.close()
+    run.record_file.unlink()
+    with closing(RunQueue(layout, jobs)) as restarted:
+        await restarted.reconcile()
+    assert not run.path.exists()
+    assert kept.data.is_dir()
+
+
+async def test_of_a_run_that_could_not_be_written_nothing_is_left(
+    queue: RunQueue, layout: StorageLayout, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(run: RunFolder, *_: Any) -> None:
+        assert run.path.is_dir()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "create", fail)
+        with pytest.raises(OSError, match="No space left"):
+            await create(queue, file_id)
+    assert list(layout.runs.iterdir()) == []
+    await create(queue, file_id)
+    assert len(list_runs(layout)) == 1
 
 
 async def test_the_figures_of_a_run_are_a_file_when_it_ends(
