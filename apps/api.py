@@ -7,6 +7,7 @@ FineTuningQueue  one replica; its state is on disk
 
 import asyncio
 import logging
+from threading import Thread
 from typing import Any
 
 from ray import serve
@@ -22,6 +23,7 @@ from apps.ray_jobs import RayJobRunner
 from apps.settings import ApplicationSettings
 from serving.generator import GENERATOR_CPUS, Generator, GeneratorSettings
 from serving.model_store import ModelStore
+from serving.own_thread import put_thread_last
 from serving.settings import GenerationSettings
 from storage.layout import open_storage
 
@@ -74,6 +76,7 @@ class FineTuningQueueReplica:
             reserved_gpus=reserved_gpus,
         )
         self._task = asyncio.get_event_loop().create_task(self._keep_reconciling())
+        Thread(target=_import_readers, name="import-readers", daemon=True).start()
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
         """Check and queue a fine-tune."""
@@ -121,6 +124,12 @@ class FineTuningQueueReplica:
             except Exception:  # one faulty run must not stop all the others
                 logger.exception("looking after the runs failed; trying again")
             await asyncio.sleep(RECONCILE_INTERVAL_S)
+
+
+def _import_readers() -> None:
+    """Import what the first fine-tune would wait seconds for, after all that must be up at once."""
+    put_thread_last()
+    import training.data.preview  # noqa: F401
 
 
 FineTuningQueue = serve.deployment(

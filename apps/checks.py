@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from apps.bundled import DEMONSTRATION_MODEL, read_demonstration_settings
 from apps.errors import ApiError
@@ -19,10 +19,13 @@ from storage import durable
 from storage.layout import StorageLayout
 from training import launch
 from training.data.faults import DataError
-from training.data.prepare import PreparedData, link_data, prepare_data
 from training.data.readers import RowFile
 from training.runs import RunFolder
 from training.spec import TrainingSpec
+
+# What reads rows takes seconds to import: the application is to be up before.
+if TYPE_CHECKING:
+    from training.data.prepare import PreparedData
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +53,10 @@ def are_quick(files: Sequence[Path]) -> bool:
     return sum(file.stat().st_size for file in files) <= MAX_QUICK_BYTES
 
 
-def prepare_rows(layout: StorageLayout, spec: TrainingSpec) -> PreparedData:
+def prepare_rows(layout: StorageLayout, spec: TrainingSpec) -> "PreparedData":
     """Read the rows of a job; raises `ApiError` 400 that names the file whose rows are at fault."""
+    from training.data.prepare import prepare_data
+
     try:
         return prepare_data(spec, layout.token_cache)
     except DataError as exc:
@@ -68,6 +73,8 @@ def find_param(spec: TrainingSpec, message: str) -> str:
 
 def check_job(layout: StorageLayout, run_id: str) -> None:
     """Read the rows of a job that waits for it, and leave them, or the refusal, in its folder."""
+    from training.data.prepare import link_data, prepare_data
+
     run = find_run(layout, run_id)
     spec = run.read_spec()
     launch.quiet_libraries()
@@ -116,6 +123,8 @@ def read_share(run: RunFolder) -> float | None:
 
 def check_file(layout: StorageLayout, file_id: str) -> None:
     """Read an upload as a fine-tune of `latest` would, and leave with it what was found."""
+    from training.data.prepare import prepare_data
+
     files, models = FileStore(layout), ModelStore(layout)
     path = files.find_content(file_id)
 
@@ -135,7 +144,7 @@ def check_file(layout: StorageLayout, file_id: str) -> None:
         files.note_check(file_id, "processed", None, {"model": model.id, **found})
 
 
-def count_rows(prepared: PreparedData) -> dict[str, Any]:
+def count_rows(prepared: "PreparedData") -> dict[str, Any]:
     """What is to know of rows: how many, their tokens, and the share of them that is learned."""
     counts = {name: prepared.summary[name] for name in ("format", "max_length", *_COUNTS)}
     share = counts["num_learned_tokens"] / max(1, counts["num_tokens"])

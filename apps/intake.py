@@ -12,8 +12,6 @@ from storage import durable
 from storage.layout import StorageLayout, new_id
 from storage.scratch import build_in_scratch
 from training import launch
-from training.data.prepare import link_data
-from training.data.preview import preview_rows, split_tokens
 from training.resources import check_resources
 from training.runs import RunFolder, RunRecord
 from training.spec import TrainingSpec
@@ -42,6 +40,8 @@ class Intake:
 
     def preview(self, file_id: str, model: str, num_rows: int) -> dict[str, Any]:
         """Show how the first rows of a file become tokens for a model."""
+        from training.data.preview import preview_rows, split_tokens
+
         stored = self._models.resolve(model)
         file = self._files.find_content(file_id)
         spec = build_default_spec(self._models, stored, str(file))
@@ -77,6 +77,8 @@ class Intake:
     def _create_from(
         self, model: StoredModel, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]
     ) -> RunFolder:
+        from training.data.prepare import link_data
+
         files = [self._files.find_content(file_id) for file_id in request.list_files()]
         defaults = build_default_spec(self._models, model, str(files[0]))
         spec = request.resolve_settings(defaults, *map(str, files[1:]))

@@ -1,10 +1,14 @@
 """The application on a port and a storage root of its own, for benchmarks and for tests."""
 
+import random
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+_PORTS = range(20_000, 32_768)
 
 
 def write_deploy_file(source: Path, folder: Path, port: int, **arguments_of_api: Any) -> Path:
@@ -23,8 +27,13 @@ def write_deploy_file(source: Path, folder: Path, port: int, **arguments_of_api:
 
 
 def find_free_port() -> int:
-    """Find a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Find a port that nobody listens on, out of those that no system gives away by itself.
+
+    Such a one would be taken by the next process of the cluster that connects to another. Ray's
+    workers have the ports below.
+    """
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError(f"none of the ports {_PORTS.start} to {_PORTS.stop - 1} is free")

@@ -3,12 +3,14 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from transformers import PreTrainedTokenizerBase
-
-from serving.batching import Likelihood
+from serving.engine_messages import Likelihood
 from serving.protocol import FinishReason
 from serving.text_stream import Detokenizer, StopCutter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Piece:
 class TokenSpeller:
     """Writes single tokens as they are within a text, each worked out once."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
         self._spelled: dict[int, TokenText] = {}  # no more than the vocabulary
         # Some tokenizers drop the space before a token that comes first.
@@ -87,7 +89,7 @@ class AnswerReader:
         self,
         num_prompt_tokens: int,
         eos_ids: Sequence[int],
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
         speller: TokenSpeller,
         stops: Sequence[str],
     ) -> None:

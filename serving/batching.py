@@ -1,7 +1,6 @@
 """transformers' continuous batching, set up for serving: one thread generates for everybody."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,22 +16,15 @@ from transformers.generation.continuous_batching.requests import (
 )
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
 
+from serving.engine_messages import Likelihood
+from serving.logits_processors import build_processors
 from serving.paged_attention import use_attention_by_request
-from serving.sampling import build_processors
 
 UNLIKELY = -9999.0
 """What stands for minus infinity, as in OpenAI's answers."""
 _SCHEDULER_NAME = "tuneserve_fifo"
 
 Deliver = Callable[[Sequence[GenerationOutput]], None]
-
-
-@dataclass(frozen=True)
-class Likelihood:
-    """Log-probability (natural) of a token at its place, and the likeliest tokens there."""
-
-    logprob: float
-    top: tuple[tuple[int, float], ...]  # token ids and log-probabilities, likeliest first
 
 
 class LikelihoodBook:

@@ -10,24 +10,32 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jinja2
-from transformers import PreTrainedTokenizerBase
 
 from serving.answer import AnswerReader, Piece, TokenSpeller, ToldToken
-from serving.batching import Likelihood
-from serving.engine_core import Generation, ModelFacts, Progress, Report, Scoring, Tell
-from serving.engine_process import RemoteCore
+from serving.engine_messages import (
+    Generation,
+    Likelihood,
+    ModelFacts,
+    Progress,
+    Report,
+    Scoring,
+    Tell,
+)
 from serving.errors import (
     DeadlineExceededError,
     EngineDeadError,
     InvalidRequestError,
     OverloadedError,
 )
-from serving.model_loading import load_tokenizer
+from serving.remote_core import RemoteCore
 from serving.sampling import Sampling
 from serving.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +88,7 @@ class Engine:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
         settings: EngineSettings,
         start_core: Callable[[Tell], Core],
     ) -> None:
@@ -101,6 +109,10 @@ class Engine:
 
         Raises `EngineDeadError` for a model that does not load whole.
         """
+        from serving.model_loading import (
+            load_tokenizer,  # torch, while the core has its own to load
+        )
+
         tokenizer = load_tokenizer(path)
         return cls(tokenizer, settings, partial(RemoteCore, path, settings))
 

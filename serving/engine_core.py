@@ -2,16 +2,23 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from transformers import ContinuousBatchingConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
-from serving.batching import Likelihood, LikelihoodBook, start_manager
+from serving.batching import LikelihoodBook, start_manager
+from serving.engine_messages import (
+    Generation,
+    Likelihood,
+    ModelFacts,
+    Progress,
+    Report,
+    Scoring,
+    Tell,
+)
 from serving.errors import EngineDeadError
 from serving.model_loading import collect_eos_ids, load_model
 from serving.packed_linear import pack_linear_layers
@@ -25,61 +32,6 @@ logger = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 30.0
 
 LoadedWeights = tuple[PreTrainedModel, PreTrainedTokenizerBase]
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """What has to be known of a model in order to ask it for something."""
-
-    context_length: int
-    vocab_size: int
-    eos_ids: tuple[int, ...]
-    sampling: Sampling
-    """What a request gets that leaves it open."""
-
-
-@dataclass(frozen=True)
-class Generation:
-    """A request for tokens after a prompt."""
-
-    request_id: str
-    prompt_ids: Sequence[int]
-    num_new_tokens: int
-    sampling: Sampling
-    is_streamed: bool
-    """Whether to tell of every token, or only when all are there."""
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """A request to tell how likely each token of a text is."""
-
-    request_id: str
-    token_ids: Sequence[int]
-    num_top: int
-
-
-class Progress(NamedTuple):
-    """What has become of a request since the last time."""
-
-    request_id: str
-    tokens: Sequence[int]
-    likelihoods: Sequence[Likelihood]
-    """Of these tokens, or none if nobody asked."""
-    is_finished: bool
-    error: str | None = None
-
-
-class Report(NamedTuple):
-    """What one step gave to all requests; `cache_use` is the share of the cache that is taken."""
-
-    progress: Sequence[Progress]
-    num_running: int = 0
-    cache_use: float = 0.0
-
-
-Tell = Callable[[Report | None], None]
-"""Takes what an engine tells, from any thread; None once it has ended and tells no more."""
 
 
 def read_model(path: Path, settings: EngineSettings) -> LoadedWeights:

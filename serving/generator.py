@@ -23,6 +23,7 @@ from serving.loaded_models import LoadedModels
 from serving.memory import find_default_budget
 from serving.model_store import ModelStore, StoredModel
 from serving.origin import Origin, RequestKind, describe_origin
+from serving.remote_core import fork_server
 from serving.settings import GenerationSettings
 from serving.telemetry import RequestRecord, Telemetry
 from storage.layout import open_storage
@@ -57,6 +58,7 @@ class GeneratorReplica:
         multiplexed = serve.multiplexed(max_num_models_per_replica=settings.max_loaded_models)
         self._note_loaded = multiplexed(_note_loaded) if _is_served() else _note_loaded
         layout = open_storage(settings.storage)
+        fork_server.start()  # so that it imports what it needs while we do
         max_bytes = settings.max_loaded_bytes or find_default_budget(settings.max_replicas)
         self._models = LoadedModels(settings.engine, settings.max_loaded_models, max_bytes)
         self._telemetry = Telemetry(log_texts=settings.log_texts)

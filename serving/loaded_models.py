@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from safetensors import SafetensorError
 
 from serving.engine import Engine
-from serving.engine_process import fork_server
 from serving.errors import (
     DeadlineExceededError,
     EngineDeadError,
@@ -21,6 +20,7 @@ from serving.errors import (
 from serving.memory import estimate_memory
 from serving.model_store import StoredModel
 from serving.own_thread import put_thread_last, run_in_own_thread
+from serving.remote_core import fork_server
 from serving.sampling import Sampling
 from serving.settings import EngineSettings
 from storage import durable

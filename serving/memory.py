@@ -4,14 +4,15 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
-import torch
 from safetensors import safe_open
-from transformers import AutoConfig
 
 from serving.settings import EngineSettings
+
+if TYPE_CHECKING:
+    import torch
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 _ASK_GPU = "import torch; print(torch.cuda.mem_get_info()[0])"
@@ -28,6 +29,8 @@ def find_default_budget(num_sharing: int = 1) -> int:
 
     So many replicas may come to share a CPU's memory, whether they are up already or not.
     """
+    import torch
+
     if torch.cuda.is_available():
         return int(_find_free_gpu_bytes() * _GPU_SHARE)
     room = min(psutil.virtual_memory().available, _find_group_room())
@@ -62,6 +65,9 @@ def estimate_memory(path: Path, settings: EngineSettings) -> int:
 
     Raises `OSError` or `ValueError` for a config that cannot be read.
     """
+    import torch
+    from transformers import AutoConfig
+
     whole: Any = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     config = whole.get_text_config()
     num_heads = config.num_attention_heads
@@ -76,12 +82,12 @@ def estimate_memory(path: Path, settings: EngineSettings) -> int:
     return PROCESS_BYTES + _measure_weights(path, dtype) + copy + cache
 
 
-def _measure_weights(path: Path, dtype: torch.dtype) -> int:
+def _measure_weights(path: Path, dtype: "torch.dtype") -> int:
     """Return the bytes of the weights in memory: files may hold a narrower type than the model."""
     num_bytes = num_weights = 0
     for file in path.glob("*.safetensors"):
         num_bytes += file.stat().st_size
-        with safe_open(file, framework="pt") as tensors:
+        with safe_open(file, framework="numpy") as tensors:
             shapes = (tensors.get_slice(name).get_shape() for name in tensors.keys())  # noqa: SIM118
             num_weights += sum(map(math.prod, shapes))
     return max(num_bytes, num_weights * dtype.itemsize)

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from serving.batching import Likelihood, find_likelihoods
+from serving.batching import find_likelihoods
+from serving.engine_messages import Likelihood
 
 _MAX_LOGITS = 1 << 26
 """Most logits at a time: 256 MB of them, in fp32."""

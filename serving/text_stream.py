@@ -1,8 +1,10 @@
 """From token ids to the text that may be shown: whole characters only, and nothing past a stop."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from transformers import PreTrainedTokenizerBase
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -16,7 +18,7 @@ class Detokenizer:
     drop the space in front of the first token that they are given.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = []
         self._num_context = 0  # tokens at the window's start whose text is given out already

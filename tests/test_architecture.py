@@ -1,6 +1,8 @@
 """The arrows between the rooms go one way; docs/architecture.md has the table."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,16 @@ def test_controllers_do_not_import_deepspeed_at_import_time() -> None:
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 assert "deepspeed" not in find_imports(ast.unparse(node)), file
+
+
+def test_the_application_is_imported_without_what_computes() -> None:
+    # Three processes import it before anything answers, and torch alone takes seconds.
+    slow = ["torch", "transformers", "numba", "datasets", "deepspeed"]
+    asked = f"import sys, apps.api; print([name for name in {slow} if name in sys.modules])"
+    found = subprocess.run(
+        [sys.executable, "-c", asked], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    assert found.stdout == "[]\n"
 
 
 def test_every_room_has_its_tests() -> None:

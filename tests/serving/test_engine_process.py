@@ -18,9 +18,9 @@ import pytest
 
 from serving.answer import Piece
 from serving.engine import Engine
-from serving.engine_core import Generation
-from serving.engine_process import ForkServer, fork_server
+from serving.engine_messages import Generation
 from serving.errors import DeadlineExceededError, EngineDeadError, EngineLostError
+from serving.remote_core import ForkServer, fork_server
 from serving.sampling import Sampling
 from serving.settings import EngineSettings
 from tests.serving.conftest import DEADLINE_S, Load, wait_until

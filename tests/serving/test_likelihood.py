@@ -11,11 +11,13 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 
 from serving import scoring
 from serving.answer import AnswerReader, Piece, TokenSpeller, ToldToken
-from serving.batching import UNLIKELY, Likelihood, find_likelihoods
+from serving.batching import UNLIKELY, find_likelihoods
 from serving.engine import Engine
+from serving.engine_messages import Likelihood
 from serving.errors import DeadlineExceededError, InvalidRequestError
+from serving.logits_processors import make_gumbel_noise
 from serving.model_loading import load_model
-from serving.sampling import Sampling, make_gumbel_noise
+from serving.sampling import Sampling
 from tests.serving.conftest import Load
 
 

@@ -1,0 +1,137 @@
+"""The next tokens of a batch are chosen here, for every request on its own terms."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.generation.continuous_batching.cb_logits_processors import (
+    ContinuousBatchingLogitsProcessor,
+    ContinuousBatchingLogitsProcessorList,
+    ContinuousBatchingTemperatureLogitsWarper,
+    ContinuousBatchingTopKLogitsWarper,
+    ContinuousBatchingTopPLogitsWarper,
+)
+from transformers.generation.continuous_batching.requests import FutureRequestState
+
+_DRAWN, _GREEDY = -2, -1
+"""What stands where a seeded request has the key of its noise."""
+_MASK = 0x7FFFFFFF
+
+
+def build_processors(
+    vocab_size: int, first: ContinuousBatchingLogitsProcessor
+) -> ContinuousBatchingLogitsProcessorList:
+    """Build the processors that let each request of a batch sample by its own settings.
+
+    `first` comes before them and sees the scores as the model gave them.
+
+    transformers builds only those that the model's generation config needs, and either draws for
+    all requests or for none. Here it draws for none: it takes the highest score, to which those
+    requests that want to draw have noise added. So a greedy request gets the first of equal scores,
+    which are common in bf16, as from `generate`.
+    """
+    top_k = TopKLogitsWarper(top_k=vocab_size)
+    processors: list[ContinuousBatchingLogitsProcessor] = [
+        first,
+        ContinuousBatchingTemperatureLogitsWarper(TemperatureLogitsWarper(1.0)),
+        _TopK(top_k),
+        _TopP(TopPLogitsWarper(top_p=1.0)),
+        _Noise(),
+    ]
+    built = ContinuousBatchingLogitsProcessorList(LogitsProcessorList(processors))
+    built.tensors_required = len(processors)
+    return built
+
+
+class _TopK(ContinuousBatchingTopKLogitsWarper):  # type: ignore[misc]
+    """Sorts only the rows that ask for it; sorting a whole vocabulary is slow."""
+
+    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
+        wanted = tensor_arg[: scores.size(0)] < scores.size(1)
+        return _process_rows(super().__call__, scores, tensor_arg, wanted)
+
+
+class _TopP(ContinuousBatchingTopPLogitsWarper):  # type: ignore[misc]
+    """Sorts only the rows that ask for it."""
+
+    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
+        wanted = tensor_arg[: scores.size(0)].view(dtype=torch.float32) < 1.0
+        return _process_rows(super().__call__, scores, tensor_arg, wanted)
+
+
+class _Noise(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
+    """Adds Gumbel noise, so that the highest score is a draw from the softmax of the scores.
+
+    (Gumbel 1954; Maddison et al. 2014, arXiv 1411.0030.) The noise of a seeded request depends on
+    its seed, the place and the token alone, whatever else is in the batch.
+    """
+
+    supported_kwargs = {"greedy": bool, "seed": int}  # noqa: RUF012 - declared so by transformers
+    ignored_kwargs = ()
+
+    def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
+        int32_tensor.fill_(_DRAWN)
+
+    def prepare_tensor_args(
+        self, requests_with_new_token: list[FutureRequestState]
+    ) -> torch.Tensor:
+        keys = [_find_key(request.state) for request in requests_with_new_token]
+        return torch.tensor(keys, dtype=torch.int32, device="cpu")
+
+    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
+        keys = tensor_arg[: scores.size(0)]
+        return _process_rows(_add_noise, scores, keys, keys != _GREEDY)
+
+
+def _find_key(state: Any) -> int:
+    """Tell how a request's next token is chosen; for a seeded one, by which key."""
+    kwargs = state.logit_processor_kwargs
+    if kwargs.get("greedy", False):
+        return _GREEDY
+    if (seed := kwargs.get("seed")) is None:
+        return _DRAWN
+    # One that had to leave the cache comes back with what it had generated in its prompt.
+    place = len(state.initial_tokens) + len(state.generated_tokens)
+    digest = hashlib.blake2b(f"{seed} {place}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") & _MASK
+
+
+def _add_noise(scores: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    drawn = -torch.empty_like(scores).exponential_().log()  # [B, V]
+    keys = keys.unsqueeze(-1)  # [B, 1]
+    seeded = make_gumbel_noise(keys, scores.size(1))
+    return scores + torch.where(keys == _GREEDY, 0.0, torch.where(keys == _DRAWN, drawn, seeded))
+
+
+def make_gumbel_noise(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Make noise of shape `[B, vocab_size]` from `keys` `[B, 1]`, 31 bits each, and nothing else.
+
+    Key and token id are mixed by the 32-bit finaliser of MurmurHash3 (Appleby).
+    """
+    tokens = torch.arange(vocab_size, device=keys.device)  # [V]
+    bits = keys.long() ^ (tokens * 0x9E3779B1 & 0xFFFFFFFF)  # [B, V]
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        bits = ((bits ^ bits >> shift) * factor) & 0xFFFFFFFF
+    uniform = ((bits ^ bits >> 16).double() + 0.5) / 2**32
+    return -torch.log(-torch.log(uniform)).float()
+
+
+def _process_rows(
+    process: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    scores: torch.Tensor,  # [B, V]
+    tensor_arg: torch.Tensor,  # [at least B]
+    wanted: torch.Tensor,  # [B]
+) -> torch.Tensor:
+    if scores.is_cuda:  # a CUDA graph cannot depend on what the tensors hold
+        return process(scores, tensor_arg[: scores.size(0)])
+    rows = wanted.nonzero().squeeze(-1)
+    if len(rows) == 0:
+        return scores
+    return scores.index_copy(0, rows, process(scores[rows], tensor_arg[rows]))
