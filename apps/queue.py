@@ -150,14 +150,14 @@ class RunQueue:
         Raises `ApiError` 404 for an unknown run, 409 for one that has not ended.
         """
         run = find_run(self._layout, run_id)
+        self._check_storage()
         await asyncio.shield(asyncio.to_thread(self._delete, run))
 
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
     ) -> dict[str, Any]:
         """Begin to turn a checkpoint of a run into a model; see `ExportDesk.begin`."""
-        if not self._holds_storage():
-            raise ApiError(503, "another application looks after the jobs of this storage")
+        self._check_storage()
         return await asyncio.to_thread(self._exports.begin, run_id, checkpoint_id, model_id)
 
     async def reconcile(self) -> None:
@@ -166,6 +166,7 @@ class RunQueue:
 
     async def _change(self, change: Callable[[RunFolder], None], run_id: str) -> dict[str, Any]:
         run = find_run(self._layout, run_id)
+        self._check_storage()
         await asyncio.shield(asyncio.to_thread(change, run))
         return describe_job(run)
 
@@ -378,6 +379,10 @@ class RunQueue:
             error=error.model_dump() if error else None,
             result_file=write_results(self._layout, run),
         )
+
+    def _check_storage(self) -> None:
+        if not self._holds_storage():
+            raise ApiError(503, "another application looks after the jobs of this storage")
 
     def _holds_storage(self) -> bool:
         """Whether this is the one queue of the storage root; dead processes hold no lock."""

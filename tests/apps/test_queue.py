@@ -88,7 +88,12 @@ async def test_two_applications_on_one_storage_do_not_share_its_runs(
         await other.reconcile()  # its cluster does not know the job
         await create(other, file_id)
         await other.reconcile()
+        for change in (other.cancel, other.pause, other.resume, other.delete):
+            with pytest.raises(ApiError, match="another application looks after"):
+                await change(run.path.name)
     assert run.read_record().status == "running"
+    assert not run.is_cancel_requested
+    assert not run.is_pause_requested
     assert jobs.started == [run.path.name]
 
 
