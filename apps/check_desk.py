@@ -1,6 +1,8 @@
 """Checks of rows that are still to be made, each until it has told what it found."""
 
+import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from apps.checks import are_quick, check_file, read_refusal, read_share
@@ -10,18 +12,26 @@ from apps.tasks import Task, TaskRunner
 from storage.layout import StorageLayout
 from training.runs import RunFolder
 
-_MAX_TRIES = 3
+_PAUSES_S = (0.0, 5.0, 30.0, 120.0, 600.0)
+"""Before each try: what was in its way may pass."""
 _ENDED = "the process that read it ended before it was done, again and again"
 
 
 class CheckDesk:
     """Has files checked that nobody has looked at, and those of jobs; one per storage root."""
 
-    def __init__(self, layout: StorageLayout, runner: TaskRunner) -> None:
+    def __init__(
+        self,
+        layout: StorageLayout,
+        runner: TaskRunner,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._layout = layout
         self._runner = runner
         self._files = FileStore(layout)
+        self._clock = clock
         self._num_tries: Counter[Task] = Counter()
+        self._not_before: dict[Task, float] = {}
 
     def look_after_job(self, run: RunFolder) -> str | dict[str, Any] | None:
         """Have the files of a job checked.
@@ -36,7 +46,10 @@ class CheckDesk:
             return None
         if (refusal := read_refusal(run)) is not None:
             return refusal
-        if not self._begin(Task("check_job", run.path.name)):
+        task = Task("check_job", run.path.name)
+        if not self._is_due(task):
+            return "its files are to be checked again, since the check of them was cut short"
+        if not self._begin(task):
             return {"code": "interrupted", "message": f"its files: {_ENDED}", "param": None}
         return "its files are being checked"
 
@@ -49,18 +62,35 @@ class CheckDesk:
                 is_quick = are_quick([self._files.find_content(file_id)])
             except (ApiError, FileNotFoundError):  # deleted just now
                 continue
-            if is_quick:
+            if is_busy and not is_quick:
+                continue
+            if self._runner.is_under_way(task.kind, file_id):
+                is_busy = True
+            elif not self._is_due(task):
+                continue
+            elif not self._count_try(task):
+                self._files.note_check(file_id, "error", _ENDED, None)
+            elif is_quick:
                 check_file(self._layout, file_id)
                 return
-            if is_busy or self._runner.is_under_way(task.kind, file_id) or self._begin(task):
-                is_busy = True
             else:
-                self._files.note_check(file_id, "error", _ENDED, None)
+                self._runner.start_task(self._layout.root, task)
+                is_busy = True
+
+    def _is_due(self, task: Task) -> bool:
+        return self._clock() >= self._not_before.get(task, 0.0)
 
     def _begin(self, task: Task) -> bool:
         """Begin with a check, unless it has ended without a word too often; tells whether."""
-        self._num_tries[task] += 1
-        if self._num_tries[task] > _MAX_TRIES:
+        if not self._count_try(task):
             return False
         self._runner.start_task(self._layout.root, task)
+        return True
+
+    def _count_try(self, task: Task) -> bool:
+        self._num_tries[task] += 1
+        if self._num_tries[task] > len(_PAUSES_S):
+            return False
+        pauses = (*_PAUSES_S[1:], 0.0)
+        self._not_before[task] = self._clock() + pauses[self._num_tries[task] - 1]
         return True

@@ -17,6 +17,7 @@ from serving.errors import ServingError
 from serving.model_store import LATEST_ALIAS, ModelStore, StoredModel
 from storage import durable
 from storage.layout import StorageLayout
+from storage.machine_faults import is_machine_fault
 from training import launch
 from training.data.faults import DataError
 from training.data.readers import RowFile
@@ -72,7 +73,10 @@ def find_param(spec: TrainingSpec, message: str) -> str:
 
 
 def check_job(layout: StorageLayout, run_id: str) -> None:
-    """Read the rows of a job that waits for it, and leave them, or the refusal, in its folder."""
+    """Read the rows of a job that waits for it, and leave them, or the refusal, in its folder.
+
+    Raises `OSError` for what is no fault of the rows', such as a full disk.
+    """
     from training.data.prepare import link_data, prepare_data
 
     run = find_run(layout, run_id)
@@ -91,6 +95,8 @@ def check_job(layout: StorageLayout, run_id: str) -> None:
     try:
         prepared = prepare_data(spec, layout.token_cache, tell_progress)
     except (ValueError, OSError) as exc:
+        if is_machine_fault(exc):
+            raise
         logger.warning("the files of job %s cannot be used: %s", run_id, exc)
         message = str(exc).replace(str(layout.root), "<storage>")
         param = find_param(spec, message)
@@ -122,7 +128,10 @@ def read_share(run: RunFolder) -> float | None:
 
 
 def check_file(layout: StorageLayout, file_id: str) -> None:
-    """Read an upload as a fine-tune of `latest` would, and leave with it what was found."""
+    """Read an upload as a fine-tune of `latest` would, and leave with it what was found.
+
+    Raises `OSError` for what is no fault of the rows', such as a full disk.
+    """
     from training.data.prepare import prepare_data
 
     files, models = FileStore(layout), ModelStore(layout)
@@ -138,6 +147,8 @@ def check_file(layout: StorageLayout, file_id: str) -> None:
             spec = build_default_spec(models, model, str(path))
             found = count_rows(prepare_data(spec, layout.token_cache, stop_if_deleted))
     except (ValueError, OSError, ServingError) as exc:
+        if is_machine_fault(exc):
+            raise
         message = str(exc).replace(str(layout.root), "<storage>")
         files.note_check(file_id, "error", message, None)
     else:

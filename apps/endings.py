@@ -1,14 +1,19 @@
-"""How a run ends: its model is published, and its figures become a file of results."""
+"""How a run ends, well or not, or goes on after its process was lost."""
 
 import csv
 import io
+import logging
+import time
+from typing import Any
 
 from apps.files import FileStore
-from apps.runs import name_model
+from apps.runs import has_published, name_model
 from serving.model_store import LATEST_ALIAS, ModelStore
 from storage.layout import StorageLayout
 from training import launch
-from training.runs import RunFolder
+from training.runs import EventLevel, RunError, RunFolder, RunStatus
+
+logger = logging.getLogger(__name__)
 
 # Our figures by the names that OpenAI's result files have for them; the rest keep their own.
 _COLUMNS = {
@@ -25,18 +30,95 @@ _COLUMNS = {
 
 
 def finish_published(layout: StorageLayout, run: RunFolder) -> None:
-    """Say that a run's model is published: move `latest` to it, and end the run well."""
+    """Say that a run's model is published: move `latest` to it, and end the run well.
+
+    May be done again by whoever finds it half done.
+    """
     model_id = name_model(run.read_record())
     ModelStore(layout).point_alias(LATEST_ALIAS, model_id)
-    run.add_event(f"Published as {model_id}, and {LATEST_ALIAS!r} points to it")
+    tell_once(run, f"Published as {model_id}, and {LATEST_ALIAS!r} points to it")
     run.update_record(result_file=write_results(layout, run))
     launch.succeed_run(run, model_id)
+
+
+def end_run(
+    layout: StorageLayout,
+    run: RunFolder,
+    status: RunStatus,
+    message: str,
+    error: RunError | None = None,
+) -> None:
+    """End a run otherwise than well; the event comes first, since a stream ends with the record."""
+    result_file = write_results(layout, run)
+    tell_once(run, message, level="error" if error else "info")
+    run.update_record(
+        status=status,
+        finished_at=int(time.time()),
+        writer="queue",
+        waiting_for=None,
+        error=error.model_dump() if error else None,
+        result_file=result_file,
+    )
+
+
+def settle_lost(layout: StorageLayout, run: RunFolder, reason: str, max_restarts: int) -> None:
+    """Say what becomes of a run that nobody computes any more, and that has not said so itself.
+
+    `reason` is why its process ended, as far as is known.
+    """
+    record = run.read_record()
+    if record.is_final:  # it said so just now
+        return
+    if has_published(ModelStore(layout), record.id, name_model(record)):
+        # It was killed between publishing and saying so.
+        finish_published(layout, run)
+    elif run.is_cancel_requested:
+        end_run(layout, run, "cancelled", "The fine-tune was cancelled")
+    elif record.status == "paused":  # it said so just now
+        return
+    elif run.is_pause_requested:
+        tell_once(run, "Paused; its process had ended before it could save a checkpoint")
+        run.update_record(status="paused", writer="queue")
+    else:
+        _put_back(layout, run, reason, max_restarts)
+
+
+def _put_back(layout: StorageLayout, run: RunFolder, reason: str, max_restarts: int) -> None:
+    """Have a run whose process was lost go on, unless it was lost too often where it stands."""
+    record = run.read_record()
+    last = run.read_last_metrics()
+    step = int(last["step"]) if last else 0
+    num_lost = 1 if step > record.lost_step else record.num_lost + 1
+    if num_lost > max_restarts:
+        message = f"{reason}; it did so {num_lost} times without getting on by a step"
+        error = RunError(code="interrupted", message=message)
+        end_run(layout, run, "failed", f"The fine-tune failed: {message}", error)
+        return
+    tell_once(
+        run,
+        f"Interrupted: {reason}. It goes on from its last checkpoint",
+        level="warn",
+        data={"step": step, "num_lost": num_lost, "max_restarts": max_restarts},
+    )
+    run.update_record(
+        status="queued", writer="queue", num_lost=num_lost, lost_step=max(step, record.lost_step)
+    )
+
+
+def tell_once(
+    run: RunFolder, message: str, level: EventLevel = "info", data: dict[str, Any] | None = None
+) -> None:
+    """Add an event unless it is the last one: whoever was cut short after it begins again."""
+    told = run.read_events()
+    if not told or (told[-1]["message"], told[-1]["data"]) != (message, data or {}):
+        run.add_event(message, level=level, data=data)
 
 
 def write_results(layout: StorageLayout, run: RunFolder) -> str | None:
     """Write the figures of a run's steps as CSV among the files; returns its id, None without any.
 
-    Whoever is cut short and begins again writes the same file.
+    Whoever is cut short and begins again writes the same file. A disk that has no room for it keeps
+    no run from ending.
     """
     metrics = run.read_metrics()
     if not metrics:
@@ -46,7 +128,11 @@ def write_results(layout: StorageLayout, run: RunFolder) -> str | None:
     writer.writerow(_COLUMNS.values())
     writer.writerows([line.get(name, "") for name in _COLUMNS] for line in metrics)
     file_id = f"file-{run.path.name}"
-    FileStore(layout).add(
-        file_id, text.getvalue().encode(), "step_metrics.csv", "fine-tune-results"
-    )
+    try:
+        FileStore(layout).add(
+            file_id, text.getvalue().encode(), "step_metrics.csv", "fine-tune-results"
+        )
+    except OSError:
+        logger.exception("the results of run %s cannot be written", run.path.name)
+        return None
     return file_id

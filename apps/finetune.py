@@ -54,15 +54,20 @@ def execute_queued_run(layout: StorageLayout, run: RunFolder, job_id: str) -> in
         try:
             if launch.execute_run(run, run.read_spec()) is None:
                 return 0  # paused, and in the record as that
+            record = run.read_record()
+            if record.job_id != job_id or record.is_final or run.is_cancel_requested:
+                logger.error("run %s is not job %s's to publish any more", record.id, job_id)
+                return 1
             ModelStore(layout).publish(run.model, name_model(record))
-            finish_published(layout, run)
         except launch.ClusterLostError:
             logger.exception("run %s has lost its cluster", record.id)
             return 1
         except Exception as exc:  # noqa: BLE001 - the process ends here; its record must say why
-            if not run.read_record().is_final:
-                launch.fail_run(run, exc)
+            launch.fail_run(run, exc)
             return 1
+        else:
+            # The model is there: whatever is in the way of this, the queue does it again.
+            finish_published(layout, run)
         finally:
             ray.shutdown()
     return 0

@@ -1,10 +1,10 @@
 """What is said of a disk that has no room for what comes in."""
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from apps.errors import ApiError
+from storage.machine_faults import is_out_of_room
 
 
 @contextmanager
@@ -13,6 +13,6 @@ def refuse_full_disk() -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_out_of_room(exc):
             raise ApiError(507, "the server's disk has no room for it") from exc
         raise

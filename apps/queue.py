@@ -14,33 +14,33 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import IO, Any, Literal, Protocol
 
 from apps.check_desk import CheckDesk
-from apps.endings import finish_published, write_results
+from apps.endings import end_run, settle_lost, tell_once
 from apps.errors import ApiError
 from apps.exports import ExportDesk
 from apps.intake import Intake
 from apps.jobs import FineTuneRequest, describe_job
 from apps.runs import (
     find_run,
-    has_published,
     list_exports,
     list_unfinished,
-    name_model,
     remove_deleted,
 )
 from apps.tasks import TaskRunner
-from serving.model_store import ModelStore
 from storage.layout import StorageLayout
 from training.lease import LeaseWatch
 from training.resources import find_shortage
-from training.runs import RunError, RunFolder, RunRecord, RunStatus
+from training.runs import RunError, RunFolder, RunRecord
+from training.spec import TrainingSpec
 
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 10.0
+_POLL_S = 0.1
 
 JobState = Literal["active", "ended", "unknown"]
 
@@ -83,7 +83,6 @@ class RunQueue:
     ) -> None:
         self._layout = layout
         self._runner = runner
-        self._models = ModelStore(layout)
         self._exports = ExportDesk(layout, runner)
         self._checks = CheckDesk(layout, runner)
         self._intake = Intake(layout, reserved_cpus, reserved_gpus)
@@ -176,40 +175,51 @@ class RunQueue:
             run.request_cancel()
             run.add_event("Cancelling")
             if record.writer == "queue" or record.status == "paused":
-                self._end_lost(run)
+                self._settle_lost(run)
                 return
         assert record.job_id is not None
-        if not self._runner.stop(record.job_id, STOP_TIMEOUT_S):
-            raise ApiError(504, f"job {record.id!r} did not stop in {STOP_TIMEOUT_S:g} s")
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        is_over = self._runner.stop(record.job_id, STOP_TIMEOUT_S)
+        while not is_over or self._leases.is_alive(run):  # a process may outlive its job
+            if time.monotonic() > deadline:
+                message = f"job {record.id!r} did not stop in {STOP_TIMEOUT_S:g} s; it ends "
+                raise ApiError(504, f"{message}as soon as it does")
+            time.sleep(_POLL_S)
         with self._lock:
-            self._end_lost(run)
+            self._settle_lost(run)
 
     def _pause(self, run: RunFolder) -> None:
         with self._lock:
             record = _read_unfinished(run)
-            if record.status == "paused" or run.is_pause_requested:
+            if run.is_pause_requested:
                 return
+            run.request_pause()
             if record.writer == "queue":
                 run.add_event("Paused")
                 run.update_record(status="paused", waiting_for=None)
             else:
                 run.add_event("Pausing after this step")
-                run.request_pause()
 
     def _resume(self, run: RunFolder) -> None:
         with self._lock:
             record = _read_unfinished(run)
-            is_asked_to_pause = run.is_pause_requested
-            run.pause_file.unlink(missing_ok=True)
-            if record.status == "paused":
-                run.add_event("Waiting for its turn, to go on")
-                status = "queued" if run.has_data else "validating_files"
-                run.update_record(status=status, writer="queue", num_lost=0)
-            elif is_asked_to_pause:
-                run.add_event("It is not to pause any more")
-            else:
+            if run.is_cancel_requested:
+                message = f"job {record.id!r} is being cancelled"
+                raise ApiError(409, message, code="job_not_paused")
+            if record.status != "paused" and not run.is_pause_requested:
                 message = f"job {record.id!r} is {record.status}, not paused"
                 raise ApiError(409, message, code="job_not_paused")
+            run.pause_file.unlink(missing_ok=True)
+            if record.status == "paused":
+                self._take_up(run)
+            else:  # where its process pauses all the same, we see that nobody wants it to
+                run.add_event("It is not to pause any more")
+
+    def _take_up(self, run: RunFolder) -> None:
+        """Have a paused run wait for its turn."""
+        tell_once(run, "Waiting for its turn, to go on")
+        status = "queued" if run.has_data else "validating_files"
+        run.update_record(status=status, writer="queue", num_lost=0)
 
     def _delete(self, run: RunFolder) -> None:
         with self._lock:
@@ -221,7 +231,7 @@ class RunQueue:
                 message = f"a checkpoint of job {record.id!r} is being published"
                 raise ApiError(409, message, code="in_use")
             run.record_file.unlink()  # what has no record does not exist
-            shutil.rmtree(run.path, ignore_errors=True)
+        shutil.rmtree(run.path, ignore_errors=True)
 
     def _reconcile(self) -> None:
         if not self._holds_storage():
@@ -229,22 +239,48 @@ class RunQueue:
         computing: list[RunFolder] = []
         waiting: list[RunFolder] = []
         for run, record in list_unfinished(self._layout):
-            if record.status == "paused":
-                continue
-            if record.writer == "queue" and record.status == "validating_files":
-                self._look_after_check(run)
-            elif record.writer == "queue" or self._is_unstarted(record):
-                waiting.append(run)
-            elif self._computes(run, record):
-                computing.append(run)
-            else:
-                with self._lock:
-                    self._end_lost(run)
-                if self._is_waiting(run):  # and is not overtaken
+            with _log_failure("run %s cannot be looked after", record.id):
+                place = self._look_after(run, record)
+                if place == "computing":
+                    computing.append(run)
+                elif place == "waiting":
                     waiting.append(run)
-        self._start_next(waiting, computing)
-        self._exports.reconcile()
-        self._checks.look_after_files()
+        with _log_failure("no run can be started"):
+            self._start_next(waiting, computing)
+        with _log_failure("exports cannot be looked after"):
+            self._exports.reconcile()
+        with _log_failure("files cannot be looked after"):
+            self._checks.look_after_files()
+        remove_deleted(self._layout)
+
+    def _look_after(
+        self, run: RunFolder, record: RunRecord
+    ) -> Literal["waiting", "computing", "neither"]:
+        """Do what a run needs but to be started; returns what it does until the next look."""
+        is_ours = record.writer == "queue" or record.status == "paused"
+        if run.is_cancel_requested:  # whoever was asked for it may have been cut short
+            if not is_ours and self._computes(run, record):
+                assert record.job_id is not None
+                self._runner.stop(record.job_id, timeout_s=0.0)
+                return "computing"
+            with self._lock:
+                self._settle_lost(run)
+            return "neither"
+        if record.status == "paused":
+            with self._lock:
+                if run.read_record().status == "paused" and not run.is_pause_requested:
+                    self._take_up(run)
+            return "neither"
+        if is_ours and record.status == "validating_files":
+            self._look_after_check(run)
+            return "neither"
+        if is_ours or self._is_unstarted(record):
+            return "waiting"
+        if self._computes(run, record):
+            return "computing"
+        with self._lock:
+            self._settle_lost(run)
+        return "waiting" if self._is_waiting(run) else "neither"  # and is not overtaken
 
     def _is_waiting(self, run: RunFolder) -> bool:
         record = run.read_record()
@@ -265,24 +301,28 @@ class RunQueue:
     def _start_next(self, waiting: Sequence[RunFolder], computing: list[RunFolder]) -> None:
         """Start the first ones that wait, as many as may compute, and tell the others why not."""
         nodes = self._runner.list_nodes()
+        num_computing = len(computing)
+        specs = [spec for run in computing if (spec := _read_spec(run)) is not None]
         is_blocked = False
         place = 1
         for run in waiting:
+            spec = _read_spec(run)
+            if spec is None:  # of another version of ours, perhaps: it waits, and no other does
+                with self._lock:
+                    self._tell_waiting(
+                        run, "its settings cannot be read; the server's log says why"
+                    )
+                continue
             reason: str | None = None
-            if is_blocked or len(computing) >= self._max_concurrent_runs:
+            if is_blocked or num_computing >= self._max_concurrent_runs:
                 reason = f"number {place} in the queue"
             else:
-                reason = find_shortage(
-                    run.read_spec(),
-                    [other.read_spec() for other in computing],
-                    nodes,
-                    self._reserved_cpus,
-                    self._reserved_gpus,
-                )
+                reason = find_shortage(spec, specs, nodes, self._reserved_cpus, self._reserved_gpus)
             with self._lock:
                 if reason is None:
-                    self._start(run)
-                    computing.append(run)
+                    if self._start(run):
+                        num_computing += 1
+                        specs.append(spec)
                 else:
                     is_blocked = True  # a smaller one must not keep it waiting for ever
                     place += 1
@@ -305,14 +345,17 @@ class RunQueue:
             elif isinstance(found, str):
                 self._tell_waiting(run, found)
             else:
-                run.add_event(found["message"], level="error")
-                self._end(run, "failed", RunError.model_validate(found))
+                error = RunError.model_validate(found)
+                end_run(self._layout, run, "failed", error.message, error)
 
-    def _start(self, run: RunFolder) -> None:
-        """Hand a run over to its job; the record goes first, and a job starts only once."""
+    def _start(self, run: RunFolder) -> bool:
+        """Hand a run over to its job; the record goes first, and a job starts only once.
+
+        Returns whether it has one now, or gets one as soon as the cluster can give it.
+        """
         record = run.read_record()
         if record.is_final or record.status == "paused" or run.is_cancel_requested:
-            return
+            return False
         if record.writer == "queue":
             number = record.num_starts + 1
             record = run.update_record(
@@ -325,60 +368,18 @@ class RunQueue:
         except (RuntimeError, OSError) as exc:  # the cluster's; it is asked again soon
             logger.exception("run %s could not be started", record.id)
             message = f"The cluster cannot start it at present, trying again: {exc}"
-            if run.read_events()[-1]["message"] != message:
-                run.add_event(message, level="warn")
+            tell_once(run, message, level="warn")
         else:
             logger.info("started run %s as job %s", record.id, record.job_id)
+        return True
 
-    def _end_lost(self, run: RunFolder) -> None:
-        """Say what becomes of a run that computes no more and has not said so itself."""
+    def _settle_lost(self, run: RunFolder) -> None:
         record = run.read_record()
-        if record.is_final:  # it said so just now
-            return
-        if has_published(self._models, record.id, name_model(record)):
-            # It was killed between publishing and saying so.
-            finish_published(self._layout, run)
-        elif run.is_cancel_requested:
-            run.add_event("The fine-tune was cancelled")
-            self._end(run, "cancelled")
-        elif record.status == "paused":  # it said so just now
-            return
-        elif run.is_pause_requested:
-            run.add_event("Paused; its process had ended before it could save a checkpoint")
-            run.update_record(status="paused", writer="queue")
-        else:
-            self._put_back(run, record)
-
-    def _put_back(self, run: RunFolder, record: RunRecord) -> None:
-        """Have a run whose process was lost go on, unless it was lost too often where it stands."""
         reason = "the application was stopped or its process was killed while it computed"
         output = self._runner.read_logs(record.job_id or record.id).strip()
         if output:
             reason = f"its process ended before its time: {output.splitlines()[-1][:300]}"
-        last = run.read_last_metrics()
-        step = int(last["step"]) if last else 0
-        num_lost = 1 if step > record.lost_step else record.num_lost + 1
-        if num_lost > self._max_restarts:
-            message = f"{reason}; it did so {num_lost} times without getting on by a step"
-            run.add_event(f"The fine-tune failed: {message}", level="error")
-            self._end(run, "failed", RunError(code="interrupted", message=message))
-            return
-        run.add_event(
-            f"Interrupted: {reason}. It goes on from its last checkpoint",
-            level="warn",
-            data={"step": step, "num_lost": num_lost, "max_restarts": self._max_restarts},
-        )
-        run.update_record(status="queued", writer="queue", num_lost=num_lost, lost_step=step)
-
-    def _end(self, run: RunFolder, status: RunStatus, error: RunError | None = None) -> None:
-        run.update_record(
-            status=status,
-            finished_at=int(time.time()),
-            writer="queue",
-            waiting_for=None,
-            error=error.model_dump() if error else None,
-            result_file=write_results(self._layout, run),
-        )
+        settle_lost(self._layout, run, reason, self._max_restarts)
 
     def _check_storage(self) -> None:
         if not self._holds_storage():
@@ -396,8 +397,24 @@ class RunQueue:
                     logger.warning("another application looks after the runs here: %s", file.name)
                     return False
                 self._storage_lock = file
-                remove_deleted(self._layout)
         return True
+
+
+@contextmanager
+def _log_failure(message: str, *arguments: str) -> Iterator[None]:
+    """Log what the body raises: trouble with one run must not stop what the others need."""
+    try:
+        yield
+    except Exception:
+        logger.exception(message, *arguments)
+
+
+def _read_spec(run: RunFolder) -> TrainingSpec | None:
+    try:
+        return run.read_spec()
+    except (ValueError, OSError):
+        logger.exception("the settings of run %s cannot be read", run.path.name)
+        return None
 
 
 def _read_unfinished(run: RunFolder) -> RunRecord:

@@ -1,5 +1,6 @@
 """Fine-tunes as Ray Jobs of the cluster that this process belongs to."""
 
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from apps.queue import JobState
 from apps.tasks import Task
 from storage.layout import open_storage
 from training.priority import yield_to_others
+
+logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 
@@ -49,10 +52,12 @@ class RayJobRunner:
         return True
 
     def read_logs(self, job_id: str) -> str:
-        """Read what a job printed; nothing if it is unknown."""
-        if self.find_state(job_id) == "unknown":
+        """Read what a job printed; nothing where it is unknown, or its node is gone."""
+        try:
+            return str(self._client.get_job_logs(job_id))
+        except (RuntimeError, OSError, ValueError) as exc:
+            logger.info("what job %s printed cannot be read: %s", job_id, exc)
             return ""
-        return str(self._client.get_job_logs(job_id))
 
     def list_nodes(self) -> list[dict[str, float]]:
         """Total resources of every node that is alive."""

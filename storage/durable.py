@@ -49,14 +49,17 @@ def read_json(path: Path) -> Any:
 def append_json_line(path: Path, value: Any) -> None:
     """Append one line of JSON in a single write, so that lines of two processes never mix.
 
-    A line that a crash left half written is ended first, so that it spoils no other.
+    A line that a crash left half written is ended first, so that it spoils no other. Raises
+    `OSError` if there is no room for all of it.
     """
     line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
     with path.open("a+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
         is_torn = size > 0 and file.read(1) != b"\n"
-        file.write(b"\n" + line if is_torn else line)
+        content = b"\n" + line if is_torn else line
+        if file.write(content) < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def read_json_lines(path: Path) -> list[Any]:

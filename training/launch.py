@@ -145,6 +145,8 @@ def _has_cluster() -> bool:
 def fail_run(run: RunFolder, exc: BaseException) -> None:
     """Write a failure into the run's events and record."""
     logger.error("run %s failed", run.path.name, exc_info=exc)
+    if run.read_record().is_final:  # cancelled, while its process was cut off from everybody
+        return
     message = str(exc) or type(exc).__name__
     run.add_event(message, level="error")
     error = RunError(code=getattr(exc, "code", type(exc).__name__), message=message)

@@ -84,11 +84,11 @@ class _Heart:
 
     def keep_beating(self) -> None:
         while not self.stopped.wait(BEAT_S):
-            line = _read(self._run)
-            if line and not line.startswith(f"{self._owner} "):
-                logger.critical("run %s is computed by %s now", self._run.path.name, line)
-                os.kill(os.getpid(), signal.SIGKILL)
             try:
+                line = _read(self._run)
+                if line and not line.startswith(f"{self._owner} "):
+                    logger.critical("run %s is computed by %s now", self._run.path.name, line)
+                    os.kill(os.getpid(), signal.SIGKILL)
                 self.beat()
             except OSError:
                 logger.exception("the heartbeat of run %s cannot be written", self._run.path.name)

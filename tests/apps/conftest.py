@@ -1,5 +1,7 @@
 """The application without Serve: real storage, a real tiny model, and jobs that only get noted."""
 
+import json
+import shutil
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from apps.files import FileStore
 from apps.http import build_http
 from apps.queue import JobState, RunQueue
+from apps.runs import find_run
 from apps.services import Services
 from apps.tasks import Task
 from serving.model_store import ModelStore
@@ -19,6 +22,8 @@ from storage.layout import StorageLayout, open_storage
 from tests.tiny_model import build_tiny_model
 from training.runs import RunFolder, RunRecord
 from training.spec import TrainingSpec
+
+ROW = {"prompt": "How many loaves?", "completion": "Twelve."}
 
 
 @dataclass
@@ -64,6 +69,25 @@ class NotedJobs:
     def started(self) -> list[str]:
         """The runs whose jobs were started, in that order."""
         return [job_id.rpartition("-")[0] for job_id in self.commands]
+
+
+async def create_run(queue: RunQueue, file_id: str, **more: Any) -> RunFolder:
+    job = await queue.create({"model": "latest", "training_file": file_id, **more})
+    return find_run(queue._layout, job["id"])
+
+
+async def lose_run(queue: RunQueue, jobs: NotedJobs, run: RunFolder, step: int = 0) -> None:
+    """Have the run's job start, get to a step and die."""
+    await queue.reconcile()
+    record = run.update_record(status="running")
+    if step:
+        run.add_metrics({"step": step})
+    jobs.states[str(record.job_id)] = "ended"
+    await queue.reconcile()
+
+
+def copy_model(source: Path, target: Path) -> Path:
+    return Path(shutil.copytree(source, target))
 
 
 _NO_COUNTS = {"num_prompt_tokens": 0, "num_completion_tokens": 0}
@@ -206,3 +230,11 @@ def client(services: Services) -> httpx.AsyncClient:
     """The API's client; what the application leaves to Serve to log as a failure is raised."""
     transport = httpx.ASGITransport(build_http(services, None))
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
+
+
+@pytest.fixture
+def file_id(layout: StorageLayout, tmp_path: Path) -> str:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(f"{json.dumps(ROW)}\n" * 4)
+    FileStore(layout).add("file-rows", rows.read_bytes(), "rows.jsonl")
+    return "file-rows"

@@ -1,7 +1,6 @@
 import errno
 import json
 import shlex
-import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,13 @@ from apps.tasks import Task
 from serving.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout, open_storage
-from tests.apps.conftest import NotedJobs
+from tests.apps.conftest import ROW, NotedJobs, copy_model, create_run, lose_run
 from training.data.faults import DataError
 from training.lease import hold_lease
 from training.resources import ResourceError
 from training.runs import RunFolder
 
 pytestmark = pytest.mark.anyio
-ROW = {"prompt": "How many loaves?", "completion": "Twelve."}
 
 
 @pytest.fixture
@@ -34,27 +32,10 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture
-def file_id(layout: StorageLayout, tmp_path: Path) -> str:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(f"{json.dumps(ROW)}\n" * 4)
-    FileStore(layout).add("file-rows", rows.read_bytes(), "rows.jsonl")
-    return "file-rows"
-
-
-def copy_model(source: Path, target: Path) -> Path:
-    return Path(shutil.copytree(source, target))
-
-
-async def create(queue: RunQueue, file_id: str, **more: Any) -> RunFolder:
-    job = await queue.create({"model": "latest", "training_file": file_id, **more})
-    return find_run(queue._layout, job["id"])
-
-
 async def test_runs_start_in_order_one_at_a_time(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
-    first, second = await create(queue, file_id), await create(queue, file_id, suffix="two")
+    first, second = await create_run(queue, file_id), await create_run(queue, file_id, suffix="two")
     await queue.reconcile()
     await queue.reconcile()
     assert jobs.started == [first.path.name]
@@ -67,7 +48,7 @@ async def test_runs_start_in_order_one_at_a_time(
 async def test_a_restarted_queue_knows_everything(
     queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str
 ) -> None:
-    runs = [await create(queue, file_id) for _ in range(3)]
+    runs = [await create_run(queue, file_id) for _ in range(3)]
     await queue.reconcile()
     queue.close()
     with closing(RunQueue(layout, jobs)) as restarted:
@@ -81,12 +62,12 @@ async def test_a_restarted_queue_knows_everything(
 async def test_two_applications_on_one_storage_do_not_share_its_runs(
     queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str
 ) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     await queue.reconcile()
     run.update_record(status="running")
     with closing(RunQueue(layout, NotedJobs())) as other:
         await other.reconcile()  # its cluster does not know the job
-        await create(other, file_id)
+        await create_run(other, file_id)
         await other.reconcile()
         for change in (other.cancel, other.pause, other.resume, other.delete):
             with pytest.raises(ApiError, match="another application looks after"):
@@ -100,7 +81,7 @@ async def test_two_applications_on_one_storage_do_not_share_its_runs(
 async def test_a_run_cancelled_while_another_starts_is_never_started(
     queue: RunQueue, jobs: NotedJobs, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     decided = RunQueue._start
 
     def start_late(self: RunQueue, waiting: RunFolder) -> None:
@@ -120,7 +101,7 @@ async def test_a_run_cancelled_while_another_starts_is_never_started(
 async def test_a_run_whose_cancelling_was_cut_short_ends_as_cancelled(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     await queue.reconcile()
     run.update_record(status="running")
     run.request_cancel()
@@ -130,8 +111,9 @@ async def test_a_run_whose_cancelling_was_cut_short_ends_as_cancelled(
 
 
 async def test_a_paused_run_is_left_alone(queue: RunQueue, jobs: NotedJobs, file_id: str) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     await queue.reconcile()
+    run.request_pause()
     run.update_record(status="paused")
     jobs.states[f"{run.path.name}-1"] = "ended"
     await queue.reconcile()
@@ -141,7 +123,7 @@ async def test_a_paused_run_is_left_alone(queue: RunQueue, jobs: NotedJobs, file
 async def test_a_run_killed_after_it_published_ends_well(
     queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, tiny_model: Path
 ) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     await queue.reconcile()
     run.update_record(status="running")
     model_id = name_model(run.read_record())
@@ -158,7 +140,7 @@ async def test_a_run_killed_after_it_published_ends_well(
 async def test_a_model_of_the_same_id_is_not_taken_for_the_runs_own(
     queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, tiny_model: Path
 ) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     await queue.reconcile()
     ModelStore(layout).add(tiny_model, name_model(run.read_record()))
     jobs.states[f"{run.path.name}-1"] = "ended"
@@ -188,7 +170,7 @@ async def test_a_job_starts_from_a_path_with_a_space(
 async def test_a_queue_killed_before_it_started_a_job_starts_it_again(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     run.update_record(writer="job", job_id=f"{run.path.name}-1", num_starts=1)
     await queue.reconcile()
     assert jobs.started == [run.path.name]
@@ -197,7 +179,7 @@ async def test_a_queue_killed_before_it_started_a_job_starts_it_again(
 async def test_a_cluster_that_cannot_start_a_job_is_asked_again(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     jobs.refusal = RuntimeError("no agent is available")
     for _ in range(3):
         await queue.reconcile()
@@ -206,16 +188,6 @@ async def test_a_cluster_that_cannot_start_a_job_is_asked_again(
     jobs.refusal = None
     await queue.reconcile()
     assert jobs.started == [run.path.name]
-
-
-async def lose(queue: RunQueue, jobs: NotedJobs, run: RunFolder, step: int = 0) -> None:
-    """Have the run's job start, get to a step and die."""
-    await queue.reconcile()
-    record = run.update_record(status="running")
-    if step:
-        run.add_metrics({"step": step})
-    jobs.states[str(record.job_id)] = "ended"
-    await queue.reconcile()
 
 
 @pytest.mark.parametrize(
@@ -228,7 +200,7 @@ async def lose(queue: RunQueue, jobs: NotedJobs, run: RunFolder, step: int = 0) 
 async def test_a_run_whose_job_died_goes_on_in_its_old_place(
     queue: RunQueue, jobs: NotedJobs, file_id: str, state: Any, logs: str, reason: str
 ) -> None:
-    run, other = await create(queue, file_id), await create(queue, file_id)
+    run, other = await create_run(queue, file_id), await create_run(queue, file_id)
     await queue.reconcile()
     run.update_record(status="running")
     jobs.logs = logs
@@ -246,16 +218,16 @@ async def test_a_run_whose_job_died_goes_on_in_its_old_place(
 async def test_a_run_that_is_lost_too_often_where_it_stands_fails(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     for _ in range(3):
-        await lose(queue, jobs, run, step=7)
+        await lose_run(queue, jobs, run, step=7)
         assert run.read_record().status == "queued"
-    await lose(queue, jobs, run, step=8)  # it got on
+    await lose_run(queue, jobs, run, step=8)  # it got on
     for _ in range(2):
-        await lose(queue, jobs, run, step=8)
+        await lose_run(queue, jobs, run, step=8)
         assert run.read_record().status == "queued"
     jobs.logs = "Killed"
-    await lose(queue, jobs, run, step=8)
+    await lose_run(queue, jobs, run, step=8)
     record = run.read_record()
     assert record.status == "failed"
     assert record.error is not None
@@ -268,7 +240,7 @@ async def test_a_run_that_is_lost_too_often_where_it_stands_fails(
 async def test_a_run_whose_process_lives_on_without_its_job_is_not_started_twice(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     await queue.reconcile()
     run.update_record(status="running")
     jobs.states[f"{run.path.name}-1"] = "unknown"
@@ -287,7 +259,9 @@ async def test_the_more_important_goes_first_and_two_compute_at_once(
     layout: StorageLayout, jobs: NotedJobs, file_id: str
 ) -> None:
     with closing(RunQueue(layout, jobs, max_concurrent_runs=2)) as queue:
-        runs = [await create(queue, file_id, priority=priority) for priority in (0, 0, 5, -1, 5)]
+        runs = [
+            await create_run(queue, file_id, priority=priority) for priority in (0, 0, 5, -1, 5)
+        ]
         for _ in runs:
             await queue.reconcile()
             await queue.reconcile()
@@ -303,8 +277,8 @@ async def test_a_waiting_job_says_what_it_waits_for(
 ) -> None:
     with closing(RunQueue(layout, jobs, max_concurrent_runs=3, reserved_cpus=0.5)) as queue:
         settings = {"num_workers": 1, "cpus_per_worker": 1.0}
-        runs = [await create(queue, file_id, training=settings) for _ in range(3)]
-        small = await create(queue, file_id, training={"num_workers": 1})
+        runs = [await create_run(queue, file_id, training=settings) for _ in range(3)]
+        small = await create_run(queue, file_id, training={"num_workers": 1})
         await queue.reconcile()
         told = [run.read_record().waiting_for for run in (*runs, small)]
         assert told == [
@@ -327,7 +301,7 @@ async def test_a_waiting_job_says_what_it_waits_for(
 async def test_a_waiting_run_is_paused_and_waits_again_in_its_place(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
-    first, second = await create(queue, file_id), await create(queue, file_id)
+    first, second = await create_run(queue, file_id), await create_run(queue, file_id)
     assert (await queue.pause(first.path.name))["status"] == "paused"
     assert (await queue.pause(first.path.name))["status"] == "paused"
     await queue.pause(second.path.name)
@@ -342,7 +316,7 @@ async def test_a_waiting_run_is_paused_and_waits_again_in_its_place(
 async def test_a_computing_run_is_asked_to_pause_and_started_anew_to_go_on(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     await queue.reconcile()
     run.update_record(status="running")
     assert (await queue.pause(run.path.name))["status"] == "running"
@@ -363,7 +337,7 @@ async def test_a_computing_run_is_asked_to_pause_and_started_anew_to_go_on(
 async def test_a_run_that_is_to_pause_can_be_let_go_on(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     await queue.reconcile()
     run.update_record(status="running")
     await queue.pause(run.path.name)
@@ -374,7 +348,7 @@ async def test_a_run_that_is_to_pause_can_be_let_go_on(
 async def test_a_run_lost_while_it_was_to_pause_is_paused(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     await queue.reconcile()
     run.update_record(status="running")
     await queue.pause(run.path.name)
@@ -386,7 +360,7 @@ async def test_a_run_lost_while_it_was_to_pause_is_paused(
 async def test_a_paused_run_can_be_cancelled(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     await queue.pause(run.path.name)
     assert (await queue.cancel(run.path.name))["status"] == "cancelled"
     for change in (queue.pause, queue.resume):
@@ -400,7 +374,7 @@ async def test_a_paused_run_can_be_cancelled(
 async def test_a_run_that_has_ended_is_deleted_and_no_other(
     queue: RunQueue, layout: StorageLayout, file_id: str
 ) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     with pytest.raises(ApiError, match="is queued; cancel it first"):
         await queue.delete(run.path.name)
     await queue.cancel(run.path.name)
@@ -413,7 +387,7 @@ async def test_a_run_that_has_ended_is_deleted_and_no_other(
 async def test_a_deletion_that_was_cut_short_is_finished_by_the_next_queue(
     queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str
 ) -> None:
-    run, kept = await create(queue, file_id), await create(queue, file_id)
+    run, kept = await create_run(queue, file_id), await create_run(queue, file_id)
     queue.close()
     run.record_file.unlink()
     with closing(RunQueue(layout, jobs)) as restarted:
@@ -432,16 +406,16 @@ async def test_of_a_run_that_could_not_be_written_nothing_is_left(
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "create", fail)
         with pytest.raises(OSError, match="No space left"):
-            await create(queue, file_id)
+            await create_run(queue, file_id)
     assert list(layout.runs.iterdir()) == []
-    await create(queue, file_id)
+    await create_run(queue, file_id)
     assert len(list_runs(layout)) == 1
 
 
 async def test_the_figures_of_a_run_are_a_file_when_it_ends(
     queue: RunQueue, layout: StorageLayout, file_id: str
 ) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     rest = dict.fromkeys(("num_steps", "epoch", "tokens_per_s", "elapsed_s", "remaining_s"), 1.0)
     run.add_metrics({"step": 1, "loss": 2.5, "learning_rate": 1e-4, **rest})
     run.add_metrics({"step": 2, "loss": 2.25, "learning_rate": 5e-5, "eval_loss": 2.0, **rest})
@@ -469,7 +443,7 @@ def nothing_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_large_files_are_checked_aside_before_a_job_waits(
     queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, nothing_is_quick: None
 ) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     assert run.read_record().status == "validating_files"
     await queue.reconcile()
     task = Task("check_job", run.path.name)
@@ -489,7 +463,7 @@ async def test_a_job_whose_large_file_is_bad_fails_with_the_lines(
     queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, nothing_is_quick: None
 ) -> None:
     FileStore(layout).add("file-bad", b'{"text": "x"}\n{"text": 3}\n', "bad.jsonl")
-    run = await create(queue, "file-bad")
+    run = await create_run(queue, "file-bad")
     await queue.reconcile()
     check_job(layout, run.path.name)
     jobs.under_way.clear()
@@ -501,18 +475,6 @@ async def test_a_job_whose_large_file_is_bad_fails_with_the_lines(
         "training_file",
     )
     assert "'text' is 3, expected text (line 2)" in job["error"]["message"]
-
-
-async def test_a_check_whose_process_dies_is_begun_again_but_not_for_ever(
-    queue: RunQueue, jobs: NotedJobs, file_id: str, nothing_is_quick: None
-) -> None:
-    run = await create(queue, file_id)
-    for _ in range(3):
-        await queue.reconcile()
-        assert run.read_record().status == "validating_files"
-        jobs.under_way.clear()
-    await queue.reconcile()
-    assert run.read_record().status == "failed"
 
 
 async def test_an_upload_is_checked_and_counted(
@@ -549,19 +511,19 @@ async def test_rows_to_evaluate_on_come_from_a_file_of_their_own(
     queue: RunQueue, layout: StorageLayout, file_id: str
 ) -> None:
     FileStore(layout).add("file-more", f"{json.dumps(ROW)}\n".encode(), "more.jsonl")
-    run = await create(queue, file_id, validation_file="file-more")
+    run = await create_run(queue, file_id, validation_file="file-more")
     assert run.read_data_summary()["validation"]["num_rows"] == 1
     assert describe_job(run)["validation_file"] == "file-more"
     FileStore(layout).add("file-bad", b'{"text": 3}\n', "bad.jsonl")
     with pytest.raises(ApiError, match="'text' is 3") as caught:
-        await create(queue, file_id, validation_file="file-bad")
+        await create_run(queue, file_id, validation_file="file-bad")
     assert caught.value.param == "validation_file"
 
 
 async def test_a_waiting_run_is_cancelled_without_ever_starting(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     job = await queue.cancel(run.path.name)
     await queue.reconcile()
     assert job["status"] == "cancelled"
@@ -569,7 +531,7 @@ async def test_a_waiting_run_is_cancelled_without_ever_starting(
 
 
 async def test_a_computing_run_is_stopped(queue: RunQueue, jobs: NotedJobs, file_id: str) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     await queue.reconcile()
     run.update_record(status="running")
     job = await queue.cancel(run.path.name)
@@ -583,7 +545,7 @@ async def test_a_computing_run_is_stopped(queue: RunQueue, jobs: NotedJobs, file
 async def test_cancelling_and_looking_after_runs_do_not_collide(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
-    run = await create(queue, file_id)
+    run = await create_run(queue, file_id)
     await queue.reconcile()
     run.update_record(status="running")
     async with anyio.create_task_group() as group:
@@ -651,7 +613,7 @@ async def test_bad_rows_are_named_before_a_job_exists(
 
 async def test_openais_hyperparameters_become_settings(queue: RunQueue, file_id: str) -> None:
     asked = {"n_epochs": 2, "batch_size": 8, "learning_rate_multiplier": 0.5}
-    run = await create(
+    run = await create_run(
         queue,
         file_id,
         seed=11,
@@ -663,7 +625,7 @@ async def test_openais_hyperparameters_become_settings(queue: RunQueue, file_id:
 
 
 async def test_the_record_shows_what_was_asked(queue: RunQueue, file_id: str) -> None:
-    run = await create(queue, file_id, suffix="bakery", metadata={"team": "ovens"})
+    run = await create_run(queue, file_id, suffix="bakery", metadata={"team": "ovens"})
     job = describe_job(run)
     assert job["model"] == "tiny"
     assert job["metadata"] == {"team": "ovens"}

@@ -1,0 +1,249 @@
+"""The queue when disks are full, processes are killed in the middle, and records are unreadable."""
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apps import endings
+from apps.check_desk import CheckDesk
+from apps.checks import check_job
+from apps.errors import ApiError
+from apps.files import FileStore
+from apps.queue import RunQueue
+from apps.runs import name_model
+from serving.model_store import LATEST_ALIAS, ModelStore
+from storage import durable
+from storage.layout import StorageLayout
+from tests.apps.conftest import NotedJobs, copy_model, create_run, lose_run
+from training.lease import hold_lease
+from training.runs import RunFolder
+
+pytestmark = pytest.mark.anyio
+FIGURES = {
+    "step": 1.0,
+    "loss": 2.5,
+    "learning_rate": 1e-4,
+    **dict.fromkeys(("num_steps", "epoch", "tokens_per_s", "elapsed_s", "remaining_s"), 1.0),
+}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def fill_disk(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def list_messages(run: RunFolder) -> list[str]:
+    return [event["message"] for event in run.read_events()]
+
+
+# Cancelling
+
+
+@pytest.mark.parametrize("was_paused", [False, True])
+async def test_a_cancel_cut_short_before_its_end_is_ended_and_blocks_nobody(
+    queue: RunQueue, jobs: NotedJobs, file_id: str, was_paused: bool
+) -> None:
+    run, other = await create_run(queue, file_id), await create_run(queue, file_id)
+    if was_paused:
+        await queue.pause(run.path.name)
+    run.request_cancel()
+    with pytest.raises(ApiError, match="is being cancelled"):
+        await queue.resume(run.path.name)
+    await queue.reconcile()
+    assert run.read_record().status == "cancelled"
+    assert jobs.started == [other.path.name]
+
+
+async def test_a_cancel_cut_short_stops_what_computes(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    run.request_cancel()
+    await queue.reconcile()
+    assert jobs.states[f"{run.path.name}-1"] == "ended"
+    await queue.reconcile()
+    assert run.read_record().status == "cancelled"
+
+
+async def test_a_cancelled_run_has_not_ended_before_its_process(
+    queue: RunQueue, jobs: NotedJobs, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.queue.STOP_TIMEOUT_S", 0.2)
+    run, other = await create_run(queue, file_id), await create_run(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    with hold_lease(run):  # by a process that has outlived its job
+        with pytest.raises(ApiError, match="did not stop") as caught:
+            await queue.cancel(run.path.name)
+        await queue.reconcile()
+        assert run.read_record().status == "running"
+    assert caught.value.status == 504
+    await queue.reconcile()
+    assert run.read_record().status == "cancelled"
+    await queue.reconcile()
+    assert jobs.started == [run.path.name, other.path.name]
+
+
+# Pausing
+
+
+async def test_a_run_that_pauses_after_it_was_let_go_on_goes_on(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    await queue.pause(run.path.name)
+    await queue.resume(run.path.name)  # its process has taken note of the pause already
+    run.update_record(status="paused")
+    jobs.states[f"{run.path.name}-1"] = "ended"
+    await queue.reconcile()
+    await queue.reconcile()
+    assert jobs.started == [run.path.name] * 2
+
+
+# One run's trouble
+
+
+async def test_settings_that_cannot_be_read_hold_up_no_other_run(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run, other = await create_run(queue, file_id), await create_run(queue, file_id)
+    settings = durable.read_json(run.spec_file)
+    run.spec_file.write_text(json.dumps({**settings, "of_another_version": 1}))
+    await queue.reconcile()
+    assert jobs.started == [other.path.name]
+    assert "its settings cannot be read" in str(run.read_record().waiting_for)
+    run.spec_file.write_text(json.dumps(settings))
+    other.update_record(status="succeeded")
+    await queue.reconcile()
+    assert jobs.started == [other.path.name, run.path.name]
+
+
+async def test_settings_of_a_computing_run_that_cannot_be_read_still_take_its_place(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run, other = await create_run(queue, file_id), await create_run(queue, file_id)
+    await queue.reconcile()
+    run.spec_file.write_text("{")
+    await queue.reconcile()
+    assert jobs.started == [run.path.name]
+    assert other.read_record().waiting_for == "number 1 in the queue"
+
+
+async def test_a_run_lost_earlier_and_earlier_fails_in_the_end(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    for step in (97, 95, 96):
+        await lose_run(queue, jobs, run, step)
+        assert run.read_record().status == "queued"
+    await lose_run(queue, jobs, run, 97)
+    assert run.read_record().status == "failed"
+
+
+# A full disk
+
+
+async def test_a_full_disk_keeps_no_run_from_ending(
+    queue: RunQueue, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await create_run(queue, file_id)
+    run.add_metrics(FIGURES)
+    monkeypatch.setattr(FileStore, "add", fill_disk)
+    assert (await queue.cancel(run.path.name))["status"] == "cancelled"
+    assert run.read_record().result_file is None
+
+
+async def test_what_cannot_be_recorded_is_told_once(
+    queue: RunQueue, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await create_run(queue, file_id)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "update_record", fill_disk)
+        with pytest.raises(OSError, match="No space left"):
+            await queue.cancel(run.path.name)
+        for _ in range(3):
+            await queue.reconcile()
+    await queue.reconcile()
+    assert run.read_record().status == "cancelled"
+    assert list_messages(run).count("The fine-tune was cancelled") == 1
+
+
+async def test_a_published_model_is_latest_though_the_disk_is_full_then(
+    queue: RunQueue,
+    layout: StorageLayout,
+    file_id: str,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    run.add_metrics(FIGURES)
+    model_id = name_model(run.read_record())
+    durable.write_json(
+        copy_model(tiny_model, run.model) / "lineage.json", {"run_id": run.path.name}
+    )
+    models = ModelStore(layout)
+    models.publish(run.model, model_id)
+    monkeypatch.setattr(FileStore, "add", fill_disk)
+    endings.finish_published(layout, run)
+    assert (run.read_record().status, run.read_record().model_id) == ("succeeded", model_id)
+    assert models.resolve(LATEST_ALIAS).id == model_id
+
+
+# Checks of files
+
+
+@pytest.fixture
+def nothing_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.checks.MAX_QUICK_BYTES", 0)
+
+
+async def test_a_check_whose_process_dies_is_begun_again_but_not_for_ever(
+    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, nothing_is_quick: None
+) -> None:
+    run = await create_run(queue, file_id)
+    now = 0.0
+    desk = CheckDesk(layout, jobs, clock=lambda: now)
+    for number, pause_s in enumerate((5.0, 30.0, 120.0, 600.0), 1):
+        assert desk.look_after_job(run) == "its files are being checked"
+        jobs.under_way.clear()
+        assert "to be checked again" in str(desk.look_after_job(run))
+        assert len(jobs.tasks) == number
+        now += pause_s
+    assert desk.look_after_job(run) == "its files are being checked"
+    jobs.under_way.clear()
+    refusal = desk.look_after_job(run)
+    assert isinstance(refusal, dict)
+    assert refusal["code"] == "interrupted"
+
+
+async def test_a_full_disk_is_no_fault_of_the_rows(
+    queue: RunQueue,
+    layout: StorageLayout,
+    jobs: NotedJobs,
+    file_id: str,
+    nothing_is_quick: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+    with monkeypatch.context() as patch:
+        patch.setattr("training.data.prepare.prepare_data", fill_disk)
+        with pytest.raises(OSError, match="No space left"):
+            check_job(layout, run.path.name)
+    check_job(layout, run.path.name)  # another time, with room
+    jobs.under_way.clear()
+    await queue.reconcile()
+    assert run.read_record().status == "queued"
