@@ -7,6 +7,7 @@ FineTuningQueue  one replica; its state is on disk
 
 import asyncio
 import logging
+import time
 from threading import Thread
 from typing import Any
 
@@ -30,6 +31,8 @@ from storage.layout import open_storage
 logger = logging.getLogger(__name__)
 
 RECONCILE_INTERVAL_S = 1.0
+_MAX_LOOK_S = 300.0
+"""Longer than any look at the runs takes, unless the cluster does not answer."""
 
 
 def build_app(settings: ApplicationSettings) -> Application:
@@ -75,6 +78,7 @@ class FineTuningQueueReplica:
             reserved_cpus=reserved_cpus,
             reserved_gpus=reserved_gpus,
         )
+        self._looked_at = time.monotonic()
         self._task = asyncio.get_event_loop().create_task(self._keep_reconciling())
         Thread(target=_import_readers, name="import-readers", daemon=True).start()
 
@@ -116,13 +120,16 @@ class FineTuningQueueReplica:
         """Let Serve restart this replica if it looks after the runs no more."""
         if self._task.done():
             raise RuntimeError("the queue's loop has ended")
+        if time.monotonic() - self._looked_at > _MAX_LOOK_S:
+            raise RuntimeError("looking after the runs does not come to an end")
 
     async def _keep_reconciling(self) -> None:
         while True:
             try:
                 await self._queue.reconcile()
-            except Exception:  # one faulty run must not stop all the others
+            except Exception:  # the cluster or the storage is away for a moment
                 logger.exception("looking after the runs failed; trying again")
+            self._looked_at = time.monotonic()
             await asyncio.sleep(RECONCILE_INTERVAL_S)
 
 

@@ -4,13 +4,15 @@ import hashlib
 import re
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from apps.errors import ApiError, not_found
 from storage import durable
 from storage.layout import StorageLayout, new_id
+from storage.locks import HeldError, hold_alone, hold_shared
 
 _RECORD_NAME = "file.json"
 _CHECK_NAME = "check.json"
@@ -99,11 +101,29 @@ class FileStore:
         """The path of a file's bytes; raises `ApiError` 404."""
         return self._folder(file_id) / make_safe_name(self.get(file_id)["filename"])
 
-    def delete(self, file_id: str) -> None:
-        """Forget a file; its record goes first, so that half a file never exists."""
-        self.get(file_id)
+    def hold(self, file_id: str) -> IO[bytes]:
+        """Keep a file until what is returned is closed; raises `ApiError` 404."""
+        try:
+            return hold_shared(self._folder(file_id) / _RECORD_NAME)
+        except FileNotFoundError:
+            raise not_found("file", file_id) from None
+
+    def delete(self, file_id: str, check: Callable[[], None] = lambda: None) -> None:
+        """Forget a file; its record goes first, so that half a file never exists.
+
+        `check` raises if somebody needs it, when nobody can begin to any more. Raises `ApiError`
+        404, or 409 where somebody is about to need it.
+        """
         folder = self._folder(file_id)
-        (folder / _RECORD_NAME).unlink()
+        try:
+            with hold_alone(folder / _RECORD_NAME):
+                check()
+                (folder / _RECORD_NAME).unlink()
+        except FileNotFoundError:
+            raise not_found("file", file_id) from None
+        except HeldError:
+            message = f"a job that needs file {file_id!r} is being created"
+            raise ApiError(409, message, code="in_use") from None
         shutil.rmtree(folder)
 
     def _folder(self, file_id: str) -> Path:

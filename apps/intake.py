@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from apps.checks import are_quick, build_default_spec, count_rows, prepare_rows
 from apps.files import FileStore
+from apps.full_disk import refuse_full_disk
 from apps.jobs import SERVER_SETTINGS, FineTuneRequest
 from serving.model_store import ModelStore, StoredModel
 from storage import durable
@@ -35,7 +37,11 @@ class Intake:
         `ServingError` or `ApiError` for what could not work.
         """
         model = self._models.resolve(request.model)
-        with model.hold():  # until a record says that it is needed
+        with ExitStack() as held, refuse_full_disk():
+            # Until a record says that they are needed.
+            held.enter_context(model.hold())
+            for file_id in request.list_files():
+                held.enter_context(self._files.hold(file_id))
             return self._create_from(model, request, nodes)
 
     def preview(self, file_id: str, model: str, num_rows: int) -> dict[str, Any]:

@@ -9,20 +9,19 @@ in its old place, and goes on from its last checkpoint.
 import asyncio
 import fcntl
 import logging
-import shlex
 import shutil
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any, Literal, Protocol
+from typing import IO, Any, Literal
 
 from apps.check_desk import CheckDesk
 from apps.endings import end_run, settle_lost, tell_once
 from apps.errors import ApiError
 from apps.exports import ExportDesk
 from apps.intake import Intake
+from apps.job_runner import JobRunner
 from apps.jobs import FineTuneRequest, describe_job
 from apps.runs import (
     find_run,
@@ -30,38 +29,17 @@ from apps.runs import (
     list_unfinished,
     remove_deleted,
 )
-from apps.tasks import TaskRunner
+from apps.starter import RunStarter, tell_waiting
 from storage.layout import StorageLayout
 from training.lease import LeaseWatch
-from training.resources import find_shortage
 from training.runs import RunError, RunFolder, RunRecord
-from training.spec import TrainingSpec
 
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 
-JobState = Literal["active", "ended", "unknown"]
-
-
-class JobRunner(TaskRunner, Protocol):
-    """What the queue needs of the cluster; the id of a Ray Job is the run's and a number."""
-
-    def start(self, job_id: str, command: str) -> None:
-        """Start a job; does nothing if one of this id was started already."""
-
-    def find_state(self, job_id: str) -> JobState:
-        """Whether a job is under way, has ended, or was never known to this cluster."""
-
-    def stop(self, job_id: str, timeout_s: float) -> bool:
-        """Stop a job and wait until it ended; returns whether it did in time."""
-
-    def read_logs(self, job_id: str) -> str:
-        """What a job printed, as far as it is known."""
-
-    def list_nodes(self) -> list[dict[str, float]]:
-        """Total resources of every node of the cluster."""
+_Place = Literal["waiting", "computing", "neither"]
 
 
 class RunQueue:
@@ -87,12 +65,18 @@ class RunQueue:
         self._checks = CheckDesk(layout, runner)
         self._intake = Intake(layout, reserved_cpus, reserved_gpus)
         self._leases = LeaseWatch()
-        self._max_concurrent_runs = max_concurrent_runs
         self._max_restarts = max_restarts
-        self._reserved_cpus, self._reserved_gpus = reserved_cpus, reserved_gpus
         # One decision about a run at a time: between reading its record and acting on it, nothing
         # else may end or start it.
         self._lock = threading.Lock()
+        self._starter = RunStarter(
+            layout,
+            runner,
+            self._lock,
+            max_concurrent_runs=max_concurrent_runs,
+            reserved_cpus=reserved_cpus,
+            reserved_gpus=reserved_gpus,
+        )
         self._storage_guard = threading.Lock()
         self._storage_lock: IO[str] | None = None
 
@@ -239,23 +223,22 @@ class RunQueue:
         computing: list[RunFolder] = []
         waiting: list[RunFolder] = []
         for run, record in list_unfinished(self._layout):
+            place: _Place = "neither" if record.writer == "queue" else "computing"
             with _log_failure("run %s cannot be looked after", record.id):
                 place = self._look_after(run, record)
-                if place == "computing":
-                    computing.append(run)
-                elif place == "waiting":
-                    waiting.append(run)
+            if place == "computing":
+                computing.append(run)
+            elif place == "waiting":
+                waiting.append(run)
         with _log_failure("no run can be started"):
-            self._start_next(waiting, computing)
+            self._starter.start_next(waiting, computing)
         with _log_failure("exports cannot be looked after"):
             self._exports.reconcile()
         with _log_failure("files cannot be looked after"):
             self._checks.look_after_files()
         remove_deleted(self._layout)
 
-    def _look_after(
-        self, run: RunFolder, record: RunRecord
-    ) -> Literal["waiting", "computing", "neither"]:
+    def _look_after(self, run: RunFolder, record: RunRecord) -> _Place:
         """Do what a run needs but to be started; returns what it does until the next look."""
         is_ours = record.writer == "queue" or record.status == "paused"
         if run.is_cancel_requested:  # whoever was asked for it may have been cut short
@@ -298,41 +281,6 @@ class RunQueue:
             return True
         return self._leases.is_alive(run)
 
-    def _start_next(self, waiting: Sequence[RunFolder], computing: list[RunFolder]) -> None:
-        """Start the first ones that wait, as many as may compute, and tell the others why not."""
-        nodes = self._runner.list_nodes()
-        num_computing = len(computing)
-        specs = [spec for run in computing if (spec := _read_spec(run)) is not None]
-        is_blocked = False
-        place = 1
-        for run in waiting:
-            spec = _read_spec(run)
-            if spec is None:  # of another version of ours, perhaps: it waits, and no other does
-                with self._lock:
-                    self._tell_waiting(
-                        run, "its settings cannot be read; the server's log says why"
-                    )
-                continue
-            reason: str | None = None
-            if is_blocked or num_computing >= self._max_concurrent_runs:
-                reason = f"number {place} in the queue"
-            else:
-                reason = find_shortage(spec, specs, nodes, self._reserved_cpus, self._reserved_gpus)
-            with self._lock:
-                if reason is None:
-                    if self._start(run):
-                        num_computing += 1
-                        specs.append(spec)
-                else:
-                    is_blocked = True  # a smaller one must not keep it waiting for ever
-                    place += 1
-                    self._tell_waiting(run, reason)
-
-    def _tell_waiting(self, run: RunFolder, reason: str) -> None:
-        record = run.read_record()
-        if not record.is_final and record.writer == "queue" and record.waiting_for != reason:
-            run.update_record(waiting_for=reason)
-
     def _look_after_check(self, run: RunFolder) -> None:
         """Have the files of a run checked, or take up what was found."""
         found = self._checks.look_after_job(run)
@@ -343,35 +291,10 @@ class RunQueue:
                 run.add_event("Waiting for its turn")
                 run.update_record(status="queued", waiting_for=None)
             elif isinstance(found, str):
-                self._tell_waiting(run, found)
+                tell_waiting(run, found)
             else:
                 error = RunError.model_validate(found)
                 end_run(self._layout, run, "failed", error.message, error)
-
-    def _start(self, run: RunFolder) -> bool:
-        """Hand a run over to its job; the record goes first, and a job starts only once.
-
-        Returns whether it has one now, or gets one as soon as the cluster can give it.
-        """
-        record = run.read_record()
-        if record.is_final or record.status == "paused" or run.is_cancel_requested:
-            return False
-        if record.writer == "queue":
-            number = record.num_starts + 1
-            record = run.update_record(
-                writer="job", job_id=f"{record.id}-{number}", num_starts=number, waiting_for=None
-            )
-        assert record.job_id is not None
-        command = [sys.executable, "-m", "apps.finetune", "--storage", str(self._layout.root)]
-        try:
-            self._runner.start(record.job_id, shlex.join([*command, record.id, record.job_id]))
-        except (RuntimeError, OSError) as exc:  # the cluster's; it is asked again soon
-            logger.exception("run %s could not be started", record.id)
-            message = f"The cluster cannot start it at present, trying again: {exc}"
-            tell_once(run, message, level="warn")
-        else:
-            logger.info("started run %s as job %s", record.id, record.job_id)
-        return True
 
     def _settle_lost(self, run: RunFolder) -> None:
         record = run.read_record()
@@ -407,14 +330,6 @@ def _log_failure(message: str, *arguments: str) -> Iterator[None]:
         yield
     except Exception:
         logger.exception(message, *arguments)
-
-
-def _read_spec(run: RunFolder) -> TrainingSpec | None:
-    try:
-        return run.read_spec()
-    except (ValueError, OSError):
-        logger.exception("the settings of run %s cannot be read", run.path.name)
-        return None
 
 
 def _read_unfinished(run: RunFolder) -> RunRecord:

@@ -10,7 +10,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 from apps.checks import check_file, check_job
 from apps.exports import execute_export
-from apps.queue import JobState
+from apps.job_runner import JobState
 from apps.tasks import Task
 from storage.layout import open_storage
 from training.priority import yield_to_others

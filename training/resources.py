@@ -7,6 +7,7 @@ from pathlib import Path
 from training.deepspeed_settings import is_switched_off
 from training.spec import TrainingSpec
 
+_ROUNDING = 1e-9
 _CPU_INFO = Path("/proc/cpuinfo")
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
@@ -45,14 +46,28 @@ def check_resources(
     asked = num_workers * spec.cpus_per_worker
     cpus = [node.get("CPU", 0.0) for node in nodes]
     free, largest = sum(cpus) - reserved_cpus, max(cpus, default=0.0)
-    num_places = sum(int(node / spec.cpus_per_worker + 1e-9) for node in cpus)
-    if asked > free + 1e-9 or num_workers > num_places:
+    num_places = sum(int(node / spec.cpus_per_worker + _ROUNDING) for node in cpus)
+    if asked > free + _ROUNDING or num_workers > num_places:
         held = f" besides the {reserved_cpus:g} that serving holds" if reserved_cpus else ""
         raise ResourceError(
             f"{num_workers} workers × {spec.cpus_per_worker:g} CPUs = {asked:g} CPUs were "
             f"asked for, the cluster has {free:g}{held}, at most {largest:g} on one node; lower "
             "num_workers or cpus_per_worker"
         )
+    if on_gpu and (num_places := _count_gpu_places(spec, nodes)) < num_workers:
+        raise ResourceError(
+            f"{num_workers} workers with one GPU and {spec.cpus_per_worker:g} CPUs each were asked "
+            f"for, the cluster's nodes have room for {num_places}; lower num_workers or "
+            "cpus_per_worker"
+        )
+
+
+def _count_gpu_places(spec: TrainingSpec, nodes: Sequence[Mapping[str, float]]) -> int:
+    """Count the workers that find a GPU and their CPUs on one node."""
+    return sum(
+        int(min(node.get("GPU", 0.0), node.get("CPU", 0.0) / spec.cpus_per_worker) + _ROUNDING)
+        for node in nodes
+    )
 
 
 def find_shortage(
@@ -73,10 +88,10 @@ def find_shortage(
         free_cpus -= other.num_workers * other.cpus_per_worker
         free_gpus -= other.num_workers if wants_gpu(other, num_gpus) else 0
     num_workers = spec.min_workers or spec.num_workers
-    if wants_gpu(spec, num_gpus) and num_workers > free_gpus + 1e-9:
+    if wants_gpu(spec, num_gpus) and num_workers > free_gpus + _ROUNDING:
         return f"waits for {num_workers} GPUs, of which {max(0.0, free_gpus):g} are free"
     asked = num_workers * spec.cpus_per_worker
-    if asked > free_cpus + 1e-9:
+    if asked > free_cpus + _ROUNDING:
         return f"waits for {asked:g} CPUs, of which {max(0.0, free_cpus):g} are free"
     return None
 

@@ -92,7 +92,10 @@ async def delete_file(services: ServicesOf, file_id: str) -> dict[str, Any]:
 
 
 def _delete_file(services: Services, file_id: str) -> None:
-    for _, record in list_runs(services.layout):
-        if needs_file(record, file_id):
-            raise ApiError(409, f"job {record.id!r} still needs file {file_id!r}", code="in_use")
-    services.files.delete(file_id)
+    def check_jobs() -> None:
+        for _, record in list_runs(services.layout):
+            if needs_file(record, file_id):
+                message = f"job {record.id!r} still needs file {file_id!r}"
+                raise ApiError(409, message, code="in_use")
+
+    services.files.delete(file_id, check_jobs)

@@ -12,7 +12,8 @@ import pytest
 
 from apps.files import FileStore
 from apps.http import build_http
-from apps.queue import JobState, RunQueue
+from apps.job_runner import JobState
+from apps.queue import RunQueue
 from apps.runs import find_run
 from apps.services import Services
 from apps.tasks import Task

@@ -14,6 +14,7 @@ from apps.files import FileStore
 from apps.jobs import describe_job
 from apps.queue import RunQueue
 from apps.runs import find_run, list_runs, name_model
+from apps.starter import RunStarter
 from apps.tasks import Task
 from serving.model_store import ModelStore
 from storage import durable
@@ -82,17 +83,17 @@ async def test_a_run_cancelled_while_another_starts_is_never_started(
     queue: RunQueue, jobs: NotedJobs, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await create_run(queue, file_id)
-    decided = RunQueue._start
+    decided = RunStarter._start
 
-    def start_late(self: RunQueue, waiting: RunFolder) -> None:
+    def start_late(self: RunStarter, waiting: RunFolder) -> bool:
         queue._lock.release()  # what another thread's cancel waits for
         try:
             queue._cancel(waiting)
         finally:
             queue._lock.acquire()
-        decided(self, waiting)
+        return decided(self, waiting)
 
-    monkeypatch.setattr(RunQueue, "_start", start_late)
+    monkeypatch.setattr(RunStarter, "_start", start_late)
     await queue.reconcile()
     assert run.read_record().status == "cancelled"
     assert jobs.commands == {}
@@ -405,7 +406,7 @@ async def test_of_a_run_that_could_not_be_written_nothing_is_left(
 
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "create", fail)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(ApiError, match="no room"):
             await create_run(queue, file_id)
     assert list(layout.runs.iterdir()) == []
     await create_run(queue, file_id)

@@ -140,6 +140,22 @@ async def test_settings_of_a_computing_run_that_cannot_be_read_still_take_its_pl
     assert other.read_record().waiting_for == "number 1 in the queue"
 
 
+async def test_a_run_for_which_a_node_is_gone_waits_and_holds_up_no_other(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    jobs.nodes = [{"CPU": 8.0}, {"CPU": 2.0}]
+    large = await create_run(queue, file_id, training={"num_workers": 4, "cpus_per_worker": 2.0})
+    small = await create_run(queue, file_id)
+    jobs.nodes = [{"CPU": 2.0}]
+    await queue.reconcile()
+    assert jobs.started == [small.path.name]
+    assert "too little at present: 4 workers" in str(large.read_record().waiting_for)
+    jobs.nodes = [{"CPU": 8.0}, {"CPU": 2.0}]
+    small.update_record(status="succeeded")
+    await queue.reconcile()
+    assert jobs.started == [small.path.name, large.path.name]
+
+
 async def test_a_run_lost_earlier_and_earlier_fails_in_the_end(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
@@ -247,3 +263,34 @@ async def test_a_full_disk_is_no_fault_of_the_rows(
     jobs.under_way.clear()
     await queue.reconcile()
     assert run.read_record().status == "queued"
+
+
+async def test_a_file_is_not_deleted_under_a_job_that_is_being_created(
+    queue: RunQueue,
+    layout: StorageLayout,
+    file_id: str,
+    nothing_is_quick: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refusals: list[ApiError] = []
+
+    def delete_file(*_: Any) -> None:
+        with pytest.raises(ApiError, match="is being created") as caught:
+            FileStore(layout).delete(file_id)
+        refusals.append(caught.value)
+
+    monkeypatch.setattr("apps.intake.check_resources", delete_file)
+    await create_run(queue, file_id)
+    assert [refusal.status for refusal in refusals] == [409]
+    FileStore(layout).delete(file_id)
+    with pytest.raises(ApiError, match="there is no file"):
+        await create_run(queue, file_id)
+
+
+async def test_a_job_that_the_disk_has_no_room_for_is_refused_as_that(
+    queue: RunQueue, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.intake.check_resources", fill_disk)
+    with pytest.raises(ApiError, match="no room") as caught:
+        await create_run(queue, file_id)
+    assert caught.value.status == 507

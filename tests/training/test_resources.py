@@ -35,6 +35,14 @@ def test_workers_must_fit_on_nodes_one_by_one() -> None:
     check_resources(spec, [{"CPU": 1.0}] * 4)
 
 
+def test_a_worker_needs_its_gpu_and_its_cpus_on_one_node() -> None:
+    spec = make_spec("m", Path("f"), num_workers=4, cpus_per_worker=4)
+    nodes = [{"CPU": 4.0, "GPU": 4.0}, {"CPU": 32.0}]
+    with pytest.raises(ResourceError, match="one GPU and 4 CPUs each .* have room for 1"):
+        check_resources(spec, nodes)
+    check_resources(spec, [{"CPU": 16.0, "GPU": 4.0}])
+
+
 def test_what_serving_holds_is_not_to_be_had() -> None:
     spec = make_spec("m", Path("f"), num_workers=2, cpus_per_worker=0.8)
     check_resources(spec, [{"CPU": 2.0}])

@@ -1,0 +1,115 @@
+"""Which run starts next: those that wait, in their order, as far as the cluster has room."""
+
+import logging
+import shlex
+import sys
+from collections.abc import Sequence
+from threading import Lock
+
+from apps.endings import tell_once
+from apps.job_runner import JobRunner
+from storage.layout import StorageLayout
+from training.resources import ResourceError, check_resources, find_shortage
+from training.runs import RunFolder
+from training.spec import TrainingSpec
+
+logger = logging.getLogger(__name__)
+
+_MAX_REASON_CHARACTERS = 300
+
+
+class RunStarter:
+    """Hands runs over to their jobs; `lock` is held whenever a decision about a run is made."""
+
+    def __init__(
+        self,
+        layout: StorageLayout,
+        runner: JobRunner,
+        lock: Lock,
+        *,
+        max_concurrent_runs: int,
+        reserved_cpus: float,
+        reserved_gpus: float,
+    ) -> None:
+        self._layout = layout
+        self._runner = runner
+        self._lock = lock
+        self._max_concurrent_runs = max_concurrent_runs
+        self._reserved = reserved_cpus, reserved_gpus
+
+    def start_next(self, waiting: Sequence[RunFolder], computing: Sequence[RunFolder]) -> None:
+        """Start the first ones that wait, as many as may compute, and tell the others why not.
+
+        One that cannot start whatever the others do keeps none of them waiting.
+        """
+        nodes = self._runner.list_nodes()
+        num_computing = len(computing)
+        specs = [spec for run in computing if isinstance(spec := _read_spec(run), TrainingSpec)]
+        is_blocked = False
+        place = 1
+        for run in waiting:
+            spec = _read_spec(run)
+            if isinstance(spec, str):  # of another version of ours, perhaps
+                with self._lock:
+                    tell_waiting(run, f"its settings cannot be read: {spec}")
+                continue
+            try:
+                check_resources(spec, nodes, *self._reserved)
+            except ResourceError as exc:  # a node has gone, or has not come yet
+                with self._lock:
+                    tell_waiting(run, f"the cluster has too little at present: {exc}")
+                continue
+            reason: str | None = None
+            if is_blocked or num_computing >= self._max_concurrent_runs:
+                reason = f"number {place} in the queue"
+            else:
+                reason = find_shortage(spec, specs, nodes, *self._reserved)
+            with self._lock:
+                if reason is not None:
+                    is_blocked = True  # a smaller one must not keep it waiting for ever
+                    place += 1
+                    tell_waiting(run, reason)
+                elif self._start(run):
+                    num_computing += 1
+                    specs.append(spec)
+
+    def _start(self, run: RunFolder) -> bool:
+        """Hand a run over to its job; the record goes first, and a job starts only once.
+
+        Returns whether it has one now, or gets one as soon as the cluster can give it.
+        """
+        record = run.read_record()
+        if record.is_final or record.status == "paused" or run.is_cancel_requested:
+            return False
+        if record.writer == "queue":
+            number = record.num_starts + 1
+            record = run.update_record(
+                writer="job", job_id=f"{record.id}-{number}", num_starts=number, waiting_for=None
+            )
+        assert record.job_id is not None
+        command = [sys.executable, "-m", "apps.finetune", "--storage", str(self._layout.root)]
+        try:
+            self._runner.start(record.job_id, shlex.join([*command, record.id, record.job_id]))
+        except (RuntimeError, OSError) as exc:  # the cluster's; it is asked again soon
+            logger.exception("run %s could not be started", record.id)
+            message = f"The cluster cannot start it at present, trying again: {exc}"
+            tell_once(run, message, level="warn")
+        else:
+            logger.info("started run %s as job %s", record.id, record.job_id)
+        return True
+
+
+def tell_waiting(run: RunFolder, reason: str) -> None:
+    """Note what a run waits for; whoever calls this writes the run's record."""
+    record = run.read_record()
+    if not record.is_final and record.writer == "queue" and record.waiting_for != reason:
+        run.update_record(waiting_for=reason)
+
+
+def _read_spec(run: RunFolder) -> TrainingSpec | str:
+    """Read the settings of a run, or say why that cannot be done."""
+    try:
+        return run.read_spec()
+    except (ValueError, OSError) as exc:
+        reason = getattr(exc, "strerror", None) or str(exc)  # without paths, which clients read
+        return " ".join(reason.split())[:_MAX_REASON_CHARACTERS]
