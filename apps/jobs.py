@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from apps.errors import ApiError
+from apps.runs import is_resumable
 from training.runs import RunFolder, RunRecord
 from training.spec import TrainingSpec
 
@@ -209,6 +210,7 @@ def describe_job(run: RunFolder, record: RunRecord | None = None) -> dict[str, A
         "progress": _describe_progress(last),
         "priority": record.priority,
         "waiting_for": record.waiting_for,
+        "resumable": is_resumable(run, record),
     }
 
 

@@ -25,6 +25,7 @@ from apps.job_runner import JobRunner
 from apps.jobs import FineTuneRequest, describe_job
 from apps.runs import (
     find_run,
+    is_resumable,
     list_exports,
     list_unfinished,
     remove_deleted,
@@ -121,9 +122,10 @@ class RunQueue:
         return await self._change(self._pause, run_id)
 
     async def resume(self, run_id: str) -> dict[str, Any]:
-        """Put a paused run into the queue again, in its old place; returns the job as it is shown.
+        """Put a run that was paused, failed or cancelled into the queue again, in its old place.
 
-        Raises `ApiError` 404 for an unknown run, 409 for one that is not paused.
+        Goes on from the last checkpoint; returns the job as it is shown. Raises `ApiError` 404 for
+        an unknown run, 409 for one that has succeeded, waits, computes, or never had its rows read.
         """
         return await self._change(self._resume, run_id)
 
@@ -186,6 +188,10 @@ class RunQueue:
 
     def _resume(self, run: RunFolder) -> None:
         with self._lock:
+            record = run.read_record()
+            if record.status in ("failed", "cancelled"):
+                self._take_up_ended(run, record)
+                return
             record = _read_unfinished(run)
             if run.is_cancel_requested:
                 message = f"job {record.id!r} is being cancelled"
@@ -200,10 +206,22 @@ class RunQueue:
                 run.add_event("It is not to pause any more")
 
     def _take_up(self, run: RunFolder) -> None:
-        """Have a paused run wait for its turn."""
+        """Have a run wait for its turn that was paused, or had ended."""
         tell_once(run, "Waiting for its turn, to go on")
         status = "queued" if run.has_data else "validating_files"
-        run.update_record(status=status, writer="queue", num_lost=0)
+        run.update_record(status=status, writer="queue", num_lost=0, error=None, finished_at=None)
+
+    def _take_up_ended(self, run: RunFolder, record: RunRecord) -> None:
+        """Have a run wait for its turn that failed or was cancelled, as if it had been paused."""
+        if not is_resumable(run, record):
+            message = (
+                f"job {record.id!r} has {record.status} before its rows were read, and cannot "
+            )
+            raise ApiError(409, f"{message}go on; create it again", code="job_ended")
+        # The wishes go first: a record that is not final would have them fulfilled.
+        run.cancel_file.unlink(missing_ok=True)
+        run.pause_file.unlink(missing_ok=True)
+        self._take_up(run)
 
     def _delete(self, run: RunFolder) -> None:
         with self._lock:

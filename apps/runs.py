@@ -55,6 +55,13 @@ def remove_deleted(layout: StorageLayout) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def is_resumable(run: RunFolder, record: RunRecord) -> bool:
+    """Whether a run goes on if told to: it is paused, or ended otherwise than well with its rows."""
+    if record.status in ("failed", "cancelled"):
+        return run.has_data
+    return record.status == "paused"
+
+
 @contextmanager
 def expect_run(run_id: str) -> Iterator[None]:
     """Raise `ApiError` 404 where files of a run are gone, which was found a moment ago."""

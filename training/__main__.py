@@ -158,7 +158,6 @@ def _connect_to_ray() -> Iterator[None]:
     if address == "local":
         # What watches a cluster takes its share of every core, and nobody would look at this one.
         alone = {"include_dashboard": False, "_system_config": _UNWATCHED}
-        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
     try:
         yield

@@ -1,6 +1,7 @@
 """A whole fine-tune in order: train, choose a checkpoint, consolidate."""
 
 import logging
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -172,6 +173,9 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
     use_gpu = wants_gpu(spec, sum(node.get("GPU", 0.0) for node in nodes))
     spec = settle_precision(spec, on_gpu=use_gpu)
     run.write_spec(spec)
+    if len(nodes) == 1 and spec.min_workers is None:
+        # Ray Train would watch for nodes about to leave, in a process that takes seconds to start.
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     if not use_gpu and ensure_cpu_op():
         run.add_event("Compiled DeepSpeed's CPU operation; this happens once on a machine")
     ending = train(run, spec, use_gpu=use_gpu)

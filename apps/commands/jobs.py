@@ -107,7 +107,7 @@ def pause(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> Non
 
 @jobs.command()
 def resume(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Let a paused job go on."""
+    """Let a job go on that was paused, failed or cancelled."""
     _change(Connection(url), job_id, "resume", as_json)
 
 

@@ -78,7 +78,7 @@ async def pause_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
 
 @router.post("/jobs/{job_id}/resume")
 async def resume_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
-    """Let a paused job go on when it is its turn."""
+    """Let a job go on when it is its turn: one that was paused, failed or cancelled."""
     return await services.fine_tuning.resume(job_id)
 
 

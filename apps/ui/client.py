@@ -109,7 +109,7 @@ class ApiClient:
         return await self._change_job(job_id, "pause")
 
     async def resume_job(self, job_id: str) -> Job:
-        """Have a paused fine-tune go on."""
+        """Have a fine-tune go on that was paused, failed or cancelled."""
         return await self._change_job(job_id, "resume")
 
     async def _change_job(self, job_id: str, action: str) -> Job:

@@ -101,6 +101,7 @@ class Job(_Resource):
     error: JobError | None = None
     progress: Progress | None = None
     waiting_for: str | None = None
+    resumable: bool = False
 
     @property
     def is_active(self) -> bool:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from html import escape
+from itertools import takewhile
 from typing import Any
 
 import gradio as gr
@@ -40,6 +41,7 @@ class View:
     log: str = ""
     is_active: bool = False
     is_paused: bool = False
+    is_resumable: bool = False
     is_pausing: bool = False
     is_cancelling: bool = False
     interval_s: float = IDLE_INTERVAL_S
@@ -60,7 +62,7 @@ class View:
                 visible=self.is_active,
                 interactive=not self.is_pausing and not self.is_cancelling,
             ),
-            gr.Button("Resume this run", visible=self.is_paused, interactive=True),
+            gr.Button("Resume this run", visible=self.is_resumable, interactive=True),
             gr.Button(
                 "Cancelling…" if self.is_cancelling else "Cancel this run",
                 visible=self.is_active or self.is_paused,
@@ -94,6 +96,7 @@ async def read_view(client: ApiClient, selected: str) -> View:
         log=log[-LOG_CHARACTERS:],
         is_active=job.is_active,
         is_paused=job.is_paused,
+        is_resumable=job.resumable,
         is_pausing=job.status == "running" and is_about_to_pause(events),
         is_cancelling=job.is_active and has_asked_to_cancel(events),
         interval_s=ACTIVE_INTERVAL_S if is_any_active else IDLE_INTERVAL_S,
@@ -133,8 +136,9 @@ def describe_stage(job: Job, events: list[Event]) -> str:
 def has_asked_to_cancel(events: list[Event]) -> bool:
     """Whether somebody, in any browser, asked so a moment ago and it is still being done."""
     earliest = time.time() - CANCEL_PATIENCE_S
+    since = takewhile(lambda event: not event.message.startswith("Waiting for its turn"), events)
     return any(
-        event.message.startswith("Cancelling") and event.created_at >= earliest for event in events
+        event.message.startswith("Cancelling") and event.created_at >= earliest for event in since
     )
 
 

@@ -1,6 +1,7 @@
 import errno
 import json
 import shlex
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tests.apps.conftest import ROW, NotedJobs, copy_model, create_run, lose_run
 from training.data.faults import DataError
 from training.lease import hold_lease
 from training.resources import ResourceError
-from training.runs import RunFolder
+from training.runs import RunError, RunFolder, RunStatus
 
 pytestmark = pytest.mark.anyio
 
@@ -364,9 +365,44 @@ async def test_a_paused_run_can_be_cancelled(
     run = await create_run(queue, file_id)
     await queue.pause(run.path.name)
     assert (await queue.cancel(run.path.name))["status"] == "cancelled"
-    for change in (queue.pause, queue.resume):
-        with pytest.raises(ApiError, match="has cancelled already"):
-            await change(run.path.name)
+    with pytest.raises(ApiError, match="has cancelled already"):
+        await queue.pause(run.path.name)
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+async def test_a_run_that_did_not_end_well_can_go_on_from_where_it_was(
+    queue: RunQueue, jobs: NotedJobs, file_id: str, status: RunStatus
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+    error = RunError(code="OSError", message="no space left") if status == "failed" else None
+    run.update_record(status=status, error=error, finished_at=5, num_lost=3)
+    run.request_cancel()
+    run.request_pause()
+    jobs.states[f"{run.path.name}-1"] = "ended"
+    resumed = await queue.resume(run.path.name)
+    assert (resumed["status"], resumed["error"], resumed["finished_at"]) == ("queued", None, None)
+    assert run.read_record().num_lost == 0
+    await queue.reconcile()
+    assert list(jobs.commands) == [f"{run.path.name}-1", f"{run.path.name}-2"]
+    assert not run.is_cancel_requested
+    assert not run.is_pause_requested
+
+
+async def test_a_run_that_succeeded_or_never_had_its_rows_does_not_go_on(
+    queue: RunQueue, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    run.update_record(status="succeeded")
+    with pytest.raises(ApiError, match="has succeeded already"):
+        await queue.resume(run.path.name)
+    run.update_record(status="failed")
+    assert describe_job(run)["resumable"]
+    shutil.rmtree(run.data)
+    assert not describe_job(run)["resumable"]
+    with pytest.raises(ApiError, match="before its rows were read") as caught:
+        await queue.resume(run.path.name)
+    assert (caught.value.status, caught.value.code) == (409, "job_ended")
 
 
 # Ends

@@ -237,6 +237,17 @@ def test_a_job_is_paused_resumed_and_cancelled(client: openai.OpenAI, waiting: l
         "it goes on from where it was",
     )
     assert client.fine_tuning.jobs.cancel(first).status == "cancelled"
+    num_told = len(client.fine_tuning.jobs.list_events(first, limit=100).data)
+    assert client.fine_tuning.jobs.resume(first).status == "queued"  # it was a mistake
+    wait_until(
+        lambda: any(
+            event.message.startswith("Going on after step")
+            for event in client.fine_tuning.jobs.list_events(first, limit=100).data[:-num_told]
+        ),
+        TIMEOUT_S,
+        "it goes on even so",
+    )
+    assert client.fine_tuning.jobs.cancel(first).status == "cancelled"
 
 
 def test_every_kind_of_error_is_the_packages_own(

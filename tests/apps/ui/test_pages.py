@@ -67,6 +67,10 @@ def test_a_cancel_under_way_shows_in_every_browser(api: StubApi) -> None:
     job = api.add_job("ftjob-1", "running")
     job["events"] = [Event(created_at=job["created_at"], message="Cancelling").model_dump()]
     assert ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_cancelling
+    resumed = Event(created_at=job["created_at"], message="Waiting for its turn, to go on")
+    job["events"].insert(0, resumed.model_dump())
+    assert not ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_cancelling
+    del job["events"][0]
     job["events"][0]["created_at"] -= 10 * runs.CANCEL_PATIENCE_S
     assert not ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_cancelling
 
