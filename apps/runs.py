@@ -56,7 +56,7 @@ def remove_deleted(layout: StorageLayout) -> None:
 
 
 def is_resumable(run: RunFolder, record: RunRecord) -> bool:
-    """Whether a run goes on if told to: it is paused, or ended otherwise than well with its rows."""
+    """Whether a run goes on if told to: paused, or ended otherwise than well with its rows."""
     if record.status in ("failed", "cancelled"):
         return run.has_data
     return record.status == "paused"
