@@ -192,7 +192,7 @@ def long_job(application: Application, job: FineTuningJob) -> FineTuningJob:
         model="tuneserve-demo",
         training_file=job.training_file,
         hyperparameters={"n_epochs": 500},
-        extra_body={"training": {"save_every_steps": 5}},
+        extra_body={"training": {"save_every_steps": 5, "max_failures": 0}},
     )
     url = f"{application.url}/v1/fine_tuning/jobs/{started.id}/metrics"
     wait_until(lambda: len(httpx.get(url).json()["data"]) > 2, 120, "it trains")
@@ -213,6 +213,39 @@ def test_a_checkpoint_becomes_a_model_while_the_job_trains(
     described = httpx.get(f"{application.url}/v1/models/mid-run").json()
     assert (described["run_id"], described["aliases"]) == (long_job.id, [])
     assert described["checkpoint_step"] == newest["step_number"]
+
+
+def test_a_job_that_failed_is_resumed(application: Application, long_job: FineTuningJob) -> None:
+    client = application.client
+    wait_until(
+        lambda: client.fine_tuning.jobs.checkpoints.list(long_job.id).data, 120, "a checkpoint"
+    )
+    worker, *_ = (
+        process
+        for process in find_run_processes(application, long_job.id)
+        if "RayTrainWorker" in " ".join(process.cmdline())
+    )
+
+    def read_messages() -> list[str]:
+        events = client.fine_tuning.jobs.list_events(long_job.id, limit=100)
+        return [event.message for event in events.data]
+
+    def has_failed() -> bool:
+        return client.fine_tuning.jobs.retrieve(long_job.id).status == "failed"
+
+    worker.kill()
+    wait_until(has_failed, 60, "it has failed")
+    error = client.fine_tuning.jobs.retrieve(long_job.id).error
+    assert error is not None
+    assert "worker" in str(error.message)
+    resumed = client.fine_tuning.jobs.resume(long_job.id)
+    assert (resumed.status, resumed.error, resumed.finished_at) == ("queued", None, None)
+    wait_until(
+        lambda: any(text.startswith("Going on after step") for text in read_messages()),
+        120,
+        "it goes on",
+    )
+    assert client.fine_tuning.jobs.retrieve(long_job.id).status == "running"
 
 
 def test_cancelling_frees_everything(application: Application, long_job: FineTuningJob) -> None:
