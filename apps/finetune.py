@@ -59,8 +59,9 @@ def execute_queued_run(layout: StorageLayout, run: RunFolder, job_id: str) -> in
                 logger.error("run %s is not job %s's to publish any more", record.id, job_id)
                 return 1
             ModelStore(layout).publish(run.model, name_model(record))
-        except launch.ClusterLostError:
-            logger.exception("run %s has lost its cluster", record.id)
+        except launch.ClusterLostError as exc:
+            logger.exception("run %s was interrupted", record.id)
+            print(exc, file=sys.stderr)  # noqa: T201 - the queue reads it, and tells it
             return 1
         except Exception as exc:  # noqa: BLE001 - the process ends here; its record must say why
             launch.fail_run(run, exc)

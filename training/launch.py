@@ -42,7 +42,7 @@ class TrainingFailedError(RuntimeError):
 
 
 class ClusterLostError(RuntimeError):
-    """The Ray cluster ended while it computed a run, which is no fault of the run's."""
+    """The Ray cluster or its part that led a run has ended, which is no fault of the run's."""
 
 
 def quiet_libraries() -> None:
@@ -106,6 +106,8 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
     except KeyboardInterrupt:
         run.add_event("Stopped; started again, it goes on from its last checkpoint")
         run.update_record(status="cancelled", finished_at=int(time.time()))
+        raise
+    except ClusterLostError:
         raise
     except Exception as exc:
         if not _has_cluster():
@@ -189,13 +191,14 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
 def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
     """Train a prepared run under Ray Train; returns how it ended, as `training.loop` says it.
 
-    Raises `TrainingFailedError`.
+    Raises `TrainingFailedError`, or `ClusterLostError` if Ray Train itself was killed.
     """
+    import ray.exceptions
     import ray.train
-    from ray.train.torch import TorchTrainer
 
     from training.failures import TellOfFailures
     from training.loop import run_worker
+    from training.trainer import LeanTorchTrainer
 
     # Annotations of Ray's that are older than what they describe: a range of workers, settings of
     # Train V2, and what the workers return.
@@ -204,7 +207,7 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
         num_workers = (spec.min_workers, spec.num_workers)
     worker: Any = run_worker
     run_config: Any = ray.train.RunConfig
-    trainer = TorchTrainer(
+    trainer = LeanTorchTrainer(
         worker,
         train_loop_config={"spec": spec.model_dump(mode="json"), "run": str(run.path)},
         scaling_config=ray.train.ScalingConfig(
@@ -225,6 +228,10 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
         result = _fit(trainer)
     except ray.train.TrainingFailedError as exc:
         raise TrainingFailedError(_describe_failure(exc)) from exc
+    except ray.exceptions.RayActorError as exc:  # a worker's death comes as the error above
+        raise ClusterLostError(
+            "Ray Train's controller was killed, perhaps because memory ran out"
+        ) from exc
     outcome: dict[str, str] = result.return_value
     if "error" in outcome:
         raise TrainingFailedError(outcome["error"], outcome["code"])

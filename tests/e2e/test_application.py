@@ -61,6 +61,21 @@ def find_run_processes(application: Application, job_id: str) -> list[psutil.Pro
     return found
 
 
+def kill_run_process(application: Application, job_id: str, name: str) -> None:
+    """Kill one process of a run, without a word."""
+    processes = find_run_processes(application, job_id)
+    next(process for process in processes if name in " ".join(process.cmdline())).kill()
+
+
+def read_messages(client: openai.OpenAI, job_id: str) -> list[str]:
+    events = client.fine_tuning.jobs.list_events(job_id, limit=100)
+    return [event.message for event in events.data]
+
+
+def count_continuations(client: openai.OpenAI, job_id: str) -> int:
+    return sum(text.startswith("Going on after step") for text in read_messages(client, job_id))
+
+
 @pytest.fixture(scope="module")
 def job(application: Application, tmp_path_factory: pytest.TempPathFactory) -> FineTuningJob:
     """A fine-tune with the default settings, on an upload, run to its end."""
@@ -220,32 +235,33 @@ def test_a_job_that_failed_is_resumed(application: Application, long_job: FineTu
     wait_until(
         lambda: client.fine_tuning.jobs.checkpoints.list(long_job.id).data, 120, "a checkpoint"
     )
-    worker, *_ = (
-        process
-        for process in find_run_processes(application, long_job.id)
-        if "RayTrainWorker" in " ".join(process.cmdline())
-    )
-
-    def read_messages() -> list[str]:
-        events = client.fine_tuning.jobs.list_events(long_job.id, limit=100)
-        return [event.message for event in events.data]
 
     def has_failed() -> bool:
         return client.fine_tuning.jobs.retrieve(long_job.id).status == "failed"
 
-    worker.kill()
+    kill_run_process(application, long_job.id, "RayTrainWorker")
     wait_until(has_failed, 60, "it has failed")
     error = client.fine_tuning.jobs.retrieve(long_job.id).error
     assert error is not None
     assert "worker" in str(error.message)
     resumed = client.fine_tuning.jobs.resume(long_job.id)
     assert (resumed.status, resumed.error, resumed.finished_at) == ("queued", None, None)
-    wait_until(
-        lambda: any(text.startswith("Going on after step") for text in read_messages()),
-        120,
-        "it goes on",
-    )
+    wait_until(lambda: count_continuations(client, long_job.id) == 1, 120, "it goes on")
     assert client.fine_tuning.jobs.retrieve(long_job.id).status == "running"
+
+
+def test_a_job_that_was_not_at_fault_goes_on_by_itself(
+    application: Application, long_job: FineTuningJob
+) -> None:
+    before = count_continuations(application.client, long_job.id)
+    kill_run_process(application, long_job.id, "TrainController")
+    wait_until(
+        lambda: count_continuations(application.client, long_job.id) > before, 120, "it goes on"
+    )
+    assert any(
+        "Ray Train's controller was killed" in message
+        for message in read_messages(application.client, long_job.id)
+    )
 
 
 def test_cancelling_frees_everything(application: Application, long_job: FineTuningJob) -> None:
