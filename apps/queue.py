@@ -172,7 +172,8 @@ class RunQueue:
                 raise ApiError(504, f"{message}as soon as it does")
             time.sleep(_POLL_S)
         with self._lock:
-            self._settle_lost(run)
+            if run.is_cancel_requested:  # else it has ended, and was taken up again
+                self._settle_lost(run)
 
     def _pause(self, run: RunFolder) -> None:
         with self._lock:
@@ -316,6 +317,8 @@ class RunQueue:
 
     def _settle_lost(self, run: RunFolder) -> None:
         record = run.read_record()
+        if record.writer == "queue" and not run.is_cancel_requested:
+            return  # it ended by itself, and was taken up again
         reason = "the application was stopped or its process was killed while it computed"
         output = self._runner.read_logs(record.job_id or record.id).strip()
         if output:

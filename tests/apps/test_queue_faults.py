@@ -1,5 +1,6 @@
 """The queue when disks are full, processes are killed in the middle, and records are unreadable."""
 
+import asyncio
 import errno
 import json
 from pathlib import Path
@@ -12,6 +13,7 @@ from apps.check_desk import CheckDesk
 from apps.checks import check_job
 from apps.errors import ApiError
 from apps.files import FileStore
+from apps.job_runner import JobState
 from apps.queue import RunQueue
 from apps.runs import name_model
 from serving.model_store import LATEST_ALIAS, ModelStore
@@ -91,6 +93,47 @@ async def test_a_cancelled_run_has_not_ended_before_its_process(
     assert run.read_record().status == "cancelled"
     await queue.reconcile()
     assert jobs.started == [run.path.name, other.path.name]
+
+
+async def test_a_cancel_leaves_alone_what_was_resumed_while_it_waited(
+    queue: RunQueue, jobs: NotedJobs, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+
+    def stop(job_id: str, timeout_s: float) -> bool:
+        jobs.states[job_id] = "ended"
+        asyncio.run(queue.reconcile())  # sees the end first
+        asyncio.run(queue.resume(run.path.name))
+        asyncio.run(queue.reconcile())
+        return True
+
+    monkeypatch.setattr(jobs, "stop", stop)
+    await queue.cancel(run.path.name)
+    record = run.read_record()
+    assert (record.status, record.writer, record.num_starts) == ("queued", "job", 2)
+    assert not any(message.startswith("Interrupted") for message in list_messages(run))
+
+
+async def test_a_look_leaves_alone_what_failed_and_was_resumed_meanwhile(
+    queue: RunQueue, jobs: NotedJobs, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+
+    def find_state(job_id: str) -> JobState:
+        run.update_record(status="failed")
+        asyncio.run(queue.resume(run.path.name))
+        monkeypatch.undo()
+        return "ended"
+
+    monkeypatch.setattr(jobs, "find_state", find_state)
+    run.update_record(status="running")
+    await queue.reconcile()
+    assert run.read_record().num_lost == 0
+    assert run.read_record().num_starts == 2
+    assert not any(message.startswith("Interrupted") for message in list_messages(run))
 
 
 # Pausing
