@@ -11,11 +11,20 @@ from training.runs import RunFolder
 _MAX_CHARACTERS = 300
 # What gloo and NCCL say in one worker when it was another that ended.
 _ENDS_OF_OTHERS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL")
+# What Ray says at length of processes that ended without a word of their own.
+_DEATHS = {
+    "its worker process has died": "its process was killed, perhaps because memory ran out",
+    "its node has died": "its node is gone",
+}
 
 
 def summarise_exception(exception: BaseException) -> str:
     """The last line of what Ray says of a worker's failure: its text may be a whole traceback."""
-    lines = str(exception).strip().splitlines()
+    text = str(exception)
+    for words, meaning in _DEATHS.items():
+        if words in text:
+            return meaning
+    lines = text.strip().splitlines()
     return lines[-1][:_MAX_CHARACTERS] if lines else type(exception).__name__
 
 

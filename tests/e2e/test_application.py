@@ -243,7 +243,7 @@ def test_a_job_that_failed_is_resumed(application: Application, long_job: FineTu
     wait_until(has_failed, 60, "it has failed")
     error = client.fine_tuning.jobs.retrieve(long_job.id).error
     assert error is not None
-    assert "worker" in str(error.message)
+    assert "its process was killed" in str(error.message)
     resumed = client.fine_tuning.jobs.resume(long_job.id)
     assert (resumed.status, resumed.error, resumed.finished_at) == ("queued", None, None)
     wait_until(lambda: count_continuations(client, long_job.id) == 1, 120, "it goes on")
