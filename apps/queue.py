@@ -20,10 +20,12 @@ from apps.check_desk import CheckDesk
 from apps.endings import end_run, settle_lost, tell_once
 from apps.errors import ApiError
 from apps.exports import ExportDesk
+from apps.full_disk import refuse_full_disk
 from apps.intake import Intake
 from apps.job_runner import JobRunner
 from apps.jobs import FineTuneRequest, describe_job
 from apps.runs import (
+    expect_run,
     find_run,
     is_resumable,
     list_exports,
@@ -136,7 +138,8 @@ class RunQueue:
         """
         run = find_run(self._layout, run_id)
         self._check_storage()
-        await asyncio.shield(asyncio.to_thread(self._delete, run))
+        with expect_run(run_id):
+            await asyncio.shield(asyncio.to_thread(self._delete, run))
 
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
@@ -152,8 +155,9 @@ class RunQueue:
     async def _change(self, change: Callable[[RunFolder], None], run_id: str) -> dict[str, Any]:
         run = find_run(self._layout, run_id)
         self._check_storage()
-        await asyncio.shield(asyncio.to_thread(change, run))
-        return describe_job(run)
+        with expect_run(run_id), refuse_full_disk():
+            await asyncio.shield(asyncio.to_thread(change, run))
+            return describe_job(run)
 
     def _cancel(self, run: RunFolder) -> None:
         with self._lock:
@@ -208,9 +212,15 @@ class RunQueue:
 
     def _take_up(self, run: RunFolder) -> None:
         """Have a run wait for its turn that was paused, or had ended."""
+        run.update_record(
+            status="queued" if run.has_data else "validating_files",
+            writer="queue",
+            num_lost=0,
+            error=None,
+            finished_at=None,
+            result_file=None,
+        )
         tell_once(run, "Waiting for its turn, to go on")
-        status = "queued" if run.has_data else "validating_files"
-        run.update_record(status=status, writer="queue", num_lost=0, error=None, finished_at=None)
 
     def _take_up_ended(self, run: RunFolder, record: RunRecord) -> None:
         """Have a run wait for its turn that failed or was cancelled, as if it had been paused."""

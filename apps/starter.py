@@ -102,7 +102,8 @@ class RunStarter:
 def tell_waiting(run: RunFolder, reason: str) -> None:
     """Note what a run waits for; whoever calls this writes the run's record."""
     record = run.read_record()
-    if not record.is_final and record.writer == "queue" and record.waiting_for != reason:
+    is_waiting = record.writer == "queue" and record.status in ("queued", "validating_files")
+    if is_waiting and record.waiting_for != reason:
         run.update_record(waiting_for=reason)
 
 

@@ -148,7 +148,8 @@ def _has_cluster() -> bool:
 def fail_run(run: RunFolder, exc: BaseException) -> None:
     """Write a failure into the run's events and record."""
     logger.error("run %s failed", run.path.name, exc_info=exc)
-    if run.read_record().is_final:  # cancelled, while its process was cut off from everybody
+    record = run.read_record()
+    if record.is_final or record.writer == "queue":  # ended or taken up again without this process
         return
     message = str(exc) or type(exc).__name__
     run.add_event(message, level="error")
@@ -169,6 +170,7 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
 
     if run.read_record().base_revision is None:
         run.update_record(base_revision=find_revision(spec.base_model))
+    _check_base_model(run, spec)  # it may be another one by now
     alive: list[Any] = ray.nodes()  # type: ignore[no-untyped-call]
     nodes = [node["Resources"] for node in alive if node["Alive"]]
     check_resources(spec, nodes)

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from apps.files import FileStore
 from apps.job_runner import JobState
 from apps.queue import RunQueue
 from apps.runs import name_model
+from apps.starter import tell_waiting
 from serving.model_store import LATEST_ALIAS, ModelStore
 from storage import durable
 from storage.layout import StorageLayout
 from tests.apps.conftest import NotedJobs, copy_model, create_run, lose_run
+from training import launch
 from training.lease import hold_lease
 from training.runs import RunFolder
 
@@ -136,7 +139,44 @@ async def test_a_look_leaves_alone_what_failed_and_was_resumed_meanwhile(
     assert not any(message.startswith("Interrupted") for message in list_messages(run))
 
 
+async def test_a_run_deleted_during_a_change_is_reported_as_not_found(
+    queue: RunQueue, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await create_run(queue, file_id)
+    run.update_record(status="failed")
+    monkeypatch.setattr("apps.queue.is_resumable", lambda *_: shutil.rmtree(run.path) is None)
+    with pytest.raises(ApiError) as caught:
+        await queue.resume(run.path.name)
+    assert caught.value.status == 404
+
+
+async def test_a_process_that_lost_its_run_to_the_queue_does_not_fail_it(
+    queue: RunQueue, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    assert run.read_record().writer == "queue"
+    launch.fail_run(run, RuntimeError("an old process, late"))
+    assert run.read_record().status == "queued"
+    assert "an old process, late" not in list_messages(run)
+
+
+async def test_a_resumed_run_has_no_result_file_of_its_earlier_end(
+    queue: RunQueue, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    run.add_metrics(FIGURES)
+    assert (await queue.cancel(run.path.name))["result_files"]
+    assert (await queue.resume(run.path.name))["result_files"] == []
+
+
 # Pausing
+
+
+async def test_a_paused_run_waits_for_nothing(queue: RunQueue, file_id: str) -> None:
+    run = await create_run(queue, file_id)
+    await queue.pause(run.path.name)
+    tell_waiting(run, "number 2 in the queue")  # decided just before the pause
+    assert run.read_record().waiting_for is None
 
 
 async def test_a_run_that_pauses_after_it_was_let_go_on_goes_on(
@@ -229,8 +269,9 @@ async def test_what_cannot_be_recorded_is_told_once(
     run = await create_run(queue, file_id)
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "update_record", fill_disk)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(ApiError, match="no room") as caught:
             await queue.cancel(run.path.name)
+        assert caught.value.status == 507
         for _ in range(3):
             await queue.reconcile()
     await queue.reconcile()
