@@ -28,7 +28,7 @@ _RAY_SETTINGS = {
     "RAY_SERVE_PROXY_USE_GRPC": "1",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     # Large uploads come no faster than they are written down.
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "apps.flow_control:build_middlewares",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "apps.middleware.flow_control:build_middlewares",
     # A window of an upload goes in a message, not by shared memory, of which pages stay: a third
     # faster, and 45 MB less in the replica.
     "RAY_max_direct_call_object_size": "1000000",

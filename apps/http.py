@@ -11,11 +11,11 @@ from typing import Any
 from fastapi import FastAPI
 from ray.serve.handle import DeploymentHandle
 
-from apps.access import AccessControl, read_api_key
-from apps.body_limit import MAX_JSON_BYTES, BodyLimit
 from apps.errors import install_error_handlers
 from apps.files import FileStore
-from apps.flow_control import TellUse, WindowedSending
+from apps.middleware.auth import AccessControl, read_api_key
+from apps.middleware.body_limit import MAX_JSON_BYTES, BodyLimit
+from apps.middleware.flow_control import TellUse, WindowedSending
 from apps.relay import UpstreamRelay
 from apps.remote import RemoteQueue, RemoteText
 from apps.routes import (

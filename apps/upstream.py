@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import anyio
 import httpx
 
-from apps.access import is_loopback, read_api_key
 from apps.errors import ApiError
+from apps.middleware.auth import is_loopback, read_api_key
 from apps.settings import UpstreamSettings
 
 logger = logging.getLogger(__name__)

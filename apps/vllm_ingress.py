@@ -20,9 +20,9 @@ from ray.serve.llm import LLMConfig, build_llm_deployment
 from ray.serve.llm.ingress import OpenAiIngress, make_fastapi_ingress
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from apps.access import AccessControl, read_api_key
-from apps.body_limit import MAX_JSON_BYTES, BodyLimit
 from apps.logical_cpus import INGRESS_CPUS
+from apps.middleware.auth import AccessControl, read_api_key
+from apps.middleware.body_limit import MAX_JSON_BYTES, BodyLimit
 from apps.vllm import SHUTDOWN_TIMEOUT_S
 
 logger = logging.getLogger(__name__)

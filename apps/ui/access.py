@@ -10,7 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from apps.access import find_foreign_client, find_foreign_host, find_foreign_origin, is_key
+from apps.middleware.auth import find_foreign_client, find_foreign_host, find_foreign_origin, is_key
 
 _CONTENT_POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from apps.access import read_api_key
+from apps.middleware.auth import read_api_key
 
 
 class UiSettings(BaseModel):

@@ -9,9 +9,9 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 from starlette.datastructures import Headers
 
-from apps.access import find_refusal
-from apps.body_limit import MAX_JSON_BYTES
 from apps.http import build_http
+from apps.middleware.auth import find_refusal
+from apps.middleware.body_limit import MAX_JSON_BYTES
 from apps.services import Services
 from serving.errors import (
     DeadlineExceededError,

@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse, Response
 
 from apps import relay as relay_module
 from apps import upstream as upstream_module
-from apps.body_limit import MAX_JSON_BYTES
 from apps.http import build_http
+from apps.middleware.body_limit import MAX_JSON_BYTES
 from apps.relay import UpstreamRelay
 from apps.services import Services
 from apps.settings import UpstreamSettings

@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.routing import Mount
 
-from apps.access import API_KEY_VARIABLE
+from apps.middleware.auth import API_KEY_VARIABLE
 from apps.ui.access import PageGuard, find_refusal
 from apps.ui.page import build_http
 from apps.ui.settings import UiSettings

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from apps import flow_control
-from apps.flow_control import TellTaken, TellUse, WindowedReading, WindowedSending
+from apps.middleware import flow_control
+from apps.middleware.flow_control import TellTaken, TellUse, WindowedReading, WindowedSending
 
 pytestmark = pytest.mark.anyio
 PIECE = b"x" * 1_000

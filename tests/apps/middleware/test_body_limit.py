@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from apps.body_limit import BodyLimit
+from apps.middleware.body_limit import BodyLimit
 
 pytestmark = pytest.mark.anyio
 MAX_BYTES = 10

@@ -1,0 +1,1 @@
+"""ASGI middleware of the HTTP API: authentication, body limits and flow control."""
