@@ -21,6 +21,22 @@ class DamagedDirectoryError(ValueError):
     """A published directory differs from its manifest."""
 
 
+class DamagedFileError(RuntimeError):
+    """A file that the application itself wrote cannot be read or does not hold what it should.
+
+    This is a fault of the server, not of a request: it is reported as status 500 and logged.
+    `path` is the damaged file.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{str(path)!r} is damaged: {reason}")
+        self.path, self.reason = path, reason
+
+    def __reduce__(self) -> tuple[type["DamagedFileError"], tuple[Path, str]]:
+        """Keep both arguments when the error crosses between processes."""
+        return type(self), (self.path, self.reason)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Replace `path` with `value` as JSON; a reader sees the old or the new one, never half."""
     write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
