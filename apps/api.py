@@ -77,6 +77,7 @@ class FineTuningQueueReplica:
             max_restarts=settings.max_restarts,
             reserved_cpus=reserved_cpus,
             reserved_gpus=reserved_gpus,
+            limits=settings.to_limits(),
         )
         self._looked_at = time.monotonic()
         self._task = asyncio.get_event_loop().create_task(self._keep_reconciling())

@@ -1,16 +1,20 @@
 """Checks of rows that are still to be made, each until it has told what it found."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from apps.checks import are_quick, check_file, read_refusal, read_share
 from apps.errors import ApiError
 from apps.files import FileStore
 from apps.tasks import Task, TaskRunner
+from storage.fault_log import FaultLog
 from storage.layout import StorageLayout
 from training.runs import RunFolder
+
+logger = logging.getLogger(__name__)
 
 _PAUSES_S = (0.0, 5.0, 30.0, 120.0, 600.0)
 """Before each try: what was in its way may pass."""
@@ -32,6 +36,7 @@ class CheckDesk:
         self._clock = clock
         self._num_tries: Counter[Task] = Counter()
         self._not_before: dict[Task, float] = {}
+        self._faults = FaultLog(logger)
 
     def look_after_job(self, run: RunFolder) -> str | dict[str, Any] | None:
         """Have the files of a job checked.
@@ -56,26 +61,39 @@ class CheckDesk:
     def look_after_files(self) -> None:
         """Check one small upload; have one large one checked aside."""
         is_busy = False
-        for file_id in self._files.list_unchecked():
-            task = Task("check_file", file_id)
-            try:
-                is_quick = are_quick([self._files.find_content(file_id)])
-            except (ApiError, FileNotFoundError):  # deleted just now
-                continue
-            if is_busy and not is_quick:
-                continue
-            if self._runner.is_under_way(task.kind, file_id):
-                is_busy = True
-            elif not self._is_due(task):
-                continue
-            elif not self._count_try(task):
-                self._files.note_check(file_id, "error", _ENDED, None)
-            elif is_quick:
-                check_file(self._layout, file_id)
-                return
-            else:
-                self._runner.start_task(self._layout.root, task)
-                is_busy = True
+        unchecked = self._files.list_unchecked()
+        self._faults.keep_only(unchecked)
+        for file_id in unchecked:
+            with self._faults.guard(file_id):
+                outcome = self._look_after_file(file_id, is_busy)
+                if outcome == "checked":
+                    return
+                is_busy = is_busy or outcome == "busy"
+
+    def _look_after_file(self, file_id: str, is_busy: bool) -> Literal["left", "busy", "checked"]:
+        task = Task("check_file", file_id)
+        try:
+            is_quick = are_quick([self._files.find_content(file_id)])
+        except FileNotFoundError:  # deleted just now
+            return "left"
+        except ApiError as exc:
+            if exc.status != 404:
+                raise
+            return "left"
+        if is_busy and not is_quick:
+            return "left"
+        if self._runner.is_under_way(task.kind, file_id):
+            return "busy"
+        if not self._is_due(task):
+            return "left"
+        if not self._count_try(task):
+            self._files.note_check(file_id, "error", _ENDED, None)
+            return "left"
+        if is_quick:
+            check_file(self._layout, file_id)
+            return "checked"
+        self._runner.start_task(self._layout.root, task)
+        return "busy"
 
     def _is_due(self, task: Task) -> bool:
         return self._clock() >= self._not_before.get(task, 0.0)

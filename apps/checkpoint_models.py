@@ -8,7 +8,7 @@ import re
 
 from apps.errors import ApiError
 from apps.publishing import list_run_checkpoints
-from apps.runs import list_exports, list_runs, name_model
+from apps.runs import find_run, name_export_note, name_model
 from apps.services import Services
 from storage.layout import StorageLayout
 
@@ -24,11 +24,11 @@ async def ensure_model(services: Services, name: str) -> None:
     """
     if _NAME.fullmatch(name) is None or services.models.has(name):
         return
-    found = await asyncio.to_thread(_find_checkpoint, services.layout, name)
+    found = await asyncio.to_thread(_find_checkpoint, services, name)
     if found is None:
         return
     job_id, checkpoint_id = found
-    if not _is_under_way(services.layout, name):
+    if not _is_under_way(services.layout, job_id, name):
         try:
             await services.fine_tuning.publish_checkpoint(job_id, checkpoint_id, name)
         except ApiError as exc:
@@ -40,7 +40,7 @@ async def ensure_model(services: Services, name: str) -> None:
 async def _wait_for(services: Services, name: str, job_id: str) -> None:
     deadline = asyncio.get_running_loop().time() + WAIT_S
     while not services.models.has(name):
-        if not _is_under_way(services.layout, name) and not services.models.has(name):
+        if not _is_under_way(services.layout, job_id, name) and not services.models.has(name):
             message = f"{name!r} could not be made of its checkpoint; the events of job "
             raise ApiError(409, f"{message}{job_id!r} tell why", param="model")
         if asyncio.get_running_loop().time() > deadline:
@@ -49,15 +49,15 @@ async def _wait_for(services: Services, name: str, job_id: str) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-def _is_under_way(layout: StorageLayout, name: str) -> bool:
-    return any(model_id == name for _, model_id in list_exports(layout))
+def _is_under_way(layout: StorageLayout, job_id: str, name: str) -> bool:
+    return name_export_note(find_run(layout, job_id), name).exists()
 
 
-def _find_checkpoint(layout: StorageLayout, name: str) -> tuple[str, str] | None:
+def _find_checkpoint(services: Services, name: str) -> tuple[str, str] | None:
     """Find the job and the checkpoint that a model is named after."""
     parts = _NAME.fullmatch(name)
     assert parts is not None
-    for run, record in list_runs(layout):
+    for run, record in services.runs.scan().runs:
         if name_model(record) == parts["model"]:
             for checkpoint in list_run_checkpoints(run):
                 if checkpoint["step_number"] == int(parts["step"]):

@@ -82,6 +82,7 @@ def to_response(exc: BaseException) -> JSONResponse:
         message = "the process that worked on this has ended; another takes its place, try again"
     if status == 500:
         logger.error("a request failed", exc_info=exc)
+    if status == 500 and not isinstance(exc, ApiError):
         message = "something went wrong on our side; the server's log has the details"
     return JSONResponse(error_body(status, message, param, code), status, headers)
 

@@ -6,16 +6,17 @@ itself, or the queue where the task was killed. So none is lost without a word.
 
 import logging
 import threading
-from pathlib import Path
 from typing import IO, Any
 
 from apps.errors import not_found
+from apps.fine_tuning.run_index import RunIndex
 from apps.publishing import find_checkpoint, name_checkpoint_model, publish_checkpoint
-from apps.runs import EXPORTS_FOLDER, check_new_model, find_run, has_published, list_exports
+from apps.runs import check_new_model, find_run, has_published, list_exports, name_export_note
 from apps.tasks import Task, TaskRunner
 from serving.errors import OverloadedError
 from serving.model_store import ModelStore
 from storage import durable
+from storage.fault_log import FaultLog
 from storage.layout import StorageLayout, check_id
 from training.runs import EventLevel, RunFolder
 
@@ -28,12 +29,17 @@ _RETRY_AFTER_S = 30
 class ExportDesk:
     """Takes exports in and looks after them; one per storage root."""
 
-    def __init__(self, layout: StorageLayout, runner: TaskRunner) -> None:
+    def __init__(self, layout: StorageLayout, runs: RunIndex, runner: TaskRunner) -> None:
         self._layout = layout
+        self._runs = runs
         self._runner = runner
         self._models = ModelStore(layout)
         self._lock = threading.Lock()
         self._held: dict[str, IO[bytes]] = {}  # the checkpoints, by the ids of the models
+        # The exports that have a note, by run and model; None until those are known that an
+        # earlier process began. Only this process begins others.
+        self._noted: dict[tuple[str, str], RunFolder] | None = None
+        self._faults = FaultLog(logger)
 
     def close(self) -> None:
         """Let go of every checkpoint."""
@@ -53,8 +59,8 @@ class ExportDesk:
         checkpoint = find_checkpoint(run, checkpoint_id)
         model_id = check_id(model_id or name_checkpoint_model(run, checkpoint.step))
         with self._lock:
-            check_new_model(self._layout, model_id)
-            num_under_way = len(list_exports(self._layout))
+            check_new_model(self._layout, self._runs, model_id)
+            num_under_way = len(self._find_noted())
             if num_under_way >= _MAX_AT_ONCE:
                 raise OverloadedError(
                     f"{num_under_way} checkpoints are being published; try again when one is done",
@@ -65,9 +71,10 @@ class ExportDesk:
             except FileNotFoundError:  # superseded just now
                 raise not_found("checkpoint", checkpoint_id) from None
             run.add_event(f"Publishing step {checkpoint.step} as {model_id}")
-            note = _note(run, model_id)
+            note = name_export_note(run, model_id)
             note.parent.mkdir(exist_ok=True)
             durable.write_json(note, {"step": checkpoint.step})
+            self._find_noted()[run_id, model_id] = run
             task = Task("export", model_id, (run_id, checkpoint.step))
             self._runner.start_task(self._layout.root, task)
         return {"id": model_id, "object": "model", "status": "publishing", "run_id": run_id}
@@ -75,19 +82,37 @@ class ExportDesk:
     def reconcile(self) -> None:
         """Tell of the exports that ended without telling, and let go of what is done."""
         with self._lock:
-            for run, model_id in list_exports(self._layout):
-                is_under_way = self._runner.is_under_way("export", model_id)
-                if is_under_way or not _note(run, model_id).exists():
-                    continue
-                if has_published(self._models, run.path.name, model_id):
-                    # It was killed between publishing and saying so.
-                    end_export(run, model_id, f"Published as {model_id}")
-                else:
-                    reason = "its process was stopped or killed; ask for it again"
-                    end_export(run, model_id, f"{model_id!r} was not published: {reason}", "error")
-            noted = {model_id for _, model_id in list_exports(self._layout)}
-            for model_id in self._held.keys() - noted:
+            noted = self._find_noted()
+            for (run_id, model_id), run in noted.items():
+                with self._faults.guard(f"export of model {model_id!r} from run {run_id}"):
+                    self._end_lost(run, model_id)
+            self._faults.keep_only(
+                f"export of model {model_id!r} from run {run_id}" for run_id, model_id in noted
+            )
+            for model_id in self._held.keys() - {model_id for _, model_id in self._find_noted()}:
                 self._held.pop(model_id).close()
+
+    def _end_lost(self, run: RunFolder, model_id: str) -> None:
+        """Report how an export ended if its task did not."""
+        is_under_way = self._runner.is_under_way("export", model_id)
+        if is_under_way or not name_export_note(run, model_id).exists():
+            return
+        if has_published(self._models, run.path.name, model_id):
+            # It was killed between publishing and saying so.
+            end_export(run, model_id, f"Published as {model_id}")
+        else:
+            reason = "its process was stopped or killed; ask for it again"
+            end_export(run, model_id, f"{model_id!r} was not published: {reason}", "error")
+
+    def _find_noted(self) -> dict[tuple[str, str], RunFolder]:
+        """Return the exports that have a note still."""
+        if self._noted is None:
+            exports = list_exports(self._layout)
+            self._noted = {(run.path.name, model_id): run for run, model_id in exports}
+        for run_id, model_id in list(self._noted):
+            if not name_export_note(self._noted[run_id, model_id], model_id).exists():
+                del self._noted[run_id, model_id]
+        return self._noted
 
 
 def execute_export(layout: StorageLayout, run_id: str, step: int, model_id: str) -> None:
@@ -107,8 +132,4 @@ def execute_export(layout: StorageLayout, run_id: str, step: int, model_id: str)
 def end_export(run: RunFolder, model_id: str, message: str, level: EventLevel = "info") -> None:
     """Tell how an export ended, and forget it."""
     run.add_event(message, level=level, data={"model_id": model_id})
-    _note(run, model_id).unlink(missing_ok=True)
-
-
-def _note(run: RunFolder, model_id: str) -> Path:
-    return run.path / EXPORTS_FOLDER / f"{model_id}.json"
+    name_export_note(run, model_id).unlink(missing_ok=True)

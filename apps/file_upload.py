@@ -16,7 +16,10 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from apps.errors import ApiError
 from apps.files import FileStore, Purpose, make_safe_name
+from apps.settings import UsageLimits
+from apps.usage import check_stored_files
 from storage.layout import StorageLayout
+from storage.locks import take_turn
 from storage.scratch import ScratchFolder
 
 _WRITE_BYTES = 1 << 18
@@ -37,11 +40,19 @@ class _Part:
 
 
 class IncomingFile:
-    """A form being received, in a folder of its own that is gone when it is closed."""
+    """A form being received, in a folder of its own that is gone when it is closed.
 
-    def __init__(self, layout: StorageLayout, max_bytes: int) -> None:
-        self._files = FileStore(layout)
+    Raises `ApiError` 409 or 507 if there is no room for another file.
+    """
+
+    def __init__(
+        self, layout: StorageLayout, files: FileStore, max_bytes: int, limits: UsageLimits
+    ) -> None:
+        check_stored_files(files.measure(), limits)
+        self._layout = layout
+        self._files = files
         self._max_bytes = max_bytes
+        self._limits = limits
         self._scratch = ScratchFolder(layout.files, ".upload-")
         self._content = self._scratch.path / "content"
         self._form = _Form()
@@ -80,19 +91,24 @@ class IncomingFile:
         self._check_text(b"", is_last=True)
 
     def publish(self) -> dict[str, Any]:
-        """Put the file among the others and close; returns it as it is shown."""
+        """Put the file among the others and close; returns it as it is shown.
+
+        Raises `ApiError` 409 or 507 if other uploads have left no room for it.
+        """
         try:
             assert self._form.filename is not None
-            return self._files.take_in(
-                self._content,
-                make_safe_name(self._form.filename),
-                {
-                    "bytes": self._size_bytes,
-                    "filename": self._form.filename,
-                    "purpose": _PURPOSE,
-                    "sha256": self._digest.hexdigest(),
-                },
-            )
+            with take_turn(self._layout.upload_lock):  # no other upload is counted meanwhile
+                check_stored_files(self._files.measure(), self._limits, self._size_bytes)
+                return self._files.take_in(
+                    self._content,
+                    make_safe_name(self._form.filename),
+                    {
+                        "bytes": self._size_bytes,
+                        "filename": self._form.filename,
+                        "purpose": _PURPOSE,
+                        "sha256": self._digest.hexdigest(),
+                    },
+                )
         finally:
             self.close()
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,12 +9,20 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from apps.errors import ApiError, not_found
-from storage import durable
+from apps.file_index import (
+    CHECK_NAME,
+    RECORD_NAME,
+    FileIndex,
+    StoredBytes,
+    describe_unchecked,
+    read_check,
+    read_file_record,
+)
+from storage import durable, versioned
+from storage.durable import DamagedFileError
 from storage.layout import StorageLayout, new_id
 from storage.locks import HeldError, hold_alone, hold_shared
-
-_RECORD_NAME = "file.json"
-_CHECK_NAME = "check.json"
+from storage.tombstones import bury_folder, remove_tombstones
 
 Purpose = Literal["fine-tune", "fine-tune-results"]
 
@@ -25,6 +32,7 @@ class FileStore:
 
     def __init__(self, layout: StorageLayout) -> None:
         self._layout = layout
+        self._index = FileIndex(layout.files)
 
     def take_in(self, content: Path, name: str, record: dict[str, Any]) -> dict[str, Any]:
         """Take over a file that was written in a scratch folder; returns it as it is shown.
@@ -48,29 +56,29 @@ class FileStore:
         folder = self._layout.file(file_id)
         folder.mkdir(exist_ok=True)
         path = folder / make_safe_name(filename)
-        if path.is_file() and path.read_bytes() == content and (folder / _RECORD_NAME).is_file():
+        if path.is_file() and path.read_bytes() == content and (folder / RECORD_NAME).is_file():
             return
-        (folder / _CHECK_NAME).unlink(missing_ok=True)
+        (folder / CHECK_NAME).unlink(missing_ok=True)
         durable.write_bytes(path, content)
         found = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         _write_record(folder, {"filename": filename, "purpose": purpose, **found})
 
     def list_files(self) -> list[dict[str, Any]]:
-        """All files as they are shown, newest first."""
-        found = []
-        for path in self._layout.files.glob(f"*/{_RECORD_NAME}"):
-            with suppress(ApiError):  # deleted just now
-                found.append(self.get(path.parent.name))
+        """All files as they are shown, newest first; one that cannot be read is left out."""
+        found = self._index.list_files()
         return sorted(found, key=lambda file: (file["created_at"], file["id"]), reverse=True)
 
     def list_unchecked(self) -> list[str]:
         """The ids of files of rows that are still to be checked, oldest first."""
-        return [
-            path.parent.name
-            for path in sorted(self._layout.files.glob(f"*/{_RECORD_NAME}"))
-            if not (path.parent / _CHECK_NAME).is_file()
-            and durable.read_json(path)["purpose"] == "fine-tune"
-        ]
+        return self._index.list_unchecked()
+
+    def measure(self) -> StoredBytes:
+        """Count the files and their bytes."""
+        return self._index.measure()
+
+    def remove_deleted(self) -> None:
+        """Remove what is left of files whose deletion was cut short."""
+        remove_tombstones(self._layout.files)
 
     def note_check(
         self,
@@ -82,20 +90,20 @@ class FileStore:
         """Note what a check of a file found: whether its rows can be used, and their counts."""
         check = {"status": status, "status_details": details, "check": found}
         with suppress(FileNotFoundError):  # deleted meanwhile
-            durable.write_json(self._folder(file_id) / _CHECK_NAME, check)
+            versioned.write_object(self._folder(file_id) / CHECK_NAME, check)
 
     def get(self, file_id: str) -> dict[str, Any]:
-        """One file as it is shown; raises `ApiError` 404."""
+        """One file as it is shown; raises `ApiError` 404, or 500 if its record is damaged."""
         folder = self._folder(file_id)
         try:
-            record: dict[str, Any] = durable.read_json(folder / _RECORD_NAME)
-        except FileNotFoundError:
+            record = read_file_record(folder / RECORD_NAME)
+        except (FileNotFoundError, NotADirectoryError):
             raise not_found("file", file_id) from None
-        is_of_rows = record["purpose"] == "fine-tune"
-        check = {"status": "uploaded" if is_of_rows else "processed", "status_details": None}
-        with suppress(FileNotFoundError):
-            check = durable.read_json(folder / _CHECK_NAME)
-        return {**record, **check}
+        except DamagedFileError as exc:
+            message = f"file {file_id!r} cannot be read: {exc.reason}"
+            raise ApiError(500, message, code="file_unreadable") from exc
+        check = read_check(folder / CHECK_NAME)
+        return {**record, **(check or describe_unchecked(record["purpose"]))}
 
     def find_content(self, file_id: str) -> Path:
         """The path of a file's bytes; raises `ApiError` 404."""
@@ -104,27 +112,27 @@ class FileStore:
     def hold(self, file_id: str) -> IO[bytes]:
         """Keep a file until what is returned is closed; raises `ApiError` 404."""
         try:
-            return hold_shared(self._folder(file_id) / _RECORD_NAME)
-        except FileNotFoundError:
+            return hold_shared(self._folder(file_id) / RECORD_NAME)
+        except (FileNotFoundError, NotADirectoryError):
             raise not_found("file", file_id) from None
 
     def delete(self, file_id: str, check: Callable[[], None] = lambda: None) -> None:
-        """Forget a file; its record goes first, so that half a file never exists.
+        """Delete a file; it is renamed first, so that half a file never exists.
 
         `check` raises if somebody needs it, when nobody can begin to any more. Raises `ApiError`
         404, or 409 where somebody is about to need it.
         """
         folder = self._folder(file_id)
         try:
-            with hold_alone(folder / _RECORD_NAME):
+            with hold_alone(folder / RECORD_NAME):
                 check()
-                (folder / _RECORD_NAME).unlink()
-        except FileNotFoundError:
+                bury_folder(folder)
+        except (FileNotFoundError, NotADirectoryError):
             raise not_found("file", file_id) from None
         except HeldError:
             message = f"a job that needs file {file_id!r} is being created"
             raise ApiError(409, message, code="in_use") from None
-        shutil.rmtree(folder)
+        self.remove_deleted()
 
     def _folder(self, file_id: str) -> Path:
         try:
@@ -141,4 +149,4 @@ def make_safe_name(filename: str) -> str:
 
 def _write_record(folder: Path, record: dict[str, Any]) -> None:
     head = {"id": folder.name, "object": "file", "created_at": int(time.time())}
-    durable.write_json(folder / _RECORD_NAME, {**head, **record})
+    versioned.write_object(folder / RECORD_NAME, {**head, **record})

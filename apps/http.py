@@ -91,6 +91,7 @@ class ApiReplica:
             fine_tuning=RemoteQueue(queue),
             max_upload_bytes=settings.max_upload_bytes,
             max_model_bytes=settings.max_model_bytes,
+            limits=settings.to_limits(),
         )
 
     def __serve_build_asgi_app__(self) -> AccessControl:

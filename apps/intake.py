@@ -3,12 +3,16 @@
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from threading import Lock
 from typing import Any
 
 from apps.checks import are_quick, build_default_spec, count_rows, prepare_rows
 from apps.files import FileStore
+from apps.fine_tuning.run_index import RunIndex
 from apps.full_disk import refuse_full_disk
 from apps.jobs import SERVER_SETTINGS, FineTuneRequest
+from apps.settings import UsageLimits
+from apps.usage import check_job_counts, check_job_size
 from serving.model_store import ModelStore, StoredModel
 from storage import durable
 from storage.layout import StorageLayout, new_id
@@ -24,8 +28,18 @@ _BUILDING_PREFIX = ".building-"
 class Intake:
     """Makes runs of requests, and shows beforehand what would become of them."""
 
-    def __init__(self, layout: StorageLayout, reserved_cpus: float, reserved_gpus: float) -> None:
+    def __init__(
+        self,
+        layout: StorageLayout,
+        runs: RunIndex,
+        limits: UsageLimits,
+        reserved_cpus: float,
+        reserved_gpus: float,
+    ) -> None:
         self._layout = layout
+        self._runs = runs
+        self._limits = limits
+        self._creating = Lock()  # from counting the jobs until there is one more
         self._files = FileStore(layout)
         self._models = ModelStore(layout)
         self._reserved_cpus, self._reserved_gpus = reserved_cpus, reserved_gpus
@@ -34,8 +48,9 @@ class Intake:
         """Check a fine-tune and write a run for it, which waits.
 
         Large files are still to be read; the run says so by its status. Raises `ValueError`,
-        `ServingError` or `ApiError` for what could not work.
+        `ServingError` or `ApiError` for what could not work, also where there are too many jobs.
         """
+        check_job_counts(self._runs, self._limits)  # before the rows are read
         model = self._models.resolve(request.model)
         with ExitStack() as held, refuse_full_disk():
             # Until a record says that they are needed.
@@ -88,6 +103,7 @@ class Intake:
         files = [self._files.find_content(file_id) for file_id in request.list_files()]
         defaults = build_default_spec(self._models, model, str(files[0]))
         spec = request.resolve_settings(defaults, *map(str, files[1:]))
+        check_job_size(spec, self._limits)
         check_resources(spec, nodes, self._reserved_cpus, self._reserved_gpus)
         prepared = prepare_rows(self._layout, spec) if are_quick(files) else None
         record = RunRecord(
@@ -107,7 +123,9 @@ class Intake:
                 launch.tell_data(run, prepared.summary)
                 run.add_event("Waiting for its turn")
             run.create(spec, record)
-            durable.move_directory(building, self._layout.run(record.id))
+            with self._creating:
+                check_job_counts(self._runs, self._limits)
+                durable.move_directory(building, self._layout.run(record.id))
         return RunFolder(self._layout.run(record.id))
 
 

@@ -3,11 +3,14 @@
 import time
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from apps.errors import ApiError
+from apps.fine_tuning.run_index import UnreadableRun
 from apps.runs import is_resumable
-from training.runs import RunFolder, RunRecord
+from storage.durable import DamagedFileError
+from storage.layout import read_creation_time
+from training.runs import RunError, RunFolder, RunRecord
 from training.spec import TrainingSpec
 
 # Paths, accounts and switches of the machine: the operator's to set, never a client's.
@@ -29,6 +32,9 @@ _OUR_NAMES = {
     "batch_size": "micro_batch_size",
     "learning_rate_multiplier": "learning_rate",
 }
+
+UNREADABLE_STATUS = "unreadable"
+"""Shown as the status of a job whose record this version cannot read."""
 
 Auto = Literal["auto"]
 MetadataKey = Annotated[str, Field(max_length=64)]
@@ -153,9 +159,11 @@ def _divide_batch(batch_size: int, settings: dict[str, Any]) -> int:
 def lay_over(asked: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Lay changes over the body of a request for a fine-tune; settings are changed one by one.
 
-    What is changed by OpenAI's name for it is no longer what it was by ours. Raises
-    `pydantic.ValidationError` for changes that cannot be.
+    What is changed by OpenAI's name for it is no longer what it was by ours. Fields of the stored
+    body that only a newer version knows are left out. Raises `pydantic.ValidationError` for changes
+    that cannot be.
     """
+    asked = {name: asked[name] for name in asked if name in FineTuneRequest.model_fields}
     before = FineTuneRequest.model_validate(asked)
     rest = {name: value for name, value in asked.items() if name not in _HYPERPARAMETER_PLACES}
     after = FineTuneRequest.model_validate({**rest, **changes})
@@ -173,17 +181,22 @@ def lay_over(asked: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_job(run: RunFolder, record: RunRecord | None = None) -> dict[str, Any]:
-    """Show a run as OpenAI's `fine_tuning.job`, with our `progress` beside it."""
+    """Show a run as OpenAI's `fine_tuning.job`, with our `progress` beside it.
+
+    A spec that this version cannot use leaves the settings empty; `error` says why. Raises
+    `FileNotFoundError` and `DamagedFileError` as `RunFolder.read_record` does.
+    """
     record = record or run.read_record()
-    spec = run.read_spec()
-    asked = FineTuneRequest.model_validate(record.request)
     last = run.read_last_metrics()
-    hyperparameters = {
-        "n_epochs": spec.epochs,
-        "batch_size": _count_batch(spec) or "auto",
-        "learning_rate_multiplier": asked.find_hyperparameters().learning_rate_multiplier,
-    }
     is_running = record.status == "running"
+    error = record.error.model_dump(include=set(RunError.model_fields)) if record.error else None
+    settings: dict[str, Any]
+    try:
+        settings = _describe_settings(run.read_spec(), record.request)
+    except DamagedFileError as exc:
+        settings = _NO_SETTINGS
+        message = f"the settings of this job cannot be read: {exc.reason}"
+        error = error or {"code": "settings_unreadable", "message": message, "param": None}
     return {
         "id": record.id,
         "object": "fine_tuning.job",
@@ -192,26 +205,94 @@ def describe_job(run: RunFolder, record: RunRecord | None = None) -> dict[str, A
         "finished_at": record.finished_at,
         "estimated_finish": int(time.time() + last["remaining_s"]) if last and is_running else None,
         "status": record.status,
-        "model": record.request["model"],
+        "model": record.request.get("model"),
         "fine_tuned_model": record.model_id,
         "organization_id": "tuneserve",
-        "training_file": asked.training_file,
-        "validation_file": asked.validation_file,
+        "training_file": record.request.get("training_file"),
+        "validation_file": record.request.get("validation_file"),
         "result_files": [record.result_file] if record.result_file else [],
-        "seed": spec.seed,
         "trained_tokens": record.trained_tokens,
-        "hyperparameters": hyperparameters,
-        "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
-        "error": record.error.model_dump() if record.error else None,
-        "user_provided_suffix": asked.suffix,
-        "metadata": asked.metadata,
+        **settings,
+        "error": error,
+        "user_provided_suffix": record.request.get("suffix"),
+        "metadata": record.request.get("metadata"),
         "integrations": None,
-        "training": spec.model_dump(exclude=set(SERVER_SETTINGS)),
         "progress": _describe_progress(last),
         "priority": record.priority,
         "waiting_for": record.waiting_for,
         "resumable": is_resumable(run, record),
     }
+
+
+_NO_HYPERPARAMETERS = {
+    "n_epochs": "auto",
+    "batch_size": "auto",
+    "learning_rate_multiplier": "auto",
+}
+_NO_SETTINGS: dict[str, Any] = {
+    "seed": 0,
+    "hyperparameters": _NO_HYPERPARAMETERS,
+    "method": {"type": "supervised", "supervised": {"hyperparameters": _NO_HYPERPARAMETERS}},
+    "training": {},
+}
+
+
+def describe_unreadable_job(unreadable: UnreadableRun) -> dict[str, Any]:
+    """Show a run whose record cannot be read, so that it does not vanish from the list."""
+    run_id = unreadable.run.path.name
+    error = {"code": "job_unreadable", "message": unreadable.reason, "param": None}
+    absent = (
+        "started_at",
+        "finished_at",
+        "estimated_finish",
+        "fine_tuned_model",
+        "validation_file",
+        "trained_tokens",
+        "user_provided_suffix",
+        "metadata",
+        "integrations",
+        "progress",
+        "waiting_for",
+    )
+    return {
+        **dict.fromkeys(absent),
+        "id": run_id,
+        "object": "fine_tuning.job",
+        "created_at": read_creation_time(run_id) or 0,
+        "status": UNREADABLE_STATUS,
+        "model": "",
+        "organization_id": "tuneserve",
+        "training_file": "",
+        "result_files": [],
+        **_NO_SETTINGS,
+        "error": error,
+        "priority": 0,
+        "resumable": False,
+    }
+
+
+def _describe_settings(spec: TrainingSpec, request: dict[str, Any]) -> dict[str, Any]:
+    hyperparameters = {
+        "n_epochs": spec.epochs,
+        "batch_size": _count_batch(spec) or "auto",
+        "learning_rate_multiplier": _find_multiplier(request),
+    }
+    return {
+        "seed": spec.seed,
+        "hyperparameters": hyperparameters,
+        "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
+        "training": spec.model_dump(exclude=set(SERVER_SETTINGS)),
+    }
+
+
+def _find_multiplier(request: dict[str, Any]) -> Auto | float:
+    """Find the learning rate multiplier in a stored request, which may be of another version."""
+    try:
+        known = {key: request[key] for key in _HYPERPARAMETER_PLACES if key in request}
+        asked = FineTuneRequest.model_validate({"model": "-", "training_file": "-", **known})
+    except ValidationError:
+        return "auto"
+    return asked.find_hyperparameters().learning_rate_multiplier
 
 
 def describe_event(event: dict[str, Any]) -> dict[str, Any]:

@@ -9,31 +9,27 @@ in its old place, and goes on from its last checkpoint.
 import asyncio
 import fcntl
 import logging
-import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import IO, Any, Literal
 
 from apps.check_desk import CheckDesk
 from apps.endings import end_run, settle_lost, tell_once
 from apps.errors import ApiError
 from apps.exports import ExportDesk
+from apps.fine_tuning.run_index import RunIndex
 from apps.full_disk import refuse_full_disk
 from apps.intake import Intake
 from apps.job_runner import JobRunner
 from apps.jobs import FineTuneRequest, describe_job
-from apps.runs import (
-    expect_run,
-    find_run,
-    is_resumable,
-    list_exports,
-    list_unfinished,
-    remove_deleted,
-)
+from apps.runs import expect_run, find_run, has_exports, is_resumable, list_waiting_order
+from apps.settings import UsageLimits
 from apps.starter import RunStarter, tell_waiting
+from apps.usage import check_job_counts
+from storage.fault_log import FaultLog
 from storage.layout import StorageLayout
+from storage.tombstones import bury_folder, remove_tombstones
 from training.lease import LeaseWatch
 from training.runs import RunError, RunFolder, RunRecord
 
@@ -61,12 +57,16 @@ class RunQueue:
         max_restarts: int = 3,
         reserved_cpus: float = 0.0,
         reserved_gpus: float = 0.0,
+        limits: UsageLimits | None = None,
     ) -> None:
         self._layout = layout
         self._runner = runner
-        self._exports = ExportDesk(layout, runner)
+        self._runs = RunIndex(layout)
+        self._limits = limits or UsageLimits()
+        self._exports = ExportDesk(layout, self._runs, runner)
         self._checks = CheckDesk(layout, runner)
-        self._intake = Intake(layout, reserved_cpus, reserved_gpus)
+        self._intake = Intake(layout, self._runs, self._limits, reserved_cpus, reserved_gpus)
+        self._faults, self._run_faults = FaultLog(logger), FaultLog(logger)
         self._leases = LeaseWatch()
         self._max_restarts = max_restarts
         # One decision about a run at a time: between reading its record and acting on it, nothing
@@ -195,7 +195,9 @@ class RunQueue:
         with self._lock:
             record = run.read_record()
             if record.status in ("failed", "cancelled"):
+                check_job_counts(self._runs, self._limits, is_new=False)
                 self._take_up_ended(run, record)
+                self._runs.note_reopened(run.path.name)
                 return
             record = _read_unfinished(run)
             if run.is_cancel_requested:
@@ -240,32 +242,43 @@ class RunQueue:
             if not record.is_final:
                 message = f"job {record.id!r} is {record.status}; cancel it first"
                 raise ApiError(409, message, code="job_not_ended")
-            if any(other.path == run.path for other, _ in list_exports(self._layout)):
+            if has_exports(run):
                 message = f"a checkpoint of job {record.id!r} is being published"
                 raise ApiError(409, message, code="in_use")
-            run.record_file.unlink()  # what has no record does not exist
-        shutil.rmtree(run.path, ignore_errors=True)
+            bury_folder(run.path)
+        remove_tombstones(self._layout.runs)
 
     def _reconcile(self) -> None:
         if not self._holds_storage():
             return
+        with self._faults.guard("the queued runs"):
+            self._reconcile_runs()
+        with self._faults.guard("the exports of checkpoints"):
+            self._exports.reconcile()
+        with self._faults.guard("the checks of files"):
+            self._checks.look_after_files()
+
+    def _reconcile_runs(self) -> None:
+        found = self._runs.scan_unfinished()
         computing: list[RunFolder] = []
         waiting: list[RunFolder] = []
-        for run, record in list_unfinished(self._layout):
+        for run, record in list_waiting_order(found):
             place: _Place = "neither" if record.writer == "queue" else "computing"
-            with _log_failure("run %s cannot be looked after", record.id):
+            with self._run_faults.guard(f"run {record.id}"):
                 place = self._look_after(run, record)
             if place == "computing":
                 computing.append(run)
             elif place == "waiting":
                 waiting.append(run)
-        with _log_failure("no run can be started"):
-            self._starter.start_next(waiting, computing)
-        with _log_failure("exports cannot be looked after"):
-            self._exports.reconcile()
-        with _log_failure("files cannot be looked after"):
-            self._checks.look_after_files()
-        remove_deleted(self._layout)
+        for unreadable in found.unreadable:  # its process may be alive and take its resources
+            with self._run_faults.guard(f"run {unreadable.run.path.name}"):
+                if self._leases.is_alive(unreadable.run):
+                    computing.append(unreadable.run)
+        self._run_faults.keep_only(
+            f"run {run.path.name}"
+            for run in [*(run for run, _ in found.runs), *(one.run for one in found.unreadable)]
+        )
+        self._starter.start_next(waiting, computing)
 
     def _look_after(self, run: RunFolder, record: RunRecord) -> _Place:
         """Do what a run needs but to be started; returns what it does until the next look."""
@@ -351,16 +364,14 @@ class RunQueue:
                     logger.warning("another application looks after the runs here: %s", file.name)
                     return False
                 self._storage_lock = file
+                self._remove_deleted()
         return True
 
-
-@contextmanager
-def _log_failure(message: str, *arguments: str) -> Iterator[None]:
-    """Log what the body raises: trouble with one run must not stop what the others need."""
-    try:
-        yield
-    except Exception:
-        logger.exception(message, *arguments)
+    def _remove_deleted(self) -> None:
+        """Remove what is left of runs and files whose deletion was cut short."""
+        for folder in (self._layout.runs, self._layout.files):
+            with self._faults.guard(f"deleted entries of {folder.name}/"):
+                remove_tombstones(folder)
 
 
 def _read_unfinished(run: RunFolder) -> RunRecord:

@@ -1,58 +1,40 @@
 """The runs under a storage root, as the application finds and names them."""
 
-import logging
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from apps.errors import ApiError, not_found
+from apps.fine_tuning.run_index import IndexedRuns, RunIndex, UnreadableRun, describe_fault
 from serving.errors import ModelInUseError
 from serving.model_store import ModelStore
+from storage.durable import DamagedFileError
 from storage.layout import StorageLayout
 from training.runs import RunFolder, RunRecord
-
-logger = logging.getLogger(__name__)
 
 EXPORTS_FOLDER = "exports"
 _MAX_BASE_CHARACTERS = 40  # with a suffix of 64 and a step there are at most 128
 
 
-def list_runs(layout: StorageLayout) -> list[tuple[RunFolder, RunRecord]]:
-    """All runs with their records, newest first; one that cannot be read is logged, not shown."""
-    runs = []
-    for path in layout.runs.iterdir():
-        run = RunFolder(path)
-        try:
-            runs.append((run, run.read_record()))
-        except FileNotFoundError:  # being created: its record is written last
-            continue
-        except ValueError:
-            logger.exception("the record of run %s cannot be read", path.name)
-    return sorted(runs, key=lambda pair: (pair[1].created_at, pair[1].id), reverse=True)
-
-
-def list_unfinished(layout: StorageLayout) -> list[tuple[RunFolder, RunRecord]]:
-    """Runs that have not ended, in the order in which they are to compute."""
-    runs = [pair for pair in reversed(list_runs(layout)) if not pair[1].is_final]
-    return sorted(runs, key=lambda pair: -pair[1].priority)
+def list_waiting_order(index: IndexedRuns) -> list[tuple[RunFolder, RunRecord]]:
+    """Return runs in the order in which they are to start: by priority, then the oldest first."""
+    oldest_first = index.runs[::-1]
+    return sorted(oldest_first, key=lambda pair: -pair[1].priority)
 
 
 def find_run(layout: StorageLayout, run_id: str) -> RunFolder:
-    """Find a run by its id; raises `ApiError` 404."""
+    """Find a run by its id; raises `ApiError` 404, or 500 if its folder cannot be read."""
     try:
         run = RunFolder(layout.run(run_id))
     except ValueError:
         raise not_found("job", run_id) from None
-    if not run.record_file.is_file():
+    try:
+        exists = run.record_file.is_file()
+    except OSError as exc:
+        raise _refuse_unreadable(run_id, describe_fault(exc)) from exc
+    if not exists:
         raise not_found("job", run_id)
     return run
-
-
-def remove_deleted(layout: StorageLayout) -> None:
-    """Remove what is left of runs whose deletion was cut short, which begins with their record."""
-    for path in layout.runs.glob("ftjob-*"):
-        if not RunFolder(path).record_file.exists():
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def is_resumable(run: RunFolder, record: RunRecord) -> bool:
@@ -64,34 +46,50 @@ def is_resumable(run: RunFolder, record: RunRecord) -> bool:
 
 @contextmanager
 def expect_run(run_id: str) -> Iterator[None]:
-    """Raise `ApiError` 404 where files of a run are gone, which was found a moment ago."""
+    """Raise `ApiError` for files of a run that was found: 404 if they are gone, 500 if damaged."""
     try:
         yield
     except FileNotFoundError:
         raise not_found("job", run_id) from None
+    except DamagedFileError as exc:
+        raise _refuse_unreadable(run_id, exc.reason) from exc
+
+
+def _refuse_unreadable(run_id: str, reason: str) -> ApiError:
+    return ApiError(500, f"job {run_id!r} cannot be read: {reason}", code="job_unreadable")
 
 
 def list_exports(layout: StorageLayout) -> list[tuple[RunFolder, str]]:
-    """The runs and model ids of all checkpoints that are becoming models."""
-    notes = sorted(layout.runs.glob(f"*/{EXPORTS_FOLDER}/*.json"))
+    """The runs and model ids of all checkpoints that are becoming models; looks at every run."""
+    notes = sorted(layout.runs.glob(f"[!.]*/{EXPORTS_FOLDER}/*.json"))
     return [(RunFolder(note.parent.parent), note.stem) for note in notes]
 
 
-def check_new_model(layout: StorageLayout, model_id: str) -> None:
+def name_export_note(run: RunFolder, model_id: str) -> Path:
+    """The file that exists while a checkpoint of a run is becoming a model."""
+    return run.path / EXPORTS_FOLDER / f"{model_id}.json"
+
+
+def has_exports(run: RunFolder) -> bool:
+    """Return whether a checkpoint of a run is becoming a model."""
+    return any((run.path / EXPORTS_FOLDER).glob("*.json"))
+
+
+def check_new_model(layout: StorageLayout, runs: RunIndex, model_id: str) -> None:
     """Raise `ValueError` or `ApiError` 409 for an id that a new model cannot have."""
     try:
         ModelStore(layout).check_new_id(model_id)
     except FileExistsError as exc:
         raise ApiError(409, str(exc), param="model") from None
-    check_unreserved(layout, model_id)
+    check_unreserved(layout, runs, model_id)
 
 
-def check_unreserved(layout: StorageLayout, name: str) -> None:
+def check_unreserved(layout: StorageLayout, runs: RunIndex, name: str) -> None:
     """Raise `ApiError` 409 for a name that a run or an export is going to give to its model."""
     for run, model_id in list_exports(layout):
         if model_id == name:
             raise ApiError(409, f"{name!r} is being published by job {run.path.name!r}")
-    for _, record in list_runs(layout):
+    for _, record in runs.scan().runs:
         if name_model(record) == name:
             raise ApiError(409, f"{name!r} is what job {record.id!r} calls its model")
 
@@ -102,28 +100,47 @@ def has_published(models: ModelStore, run_id: str, model_id: str) -> bool:
     return model is not None and model.lineage.run_id == run_id
 
 
-def delete_unneeded_model(layout: StorageLayout, model_id: str) -> None:
+def delete_unneeded_model(layout: StorageLayout, runs: RunIndex, model_id: str) -> None:
     """Delete a model that no alias, no unfinished run and no answer under way needs.
 
     Raises `ModelNotFoundError`, or `ModelInUseError` that says by what it is used.
     """
 
     def check_runs() -> None:
-        for _, record in list_runs(layout):
+        found = runs.scan()
+        for _, record in found.runs:
             if not record.is_final and record.request.get("model") == model_id:
                 raise ModelInUseError(f"job {record.id!r} still needs model {model_id!r}")
+        for unreadable in found.unreadable:
+            if unreadable.may_need(model_id):
+                raise ModelInUseError(_describe_possible_use(unreadable, "model", model_id))
 
     ModelStore(layout).delete(model_id, check_runs)
 
 
-def needs_file(record: RunRecord, file_id: str) -> bool:
-    """Whether a job that has not ended reads a file."""
-    needed = (record.request.get(name) for name in ("training_file", "validation_file"))
-    return not record.is_final and file_id in needed
+def check_file_unneeded(runs: RunIndex, file_id: str) -> None:
+    """Raise `ApiError` 409 if a job that has not ended reads a file."""
+    found = runs.scan()
+    for _, record in found.runs:
+        needed = (record.request.get(name) for name in ("training_file", "validation_file"))
+        if not record.is_final and file_id in needed:
+            message = f"job {record.id!r} still needs file {file_id!r}"
+            raise ApiError(409, message, code="in_use")
+    for unreadable in found.unreadable:
+        if unreadable.may_need(file_id):
+            message = _describe_possible_use(unreadable, "file", file_id)
+            raise ApiError(409, message, code="in_use")
+
+
+def _describe_possible_use(unreadable: UnreadableRun, kind: str, identifier: str) -> str:
+    return (
+        f"job {unreadable.run.path.name!r} cannot be read ({unreadable.reason}) and may need "
+        f"{kind} {identifier!r}"
+    )
 
 
 def name_model(record: RunRecord) -> str:
     """The id of the model that a run gives: base model, suffix and the end of the run's own id."""
     suffix = record.request.get("suffix") or "tuned"
-    base = str(record.request["model"])[:_MAX_BASE_CHARACTERS]
+    base = str(record.request.get("model") or "model")[:_MAX_BASE_CHARACTERS]
     return f"{base}-{suffix}-{record.id[-6:]}"

@@ -1,11 +1,14 @@
 """What the HTTP routes are made of; the same in a Serve replica and in a test."""
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from apps.files import FileStore
+from apps.fine_tuning.run_index import RunIndex
 from apps.relay import UpstreamRelay
+from apps.settings import UsageLimits
 from serving.model_store import ModelStore
 from serving.origin import RequestKind
 from storage.layout import StorageLayout
@@ -72,3 +75,9 @@ class Services:
     fine_tuning: FineTuning
     max_upload_bytes: int
     max_model_bytes: int
+    limits: UsageLimits = field(default_factory=UsageLimits)
+
+    @cached_property
+    def runs(self) -> RunIndex:
+        """The runs, as this process has read them."""
+        return RunIndex(self.layout)

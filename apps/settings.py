@@ -79,7 +79,35 @@ class UpstreamSettings(BaseModel):
         return url
 
 
-class ApplicationSettings(GenerationSettings):
+class UsageLimits(BaseModel):
+    """How much clients may store and ask for; what goes beyond is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_jobs: int = Field(
+        10_000, ge=1, le=1_000_000, description="Fine-tuning jobs on record, ended ones included."
+    )
+    max_unfinished_jobs: int = Field(
+        100, ge=1, le=10_000, description="Fine-tuning jobs that are queued, paused or running."
+    )
+    max_files: int = Field(
+        20_000, ge=1, le=1_000_000, description="Files on record: uploads and results of jobs."
+    )
+    max_stored_bytes: int = Field(
+        100_000_000_000, gt=0, description="Bytes of all files together; models do not count."
+    )
+    max_workers_per_job: int = Field(
+        256, ge=1, le=4096, description="Highest 'num_workers' of a fine-tuning job."
+    )
+    max_threads_per_worker: int = Field(
+        64, ge=1, le=256, description="Highest 'threads_per_worker' of a fine-tuning job."
+    )
+    max_kept_checkpoints: int = Field(
+        20, ge=1, le=1000, description="Highest 'keep_checkpoints' of a fine-tuning job."
+    )
+
+
+class ApplicationSettings(GenerationSettings, UsageLimits):
     """Arguments of `apps.api:build_app`; a misspelt key is refused."""
 
     storage: str = Field(
@@ -117,3 +145,7 @@ class ApplicationSettings(GenerationSettings):
     reserved_gpus: float = Field(
         0.0, ge=0, description="GPUs that other applications of the cluster hold for good."
     )
+
+    def to_limits(self) -> UsageLimits:
+        """Return the limits alone."""
+        return UsageLimits(**self.model_dump(include=set(UsageLimits.model_fields)))

@@ -3,11 +3,15 @@
 import logging
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from threading import Lock
 
 from apps.endings import tell_once
+from apps.fine_tuning.run_index import describe_fault
 from apps.job_runner import JobRunner
+from storage.durable import DamagedFileError
+from storage.fault_log import FaultLog
 from storage.layout import StorageLayout
 from training.resources import ResourceError, check_resources, find_shortage
 from training.runs import RunFolder
@@ -16,6 +20,17 @@ from training.spec import TrainingSpec
 logger = logging.getLogger(__name__)
 
 _MAX_REASON_CHARACTERS = 300
+
+
+@dataclass
+class _Pass:
+    """What one pass over the queued runs has decided so far."""
+
+    nodes: Sequence[Mapping[str, float]]
+    specs: list[TrainingSpec]
+    """Of the runs that compute."""
+    num_computing: int
+    num_waiting: int = 0
 
 
 class RunStarter:
@@ -36,42 +51,44 @@ class RunStarter:
         self._lock = lock
         self._max_concurrent_runs = max_concurrent_runs
         self._reserved = reserved_cpus, reserved_gpus
+        self._faults = FaultLog(logger)
 
     def start_next(self, waiting: Sequence[RunFolder], computing: Sequence[RunFolder]) -> None:
         """Start the first ones that wait, as many as may compute, and tell the others why not.
 
         One that cannot start whatever the others do keeps none of them waiting.
         """
-        nodes = self._runner.list_nodes()
-        num_computing = len(computing)
         specs = [spec for run in computing if isinstance(spec := _read_spec(run), TrainingSpec)]
-        is_blocked = False
-        place = 1
+        state = _Pass(self._runner.list_nodes(), specs, len(computing))
+        self._faults.keep_only(run.path.name for run in waiting)
         for run in waiting:
-            spec = _read_spec(run)
-            if isinstance(spec, str):  # of another version of ours, perhaps
-                with self._lock:
-                    tell_waiting(run, f"its settings cannot be read: {spec}")
-                continue
-            try:
-                check_resources(spec, nodes, *self._reserved)
-            except ResourceError as exc:  # a node has gone, or has not come yet
-                with self._lock:
-                    tell_waiting(run, f"the cluster has too little at present: {exc}")
-                continue
-            reason: str | None = None
-            if is_blocked or num_computing >= self._max_concurrent_runs:
-                reason = f"number {place} in the queue"
-            else:
-                reason = find_shortage(spec, specs, nodes, *self._reserved)
+            with self._faults.guard(run.path.name):
+                self._start_or_wait(run, state)
+
+    def _start_or_wait(self, run: RunFolder, state: "_Pass") -> None:
+        spec = _read_spec(run)
+        if isinstance(spec, str):  # of another version of ours, perhaps
             with self._lock:
-                if reason is not None:
-                    is_blocked = True  # a smaller one must not keep it waiting for ever
-                    place += 1
-                    tell_waiting(run, reason)
-                elif self._start(run):
-                    num_computing += 1
-                    specs.append(spec)
+                tell_waiting(run, f"its settings cannot be read: {spec}")
+            return
+        try:
+            check_resources(spec, state.nodes, *self._reserved)
+        except ResourceError as exc:  # a node has gone, or has not come yet
+            with self._lock:
+                tell_waiting(run, f"the cluster has too little at present: {exc}")
+            return
+        reason: str | None = None
+        if state.num_waiting or state.num_computing >= self._max_concurrent_runs:
+            reason = f"number {state.num_waiting + 1} in the queue"
+        else:
+            reason = find_shortage(spec, state.specs, state.nodes, *self._reserved)
+        with self._lock:
+            if reason is not None:
+                state.num_waiting += 1  # a smaller one must not keep it waiting for ever
+                tell_waiting(run, reason)
+            elif self._start(run):
+                state.num_computing += 1
+                state.specs.append(spec)
 
     def _start(self, run: RunFolder) -> bool:
         """Hand a run over to its job; the record goes first, and a job starts only once.
@@ -111,6 +128,6 @@ def _read_spec(run: RunFolder) -> TrainingSpec | str:
     """Read the settings of a run, or say why that cannot be done."""
     try:
         return run.read_spec()
-    except (ValueError, OSError) as exc:
-        reason = getattr(exc, "strerror", None) or str(exc)  # without paths, which clients read
+    except (DamagedFileError, OSError) as exc:
+        reason = describe_fault(exc)
         return " ".join(reason.split())[:_MAX_REASON_CHARACTERS]

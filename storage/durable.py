@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from storage.format_version import CURRENT_FORMAT, FORMAT_KEY
+
 logger = logging.getLogger(__name__)
 
 MANIFEST_NAME = "manifest.json"
@@ -164,7 +166,8 @@ def seal_directory(directory: Path, known: Mapping[str, Mapping[str, Any]] | Non
             "size_bytes": path.stat().st_size,
             "sha256": hash_file(path),
         }
-    write_json(directory / MANIFEST_NAME, {"files": files})
+    manifest = {FORMAT_KEY: str(CURRENT_FORMAT), "files": files}
+    write_json(directory / MANIFEST_NAME, manifest)
 
 
 def move_directory(sealed: Path, final: Path) -> None:

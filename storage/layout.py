@@ -61,6 +61,11 @@ class StorageLayout:
         return self.root / ".queue.lock"
 
     @property
+    def upload_lock(self) -> Path:
+        """Held by the one process that adds an upload to the files."""
+        return self.root / ".upload.lock"
+
+    @property
     def export_lock(self) -> Path:
         """Held by the one process that turns a checkpoint into a model."""
         return self.root / ".export.lock"
@@ -99,12 +104,17 @@ def open_storage(root: str | Path) -> StorageLayout:
 
 def check_id(identifier: str) -> str:
     """Return `identifier` if it is a plain name, else raise `ValueError`."""
-    if not _ID_PATTERN.fullmatch(identifier):
+    if not is_plain_name(identifier):
         raise ValueError(
             f"{identifier!r} is not a valid id: expected 1 to 128 letters, digits, '.', '_' or "
             "'-', beginning with a letter or digit"
         )
     return identifier
+
+
+def is_plain_name(name: str) -> bool:
+    """Return whether a name can be an id."""
+    return _ID_PATTERN.fullmatch(name) is not None
 
 
 def new_id(prefix: str) -> str:
@@ -115,3 +125,10 @@ def new_id(prefix: str) -> str:
 def is_id(identifier: str) -> bool:
     """Whether this may have come from `new_id`."""
     return _MADE_ID_PATTERN.fullmatch(identifier) is not None
+
+
+def read_creation_time(identifier: str) -> int | None:
+    """Return the Unix seconds at which `new_id` made an id; None for any other name."""
+    if not is_id(identifier):
+        return None
+    return int(identifier.rpartition("-")[2][:16], 16) // 10**9

@@ -1,10 +1,12 @@
 """Folders that something is built in, of which a dead process leaves nothing for long.
 
 Each holds a lock of the operating system's, which ends with its process: a folder that is not
-locked has no owner, and the next one of its name removes it.
+locked has no owner, and the next one of its name removes it. One without a lock file, which may be
+unseen for a moment on a shared file system, is removed only once nothing in it changed for an hour.
 """
 
 import fcntl
+import os
 import shutil
 import tempfile
 import time
@@ -16,6 +18,7 @@ _LOCK_NAME = ".lock"
 _CONTENT_NAME = "content"
 _NEW_PREFIX = ".new-"
 _LOCKED_WITHIN_S = 3600.0  # a moment, unless its process was killed in it
+_UNLOCKED_FOR_S = 3600.0
 
 
 class ScratchFolder:
@@ -63,5 +66,16 @@ def sweep_scratch(parent: Path, prefix: str) -> None:
                 with (root / _LOCK_NAME).open("r+") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(root, ignore_errors=True)
-            elif root.is_dir():  # its owner is removing it, or was killed while doing so
+            elif root.is_dir() and time.time() - _find_last_change(root) > _UNLOCKED_FOR_S:
+                # Its owner was killed while removing it.
                 shutil.rmtree(root, ignore_errors=True)
+
+
+def _find_last_change(root: Path) -> float:
+    """Return when a folder, or one directly in it, last changed, in Unix seconds."""
+    with os.scandir(root) as entries:
+        return max(
+            root.stat().st_mtime,
+            *(entry.stat(follow_symlinks=False).st_mtime for entry in entries),
+            0.0,
+        )

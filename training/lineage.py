@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from storage import durable
+from storage import durable, versioned
 from training.model_card import render_model_card
 from training.runs import RunFolder
 from training.spec import TrainingSpec, name_source
@@ -36,7 +36,7 @@ def write_lineage(
         "packages": {name: version(name) for name in _RECORDED_PACKAGES},
         "created_at": int(time.time()),
     }
-    durable.write_json(directory / LINEAGE_FILE, lineage)
+    versioned.write_object(directory / LINEAGE_FILE, lineage)
     (directory / "README.md").write_text(render_model_card(lineage))
 
 

@@ -1,5 +1,8 @@
 """What a run writes about itself, in its own folder.
 
+The `format_version` in run.json is that of all files of the folder (`storage.versioned`). spec.json
+has none of its own: release 0.1 refuses a spec with a key that it does not know.
+
 spec.json      the resolved spec
 run.json       the record: status, progress, error, and the lease of the one process that writes
 events.jsonl   what happened, in words
@@ -24,10 +27,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from storage import durable
-from training.spec import TrainingSpec
+from storage import durable, versioned
+from training.spec import TrainingSpec, describe_validation_error, read_stored_spec
 
 RunStatus = Literal[
     "validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"
@@ -39,6 +42,7 @@ REJECTED_SUFFIX = ".rejected"
 """Ending of the folder of a model that failed its verification, beside where it was to be."""
 
 _LOCK_INTERVAL_S = 0.1
+_SPEC_KEYS = TrainingSpec.model_fields.keys()
 
 
 class RunBusyError(RuntimeError):
@@ -48,7 +52,7 @@ class RunBusyError(RuntimeError):
 class RunError(BaseModel):
     """Why a run failed, in the words shown to its user."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     code: str
     message: str
@@ -58,7 +62,7 @@ class RunError(BaseModel):
 class Extension(BaseModel):
     """An earlier end of a run that was then extended by more epochs."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     epochs: int
     step: int
@@ -67,9 +71,12 @@ class Extension(BaseModel):
 
 
 class RunRecord(BaseModel):
-    """The state of a run, replaced as a whole at every change."""
+    """The state of a run, replaced as a whole at every change.
 
-    model_config = ConfigDict(frozen=True)
+    Keys that a newer version wrote are kept.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     id: str
     status: RunStatus = "queued"
@@ -101,6 +108,19 @@ class RunRecord(BaseModel):
         return self.status in FINAL_STATUSES
 
 
+def read_run_record(path: Path) -> RunRecord:
+    """Read a run.json.
+
+    Raises `FileNotFoundError` if there is no such run, and `DamagedFileError` for a record that
+    cannot be read or has values that this version does not know.
+    """
+    value = versioned.read_object(path)
+    try:
+        return RunRecord.model_validate(value)
+    except ValidationError as exc:
+        raise versioned.explain_invalid(path, value, describe_validation_error(exc)) from exc
+
+
 class RunFolder:
     """One run's folder: its record, events and metrics."""
 
@@ -123,15 +143,30 @@ class RunFolder:
         """Write a new run; it exists once its record does, which is written last."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.write_spec(spec)
-        durable.write_json(self.record_file, record.model_dump())
+        versioned.write_object(self.record_file, record.model_dump())
 
     def write_spec(self, spec: TrainingSpec) -> None:
-        """Replace the resolved spec of a run that goes on under another."""
-        durable.write_json(self.spec_file, spec.model_dump(mode="json"))
+        """Replace the resolved spec; keys of a newer version that the file has are kept."""
+        unknown: dict[str, Any] = {}
+        if self.spec_file.exists():
+            before = versioned.read_object(self.spec_file)
+            unknown = {key: value for key, value in before.items() if key not in _SPEC_KEYS}
+        durable.write_json(self.spec_file, {**spec.model_dump(mode="json"), **unknown})
 
     def read_spec(self) -> TrainingSpec:
-        """Read the resolved spec."""
-        return TrainingSpec.model_validate(durable.read_json(self.spec_file))
+        """Read the resolved spec, without the keys that only a newer version knows.
+
+        Raises `FileNotFoundError`, or `DamagedFileError` for a spec that this version cannot use.
+        """
+        value = versioned.read_object(self.spec_file)
+        value.pop(versioned.FORMAT_KEY, None)
+        try:
+            return read_stored_spec(value, self.path.name)
+        except ValidationError as exc:
+            # The version in run.json says who wrote it.
+            record = versioned.read_object(self.record_file) if self.record_file.exists() else {}
+            reason = describe_validation_error(exc)
+            raise versioned.explain_invalid(self.spec_file, record, reason) from exc
 
     def read_data_summary(self) -> dict[str, Any]:
         """Read what is known about the rows: their format, counts and hash."""
@@ -144,13 +179,14 @@ class RunFolder:
         return (self.data / "summary.json").is_file()
 
     def read_record(self) -> RunRecord:
-        """Read the record; raises `FileNotFoundError` if there is no such run."""
-        return RunRecord.model_validate(durable.read_json(self.record_file))
+        """Read the record; see `read_run_record`."""
+        return read_run_record(self.record_file)
 
     def update_record(self, **changes: Any) -> RunRecord:
         """Replace fields of the record; only the process that holds it may call this."""
+        assert changes.keys() <= RunRecord.model_fields.keys(), changes.keys()
         record = RunRecord.model_validate({**self.read_record().model_dump(), **changes})
-        durable.write_json(self.record_file, record.model_dump())
+        versioned.write_object(self.record_file, record.model_dump())
         return record
 
     @contextmanager

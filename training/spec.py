@@ -1,7 +1,9 @@
 """What a fine-tune is: one frozen, typed spec, the same for YAML, HTTP and the web form."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -9,6 +11,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from training.deepspeed_settings import adopt_settings, check_batch_size
+
+logger = logging.getLogger(__name__)
 
 # What names a place on this machine; others who see a run's settings have no use for it.
 _PLACES = {"base_model", "train_file", "validation_file"}
@@ -158,7 +162,10 @@ class TrainingSpec(BaseModel):
         "validation loss.",
     )
     keep_checkpoints: int = Field(
-        2, ge=1, description="Newest checkpoints kept on disk; the best one is kept besides."
+        2,
+        ge=1,
+        le=1000,
+        description="Newest checkpoints kept on disk; the best one is kept besides.",
     )
     max_failures: int = Field(
         3, ge=0, le=100, description="Times that lost workers are replaced before the run fails."
@@ -181,7 +188,7 @@ class TrainingSpec(BaseModel):
         0.5, ge=0.1, description="Logical CPUs that each worker reserves in the Ray cluster."
     )
     threads_per_worker: int = Field(
-        1, ge=1, le=1024, description="Threads of each worker's arithmetic on the CPU."
+        1, ge=1, le=256, description="Threads of each worker's arithmetic on the CPU."
     )
 
     @property
@@ -330,6 +337,35 @@ def load_spec(path: Path) -> TrainingSpec:
     except ValidationError as exc:
         raise ValueError(f"{path.name}: {describe_validation_error(exc)}") from exc
     return spec.pin_paths(folder)
+
+
+def read_stored_spec(values: Mapping[str, Any], owner: str) -> TrainingSpec:
+    """Build the spec of a stored run, leniently: another version may have written it.
+
+    Keys that this version does not know are left out and logged, once per `owner`. Values above a
+    limit that this version lowered are reduced to it. Raises `ValidationError` for anything else.
+    """
+    known = {key: value for key, value in values.items() if key in TrainingSpec.model_fields}
+    if unknown := sorted(values.keys() - known.keys()):
+        _log_unknown_settings(owner, ", ".join(unknown))
+    for name in ("train_dataset", "validation_dataset"):
+        if isinstance(dataset := known.get(name), dict):
+            known[name] = {key: dataset[key] for key in dataset if key in HubDataset.model_fields}
+    for name, limit in _LOWERED_LIMITS.items():
+        if isinstance(known.get(name), int):
+            known[name] = min(known[name], limit)
+    return TrainingSpec.model_validate(known)
+
+
+# Limits that release 0.1 did not have, or had higher.
+_LOWERED_LIMITS = {"keep_checkpoints": 1000, "threads_per_worker": 256}
+
+
+@lru_cache(maxsize=4096)  # so that a run that is read every second is logged once
+def _log_unknown_settings(owner: str, names: str) -> None:
+    logger.warning(
+        "the spec of run %s has settings of a newer version, which are ignored: %s", owner, names
+    )
 
 
 def _read_deepspeed(path: Path) -> Any:

@@ -48,7 +48,7 @@ async def list_handover_events(services: ServicesOf, name: str) -> dict[str, Any
 @router.put("/{name}")
 async def promote(services: ServicesOf, name: str, body: Promotion) -> dict[str, Any]:
     """Point an alias, new or not, to a model."""
-    await asyncio.to_thread(check_unreserved, services.layout, name)
+    await asyncio.to_thread(check_unreserved, services.layout, services.runs, name)
     return describe_alias(
         name, await asyncio.to_thread(services.models.point_alias, name, body.model)
     )

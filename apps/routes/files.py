@@ -6,12 +6,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
 
-from apps.errors import ApiError
 from apps.file_upload import IncomingFile
 from apps.full_disk import refuse_full_disk
 from apps.paging import After, cut_page, describe_page
 from apps.routes import ServicesOf
-from apps.runs import list_runs, needs_file
+from apps.runs import check_file_unneeded
 from apps.services import Services
 
 router = APIRouter(prefix="/v1/files")
@@ -32,7 +31,13 @@ _FORM = {
 async def upload_file(services: ServicesOf, request: Request) -> dict[str, Any]:
     """Take in a file of rows; the only purpose is 'fine-tune'."""
     with refuse_full_disk():
-        incoming = await asyncio.to_thread(IncomingFile, services.layout, services.max_upload_bytes)
+        incoming = await asyncio.to_thread(
+            IncomingFile,
+            services.layout,
+            services.files,
+            services.max_upload_bytes,
+            services.limits,
+        )
         try:
             await incoming.receive(request.headers.get("content-type", ""), request.stream())
         except BaseException:
@@ -92,10 +97,4 @@ async def delete_file(services: ServicesOf, file_id: str) -> dict[str, Any]:
 
 
 def _delete_file(services: Services, file_id: str) -> None:
-    def check_jobs() -> None:
-        for _, record in list_runs(services.layout):
-            if needs_file(record, file_id):
-                message = f"job {record.id!r} still needs file {file_id!r}"
-                raise ApiError(409, message, code="in_use")
-
-    services.files.delete(file_id, check_jobs)
+    services.files.delete(file_id, lambda: check_file_unneeded(services.runs, file_id))

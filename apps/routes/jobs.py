@@ -2,14 +2,20 @@
 
 import asyncio
 import logging
+from operator import itemgetter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
 
-from apps.jobs import FineTuneRequest, describe_job, lay_over
+from apps.fine_tuning.run_index import UnreadableRun, describe_fault
+from apps.jobs import FineTuneRequest, describe_job, describe_unreadable_job, lay_over
 from apps.paging import After, Limit, cut_page, describe_page
 from apps.routes import ServicesOf, describe_body
-from apps.runs import expect_run, find_run, list_runs
+from apps.runs import expect_run, find_run
+from storage.durable import DamagedFileError
+from storage.layout import read_creation_time
+from storage.versioned import NewerFormatError
+from training.runs import RunFolder
 
 router = APIRouter(prefix="/v1/fine_tuning")
 logger = logging.getLogger(__name__)
@@ -40,20 +46,31 @@ async def list_jobs(
 def _list_jobs(
     services: ServicesOf, metadata: dict[str, str], limit: int, after: str | None
 ) -> dict[str, Any]:
-    runs = [
-        (run, record)
-        for run, record in list_runs(services.layout)
+    found = services.runs.scan()
+    listed: list[tuple[int, str, RunFolder | UnreadableRun]] = [
+        (record.created_at, record.id, run)
+        for run, record in found.runs
         if metadata.items() <= (record.request.get("metadata") or {}).items()
     ]
-    page, has_more = cut_page(runs, lambda pair: pair[1].id, limit, after, descending=True)
+    if not metadata:  # those of an unreadable job are not known
+        for unreadable in found.unreadable:
+            run_id = unreadable.run.path.name
+            listed.append((read_creation_time(run_id) or 0, run_id, unreadable))
+        listed.sort(key=itemgetter(0, 1), reverse=True)
+    page, has_more = cut_page(listed, itemgetter(1), limit, after, descending=True)
     shown = []
-    for run, record in page:
+    for _, run_id, entry in page:
+        if isinstance(entry, UnreadableRun):
+            shown.append(describe_unreadable_job(entry))
+            continue
         try:
-            shown.append(describe_job(run, record))
+            shown.append(describe_job(entry))
         except FileNotFoundError:  # deleted just now
             continue
-        except ValueError:  # one that cannot be read does not hide the others
-            logger.exception("run %s cannot be shown", record.id)
+        except (DamagedFileError, OSError) as exc:
+            logger.exception("job %s cannot be shown", run_id)
+            unreadable = UnreadableRun(entry, describe_fault(exc), is_newer=False)
+            shown.append(describe_unreadable_job(unreadable))
     return describe_page(shown, has_more=has_more)
 
 
@@ -61,7 +78,14 @@ def _list_jobs(
 async def get_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
     """Show one job."""
     with expect_run(job_id):
-        return await asyncio.to_thread(describe_job, find_run(services.layout, job_id))
+        return await asyncio.to_thread(_get_job, find_run(services.layout, job_id))
+
+
+def _get_job(run: RunFolder) -> dict[str, Any]:
+    try:
+        return describe_job(run)
+    except NewerFormatError as exc:
+        return describe_unreadable_job(UnreadableRun(run, exc.reason, is_newer=True))
 
 
 @router.post("/jobs/{job_id}/cancel")

@@ -46,7 +46,7 @@ async def get_lineage(services: ServicesOf, model_id: str) -> dict[str, Any]:
 async def put_model(services: ServicesOf, model_id: str, request: Request) -> dict[str, Any]:
     """Take in a model that was made elsewhere; the body is a tar or zip archive of its folder."""
     # Before so much is sent.
-    await asyncio.to_thread(check_new_model, services.layout, model_id)
+    await asyncio.to_thread(check_new_model, services.layout, services.runs, model_id)
     with refuse_full_disk():
         incoming = await asyncio.to_thread(IncomingModel, services.layout)
         try:
@@ -91,7 +91,7 @@ async def get_archive(
 @router.delete("/{model_id}")
 async def delete_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
     """Delete a model that no alias, no unfinished job and no answer under way needs."""
-    await asyncio.to_thread(delete_unneeded_model, services.layout, model_id)
+    await asyncio.to_thread(delete_unneeded_model, services.layout, services.runs, model_id)
     return {"id": model_id, "object": "model", "deleted": True}
 
 

@@ -12,9 +12,10 @@ import pytest
 from apps.checks import check_file, check_job
 from apps.errors import ApiError
 from apps.files import FileStore
+from apps.fine_tuning.run_index import RunIndex
 from apps.jobs import describe_job
 from apps.queue import RunQueue
-from apps.runs import find_run, list_runs, name_model
+from apps.runs import find_run, name_model
 from apps.starter import RunStarter
 from apps.tasks import Task
 from serving.model_store import ModelStore
@@ -446,7 +447,7 @@ async def test_of_a_run_that_could_not_be_written_nothing_is_left(
             await create_run(queue, file_id)
     assert list(layout.runs.iterdir()) == []
     await create_run(queue, file_id)
-    assert len(list_runs(layout)) == 1
+    assert len(RunIndex(layout).scan().runs) == 1
 
 
 async def test_the_figures_of_a_run_are_a_file_when_it_ends(
@@ -629,7 +630,7 @@ async def test_what_could_not_work_is_refused_before_a_job_exists(
 ) -> None:
     with pytest.raises(error, match=message):
         await queue.create({"model": "latest", "training_file": file_id, **change})
-    assert list_runs(layout) == []
+    assert RunIndex(layout).scan().runs == []
 
 
 async def test_bad_rows_are_named_before_a_job_exists(
@@ -645,7 +646,7 @@ async def test_bad_rows_are_named_before_a_job_exists(
         await queue.create({"model": "tiny", "training_file": "file-bad"})
     assert caught.value.param == "training_file"
     assert isinstance(caught.value.__cause__, DataError)
-    assert list_runs(layout) == []
+    assert RunIndex(layout).scan().runs == []
 
 
 async def test_openais_hyperparameters_become_settings(queue: RunQueue, file_id: str) -> None:

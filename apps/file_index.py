@@ -1,0 +1,170 @@
+"""The records of uploaded files, of which only what changed since the last time is read again.
+
+One file whose record cannot be read is reported and hides no other.
+"""
+
+import logging
+import os
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from storage.durable import DamagedFileError
+from storage.fault_log import FaultLog
+from storage.file_cache import FolderWatch, ParsedFileCache
+from storage.layout import is_plain_name
+from storage.versioned import FORMAT_KEY, NewerFormatError, explain_invalid, read_object
+
+logger = logging.getLogger(__name__)
+
+RECORD_NAME = "file.json"
+CHECK_NAME = "check.json"
+ROWS_PURPOSE = "fine-tune"
+
+
+class _FileRecord(BaseModel):
+    """What a file.json must have; other keys are shown as they are."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    id: str
+    created_at: int = Field(description="Unix seconds.")
+    filename: str
+    purpose: str
+    bytes: int = Field(ge=0)
+
+
+class StoredBytes(NamedTuple):
+    """How much is stored."""
+
+    num_files: int
+    size_bytes: int
+
+
+def read_file_record(path: Path) -> dict[str, Any]:
+    """Read a file.json, without its format version.
+
+    Raises `FileNotFoundError`, or `DamagedFileError` for a record that cannot be used.
+    """
+    value = read_object(path)
+    try:
+        record = _FileRecord.model_validate(value)
+    except ValidationError as exc:
+        fault = exc.errors()[0]
+        reason = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+        raise explain_invalid(path, value, reason) from exc
+    if record.id != path.parent.name:
+        raise DamagedFileError(
+            path, f"its id is {record.id!r}, expected that of its folder {path.parent.name!r}"
+        )
+    return {key: value[key] for key in value if key != FORMAT_KEY}
+
+
+def read_check(path: Path) -> dict[str, Any] | None:
+    """Read what a check of a file found; None if it was not checked.
+
+    A damaged result counts as none, so that the file is checked again; one of a newer version is
+    left alone, and says so.
+    """
+    try:
+        value = read_object(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except NewerFormatError as exc:
+        return {"status": "processed", "status_details": f"its check cannot be read: {exc.reason}"}
+    except DamagedFileError:
+        logger.exception("a file is to be checked again")
+        return None
+    return {key: value[key] for key in value if key != FORMAT_KEY}
+
+
+class FileIndex:
+    """Finds files and their records; safe to share between threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._root = folder
+        self._lock = Lock()
+        self._records = ParsedFileCache(read_file_record)
+        self._checks = ParsedFileCache(read_check)
+        self._watch = FolderWatch(folder)
+        self._faults = FaultLog(logger)
+        self._unchecked: set[str] = set()
+
+    def list_files(self) -> list[dict[str, Any]]:
+        """Return the record of each file and what its check found, in no order."""
+        with self._lock:
+            names = self._list_names()
+            self._faults.keep_only(map(_name_item, names))
+            return [file for name in names if (file := self._find(name)) is not None]
+
+    def list_unchecked(self) -> list[str]:
+        """Return the ids of files of rows that are still to be checked, oldest first.
+
+        Looks at those that need no check only when a file was added or removed, and every half a
+        minute.
+        """
+        with self._lock:
+            if self._watch.check_changed():
+                try:
+                    self._unchecked = self._list_names()
+                except OSError:
+                    self._watch.reset()
+                    raise
+            found = {name: self._find(name) for name in self._unchecked}
+            # What has no record, or a damaged one, is looked at again the next time.
+            self._unchecked = {
+                name for name, file in found.items() if file is None or _is_unchecked(file)
+            }
+            return sorted(name for name in self._unchecked if found[name] is not None)
+
+    def measure(self) -> StoredBytes:
+        """Count the files and their bytes."""
+        files = self.list_files()
+        return StoredBytes(len(files), sum(file["bytes"] for file in files))
+
+    def _list_names(self) -> set[str]:
+        with os.scandir(self._root) as entries:
+            return {entry.name for entry in entries if is_plain_name(entry.name)}
+
+    def _find(self, name: str) -> dict[str, Any] | None:
+        """Return a file as it is shown; None, and reported, if it cannot be read."""
+        folder = f"{self._root}/{name}"
+        try:
+            record = self._records.read(f"{folder}/{RECORD_NAME}")
+        except (
+            FileNotFoundError,
+            NotADirectoryError,
+        ):  # being restored; deleted; not a file of ours
+            self._records.forget(f"{folder}/{RECORD_NAME}")
+            self._checks.forget(f"{folder}/{CHECK_NAME}")
+            return None
+        except (OSError, DamagedFileError) as exc:
+            self._faults.report(_name_item(name), f"cannot be read: {exc}")
+            return None
+        self._faults.clear(_name_item(name))
+        return {**record, **(self._find_check(folder) or describe_unchecked(record["purpose"]))}
+
+    def _find_check(self, folder: str) -> dict[str, Any] | None:
+        try:
+            return self._checks.read(f"{folder}/{CHECK_NAME}")
+        except FileNotFoundError:
+            return None
+        except OSError:
+            logger.exception("what a check of %s found cannot be read", folder)
+            return None
+
+
+def describe_unchecked(purpose: str) -> dict[str, Any]:
+    """Return what is shown of the check of a file that was not checked."""
+    status = "uploaded" if purpose == ROWS_PURPOSE else "processed"
+    return {"status": status, "status_details": None}
+
+
+def _is_unchecked(file: dict[str, Any]) -> bool:
+    return file["purpose"] == ROWS_PURPOSE and file["status"] == "uploaded"
+
+
+def _name_item(name: str) -> str:
+    return f"file {name!r}"

@@ -1,0 +1,68 @@
+"""The limits on what clients store and ask for, and how a request beyond one is refused."""
+
+from apps.errors import ApiError
+from apps.file_index import StoredBytes
+from apps.fine_tuning.run_index import RunIndex
+from apps.settings import UsageLimits
+from training.spec import TrainingSpec
+
+
+def check_job_counts(runs: RunIndex, limits: UsageLimits, *, is_new: bool = True) -> None:
+    """Raise `ApiError` if there can be no further job, or no further unfinished one.
+
+    409: delete jobs that have ended. 429: wait until a job has ended.
+    """
+    num_jobs, num_unfinished = runs.count()
+    if num_unfinished >= limits.max_unfinished_jobs:
+        raise ApiError(
+            429,
+            f"{num_unfinished} jobs are queued, paused or running, and max_unfinished_jobs is "
+            f"{limits.max_unfinished_jobs}; wait until one has ended, or cancel one",
+            code="too_many_unfinished_jobs",
+        )
+    if is_new and num_jobs >= limits.max_jobs:
+        raise ApiError(
+            409,
+            f"{num_jobs} jobs are on record, and max_jobs is {limits.max_jobs}; delete jobs that "
+            "have ended",
+            code="too_many_jobs",
+        )
+
+
+def check_job_size(spec: TrainingSpec, limits: UsageLimits) -> None:
+    """Raise `ApiError` 400 for a job that asks for more than one job may have."""
+    for name, limit in (
+        ("num_workers", limits.max_workers_per_job),
+        ("threads_per_worker", limits.max_threads_per_worker),
+        ("keep_checkpoints", limits.max_kept_checkpoints),
+    ):
+        asked: int = getattr(spec, name)
+        if asked > limit:
+            raise ApiError(
+                400,
+                f"{name} is {asked}; this server accepts at most {limit}",
+                param=f"training.{name}",
+                code="limit_exceeded",
+            )
+
+
+def check_stored_files(stored: StoredBytes, limits: UsageLimits, new_bytes: int = 0) -> None:
+    """Raise `ApiError` if there is no room for one more file of `new_bytes`.
+
+    409: too many files. 507: too many bytes.
+    """
+    if stored.num_files >= limits.max_files:
+        raise ApiError(
+            409,
+            f"{stored.num_files} files are stored, and max_files is {limits.max_files}; delete "
+            "files that are no longer needed",
+            code="too_many_files",
+        )
+    if stored.size_bytes + new_bytes > limits.max_stored_bytes:
+        raise ApiError(
+            507,
+            f"the stored files have {stored.size_bytes:,} bytes, and {new_bytes:,} more would "
+            f"exceed max_stored_bytes, {limits.max_stored_bytes:,}; delete files that are no "
+            "longer needed",
+            code="storage_full",
+        )
