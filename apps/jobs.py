@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from apps.errors import ApiError
-from apps.fine_tuning.run_index import UnreadableRun
+from apps.fine_tuning.run_index import UnreadableRun, describe_fault
 from apps.runs import is_resumable
 from storage.durable import DamagedFileError
 from storage.layout import read_creation_time
@@ -190,12 +190,13 @@ def describe_job(run: RunFolder, record: RunRecord | None = None) -> dict[str, A
     last = run.read_last_metrics()
     is_running = record.status == "running"
     error = record.error.model_dump(include=set(RunError.model_fields)) if record.error else None
-    settings: dict[str, Any]
+    settings = _NO_SETTINGS
     try:
         settings = _describe_settings(run.read_spec(), record.request)
-    except DamagedFileError as exc:
-        settings = _NO_SETTINGS
-        message = f"the settings of this job cannot be read: {exc.reason}"
+    except (DamagedFileError, FileNotFoundError) as exc:
+        if not run.record_file.exists():  # deleted just now
+            raise
+        message = f"the settings of this job cannot be read: {describe_fault(exc)}"
         error = error or {"code": "settings_unreadable", "message": message, "param": None}
     return {
         "id": record.id,

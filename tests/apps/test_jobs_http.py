@@ -150,8 +150,15 @@ async def test_one_job_that_cannot_be_read_hides_no_other(
     whole, broken, gone = [(await create(client, file_id))["id"] for _ in range(3)]
     (layout.run(broken) / "spec.json").write_text('{"bogus": 1}')
     (layout.run(gone) / "spec.json").unlink()
-    assert [job["id"] for job in (await client.get(JOBS)).json()["data"]] == [whole]
-    assert (await client.get(f"{JOBS}/{gone}")).status_code == 404
+    listed = {job["id"]: job["error"] for job in (await client.get(JOBS)).json()["data"]}
+    assert list(listed) == [gone, broken, whole]
+    assert listed[whole] is None
+    for job_id, reason in ((broken, "base_model is missing"), (gone, "No such file")):
+        assert listed[job_id]["code"] == "settings_unreadable"
+        assert reason in listed[job_id]["message"]
+        job = (await client.get(f"{JOBS}/{job_id}")).json()
+        assert job["error"] == listed[job_id]
+        assert job["status"] == "queued"
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])

@@ -423,15 +423,39 @@ async def test_a_run_that_has_ended_is_deleted_and_no_other(
 
 
 async def test_a_deletion_that_was_cut_short_is_finished_by_the_next_queue(
-    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str
+    queue: RunQueue,
+    layout: StorageLayout,
+    jobs: NotedJobs,
+    file_id: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run, kept = await create_run(queue, file_id), await create_run(queue, file_id)
+    run.update_record(status="failed")
+    with monkeypatch.context() as patch:
+        patch.setattr("storage.tombstones.shutil.rmtree", lambda *_, **__: None)  # killed
+        await queue.delete(run.path.name)
+    assert [found.path for found, _ in RunIndex(layout).scan().runs] == [kept.path]
+    assert len(list(layout.runs.iterdir())) == 2
     queue.close()
-    run.record_file.unlink()
     with closing(RunQueue(layout, jobs)) as restarted:
         await restarted.reconcile()
-    assert not run.path.exists()
+    assert list(layout.runs.iterdir()) == [kept.path]
     assert kept.data.is_dir()
+
+
+async def test_a_run_whose_record_is_not_seen_keeps_its_checkpoints(
+    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    run.checkpoints.mkdir(parents=True)
+    hidden = run.record_file.rename(run.path / "elsewhere")
+    queue.close()
+    with closing(RunQueue(layout, jobs)) as restarted:
+        await restarted.reconcile()
+        assert run.checkpoints.is_dir()
+        hidden.rename(run.record_file)
+        await restarted.reconcile()
+    assert jobs.started == [run.path.name]
 
 
 async def test_of_a_run_that_could_not_be_written_nothing_is_left(

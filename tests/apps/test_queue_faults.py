@@ -202,7 +202,7 @@ async def test_settings_that_cannot_be_read_hold_up_no_other_run(
 ) -> None:
     run, other = await create_run(queue, file_id), await create_run(queue, file_id)
     settings = durable.read_json(run.spec_file)
-    run.spec_file.write_text(json.dumps({**settings, "of_another_version": 1}))
+    run.spec_file.write_text(json.dumps({**settings, "lr_schedule": "of another version"}))
     await queue.reconcile()
     assert jobs.started == [other.path.name]
     assert "its settings cannot be read" in str(run.read_record().waiting_for)

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,10 @@ def test_what_was_killed_while_it_removed_is_swept(tmp_path: Path) -> None:
     (left.path / "half").touch()
     (left.path.parent / ".lock").unlink()
     (tmp_path / ".a-file").touch()
+    ScratchFolder(tmp_path, ".a-").remove()
+    assert left.path.is_dir()  # the lock may only be unseen for a moment
+    for path in (left.path, left.path.parent):
+        os.utime(path, (0, 0))
     ScratchFolder(tmp_path, ".a-").remove()
     assert [path.name for path in tmp_path.iterdir()] == [".a-file"]
     left.remove()

@@ -1,0 +1,79 @@
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.durable import DamagedFileError
+from storage.format_version import CURRENT_FORMAT, FormatVersion
+from storage.versioned import NewerFormatError, explain_invalid, read_object, write_object
+
+
+def test_what_is_written_says_its_version_and_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_object(path, {"id": "a"})
+    assert read_object(path) == {"id": "a", "format_version": str(CURRENT_FORMAT)}
+
+
+def test_an_object_of_release_0_1_has_no_version_and_gets_one(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text('{"id": "a"}')
+    value = read_object(path)
+    assert value == {"id": "a"}
+    write_object(path, value)
+    assert json.loads(path.read_text())["format_version"] == str(CURRENT_FORMAT)
+
+
+def test_a_newer_minor_version_is_read_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    newer = {"id": "a", "new_key": [1], "format_version": f"{CURRENT_FORMAT.major}.99"}
+    path.write_text(json.dumps(newer))
+    write_object(path, {**read_object(path), "id": "b"})
+    assert json.loads(path.read_text()) == {**newer, "id": "b"}
+
+
+def test_a_newer_major_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    content = json.dumps({"format_version": f"{CURRENT_FORMAT.major + 1}.0"})
+    path.write_text(content)
+    with pytest.raises(NewerFormatError, match="needs a newer version of Tuneserve: its format is"):
+        read_object(path)
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"{", "not valid JSON"),
+        (b"\x00" * 20, "not valid JSON"),
+        (b"[]", "a JSON list, expected an object"),
+        (b'{"format_version": 3}', "format_version is 3, expected 'MAJOR.MINOR'"),
+        (b'{"format_version": "new"}', "expected 'MAJOR.MINOR'"),
+    ],
+)
+def test_damage_is_no_fault_of_a_request(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(content)
+    with pytest.raises(DamagedFileError, match=reason) as caught:
+        read_object(path)
+    assert not isinstance(caught.value, (ValueError, OSError))
+    assert caught.value.path == path
+
+
+def test_an_io_error_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(DamagedFileError, match=r"run\.json.*Input/output error"):
+        read_object(tmp_path / "run.json")
+
+
+def test_an_unknown_value_of_a_newer_version_is_explained_by_that(tmp_path: Path) -> None:
+    newer = str(FormatVersion(CURRENT_FORMAT.major, CURRENT_FORMAT.minor + 1))
+    found = explain_invalid(tmp_path, {"format_version": newer}, "status is 'x'")
+    assert isinstance(found, NewerFormatError)
+    assert f"its format is {newer}" in found.reason
+    assert "status is 'x'" in found.reason
+    assert not isinstance(explain_invalid(tmp_path, {}, "status is 'x'"), NewerFormatError)
