@@ -163,7 +163,7 @@ def describe_unchecked(purpose: str) -> dict[str, Any]:
 
 
 def _is_unchecked(file: dict[str, Any]) -> bool:
-    return file["purpose"] == ROWS_PURPOSE and file["status"] == "uploaded"
+    return (file["purpose"], file["status"]) == (ROWS_PURPOSE, "uploaded")
 
 
 def _name_item(name: str) -> str:

@@ -62,8 +62,8 @@ async def create(client: httpx.AsyncClient, file_id: str, **more: Any) -> httpx.
 
 
 async def upload(client: httpx.AsyncClient, content: bytes = ROWS) -> httpx.Response:
-    form = {"files": {"file": ("rows.jsonl", content)}, "data": {"purpose": "fine-tune"}}
-    return await client.post(FILES, **form)
+    files = {"file": ("rows.jsonl", content)}
+    return await client.post(FILES, files=files, data={"purpose": "fine-tune"})
 
 
 def check_refusal(answer: httpx.Response, status: int, code: str, *words: str) -> None:
