@@ -15,7 +15,6 @@ from storage.durable import DamagedFileError
 from storage.fault_log import FaultLog
 from storage.file_cache import FolderWatch, ParsedFileCache
 from storage.layout import StorageLayout, is_plain_name
-from storage.versioned import NewerFormatError
 from training.runs import RunFolder, RunRecord, read_run_record
 
 logger = logging.getLogger(__name__)
@@ -29,7 +28,6 @@ class UnreadableRun:
 
     run: RunFolder
     reason: str
-    is_newer: bool
 
     def may_need(self, identifier: str) -> bool:
         """Return whether the run might need the file or model of this id.
@@ -155,7 +153,7 @@ class RunIndex:
         reason = describe_fault(exc)
         self._faults.report(self._name_item(name), f"cannot be read: {reason}")
         run = self._folders.setdefault(name, RunFolder(self._root / name))
-        self._found[name] = UnreadableRun(run, reason, isinstance(exc, NewerFormatError))
+        self._found[name] = UnreadableRun(run, reason)
         self._open.add(name)
 
     def _forget(self, name: str) -> None:

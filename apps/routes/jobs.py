@@ -69,7 +69,7 @@ def _list_jobs(
             continue
         except (DamagedFileError, OSError) as exc:
             logger.exception("job %s cannot be shown", run_id)
-            unreadable = UnreadableRun(entry, describe_fault(exc), is_newer=False)
+            unreadable = UnreadableRun(entry, describe_fault(exc))
             shown.append(describe_unreadable_job(unreadable))
     return describe_page(shown, has_more=has_more)
 
@@ -85,7 +85,7 @@ def _get_job(run: RunFolder) -> dict[str, Any]:
     try:
         return describe_job(run)
     except NewerFormatError as exc:
-        return describe_unreadable_job(UnreadableRun(run, exc.reason, is_newer=True))
+        return describe_unreadable_job(UnreadableRun(run, exc.reason))
 
 
 @router.post("/jobs/{job_id}/cancel")
