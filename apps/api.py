@@ -21,6 +21,7 @@ from apps.http import ApiReplica
 from apps.logical_cpus import API_CPUS, PAGE_CPUS, QUEUE_CPUS
 from apps.queue import RunQueue
 from apps.ray_jobs import RayJobRunner
+from apps.retention import start_retention
 from apps.settings import ApplicationSettings
 from serving.generator import GENERATOR_CPUS, Generator, GeneratorSettings
 from serving.model_store import ModelStore
@@ -38,7 +39,9 @@ _MAX_LOOK_S = 300.0
 def build_app(settings: ApplicationSettings) -> Application:
     """Build the application that `deploy.yaml` names, with typed and checked settings."""
     layout = open_storage(settings.storage)
-    install_base_models(ModelStore(layout), settings.base_models)
+    store = ModelStore(layout)
+    store.clean_up()
+    install_base_models(store, settings.base_models)
     FileStore(layout).add(HANDBOOK_FILE_ID, find_handbook().read_bytes(), "handbook.jsonl")
     reserved_cpus = API_CPUS + QUEUE_CPUS + PAGE_CPUS + settings.reserved_cpus
     generator: Application | None = None
@@ -79,6 +82,7 @@ class FineTuningQueueReplica:
             reserved_gpus=reserved_gpus,
             limits=settings.to_limits(),
         )
+        start_retention(open_storage(storage), settings.max_token_cache_bytes)
         self._looked_at = time.monotonic()
         self._task = asyncio.get_event_loop().create_task(self._keep_reconciling())
         Thread(target=_import_readers, name="import-readers", daemon=True).start()

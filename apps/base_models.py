@@ -6,6 +6,8 @@ from pathlib import Path
 from apps.bundled import find_demonstration_model
 from apps.settings import BUNDLED_SOURCE
 from serving.model_store import LATEST_ALIAS, ModelStore
+from serving.store.import_process import check_import
+from storage import durable
 
 logger = logging.getLogger(__name__)
 
@@ -16,19 +18,42 @@ _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model
 def install_base_models(store: ModelStore, sources: dict[str, str]) -> None:
     """Copy each model that is not in the store yet; the first is `latest` until something is tuned.
 
-    Raises `ValueError` that names the model whose source cannot be had.
+    One whose place in the store is taken by something that is no model is skipped, with a line in
+    the log. Raises `ValueError` that names the model whose source cannot be had.
     """
     present = {model.id for model in store.list_models()}
     for name, source in sources.items():
         if name in present:
             continue
+        if store.is_taken(name):
+            logger.error(
+                "base_models: %r is not installed: the store has an entry of this name that is no "
+                "readable model; remove models/%s from the storage folder",
+                name,
+                name,
+            )
+            continue
         logger.info("adding the base model %s from %s", name, source)
         try:
-            store.add(find_source(source), name)
+            folder = find_source(source)
+            if source != BUNDLED_SOURCE:  # that one is ours, and checked by our tests
+                check_import(folder)
+            store.add(folder, name)
+        except durable.DamagedFileError:
+            logger.exception("base_models: %r is not installed", name)
         except (OSError, ValueError) as exc:
             raise ValueError(f"base_models: {name!r} cannot be had from {source!r}: {exc}") from exc
-    if sources and LATEST_ALIAS not in store.read_aliases():
-        store.point_alias(LATEST_ALIAS, next(iter(sources)))
+    try:
+        _point_latest(store, list(sources))
+    except durable.DamagedFileError:  # models still answer by their ids
+        logger.exception("the alias %r cannot be set", LATEST_ALIAS)
+
+
+def _point_latest(store: ModelStore, names: list[str]) -> None:
+    present = {model.id for model in store.list_models()}
+    first = next((name for name in names if name in present), None)
+    if first is not None and LATEST_ALIAS not in store.read_aliases():
+        store.point_alias(LATEST_ALIAS, first)
 
 
 def find_source(source: str) -> Path:

@@ -34,6 +34,9 @@ _RAY_SETTINGS = {
     "RAY_max_direct_call_object_size": "1000000",
     # Looking after three deployments ten times a second takes 5 % of a core.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    # Ray keeps a file of each process's log and so many older ones; by default 0.5 GB and five.
+    "RAY_ROTATION_MAX_BYTES": "20000000",
+    "RAY_ROTATION_BACKUP_COUNT": "2",
     # Answers go first; by default everything that computes is as nice as a training should be.
     "RAY_worker_niceness": "0",
 }

@@ -18,7 +18,7 @@ from apps.errors import ApiError
 from apps.files import FileStore, Purpose, make_safe_name
 from apps.settings import UsageLimits
 from apps.usage import check_stored_files
-from storage.layout import StorageLayout
+from storage.layout import UPLOAD_PREFIX, StorageLayout
 from storage.locks import take_turn
 from storage.scratch import ScratchFolder
 
@@ -53,7 +53,7 @@ class IncomingFile:
         self._files = files
         self._max_bytes = max_bytes
         self._limits = limits
-        self._scratch = ScratchFolder(layout.files, ".upload-")
+        self._scratch = ScratchFolder(layout.files, UPLOAD_PREFIX)
         self._content = self._scratch.path / "content"
         self._form = _Form()
         self._size_bytes = 0

@@ -13,6 +13,7 @@ from ray.serve.handle import DeploymentHandle
 
 from apps.errors import install_error_handlers
 from apps.files import FileStore
+from apps.http_api.readiness import Readiness
 from apps.middleware.auth import AccessControl, read_api_key
 from apps.middleware.body_limit import MAX_JSON_BYTES, BodyLimit
 from apps.middleware.flow_control import TellUse, WindowedSending
@@ -47,6 +48,7 @@ def build_http(services: Services, api_key: str | None) -> AccessControl:
         redoc_url=None,
     )
     app.state.services = services
+    app.state.readiness = Readiness(services)
     install_error_handlers(app)
     for resource in (health, files, jobs, job_story, aliases):
         app.include_router(resource.router)
@@ -92,6 +94,7 @@ class ApiReplica:
             max_upload_bytes=settings.max_upload_bytes,
             max_model_bytes=settings.max_model_bytes,
             limits=settings.to_limits(),
+            min_free_bytes=settings.min_free_bytes,
         )
 
     def __serve_build_asgi_app__(self) -> AccessControl:

@@ -22,7 +22,7 @@ from training.resources import check_resources
 from training.runs import RunFolder, RunRecord
 from training.spec import TrainingSpec
 
-_BUILDING_PREFIX = ".building-"
+BUILDING_PREFIX = ".building-"
 
 
 class Intake:
@@ -114,7 +114,7 @@ class Intake:
             writer="queue",
             request={**request.model_dump(mode="json"), "model": model.id},
         )
-        with build_in_scratch(self._layout.runs, _BUILDING_PREFIX) as building:
+        with build_in_scratch(self._layout.runs, BUILDING_PREFIX) as building:
             run = RunFolder(building)
             if prepared is None:
                 run.add_event("Checking the files")

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from apps.errors import ApiError
 from apps.full_disk import refuse_full_disk
 from serving.model_store import ModelStore, StoredModel
-from storage.layout import StorageLayout
+from storage.layout import UPLOAD_PREFIX, StorageLayout
 from storage.scratch import ScratchFolder
 
 # Weights hardly shrink: an archive that grows more than this is meant to fill the disk.
@@ -43,7 +43,7 @@ class IncomingModel:
 
     def __init__(self, layout: StorageLayout) -> None:
         self._store = ModelStore(layout)
-        self._scratch = ScratchFolder(layout.models, ".upload-")
+        self._scratch = ScratchFolder(layout.models, UPLOAD_PREFIX)
         self._archive = self._scratch.path / "archive"
         self._content = self._scratch.path / "model"
 

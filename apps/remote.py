@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from ray.exceptions import RayActorError
-from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
+from apps.http_api.deployment_health import DeploymentHealth
 from serving.errors import DeadlineExceededError
 from serving.model_store import ModelStore
 from serving.origin import RequestKind
@@ -41,7 +41,7 @@ class RemoteText:
         self._models = models
         self._timeout_s = timeout_s
         self._may_sleep = may_sleep
-        self._checking: asyncio.Future[None] | None = None
+        self._health = DeploymentHealth()
 
     async def stream(
         self, kind: RequestKind, body: dict[str, Any], request_id: str
@@ -98,19 +98,9 @@ class RemoteText:
         return handle.options(multiplexed_model_id=self._models.resolve(body["model"]).id)
 
     async def check(self) -> None:
-        """Raise if no generator answers; asking one that sleeps would wake it up."""
-        if self._may_sleep:
-            return
-        if self._checking is None or self._checking.done():  # one for all who ask meanwhile
-            self._checking = asyncio.ensure_future(self._check())
-        await asyncio.shield(self._checking)
-
-    async def _check(self) -> None:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._handle.loaded_models.remote()
-        except BackPressureError:  # they have their hands full, so they are alive
-            logger.info("the generators are too busy to be asked how they are")
+        """Raise if no generator can answer; one that may sleep is not woken."""
+        application, deployment = self._handle.app_name, self._handle.deployment_name
+        await self._health.check(application, deployment, may_sleep=self._may_sleep)
 
 
 @contextmanager
@@ -126,6 +116,7 @@ class RemoteQueue:
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
+        self._health = DeploymentHealth()
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
         """Check and queue a fine-tune."""
@@ -163,5 +154,5 @@ class RemoteQueue:
         return await call.remote(run_id, checkpoint_id, model_id)  # type: ignore[no-any-return]
 
     async def check(self) -> None:
-        """Raise if the queue does not answer."""
-        await self._handle.check_health.remote()
+        """Raise if the queue cannot answer."""
+        await self._health.check(self._handle.app_name, self._handle.deployment_name)

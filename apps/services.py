@@ -75,6 +75,7 @@ class Services:
     fine_tuning: FineTuning
     max_upload_bytes: int
     max_model_bytes: int
+    min_free_bytes: int
     limits: UsageLimits = field(default_factory=UsageLimits)
 
     @cached_property

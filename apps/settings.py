@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from apps.bundled import DEMONSTRATION_MODEL
 from serving.settings import GenerationSettings
 from storage.layout import DEFAULT_ROOT
+from training.data.token_cache import MAX_CACHE_BYTES
 
 BUNDLED_SOURCE = "bundled"
 _BEYOND_CAPACITY = 64
@@ -123,6 +124,17 @@ class ApplicationSettings(GenerationSettings, UsageLimits):
     )
     max_model_bytes: int = Field(
         50_000_000_000, gt=0, description="Largest archive of a model that may be sent, in bytes."
+    )
+    max_token_cache_bytes: int = Field(
+        MAX_CACHE_BYTES,
+        ge=0,
+        description="Bytes of tokenised rows that are kept for later jobs; the longest unused are "
+        "removed first.",
+    )
+    min_free_bytes: int = Field(
+        100_000_000,
+        ge=0,
+        description="Free space of the storage folder, in bytes, below which '/readyz' is 503.",
     )
     max_concurrent_runs: int = Field(1, ge=1, description="Fine-tunes that compute at once.")
     max_restarts: int = Field(

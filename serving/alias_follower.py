@@ -20,6 +20,7 @@ from serving.handovers import HandoverEvent, HandoverLog, Outcome
 from serving.loaded_models import LoadedModels
 from serving.model_store import LATEST_ALIAS, ModelStore, StoredModel
 from serving.telemetry import Telemetry
+from storage.durable import DamagedFileError
 from storage.locks import HeldError, take_turn
 
 logger = logging.getLogger(__name__)
@@ -137,12 +138,16 @@ class AliasFollower:
         self._models.keep({*answering, *self._coming.values()})
 
     async def _keep_following(self) -> None:
+        unreadable = ""
         while True:
             try:
                 aliases = await asyncio.to_thread(self._store.read_aliases)
-            except (OSError, ValueError, KeyError):
-                logger.exception("the aliases cannot be read; they stay as they were")
+            except (OSError, DamagedFileError) as exc:
+                if str(exc) != unreadable:  # once, not every second
+                    unreadable = str(exc)
+                    logger.exception("the aliases cannot be read; they stay as they were")
             else:
+                unreadable = ""
                 self._start_moves({name: alias.model_id for name, alias in aliases.items()})
             if not self._has_looked.is_set():
                 await asyncio.gather(*self._moves.values())

@@ -1,9 +1,11 @@
 """Names that move from model to model, with every move that they made."""
 
+import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 from serving.errors import ModelNotFoundError
 from storage import durable
 from storage.locks import take_turn
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,42 +63,140 @@ def find_names(aliases: Mapping[str, Alias], model_id: str) -> list[str]:
 
 
 class AliasBook:
-    """The aliases in one JSON file; any number of processes may share it."""
+    """The aliases in one JSON file; any number of processes may share it.
+
+    A second file has the same content. Where the first is missing or damaged, as a whole or in one
+    entry, the second is read in its place, and the next change writes both anew.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._copy = path.with_suffix(f".copy{path.suffix}")
+        self._reported: str | None = None
 
     def read(self) -> dict[str, Alias]:
-        """Return every alias by its name; empty before the first one is set."""
-        return _list_aliases(self._read_histories())
+        """Return every alias by its name; empty before the first one is set.
+
+        Raises `DamagedFileError` if neither file can be read.
+        """
+        return _list_aliases(self._read_stored().histories)
 
     def read_past_models(self) -> set[str]:
         """Every model that an alias points to or has pointed to."""
-        histories = self._read_histories().values()
+        histories = self._read_stored().histories.values()
         return {move.model_id for move in chain.from_iterable(histories) if move.model_id}
 
     @contextmanager
     def change(self) -> Iterator["AliasChange"]:
         """Let nobody else change an alias while the body decides; what it moved is written."""
-        with take_turn(self._path.with_name(".aliases.lock")):
-            before = self._read_histories()
-            change = AliasChange(dict(before))
+        with self._take_turn():
+            before = self._read_stored()
+            change = AliasChange(dict(before.histories))
             yield change
-            if change.histories != before:
-                durable.write_json(self._path, _to_json(change.histories))
+            if change.histories != before.histories:
+                self._write(before, _to_json(change.histories))
 
-    def _read_histories(self) -> dict[str, tuple[AliasMove, ...]]:
-        try:
-            written = durable.read_json(self._path)
-        except FileNotFoundError:
-            return {}
-        return {
-            name: tuple(
-                AliasMove(move["model"], move["at"], move.get("rollback", False))
-                for move in entry["history"]
+    def ensure_copy(self) -> None:
+        """Write the second file if there is none, as after an upgrade."""
+        with self._take_turn():
+            if self._path.exists() and not self._copy.exists():
+                stored = self._read_stored()
+                if not stored.problem:
+                    self._write(stored, _to_json(stored.histories))
+
+    def _take_turn(self) -> AbstractContextManager[None]:
+        return take_turn(self._path.with_name(".aliases.lock"))
+
+    def _read_stored(self) -> "_StoredAliases":
+        """Read the first file, and the second for what of it is damaged or missing."""
+        stored = _read_file(self._path)
+        if stored.problem or not stored.is_there:
+            copy = _read_file(self._copy)
+            if not (copy.is_there and not copy.is_unreadable):
+                if stored.is_unreadable:
+                    raise durable.DamagedFileError(
+                        self._path,
+                        f"{stored.problem}, and there is no intact {self._copy.name!r}; restore "
+                        "one of them from a backup, or remove both to start without aliases",
+                    )
+            elif stored.is_unreadable or not stored.is_there:
+                problem = stored.problem or "it is missing"
+                stored = replace(copy, problem=problem)
+            else:  # an entry that was removed since is in the copy too, so nothing comes back
+                lost = stored.damaged.keys() & copy.histories.keys()
+                stored.histories.update({name: copy.histories[name] for name in lost})
+                for name in lost:
+                    del stored.damaged[name]
+        self._report(stored.problem)
+        return stored
+
+    def _write(self, before: "_StoredAliases", entries: dict[str, Any]) -> None:
+        """Write both files; what could not be read is kept beside the aliases that could."""
+        if before.problem and self._path.exists():
+            shutil.copyfile(self._path, self._path.with_suffix(f".damaged{self._path.suffix}"))
+        kept = {name: entry for name, entry in before.damaged.items() if name not in entries}
+        for path in (self._path, self._copy):
+            durable.write_json(path, {**kept, **entries})
+
+    def _report(self, problem: str | None) -> None:
+        """Log a problem once, not with every read: the generators read every second."""
+        if problem and problem != self._reported:
+            logger.error(
+                "%s is damaged: %s; the content of %s is used", self._path, problem, self._copy.name
             )
-            for name, entry in written.items()
-        }
+        self._reported = problem
+
+
+@dataclass(frozen=True)
+class _StoredAliases:
+    """What one file has; `problem` says what is wrong with it."""
+
+    histories: dict[str, tuple[AliasMove, ...]] = field(default_factory=dict)
+    damaged: dict[str, Any] = field(default_factory=dict)
+    problem: str | None = None
+    is_there: bool = True
+    is_unreadable: bool = False
+
+
+def _read_file(path: Path) -> _StoredAliases:
+    """Read every entry that is intact; raises nothing."""
+    try:
+        written = durable.read_json(path)
+    except FileNotFoundError:
+        return _StoredAliases(is_there=False)
+    except (OSError, ValueError, RecursionError) as exc:
+        return _StoredAliases(problem=f"it cannot be read: {exc}", is_unreadable=True)
+    if not isinstance(written, dict):
+        found = type(written).__name__
+        problem = f"it holds a {found}; expected an object"
+        return _StoredAliases(problem=problem, is_unreadable=True)
+    stored = _StoredAliases()
+    for name, entry in written.items():
+        try:
+            stored.histories[name] = _parse_history(entry)
+        except (LookupError, TypeError, ValueError):
+            stored.damaged[name] = entry
+    if not stored.damaged:
+        return stored
+    names = ", ".join(repr(name) for name in sorted(stored.damaged))
+    return replace(stored, problem=f"it has damaged entries: {names}")
+
+
+def _parse_history(entry: Any) -> tuple[AliasMove, ...]:
+    """Parse one entry; raises `LookupError`, `TypeError` or `ValueError` for a damaged one."""
+    moves = tuple(
+        AliasMove(move["model"], move["at"], move.get("rollback", False))
+        for move in entry["history"]
+    )
+    are_whole = all(
+        isinstance(move.model_id, str | None)
+        and isinstance(move.at, int)
+        and isinstance(move.is_rollback, bool)
+        for move in moves
+    )
+    if not moves or not are_whole:
+        raise ValueError("the history is empty or has a move of the wrong type")
+    return moves
 
 
 @dataclass

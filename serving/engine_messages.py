@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from serving.sampling import Sampling
@@ -24,6 +25,13 @@ class ModelFacts:
     eos_ids: tuple[int, ...]
     sampling: Sampling
     """What a request gets that leaves it open."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A request to count the memory of a model, in place of loading it; the answer ends it."""
+
+    path: Path
 
 
 @dataclass(frozen=True)

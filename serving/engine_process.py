@@ -17,11 +17,21 @@ from pathlib import Path
 from transformers.utils import logging as transformers_logging
 
 from serving.engine_core import EngineCore, LoadedWeights, read_model
-from serving.engine_messages import Command, Generation, Progress, Report, Scoring
+from serving.engine_messages import (
+    Command,
+    Generation,
+    Inspection,
+    Progress,
+    Report,
+    Scoring,
+)
 from serving.errors import EngineDeadError
 from serving.own_thread import put_thread_last
 from serving.remote_core import PID_BYTES
 from serving.settings import EngineSettings
+from serving.store.inspection import inspect_model
+from serving.store.model_memory import ModelMemory
+from serving.store.process_limits import MAX_CPU_S, limit_cpu, limit_memory
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +80,11 @@ def _serve_engine(connection: Connection) -> None:
         with sending:
             connection.send(report)
 
-    path, settings = connection.recv()
+    command = connection.recv()
+    if isinstance(command, Inspection):
+        connection.send(_inspect(command.path))
+        return
+    path, settings = command
     try:
         thread = ThreadPoolExecutor(max_workers=1)
         loading = thread.submit(_read_model_last, path, settings)
@@ -96,6 +110,29 @@ def _serve_engine(connection: Connection) -> None:
                 logger.exception("a request failed before it was under way")
                 core.cancel(command.request_id)
                 tell(Report([Progress(command.request_id, (), (), True, str(exc))]))
+
+
+def _inspect(path: Path) -> ModelMemory | EngineDeadError:
+    """Count the memory of a model, whose config may make this process exceed its limits."""
+    put_thread_last()
+    signal.signal(signal.SIGXCPU, _raise_cpu_limit)
+    limit_cpu()
+    try:
+        weights = path.glob("*.safetensors")
+        limit_memory(sum(file.stat().st_size for file in weights))
+        return inspect_model(path)
+    except EngineDeadError as exc:
+        return exc
+    except Exception as exc:  # a damaged or hostile model can make the libraries fail in any way
+        logger.warning("model %s cannot be inspected", path.name, exc_info=exc)
+        reason = str(exc).replace(str(path), path.name) or type(exc).__name__
+        return EngineDeadError(f"model {path.name!r} cannot be loaded: {reason}")
+
+
+def _raise_cpu_limit(*_: object) -> None:
+    raise EngineDeadError(
+        f"the model is refused: its config makes building it take more than {MAX_CPU_S} s"
+    )
 
 
 def _read_model_last(path: Path, settings: EngineSettings) -> LoadedWeights:

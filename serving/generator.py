@@ -66,7 +66,7 @@ class GeneratorReplica:
             ModelStore(layout),
             self._models,
             telemetry=self._telemetry,
-            log=HandoverLog(layout.handovers),
+            log=HandoverLog(layout.handovers, settings.max_handover_log_bytes),
             tell_router=self._tell_router,
             turn=layout.handover_lock(socket.gethostname()),
             poll_s=settings.alias_poll_s,

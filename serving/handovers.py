@@ -1,12 +1,17 @@
 """What became of each move of an alias, replica by replica: the events of hand-overs."""
 
+import logging
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from storage import durable
+from storage.locks import take_turn
 
+logger = logging.getLogger(__name__)
+
+MAX_BYTES = 10_000_000
 Outcome = Literal["moved", "draining", "postponed", "refused"]
 
 
@@ -30,16 +35,42 @@ class HandoverEvent:
 
 
 class HandoverLog:
-    """The events of all replicas, in one file of JSON lines that any of them may write to."""
+    """The events of all replicas, in one file of JSON lines that any of them may write to.
 
-    def __init__(self, path: Path) -> None:
+    Once the file has `max_bytes` it becomes the older one, in place of the older one of before.
+    """
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self._path = path
+        self._older = path.with_suffix(f".1{path.suffix}")
+        self._max_bytes = max_bytes
 
     def add(self, event: HandoverEvent) -> None:
-        """Write an event down."""
+        """Append an event."""
         durable.append_json_line(self._path, asdict(event))
+        if self._is_full():
+            with take_turn(self._path.with_name(f".{self._path.name}.lock")):
+                if self._is_full():  # another replica may have been first
+                    self._path.replace(self._older)
 
     def read(self, alias: str) -> list[HandoverEvent]:
-        """Return the events of one alias, oldest first."""
-        events = (HandoverEvent(**line) for line in durable.read_json_lines(self._path))
+        """Return the events of one alias that are still on record, oldest first."""
+        lines = [
+            line for path in (self._older, self._path) for line in durable.read_json_lines(path)
+        ]
+        events = [event for line in lines if (event := self._parse(line)) is not None]
         return [event for event in events if event.alias == alias]
+
+    def _is_full(self) -> bool:
+        try:
+            return self._path.stat().st_size >= self._max_bytes
+        except FileNotFoundError:
+            return False
+
+    def _parse(self, line: Any) -> HandoverEvent | None:
+        try:
+            known = {one.name: line[one.name] for one in fields(HandoverEvent)}
+        except (TypeError, KeyError):
+            logger.warning("%s has a line that is no event, which is skipped", self._path)
+            return None
+        return HandoverEvent(**known)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 logger = logging.getLogger(__name__)
 
 LINEAGE_NAME = "lineage.json"
+_MAX_BYTES = 1 << 20  # every listing of models reads it
 
 
 class DataOrigin(BaseModel):
@@ -50,13 +51,17 @@ def read_lineage(directory: Path) -> Lineage:
     """Read a model directory's lineage; empty if it has none, or none that can be read."""
     try:
         return _parse(directory)
-    except ValidationError:
-        logger.exception("the lineage of model %s cannot be read", directory.name)
+    except (OSError, ValueError) as exc:  # a lineage is optional, the model is not to blame
+        logger.warning("the lineage of model %s cannot be read: %s", directory.name, exc)
         return Lineage()
 
 
 def _parse(directory: Path) -> Lineage:
     try:
-        return Lineage.model_validate_json((directory / LINEAGE_NAME).read_bytes())
+        with (directory / LINEAGE_NAME).open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         return Lineage()
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"{LINEAGE_NAME} has more than {_MAX_BYTES:,} bytes")
+    return Lineage.model_validate_json(content)

@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from safetensors import SafetensorError
-
 from serving.engine import Engine
 from serving.errors import (
     DeadlineExceededError,
     EngineDeadError,
+    EngineLostError,
     InvalidRequestError,
     OverloadedError,
 )
@@ -23,6 +22,7 @@ from serving.own_thread import put_thread_last, run_in_own_thread
 from serving.remote_core import fork_server
 from serving.sampling import Sampling
 from serving.settings import EngineSettings
+from serving.store.remote_inspection import inspect_in_fork
 from storage import durable
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,8 @@ class LoadedModels:
         self._loaded: dict[str, LoadedModel] = {}
         self._loading: dict[str, _Loading] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._sizes: dict[tuple[str, tuple[int, int]], int] = {}  # by id and edition
+        # By id and edition; an error says why a model cannot be loaded.
+        self._sizes: dict[tuple[str, tuple[int, int]], int | EngineDeadError] = {}
         self._num_leases: Counter[str] = Counter()
         self._returned = asyncio.Event()  # set whenever a lease ends
         self._draining: dict[str, _Draining] = {}
@@ -137,9 +138,12 @@ class LoadedModels:
         if (loaded := self._find(model)) is not None:
             return loaded
         if model.id not in self._loading:
-            size_bytes = self._estimate(model)
-            put_out = self._make_room(model.id, size_bytes, beside=beside)
-            self._start_loading(model, size_bytes, put_out)
+            size_bytes = await self._estimate(model)
+            if model.id not in self._loading:  # nobody else has begun meanwhile
+                if (loaded := self._find(model)) is not None:
+                    return loaded
+                put_out = self._make_room(model.id, size_bytes, beside=beside)
+                self._start_loading(model, size_bytes, put_out)
         # Shielded: others may wait for the same engine.
         return await asyncio.shield(self._loading[model.id].task)
 
@@ -148,7 +152,8 @@ class LoadedModels:
 
         Raises as `load` does for a model that can never be loaded.
         """
-        size_bytes = self._estimate(new)
+        size_bytes = self._sizes[new.id, new.edition]
+        assert isinstance(size_bytes, int), "only for a model that `load` found no room for"
         idle = {*self._list_idle_ids(self._loaded.keys() - self._kept), old.id}
         stay = [one.size_bytes for name, one in self._loaded.items() if name not in idle]
         stay += [loading.size_bytes for loading in self._loading.values()]
@@ -262,15 +267,23 @@ class LoadedModels:
         if self._is_closed:
             raise EngineDeadError("the replica is shutting down")
 
-    def _estimate(self, model: StoredModel) -> int:
+    async def _estimate(self, model: StoredModel) -> int:
+        """Return the bytes that a model takes; each one is inspected once.
+
+        Raises `EngineDeadError` for one that cannot be loaded, `InvalidRequestError` for one that
+        is larger than all that models may take.
+        """
         key = (model.id, model.edition)
-        if key not in self._sizes:  # read once: refusals under load ask for it every time
+        if key not in self._sizes:  # refusals under load ask for it every time
             try:
-                self._sizes[key] = estimate_memory(model.path, self._settings)
-            except (OSError, ValueError, AttributeError, TypeError, SafetensorError) as exc:
-                reason = str(exc).replace(str(model.path), model.id)
-                raise EngineDeadError(f"model {model.id!r} cannot be loaded: {reason}") from exc
+                self._sizes[key] = await asyncio.to_thread(_measure, model, self._settings)
+            except EngineLostError:  # it may succeed another time
+                raise
+            except EngineDeadError as exc:
+                self._sizes[key] = exc
         size_bytes = self._sizes[key]
+        if isinstance(size_bytes, EngineDeadError):
+            raise EngineDeadError(size_bytes.message)
         if size_bytes > self._max_bytes:
             raise InvalidRequestError(
                 f"model {model.id!r} needs {_to_gb(size_bytes)} for its weights and its cache, and "
@@ -325,6 +338,10 @@ class LoadedModels:
     def _take_out(self, victim: LoadedModel) -> LoadedModel:
         logger.info("putting out model %s", victim.stored.id)
         return self._loaded.pop(victim.stored.id)
+
+
+def _measure(model: StoredModel, settings: EngineSettings) -> int:
+    return estimate_memory(inspect_in_fork(model.path), settings)
 
 
 def _verify(model: StoredModel) -> None:

@@ -4,15 +4,11 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import psutil
-from safetensors import safe_open
 
 from serving.settings import EngineSettings
-
-if TYPE_CHECKING:
-    import torch
+from serving.store.model_memory import ModelMemory
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 _ASK_GPU = "import torch; print(torch.cuda.mem_get_info()[0])"
@@ -56,38 +52,14 @@ def _find_group_room() -> float:
     return math.inf if limit == "max" else max(0, int(limit) - used)
 
 
-def estimate_memory(path: Path, settings: EngineSettings) -> int:
-    """Return about how many bytes a model directory takes when loaded.
+def estimate_memory(memory: ModelMemory, settings: EngineSettings) -> int:
+    """Return about how many bytes a model takes when loaded, with the process that it computes in.
 
-    With the process that it computes in. The cache holds a key and a value per layer, head and
-    token, in the type of the weights. A head that is tied to the embedding has a copy of its own on
-    a CPU (`serving.packed_linear`). Activations are not counted.
-
-    Raises `OSError` or `ValueError` for a config that cannot be read.
+    A head that is tied to the embedding has a copy of its own on a CPU (`serving.packed_linear`).
+    Activations are not counted.
     """
     import torch
-    from transformers import AutoConfig
 
-    whole: Any = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    config = whole.get_text_config()
-    num_heads = config.num_attention_heads
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-    dtype = config.dtype or whole.dtype or torch.float32
-    token_bytes: int = 2 * config.num_hidden_layers * num_kv_heads * head_size * dtype.itemsize
-    cache = token_bytes * settings.page_size * settings.num_cache_blocks
-    is_tied = any(getattr(one, "tie_word_embeddings", False) for one in (whole, config))
-    has_copy = is_tied and not torch.cuda.is_available()
-    copy = config.vocab_size * config.hidden_size * dtype.itemsize if has_copy else 0
-    return PROCESS_BYTES + _measure_weights(path, dtype) + copy + cache
-
-
-def _measure_weights(path: Path, dtype: "torch.dtype") -> int:
-    """Return the bytes of the weights in memory: files may hold a narrower type than the model."""
-    num_bytes = num_weights = 0
-    for file in path.glob("*.safetensors"):
-        num_bytes += file.stat().st_size
-        with safe_open(file, framework="numpy") as tensors:
-            shapes = (tensors.get_slice(name).get_shape() for name in tensors.keys())  # noqa: SIM118
-            num_weights += sum(map(math.prod, shapes))
-    return max(num_bytes, num_weights * dtype.itemsize)
+    cache = memory.cache_token_bytes * settings.page_size * settings.num_cache_blocks
+    copy = 0 if torch.cuda.is_available() else memory.tied_head_bytes
+    return PROCESS_BYTES + memory.weight_bytes + copy + cache

@@ -13,6 +13,8 @@ VERIFICATION_NAME = "verification.json"
 _WEIGHTS_NAME = "model.safetensors"
 _INDEX_NAME = "model.safetensors.index.json"
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+_MAX_CONFIG_BYTES = 16 << 20
+_MAX_JSON_BYTES = {_INDEX_NAME: 64 << 20}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -22,10 +24,7 @@ def check_model_directory(directory: Path, *, links_stay_in: Path | None = None)
     Links may lead anywhere inside `links_stay_in`; by default they are relative and stay in the
     directory itself. Raises `ValueError` that names the first thing found wrong.
     """
-    if not (directory / "config.json").is_file():
-        raise ValueError(f"{directory.name!r} is not a model directory: it has no config.json")
-    for path in sorted(directory.rglob("*")):
-        _check_file(path, directory, links_stay_in or directory)
+    check_files(directory, links_stay_in=links_stay_in)
     _check_weights(directory)
     if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
         raise ValueError(
@@ -45,6 +44,14 @@ def check_model_directory(directory: Path, *, links_stay_in: Path | None = None)
                 f"{directory.name!r} failed its verification, as its {VERIFICATION_NAME} says; "
                 "consolidate the checkpoint again"
             )
+
+
+def check_files(directory: Path, *, links_stay_in: Path | None = None) -> None:
+    """Check names and kinds of a directory's files without reading them; raises `ValueError`."""
+    if not (directory / "config.json").is_file():
+        raise ValueError(f"{directory.name!r} is not a model directory: it has no config.json")
+    for path in sorted(directory.rglob("*")):
+        _check_file(path, directory, links_stay_in or directory)
 
 
 def _check_file(path: Path, directory: Path, root: Path) -> None:
@@ -101,6 +108,11 @@ def find_cache_repository(source: Path) -> Path | None:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
+    size_bytes, limit = path.stat().st_size, _MAX_JSON_BYTES.get(path.name, _MAX_CONFIG_BYTES)
+    if size_bytes > limit:  # parsed, it would take some ten times as much memory
+        raise ValueError(
+            f"{path.name} has {size_bytes:,} bytes; expected at most {limit:,} in such a file"
+        )
     try:
         value = durable.read_json(path)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as exc:

@@ -39,7 +39,7 @@ def load_model(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         raise _describe_fault(path, exc) from exc
     tokenizer = load_tokenizer(path)
     model, report = loaded
-    _check_report(path.name, report)
+    check_loading_report(path.name, report)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return model.to(device).eval(), tokenizer
 
@@ -69,7 +69,8 @@ def _as_ids(value: Any) -> Iterable[int]:
     return (value,) if isinstance(value, int) else value
 
 
-def _check_report(name: str, report: dict[str, Any]) -> None:
+def check_loading_report(name: str, report: dict[str, Any]) -> None:
+    """Raise `EngineDeadError` if transformers reports weights that do not fit the config."""
     found = {problem: sorted(map(str, report[problem])) for problem in _PROBLEMS if report[problem]}
     if found:
         raise EngineDeadError(

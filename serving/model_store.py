@@ -1,5 +1,7 @@
 """Immutable models on disk and the aliases that point to them."""
 
+import logging
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,11 +12,14 @@ from typing import IO
 from serving.aliases import Alias, AliasBook
 from serving.errors import ModelInUseError, ModelNotFoundError
 from serving.lineage import Lineage, read_lineage
-from serving.model_checks import check_model_directory, find_cache_repository
+from serving.model_checks import check_files, check_model_directory, find_cache_repository
+from serving.store.import_process import check_import
 from storage import durable
-from storage.layout import StorageLayout, check_id, new_id
-from storage.locks import HeldError, hold_alone, hold_shared
-from storage.scratch import build_in_scratch
+from storage.layout import UPLOAD_PREFIX, StorageLayout, check_id, new_id
+from storage.locks import HeldError, hold_alone, hold_shared, take_turn
+from storage.scratch import build_in_scratch, sweep_scratch
+
+logger = logging.getLogger(__name__)
 
 LATEST_ALIAS = "latest"
 """The alias that moves to every newly tuned model, and that a generator loads unasked."""
@@ -60,8 +65,11 @@ class StoredModel:
         """Whether the model has not been deleted."""
         try:
             return _read_edition(self.path) == self.edition
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError as exc:  # a fault of the disk, which may pass, deletes no model
+            logger.warning("model %s cannot be looked up: %s", self.id, exc)
+            return True
 
     def verify(self) -> None:
         """Compare every file with the manifest; raises `DamagedDirectoryError` that names one."""
@@ -91,20 +99,24 @@ class ModelStore:
         return self._move_in(directory, model_id)
 
     def take_in(self, directory: Path, model_id: str) -> StoredModel:
-        """Move a `directory` that somebody else made into the store; raises as `publish` does.
+        """Move a `directory` from an untrusted source into the store.
 
-        Its manifest is ours: one that it came with could say anything.
+        A process with limits reads it first, one at a time on this storage. Its manifest is ours:
+        one that it came with could claim anything. Raises as `publish` does, `ModelRefusedError`
+        for a model that cannot be loaded, and `ImportCheckError` if it could not be checked.
         """
         self.check_new_id(model_id)
-        check_model_directory(directory)
-        durable.seal_directory(directory)
-        return self._move_in(directory, model_id)
+        check_files(directory)
+        with take_turn(self._layout.import_lock):
+            check_import(directory)
+        return self._seal_in(directory, model_id)
 
     def add(self, source: Path, model_id: str) -> StoredModel:
         """Copy a Hugging Face model directory into the store; `source` stays as it is.
 
         A snapshot in the hub's cache will do: its links into the cache are followed. Raises as
-        `publish` does. A copy that is interrupted is never seen as a model.
+        `publish` does. A copy that is interrupted is never seen as a model. The content of `source`
+        is trusted: check others with `check_import` first.
         """
         self.check_new_id(model_id)
         check_model_directory(source, links_stay_in=find_cache_repository(source))
@@ -113,12 +125,12 @@ class ModelStore:
                 source, building, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*")
             )
             building.chmod(0o755)  # the source's may be one that nobody can write into
-            return self.take_in(building, model_id)
+            check_model_directory(building)
+            return self._seal_in(building, model_id)
 
     def check_new_id(self, model_id: str) -> None:
         """Raise `ValueError` or `FileExistsError` for an id that a new model cannot have."""
-        final = self._layout.model(model_id)
-        if final.exists():
+        if self.is_taken(model_id):
             raise FileExistsError(f"{model_id!r} is published already; model ids are not reused")
         if model_id == LATEST_ALIAS or model_id in self.read_aliases():
             raise ValueError(f"{model_id!r} is the name of an alias; choose another model id")
@@ -129,9 +141,9 @@ class ModelStore:
             )
 
     def list_models(self) -> list[StoredModel]:
-        """List every published model, oldest first."""
+        """List every published model, oldest first; an entry that cannot be read is skipped."""
         names = [path.name for path in self._layout.models.iterdir() if path.name[0] != "."]
-        found = [model for model in map(self.find, names) if model is not None]
+        found = [model for model in map(self._find_readable, names) if model is not None]
         return sorted(found, key=lambda model: (model.created_at, model.id))
 
     def find(self, model_id: str) -> StoredModel | None:
@@ -148,6 +160,14 @@ class ModelStore:
         created_at = edition[1] // 10**9 if lineage.created_at is None else lineage.created_at
         return StoredModel(model_id, path, created_at, lineage, edition)
 
+    def _find_readable(self, model_id: str) -> StoredModel | None:
+        """Return one of many models; None, with a line in the log, if its entry is unreadable."""
+        try:
+            return self.find(model_id)
+        except OSError as exc:
+            logger.error("models/%s cannot be read and is skipped: %s", model_id, exc)  # noqa: TRY400 - once a listing
+            return None
+
     def get(self, model_id: str) -> StoredModel:
         """Return one model by its id; raises `ModelNotFoundError`."""
         model = self.find(model_id)
@@ -160,7 +180,7 @@ class ModelStore:
         seen = set()
         while (parent := model.lineage.base_model) and parent not in seen:
             seen.add(parent)
-            found = self.find(parent)
+            found = self._find_readable(parent)
             if found is None:
                 return parent
             model = found
@@ -177,6 +197,10 @@ class ModelStore:
         if alias is None:
             raise ModelNotFoundError(f"no model or alias is called {name!r}; {self._describe()}")
         return self.get(alias.model_id)
+
+    def is_taken(self, model_id: str) -> bool:
+        """Whether there is an entry of this name, be it a model or not."""
+        return os.path.lexists(self._layout.model(model_id))
 
     def has(self, model_id: str) -> bool:
         """Whether a model of this id is published."""
@@ -241,8 +265,28 @@ class ModelStore:
                     f"model {model_id!r} is loaded by a generator or being read; try again once it "
                     "is idle"
                 ) from None
-        for deleted in self._layout.models.glob(f"{_DELETED_PREFIX}-*"):  # killed ones' too
-            shutil.rmtree(deleted, ignore_errors=True)
+        self._remove_deleted()
+
+    def clean_up(self) -> None:
+        """Remove what processes that were killed left: deleted models, copies and uploads.
+
+        Writes the second file of the aliases if there is none.
+        """
+        self._remove_deleted()
+        for prefix in (_ADDED_PREFIX, UPLOAD_PREFIX):
+            sweep_scratch(self._layout.models, prefix)
+        self._aliases.ensure_copy()
+
+    def _remove_deleted(self) -> None:
+        for deleted in self._layout.models.glob(f"{_DELETED_PREFIX}-*"):  # of others, too
+            if deleted.is_dir():
+                shutil.rmtree(deleted, ignore_errors=True)
+            else:
+                deleted.unlink(missing_ok=True)
+
+    def _seal_in(self, directory: Path, model_id: str) -> StoredModel:
+        durable.seal_directory(directory)
+        return self._move_in(directory, model_id)
 
     def _move_in(self, sealed: Path, model_id: str) -> StoredModel:
         """Give a model its id, at a moment when nobody can make that the name of an alias."""

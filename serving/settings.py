@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from serving.handovers import MAX_BYTES as MAX_HANDOVER_LOG_BYTES
+
 
 class EngineSettings(BaseModel):
     """How one engine uses its machine."""
@@ -58,6 +60,12 @@ class GenerationSettings(BaseModel):
         description="Bytes that the weights and caches of all loaded models may take; by default "
         "half of the memory that is free when a replica starts, divided by how many replicas there "
         "may be; on a GPU 85 %.",
+    )
+    max_handover_log_bytes: int = Field(
+        default=MAX_HANDOVER_LOG_BYTES,
+        gt=0,
+        description="Bytes after which the events of alias moves begin a new file; the one before "
+        "is kept, older ones are removed.",
     )
     log_texts: bool = Field(
         default=False,

@@ -5,7 +5,9 @@
 <root>/models/<model-id>/   a Hugging Face model directory, lineage.json, manifest.json
 <root>/cache/tokens/        rows of earlier runs as tokens; may be emptied at any time
 <root>/aliases.json         which model each alias points to, and pointed to before
+<root>/aliases.copy.json    the same once more, read where the first is damaged
 <root>/handovers.jsonl      what became of those moves on each replica of the generator
+<root>/handovers.1.jsonl    the same, older
 """
 
 import re
@@ -15,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_ROOT = "~/.tuneserve"
+UPLOAD_PREFIX = ".upload-"
+"""Of the scratch folders, among files and models, that uploads are received in."""
 _ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MADE_ID_PATTERN = re.compile(r"[a-z]+-[0-9a-f]{24}")
 
@@ -69,6 +73,11 @@ class StorageLayout:
     def export_lock(self) -> Path:
         """Held by the one process that turns a checkpoint into a model."""
         return self.root / ".export.lock"
+
+    @property
+    def import_lock(self) -> Path:
+        """Held by the one process that checks a model from elsewhere."""
+        return self.root / ".import.lock"
 
     @property
     def aliases(self) -> Path:

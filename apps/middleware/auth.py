@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 API_KEY_VARIABLE = "TUNESERVE_API_KEY"
 
 _LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
-_OPEN_PATHS = frozenset({"/healthz"})
+_OPEN_PATHS = frozenset({"/livez", "/readyz", "/healthz"})
 
 
 class AccessControl:

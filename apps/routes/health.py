@@ -1,29 +1,38 @@
-"""`/healthz`, and the way from the bare address to the page."""
+"""`/livez`, `/readyz` and `/healthz`, and the way from the bare address to the page.
 
-import asyncio
+They are open without a key, so they reveal nothing but the state of each part.
+"""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, RedirectResponse
 
-from apps.errors import ApiError
-from apps.routes import ServicesOf
+from apps.http_api.readiness import Readiness
 
 router = APIRouter()
 
-CHECK_TIMEOUT_S = 5.0
 
-
-@router.get("/healthz")
-async def check_health(services: ServicesOf) -> JSONResponse:
-    """Answer 200 if the storage can be read and both the generator and the queue answer."""
-    services.models.read_aliases()
-    try:
-        async with asyncio.timeout(CHECK_TIMEOUT_S):
-            await services.text.check()
-            await services.fine_tuning.check()
-    except TimeoutError:
-        raise ApiError(503, "a part of the application does not answer", code="not_ready") from None
+@router.get("/livez")
+async def check_liveness() -> JSONResponse:
+    """Answer 200: the process that serves HTTP runs."""
     return JSONResponse({"status": "ok"})
+
+
+@router.get("/readyz")
+@router.get("/healthz", include_in_schema=False)  # the name of earlier releases
+async def check_readiness(request: Request) -> JSONResponse:
+    """Answer 200 if the storage can be written and generator and queue answer, else 503."""
+    readiness: Readiness = request.app.state.readiness
+    passed = await readiness.check()
+    is_ready = all(passed.values())
+    body = {
+        "status": _name_state(is_ready),
+        "checks": {name: _name_state(state) for name, state in passed.items()},
+    }
+    return JSONResponse(body, 200 if is_ready else 503, {"cache-control": "no-store"})
+
+
+def _name_state(is_well: bool) -> str:
+    return "ok" if is_well else "failed"
 
 
 @router.get("/", include_in_schema=False)

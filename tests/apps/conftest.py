@@ -223,6 +223,7 @@ def services(layout: StorageLayout, queue: RunQueue) -> Services:
         fine_tuning=LocalFineTuning(queue),
         max_upload_bytes=10_000,
         max_model_bytes=10_000_000,
+        min_free_bytes=0,
     )
 
 

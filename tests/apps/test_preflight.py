@@ -1,3 +1,5 @@
+import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from apps.base_models import install_base_models
 from apps.bundled import find_bundled, read_demonstration_settings
 from apps.cli import cli
 from serving.model_store import ModelStore
+from serving.store.import_process import check_import
 from storage.layout import open_storage
 from training.spec import TrainingSpec
 
@@ -101,3 +104,31 @@ def test_the_bundled_model_is_small_and_becomes_latest(tmp_path: Path) -> None:
 def test_a_base_model_that_cannot_be_had_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="base_models: 'mine' cannot be had from 'no/such-model'"):
         install_base_models(ModelStore(open_storage(tmp_path)), {"mine": "no/such-model"})
+
+
+def test_an_entry_that_is_no_model_does_not_stop_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layout = open_storage(tmp_path)
+    store = ModelStore(layout)
+    (layout.models / "broken").mkdir()
+    layout.aliases.write_text("{")
+    install_base_models(store, {"broken": "bundled", "tuneserve-demo": "bundled"})
+    assert "'broken' is not installed" in caplog.text
+    layout.aliases.unlink()
+    install_base_models(store, {"broken": "bundled", "tuneserve-demo": "bundled"})
+    assert store.resolve("latest").id == "tuneserve-demo"
+
+
+def test_a_base_model_that_claims_too_much_is_refused(tmp_path: Path) -> None:
+    source = Path(shutil.copytree(find_bundled("tuneserve-demo"), tmp_path / "source"))
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "hidden_size": 2**40}))
+    store = ModelStore(open_storage(tmp_path / "storage"))
+    with pytest.raises(ValueError, match=r"base_models: 'big' .* hidden_size is 1099511627776"):
+        install_base_models(store, {"big": str(source)})
+    assert store.list_models() == []
+
+
+def test_the_bundled_model_passes_the_check_of_imports() -> None:
+    assert check_import(find_bundled("tuneserve-demo")).weight_bytes > 1_000_000

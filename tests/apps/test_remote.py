@@ -5,10 +5,22 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from ray import serve
 from ray.exceptions import ActorUnavailableError
-from ray.serve.exceptions import BackPressureError
+from ray.serve._private.common import (
+    DeploymentStatus,
+    DeploymentStatusTrigger,
+    ReplicaState,
+)
 from ray.serve.handle import DeploymentResponseGenerator
+from ray.serve.schema import (
+    ApplicationStatus,
+    ApplicationStatusOverview,
+    DeploymentStatusOverview,
+    ServeStatus,
+)
 
+from apps.http_api.deployment_health import DeploymentHealth, UnhealthyDeploymentError
 from apps.remote import RemoteText
 from serving.errors import DeadlineExceededError
 
@@ -60,6 +72,8 @@ class Response:
 
 class Handle:
     """A handle whose calls come out as planned, one after the other."""
+
+    app_name, deployment_name = "tuneserve", "Generator"
 
     def __init__(self, *plans: Any) -> None:
         self._plans = iter(plans)
@@ -132,9 +146,54 @@ async def test_who_leaves_is_not_asked_for_again() -> None:
     assert [made.is_cancelled for made in handle.made] == [True]
 
 
-async def test_busy_generators_are_healthy_ones() -> None:
-    await make_text(Handle(BackPressureError(num_queued_requests=9, max_queued_requests=9))).check()
-    text = make_text(Handle(0.05))
-    await asyncio.gather(text.check(), text.check())  # the second would have no plan
-    with pytest.raises(ActorUnavailableError):
-        await make_text(Handle(DEAD)).check()
+def make_status(state: str, num_running: int) -> ServeStatus:
+    overview = DeploymentStatusOverview(
+        DeploymentStatus(state),
+        DeploymentStatusTrigger.UNSPECIFIED,
+        {ReplicaState.RUNNING: num_running} if num_running else {},
+        "",
+    )
+    application = ApplicationStatusOverview(
+        ApplicationStatus.RUNNING, "", 0.0, {"Generator": overview}
+    )
+    return ServeStatus({}, {"tuneserve": application})
+
+
+@pytest.mark.parametrize(
+    ("state", "num_running", "may_sleep", "is_well"),
+    [
+        ("HEALTHY", 1, False, True),
+        ("UPDATING", 1, False, True),
+        ("UPDATING", 0, False, False),
+        ("HEALTHY", 0, True, True),
+        ("UNHEALTHY", 1, False, False),
+    ],
+)
+async def test_health_is_what_the_controller_found(
+    monkeypatch: pytest.MonkeyPatch, state: str, num_running: int, may_sleep: bool, is_well: bool
+) -> None:
+    """A request to ask how a generator is would wait behind all that it has to answer."""
+    reads: list[int] = []
+
+    def read() -> ServeStatus:
+        reads.append(1)
+        return make_status(state, num_running)
+
+    monkeypatch.setattr(serve, "status", read)
+    health = DeploymentHealth()
+    checks = [health.check("tuneserve", "Generator", may_sleep=may_sleep) for _ in range(20)]
+    found = await asyncio.gather(*checks, return_exceptions=True)
+    assert {type(one) for one in found} == {type(None) if is_well else UnhealthyDeploymentError}
+    assert len(reads) == 1, "it is asked for every client"
+    with pytest.raises(UnhealthyDeploymentError, match="Queue is not deployed"):
+        await health.check("tuneserve", "Queue")
+
+
+async def test_a_full_queue_does_not_make_a_generator_unhealthy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serve, "status", lambda: make_status("HEALTHY", 1))
+    handle = Handle(30.0)
+    async with asyncio.timeout(5):
+        await make_text(handle).check()
+    assert handle.made == []

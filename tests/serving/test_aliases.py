@@ -87,3 +87,75 @@ def test_files_of_before_rollbacks_are_read(book: AliasBook, tmp_path: Path) -> 
     history = [{"model": "a", "at": 5}]
     durable.write_json(tmp_path / "aliases.json", {"latest": {"model": "a", "history": history}})
     assert book.read()["latest"].history == (AliasMove("a", 5),)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"latest": {"hist', b"[]", b"\xff\xfe", b"[" * 10**6])
+def test_a_damaged_file_is_recovered_from_its_copy(
+    book: AliasBook, tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    point(book, "a", "b")
+    (tmp_path / "aliases.json").write_bytes(content)
+    for _ in range(3):
+        assert book.read()["latest"].model_id == "b"
+    assert len([one for one in caplog.messages if "aliases.json" in one]) == 1, "it floods the log"
+    point(book, "c")
+    assert (tmp_path / "aliases.damaged.json").read_bytes() == content
+    history = AliasBook(tmp_path / "aliases.json").read()["latest"].history
+    assert [move.model_id for move in history] == ["a", "b", "c"]
+
+
+def test_a_missing_file_is_recovered_from_its_copy(book: AliasBook, tmp_path: Path) -> None:
+    point(book, "a", "b")
+    (tmp_path / "aliases.json").unlink()
+    assert book.read()["latest"].model_id == "b"
+
+
+@pytest.mark.parametrize("entry", [None, 7, {}, {"history": []}, {"history": [{"model": 5}]}])
+def test_a_damaged_entry_does_not_lose_the_others(
+    book: AliasBook, tmp_path: Path, entry: object
+) -> None:
+    point(book, "a")
+    with book.change() as change:
+        change.point("other", "b")
+    (tmp_path / "aliases.copy.json").unlink()
+    file = tmp_path / "aliases.json"
+    durable.write_json(file, {**durable.read_json(file), "spoiled": entry})
+    assert {name: alias.model_id for name, alias in book.read().items()} == {
+        "latest": "a",
+        "other": "b",
+    }
+    point(book, "c")
+    assert durable.read_json(file)["spoiled"] == entry, "what cannot be read was thrown away"
+
+
+def test_a_damaged_entry_is_recovered_from_the_copy(book: AliasBook, tmp_path: Path) -> None:
+    point(book, "a", "b")
+    with book.change() as change:
+        change.point("other", "c")
+    file = tmp_path / "aliases.json"
+    durable.write_json(file, {**durable.read_json(file), "latest": None})
+    assert book.read()["latest"].model_id == "b"
+    assert book.read()["other"].model_id == "c"
+
+
+def test_a_file_that_nothing_can_replace_is_no_fault_of_a_request(
+    book: AliasBook, tmp_path: Path
+) -> None:
+    point(book, "a")
+    for name in ("aliases.json", "aliases.copy.json"):
+        (tmp_path / name).write_bytes(b"{")
+    with pytest.raises(durable.DamagedFileError, match=r"aliases\.json' is damaged") as caught:
+        book.read()
+    assert caught.value.path == tmp_path / "aliases.json"
+    assert not isinstance(caught.value, ValueError)
+    with pytest.raises(durable.DamagedFileError):
+        point(book, "b")
+    assert (tmp_path / "aliases.json").read_bytes() == b"{", "it was overwritten"
+
+
+def test_a_file_of_before_copies_gets_one(book: AliasBook, tmp_path: Path) -> None:
+    history = [{"model": "a", "at": 5}]
+    durable.write_json(tmp_path / "aliases.json", {"latest": {"model": "a", "history": history}})
+    book.ensure_copy()
+    (tmp_path / "aliases.json").write_bytes(b"")
+    assert book.read()["latest"].model_id == "a"

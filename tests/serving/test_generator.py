@@ -25,6 +25,7 @@ from serving.handovers import HandoverLog
 from serving.memory import estimate_memory
 from serving.model_store import ModelStore
 from serving.settings import EngineSettings
+from serving.store.inspection import inspect_model
 from storage import durable
 from storage.layout import StorageLayout
 from tests.damage import damage
@@ -58,8 +59,12 @@ def _add_broken(
 ) -> None:
     building = Path(shutil.copytree(source, layout.models / ".broken"))
     own = json.loads((building / "config.json").read_text())
-    changed = {**own, **(config or {"model_type": "unheard-of"})}
-    durable.write_json(building / "config.json", changed)
+    tokenizer = config.pop("tokenizer", None)
+    if tokenizer is not None:
+        (building / "tokenizer.json").write_text(tokenizer)
+    else:
+        config = config or {"model_type": "unheard-of"}
+    durable.write_json(building / "config.json", {**own, **config})
     store.publish(building, model_id)
 
 
@@ -358,7 +363,7 @@ def test_the_log_has_the_text_of_a_request_only_if_asked(
 
 
 def _estimate(path: Path) -> int:
-    return estimate_memory(path, EngineSettings())
+    return estimate_memory(inspect_model(path), EngineSettings())
 
 
 def test_memory_holds_as_many_models_as_fit(
@@ -459,11 +464,20 @@ def test_an_alias_waits_while_another_one_needs_the_only_place(
     assert [one.outcome for one in log.read("latest")] == ["postponed", "draining", "moved"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "outcomes"),
+    [({"tokenizer": "{}"}, ["draining", "refused"]), ({"vocab_size": 7}, ["refused"])],
+    ids=["fails to load", "fails its inspection"],
+)
 def test_the_old_model_is_back_when_the_new_one_fails_after_all(
-    store: ModelStore, layout: StorageLayout, tiny_model: Path
+    store: ModelStore,
+    layout: StorageLayout,
+    tiny_model: Path,
+    changes: dict[str, Any],
+    outcomes: list[str],
 ) -> None:
     store.add(tiny_model, "old")
-    _add_broken(store, layout, tiny_model, "broken", vocab_size=7)
+    _add_broken(store, layout, tiny_model, "broken", **changes)
     store.point_alias("latest", "old")
     log = HandoverLog(layout.handovers)
 
@@ -475,7 +489,7 @@ def test_the_old_model_is_back_when_the_new_one_fails_after_all(
             assert (await _chat(replica, "latest"))[0]["model_id"] == "old"
 
     asyncio.run(scenario())
-    assert [one.outcome for one in log.read("latest")] == ["draining", "refused"]
+    assert [one.outcome for one in log.read("latest")] == outcomes
 
 
 @pytest.mark.parametrize("fault", ["flipped", "cut"])

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from serving import memory
 from serving.memory import PROCESS_BYTES, estimate_memory, find_default_budget
 from serving.settings import EngineSettings
+from serving.store.inspection import inspect_model
 from tests.tiny_model import build_tiny_model
 
 SETTINGS = EngineSettings(num_cache_blocks=1)
@@ -21,7 +22,7 @@ def test_weights_count_as_they_are_in_memory_not_in_the_file(tmp_path: Path) -> 
     config = (wide / "config.json").read_text()  # of fp32
     (narrow / "config.json").write_text(config)
     narrow_bytes, wide_bytes = (
-        estimate_memory(path, SETTINGS) - PROCESS_BYTES for path in (narrow, wide)
+        estimate_memory(inspect_model(path), SETTINGS) - PROCESS_BYTES for path in (narrow, wide)
     )
     assert narrow_bytes == pytest.approx(wide_bytes, rel=0.02)
 
@@ -37,15 +38,11 @@ def test_a_gpu_is_asked_by_another_process(monkeypatch: pytest.MonkeyPatch) -> N
     assert find_default_budget() == 850
 
 
-def test_a_config_that_does_not_speak_of_tied_embeddings_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_tied_head_has_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    path = build_tiny_model(tmp_path / "model")
-    tied = estimate_memory(path, SETTINGS)
-    config = AutoConfig.from_pretrained(path)
-    embedding = config.vocab_size * config.hidden_size * torch.float32.itemsize
-    monkeypatch.delattr(type(config), "tie_word_embeddings", raising=False)
-    del config.tie_word_embeddings
-    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: config)
-    assert estimate_memory(path, SETTINGS) == tied - embedding
+    found = inspect_model(build_tiny_model(tmp_path / "model"))
+    config = AutoConfig.from_pretrained(tmp_path / "model")
+    assert found.tied_head_bytes == config.vocab_size * config.hidden_size * 4
+    untied = found.model_copy(update={"tied_head_bytes": 0})
+    difference = estimate_memory(found, SETTINGS) - estimate_memory(untied, SETTINGS)
+    assert difference == found.tied_head_bytes

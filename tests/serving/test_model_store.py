@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -368,3 +370,70 @@ ModelStore(open_storage(Path(sys.argv[1]))).add(Path(sys.argv[2]), "model")
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program, tmp_path, tiny_model], check=True)
+
+
+def _make_unreadable(path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Have the file system fail for everything below a path, as a damaged disk does."""
+    real = Path.stat
+
+    def fail(self: Path, **options: bool) -> os.stat_result:
+        if self.is_relative_to(path):
+            raise OSError(number, os.strerror(number), str(self))
+        return real(self, **options)
+
+    monkeypatch.setattr(Path, "stat", fail)
+
+
+def test_stray_entries_hide_no_model(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    store.add(tiny_model, "a")
+    (layout.models / "stray").write_text("a plain file")
+    (layout.models / ".deleted-stray").write_text("a plain file")
+    (layout.models / "loop").symlink_to("loop")
+    (layout.models / "dangling").symlink_to("nowhere")
+    (layout.models / "bad name?").mkdir()
+    (layout.models / "b").mkdir()
+    (layout.models / "b" / "manifest.json").mkdir()
+    lineage = store.add(tiny_model, "c").path / "lineage.json"
+    lineage.mkdir()
+    assert {model.id for model in store.list_models()} >= {"a", "c"}
+    assert store.resolve("c").lineage == Lineage()
+    store.point_alias("latest", "a")
+    store.add(tiny_model, "d")
+    store.delete("d")
+    store.clean_up()
+    with pytest.raises(FileExistsError):
+        store.add(tiny_model, "dangling")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+def test_a_model_that_the_disk_cannot_read_hides_no_other(
+    store: ModelStore,
+    layout: StorageLayout,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+) -> None:
+    spoiled = store.add(tiny_model, "spoiled")
+    store.add(tiny_model, "a")
+    store.point_alias("latest", "a")
+    _make_unreadable(layout.model("spoiled"), monkeypatch, number)
+    assert [model.id for model in store.list_models()] == ["a"]
+    assert store.resolve("latest").id == "a"
+    assert store.add(tiny_model, "b").id == "b"
+    with pytest.raises(ModelNotFoundError, match="models: a, b"):
+        store.get("nope")
+    with pytest.raises(OSError, match="spoiled"):
+        store.get("spoiled")
+    assert spoiled.is_there(), "a generator would unload it for a fault that may pass"
+
+
+def test_what_killed_processes_left_is_removed_at_the_start(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    store.add(tiny_model, "a")
+    for name in (".deleted-0001", ".upload-x", ".added-x"):
+        shutil.copytree(tiny_model, layout.models / name)
+    store.clean_up()
+    assert [path.name for path in layout.models.iterdir()] == ["a"]

@@ -55,14 +55,19 @@ def build_entry(cache: Path, key: str) -> Iterator[Path]:
         shutil.rmtree(building, ignore_errors=True)
 
 
-def prune_cache(cache: Path, kept: str, max_bytes: int = MAX_CACHE_BYTES) -> None:
+def prune_cache(cache: Path, kept: str | None, max_bytes: int = MAX_CACHE_BYTES) -> None:
     """Remove entries, the longest unused first, until all have at most `max_bytes`.
 
-    The entry `kept` stays in any case. What processes that died left unfinished goes too.
+    The entry `kept`, by default the one used last, stays in any case. What processes that died
+    left unfinished is removed too.
     """
+    if not cache.is_dir():
+        return
     _remove_leftovers(cache)
     entries = [path for path in cache.iterdir() if durable.is_published(path)]
     used = sorted((_get_last_use(entry), entry.name, _measure(entry)) for entry in entries)
+    if kept is None and used:
+        kept = used[-1][1]
     total = sum(size for _, _, size in used)
     for _, name, size in used:
         if total <= max_bytes:

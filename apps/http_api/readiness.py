@@ -1,0 +1,65 @@
+"""Whether the application can work: storage, generator and queue, each checked by itself.
+
+The route is open to everybody, so a check is shared by all who ask while it runs, the storage is
+probed once a second at most, and an answer contains names and states only: the log has the causes.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from apps.services import Services
+from storage.free_space import check_writable
+
+logger = logging.getLogger(__name__)
+
+CHECK_TIMEOUT_S = 5.0
+_STORAGE_INTERVAL_S = 1.0
+
+
+class Readiness:
+    """Runs the checks; belongs to one event loop."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._checks: dict[str, Callable[[], Awaitable[None]]] = {
+            "storage": self._check_storage,
+            "generator": services.text.check,
+            "queue": services.fine_tuning.check,
+        }
+        self._probe: asyncio.Task[None] | None = None
+        self._probed_at = -_STORAGE_INTERVAL_S
+        self._failed: dict[str, str] = {}
+
+    async def check(self) -> dict[str, bool]:
+        """Return for each check whether it passed; takes `CHECK_TIMEOUT_S` at most."""
+        passed = await asyncio.gather(*(self._run(name) for name in self._checks))
+        return dict(zip(self._checks, passed, strict=True))
+
+    async def _run(self, name: str) -> bool:
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                await self._checks[name]()
+        except Exception as exc:  # whatever a part raises, it is not ready
+            kind = type(exc).__name__
+            if self._failed.get(name) != kind:  # once: load balancers ask every second
+                logger.exception("not ready: %s", name)
+            self._failed[name] = kind
+            return False
+        if self._failed.pop(name, None) is not None:
+            logger.info("ready again: %s", name)
+        return True
+
+    async def _check_storage(self) -> None:
+        """Probe the disk on a thread; one that hangs keeps one thread, however many ask."""
+        is_over = self._probe is None or self._probe.done()
+        if is_over and time.monotonic() - self._probed_at >= _STORAGE_INTERVAL_S:
+            self._probed_at = time.monotonic()
+            self._probe = asyncio.create_task(asyncio.to_thread(self._probe_storage))
+        assert self._probe is not None
+        await asyncio.shield(self._probe)
+
+    def _probe_storage(self) -> None:
+        check_writable(self._services.layout.root, self._services.min_free_bytes)
+        self._services.models.read_aliases()

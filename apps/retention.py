@@ -1,0 +1,46 @@
+"""What the application removes by itself: tokens beyond a size, and killed processes' folders."""
+
+import logging
+import time
+from threading import Thread
+
+from apps.intake import BUILDING_PREFIX
+from serving.model_store import ModelStore
+from serving.own_thread import put_thread_last
+from storage.layout import UPLOAD_PREFIX, StorageLayout
+from storage.scratch import sweep_scratch
+from training.data.token_cache import prune_cache
+
+logger = logging.getLogger(__name__)
+
+_INTERVAL_S = 600.0
+
+
+def enforce_retention(layout: StorageLayout, max_token_cache_bytes: int) -> None:
+    """Bound the cache of tokens, and remove what killed processes left unfinished.
+
+    The newest entry of the cache stays in any case: a job may be about to use it. A fault of one
+    folder is logged and stops nothing else.
+    """
+    try:
+        prune_cache(layout.token_cache, None, max_token_cache_bytes)
+    except OSError:
+        logger.exception("the cache of tokens cannot be pruned")
+    try:
+        ModelStore(layout).clean_up()
+    except (OSError, RuntimeError):
+        logger.exception("what killed processes left in the store of models cannot be removed")
+    sweep_scratch(layout.files, UPLOAD_PREFIX)
+    sweep_scratch(layout.runs, BUILDING_PREFIX)
+
+
+def start_retention(layout: StorageLayout, max_token_cache_bytes: int) -> None:
+    """Enforce it now and every ten minutes, on a thread that ends with this process."""
+
+    def keep_enforcing() -> None:
+        put_thread_last()
+        while True:
+            enforce_retention(layout, max_token_cache_bytes)
+            time.sleep(_INTERVAL_S)
+
+    Thread(target=keep_enforcing, name="retention", daemon=True).start()

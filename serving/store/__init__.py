@@ -1,0 +1,1 @@
+"""Models in the store: how they are checked before they are published."""

@@ -1,0 +1,80 @@
+"""Starts the check of a model from elsewhere; without torch, for the process that serves HTTP."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from serving.store.model_memory import ModelMemory
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 180.0
+_MAX_REASON_CHARACTERS = 1_000
+_OURS_TO_KILL = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT}
+
+
+class ModelRefusedError(ValueError):
+    """A model cannot be imported because of what its files contain."""
+
+
+class ImportCheckError(RuntimeError):
+    """A model could not be checked, through no fault of the model."""
+
+
+def check_import(directory: Path, *, timeout_s: float = _TIMEOUT_S) -> ModelMemory:
+    """Check a model directory in a process with limits; returns the memory it takes when loaded.
+
+    Raises `ModelRefusedError` that says why the model cannot be imported, and `ImportCheckError`
+    if it could not be checked.
+    """
+    started = time.monotonic()
+    try:
+        ended = subprocess.run(  # noqa: S603 - our own command
+            [sys.executable, "-m", "serving.store.import_check", directory.resolve()],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            timeout=timeout_s,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                "CUDA_VISIBLE_DEVICES": "",
+                "HF_HUB_OFFLINE": "1",
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+    except subprocess.TimeoutExpired:
+        raise ModelRefusedError(
+            f"checking the model took longer than {timeout_s:g} s; its config.json may claim more "
+            "than its weights hold"
+        ) from None
+    memory = _read_result(ended.returncode, ended.stdout)
+    logger.info("checked model %s in %.1f s", directory.name, time.monotonic() - started)
+    return memory
+
+
+def _read_result(code: int, output: bytes) -> ModelMemory:
+    if code < 0:
+        if -code in _OURS_TO_KILL:  # the system was out of memory, or somebody ended us
+            raise ImportCheckError(f"the check of a model was ended by signal {-code}")
+        reason = "time" if -code == signal.SIGXCPU else "memory"
+        raise ModelRefusedError(
+            f"checking the model takes more {reason} than allowed (ended by signal {-code}); its "
+            "config.json may claim more than its weights hold"
+        )
+    try:
+        result = json.loads(output)
+        if "refusal" not in result:
+            return ModelMemory.model_validate(result["memory"])
+    except (ValueError, KeyError, TypeError, ValidationError) as exc:
+        raise ImportCheckError(
+            f"the check of a model ended with code {code} and no result; the log says why"
+        ) from exc
+    raise ModelRefusedError(str(result["refusal"])[:_MAX_REASON_CHARACTERS])

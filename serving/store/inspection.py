@@ -1,0 +1,93 @@
+"""Builds a model without memory for its weights and compares it with the files that hold them.
+
+The configuration of a model from elsewhere decides how much time and memory building takes, so
+this runs only in a process with limits: `serving.store.import_check` when a model is imported, and
+a fork of the fork server before it is loaded.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_utils import load_state_dict
+
+from serving.model_loading import check_loading_report
+from serving.store.config_sizes import check_config_sizes
+from serving.store.model_memory import ModelMemory
+
+_WEIGHTS_NAME = "model.safetensors"
+_INDEX_NAME = "model.safetensors.index.json"
+
+
+def inspect_model(directory: Path) -> ModelMemory:
+    """Check that a directory's weights are those that its config claims, and count their memory.
+
+    transformers loads the names and shapes of the safetensors headers into a model on the `meta`
+    device, by the same code that loads the values later: tied weights and fused experts are
+    converted alike. No value is read and no code of the model's own runs.
+
+    Raises `EngineDeadError` for weights that are missing, unexpected or of another shape, and
+    whatever transformers raises for a config that makes no model.
+    """
+    check_config_sizes(json.loads((directory / "config.json").read_bytes()))
+    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        architecture: Any = type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
+    model, report = architecture.from_pretrained(
+        None,
+        config=config,
+        state_dict=_read_headers(directory),
+        dtype="auto",
+        device_map="meta",
+        ignore_mismatched_sizes=True,  # they are reported by name instead
+        output_loading_info=True,
+    )
+    check_loading_report(directory.name, report)
+    return ModelMemory(
+        weight_bytes=sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()]),
+        tied_head_bytes=_measure_tied_head(model),
+        cache_token_bytes=_measure_cache_token(model.config.get_text_config(), model.dtype),
+    )
+
+
+def _read_headers(directory: Path) -> dict[str, torch.Tensor]:
+    """Return a tensor on `meta` for each tensor of the files that transformers would load."""
+    if (directory / _WEIGHTS_NAME).is_file():
+        files = [_WEIGHTS_NAME]
+    else:
+        index = json.loads((directory / _INDEX_NAME).read_bytes())
+        files = sorted(set(index["weight_map"].values()))
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        tensors.update(load_state_dict(str(directory / file), map_location="meta"))
+    return tensors
+
+
+def _measure_tied_head(model: Any) -> int:
+    """Return the bytes of the output head if its weight is also that of the embedding."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None or embedding is None or head.weight is not embedding.weight:
+        return 0
+    return int(head.weight.nbytes)
+
+
+def _measure_cache_token(config: Any, dtype: torch.dtype) -> int:
+    """Return the bytes of one token in the cache: a key and a value per layer and head.
+
+    Counts what the cache of transformers' continuous batching allocates. Raises `ValueError` for
+    sizes that are not positive.
+    """
+    num_heads = config.num_attention_heads
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    sizes = {
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_size,
+    }
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"config.json: {name} comes to {size}; expected a positive integer")
+    return int(2 * config.num_hidden_layers * num_kv_heads * head_size * dtype.itemsize)

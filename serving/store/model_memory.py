@@ -1,0 +1,19 @@
+"""The memory that a model takes when it is loaded, as its inspection found it."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ModelMemory(BaseModel):
+    """Bytes by what they depend on; crosses process boundaries as JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weight_bytes: int = Field(
+        ge=0, description="Parameters and buffers once, in the dtype that they are loaded in."
+    )
+    tied_head_bytes: int = Field(
+        ge=0, description="The output head if it is tied to the embedding, else 0."
+    )
+    cache_token_bytes: int = Field(
+        gt=0, description="Keys and values of one token in all layers of the cache."
+    )

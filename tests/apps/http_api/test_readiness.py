@@ -1,0 +1,106 @@
+"""Which parts `/readyz` names when they fail, and what `/livez` depends on."""
+
+import asyncio
+import errno
+import logging
+import shutil
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from apps.http import build_http
+from apps.http_api import readiness
+from apps.services import Services
+from tests.apps.conftest import Echo
+
+pytestmark = pytest.mark.anyio
+READY = {"storage": "ok", "generator": "ok", "queue": "ok"}
+
+
+def open_client(services: Services, api_key: str | None = None) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(build_http(services, api_key))
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
+
+
+async def read_checks(client: httpx.AsyncClient, status: int) -> dict[str, str]:
+    for path in ("/readyz", "/healthz"):
+        answer = await client.get(path)
+        assert answer.status_code == status, answer.text
+        assert answer.json()["status"] == ("ok" if status == 200 else "failed")
+    assert (await client.get("/livez")).json() == {"status": "ok"}
+    return dict(answer.json()["checks"])
+
+
+async def test_everything_is_ready(client: httpx.AsyncClient) -> None:
+    assert await read_checks(client, 200) == READY
+
+
+async def test_a_read_only_disk_is_not_ready(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(**_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "/secret/place")
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", fail)
+    assert await read_checks(client, 503) == {**READY, "storage": "failed"}
+    assert "/secret/place" not in (await client.get("/readyz")).text
+    logged = [one for one in caplog.records if one.levelno >= logging.ERROR]
+    assert [one.getMessage() for one in logged] == ["not ready: storage"], "once, not every second"
+
+
+async def test_a_full_disk_is_not_ready(services: Services) -> None:
+    free_bytes = shutil.disk_usage(services.layout.root).free
+    full = replace(services, min_free_bytes=2 * free_bytes)
+    async with open_client(full) as client:
+        assert await read_checks(client, 503) == {**READY, "storage": "failed"}
+
+
+async def test_a_storage_folder_that_is_gone_is_not_ready(
+    client: httpx.AsyncClient, services: Services
+) -> None:
+    shutil.rmtree(services.layout.root)
+    assert await read_checks(client, 503) == {**READY, "storage": "failed"}
+
+
+async def test_damaged_aliases_are_no_fault_of_the_client(
+    client: httpx.AsyncClient, services: Services
+) -> None:
+    services.layout.aliases.write_text('{"latest": {"his')
+    assert await read_checks(client, 200) == READY, "the copy has them"
+    for path in services.layout.root.glob("aliases*.json"):
+        path.write_text("{")
+    await asyncio.sleep(0)
+    async with open_client(services) as other:
+        assert await read_checks(other, 503) == {**READY, "storage": "failed"}
+
+
+async def test_a_generator_that_fails_is_named(services: Services) -> None:
+    assert isinstance(services.text, Echo)
+    services.text.failure = RuntimeError("a secret of the inside")
+    async with open_client(services, "s3cret") as client:
+        assert await read_checks(client, 503) == {**READY, "generator": "failed"}
+        assert "secret" not in (await client.get("/healthz")).text
+
+
+async def test_a_disk_that_hangs_keeps_one_thread_and_no_client(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "CHECK_TIMEOUT_S", 0.2)
+    over, probes = threading.Event(), []
+
+    def hang(root: Path, _: int) -> None:
+        probes.append(root)
+        over.wait(20)
+
+    monkeypatch.setattr(readiness, "check_writable", hang)
+    try:
+        answers = await asyncio.gather(*(client.get("/readyz") for _ in range(8)))
+        assert {answer.status_code for answer in answers} == {503}
+        assert len(probes) == 1
+    finally:
+        over.set()

@@ -1,0 +1,35 @@
+"""What is removed without anybody asking for it."""
+
+import os
+from pathlib import Path
+
+from apps.retention import enforce_retention
+from storage import durable
+from storage.layout import StorageLayout
+
+
+def add_entry(cache: Path, name: str, size: int, used_at: int) -> None:
+    entry = cache / name
+    entry.mkdir(parents=True)
+    (entry / "rows").write_bytes(bytes(size))
+    durable.seal_directory(entry)
+    os.utime(entry / durable.MANIFEST_NAME, (used_at, used_at))
+
+
+def test_the_token_cache_keeps_to_its_size(layout: StorageLayout) -> None:
+    for number in range(4):
+        add_entry(layout.token_cache, f"entry-{number}", 10_000, number)
+    enforce_retention(layout, 25_000)
+    assert sorted(path.name for path in layout.token_cache.iterdir()) == ["entry-2", "entry-3"]
+    enforce_retention(layout, 0)
+    assert [path.name for path in layout.token_cache.iterdir()] == ["entry-3"], "it may be in use"
+
+
+def test_what_killed_processes_left_is_removed_while_it_runs(layout: StorageLayout) -> None:
+    for name in (".deleted-0001", ".upload-x", ".added-x"):
+        (layout.models / name).mkdir()
+    (layout.files / ".upload-x").mkdir()
+    layout.aliases.write_text("{")
+    enforce_retention(layout, 10**9)
+    assert [path.name for path in layout.models.iterdir()] == ["tiny"]
+    assert list(layout.files.iterdir()) == []

@@ -1,0 +1,142 @@
+"""What a model from elsewhere may make the check of its import do."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+)
+
+from serving.model_loading import load_model
+from serving.model_store import ModelStore
+from serving.store.config_sizes import check_config_sizes
+from serving.store.import_process import ModelRefusedError, check_import
+from serving.store.inspection import inspect_model
+from storage.layout import StorageLayout
+
+SIZES: dict[str, Any] = {"vocab_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4}
+GATED = {**SIZES, "hidden_size": 32, "intermediate_size": 48, "num_key_value_heads": 2}
+
+
+def change_config(model: Path, **changes: Any) -> Path:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, **changes}))
+    return model
+
+
+@pytest.fixture
+def source(tmp_path: Path, tiny_model: Path) -> Path:
+    return Path(shutil.copytree(tiny_model, tmp_path / "source"))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(vocab_size=384, n_embd=32, n_layer=2, n_head=4, n_positions=128),
+        Qwen2Config(**GATED, tie_word_embeddings=True),
+        MixtralConfig(**GATED, num_local_experts=4),
+    ],
+    ids=["gpt2", "qwen2-tied", "mixtral"],
+)
+def test_memory_is_that_of_the_loaded_model(
+    config: PreTrainedConfig, tmp_path: Path, tiny_model: Path
+) -> None:
+    path = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    (path / "model.safetensors").unlink()
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(path)
+    model, _ = load_model(path)
+    loaded = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
+    assert inspect_model(path).weight_bytes == loaded
+
+
+def test_a_config_that_claims_more_than_its_weights_hold_is_refused(
+    layout: StorageLayout, source: Path
+) -> None:
+    """242 kB of files used to become 5.2 GB of random weights in the engine's process."""
+    wide = {"hidden_size": 8192, "intermediate_size": 28672, "head_dim": 2048}
+    change_config(source, **wide, num_hidden_layers=4)
+    started = time.monotonic()
+    with pytest.raises(ModelRefusedError, match="missing keys: .*mismatched keys: "):
+        ModelStore(layout).take_in(source, "m")
+    print(f"refused in {time.monotonic() - started:.1f} s")
+    assert not ModelStore(layout).has("m")
+
+
+def test_a_sound_model_is_imported(layout: StorageLayout, source: Path) -> None:
+    assert ModelStore(layout).take_in(source, "m").id == "m"
+
+
+def test_building_a_model_cannot_take_the_memory_of_the_server(source: Path) -> None:
+    # The class of this configuration makes a list of two entries for each of the 10^10.
+    endless = [[["global", "local"], 10**10]]
+    change_config(source, model_type="gpt_neo", num_layers=2, attention_types=endless)
+    with pytest.raises(ModelRefusedError, match="takes more memory than"):
+        check_import(source)
+
+
+def test_a_check_that_takes_too_long_is_ended(source: Path) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(ModelRefusedError, match=r"took longer than 0\.01 s"):
+        check_import(source, timeout_s=0.01)
+    assert {child.pid for child in psutil.Process().children()} <= before
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"hidden_size": -32}, "hidden_size is -32; expected an integer from 1"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; expected"),
+        ({"text_config": {"vocab_size": 10**12}}, "text_config.vocab_size is 1000000000000"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"num_attention_heads": "4"}, "num_attention_heads is 4; expected an integer"),
+        ({"head_dim": 8.5}, "head_dim is 8.5"),
+        ({"n_layer": True}, "n_layer is True"),
+        ({"layer_types": [0] * 100_001}, "layer_types has 100,001 items"),
+        ({"a": [{"hidden_size": -1}]}, "a.hidden_size is -1"),
+    ],
+)
+def test_negative_and_absurd_sizes_are_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_config_sizes(config)
+
+
+def test_sizes_per_layer_and_absent_ones_are_accepted() -> None:
+    check_config_sizes({"head_dim": None, "num_key_value_heads": [2, 4], "num_local_experts": 0})
+
+
+def _nest(model: Path) -> None:
+    (model / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+
+
+def _fill(name: str, num_bytes: int) -> Callable[[Path], None]:
+    def fill(model: Path) -> None:
+        (model / name).write_bytes(b'{"a": "' + b"x" * num_bytes + b'"}')
+
+    return fill
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_nest, "config.json is not valid JSON"),
+        (_fill("config.json", 17 << 20), r"config\.json has 17,825,8.. bytes; expected at most"),
+        (_fill("lineage.json", 2 << 20), r"lineage\.json has more than 1,048,576 bytes"),
+    ],
+)
+def test_large_and_deep_json_is_refused(
+    source: Path, spoil: Callable[[Path], None], message: str
+) -> None:
+    spoil(source)
+    with pytest.raises(ModelRefusedError, match=message):
+        check_import(source)
