@@ -3,10 +3,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TOOLS := $(VENV)/tools
+CYCLONEDX := cyclonedx-bom==7.5.0
+PIP_AUDIT := pip-audit==2.10.1
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast lint format bench setup check wheel clean
+.PHONY: help run test test-fast lint format bench setup check wheel audit clean
 
 help: ## show what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -35,8 +38,12 @@ format: $(VENV)/.installed-test ## put the code into its standard form
 bench: $(VENV)/.installed-test $(VENV)/.compiled ## measure the embedded default
 	$(BIN)/python -m benchmarks.first_light
 
-wheel: $(VENV)/.installed-test ## build the wheel into dist/
+wheel: $(VENV)/.installed-test $(TOOLS)/bin/cyclonedx-py ## build the wheel and its bill of materials into dist/
 	$(BIN)/python -m build --wheel --outdir dist .
+	$(BIN)/python .ci/sbom.py --cyclonedx $(TOOLS)/bin/cyclonedx-py --output dist
+
+audit: $(TOOLS)/bin/pip-audit ## look for known vulnerabilities in constraints.txt, if online
+	$(BIN)/python .ci/audit.py --pip-audit $(TOOLS)/bin/pip-audit
 
 check: ## see whether this machine has what is needed
 	@$(PYTHON) apps/preflight.py --environment $(VENV)
@@ -59,6 +66,12 @@ $(VENV)/.compiled: $(VENV)/.installed
 	@echo "Preparing DeepSpeed for this machine"
 	@$(BIN)/python -m training.cpu_op
 	@touch $@
+
+# In an environment of their own: what they depend on is not pinned here.
+$(TOOLS)/bin/cyclonedx-py $(TOOLS)/bin/pip-audit &: Makefile | $(VENV)/.installed
+	@$(PYTHON) -m venv $(TOOLS)
+	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check $(CYCLONEDX) $(PIP_AUDIT)
+	@touch $(TOOLS)/bin/cyclonedx-py $(TOOLS)/bin/pip-audit
 
 clean: ## remove the environment and everything built
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache

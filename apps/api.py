@@ -16,6 +16,7 @@ from ray.serve import Application
 
 from apps.base_models import install_base_models
 from apps.bundled import HANDBOOK_FILE_ID, find_handbook
+from apps.drain import find_drain_signal
 from apps.files import FileStore
 from apps.http import ApiReplica
 from apps.logical_cpus import API_CPUS, PAGE_CPUS, QUEUE_CPUS
@@ -28,6 +29,7 @@ from serving.model_store import ModelStore
 from serving.own_thread import put_thread_last
 from serving.settings import GenerationSettings
 from storage.layout import open_storage
+from storage.privacy import keep_files_private
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ _MAX_LOOK_S = 300.0
 
 def build_app(settings: ApplicationSettings) -> Application:
     """Build the application that `deploy.yaml` names, with typed and checked settings."""
+    keep_files_private()
     layout = open_storage(settings.storage)
     store = ModelStore(layout)
     store.clean_up()
@@ -73,6 +76,7 @@ class FineTuningQueueReplica:
         reserved_cpus: float,
         reserved_gpus: float,
     ) -> None:
+        keep_files_private()
         self._queue = RunQueue(
             open_storage(storage),
             RayJobRunner(),
@@ -83,6 +87,7 @@ class FineTuningQueueReplica:
             limits=settings.to_limits(),
         )
         start_retention(open_storage(storage), settings.max_token_cache_bytes)
+        self._drain_signal = find_drain_signal()
         self._looked_at = time.monotonic()
         self._task = asyncio.get_event_loop().create_task(self._keep_reconciling())
         Thread(target=_import_readers, name="import-readers", daemon=True).start()
@@ -131,7 +136,10 @@ class FineTuningQueueReplica:
     async def _keep_reconciling(self) -> None:
         while True:
             try:
-                await self._queue.reconcile()
+                if self._drain_signal is None or not self._drain_signal.is_draining:
+                    await self._queue.reconcile()
+                elif await self._queue.drain():
+                    self._drain_signal.report_runs_paused()
             except Exception:  # the cluster or the storage is away for a moment
                 logger.exception("looking after the runs failed; trying again")
             self._looked_at = time.monotonic()

@@ -78,7 +78,7 @@ def settle_lost(layout: StorageLayout, run: RunFolder, reason: str, max_restarts
         return
     elif run.is_pause_requested:
         tell_once(run, "Paused; its process had ended before it could save a checkpoint")
-        run.update_record(status="paused", writer="queue")
+        run.mark_paused(writer="queue")
     else:
         _put_back(layout, run, reason, max_restarts)
 

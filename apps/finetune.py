@@ -12,6 +12,7 @@ from apps.endings import finish_published
 from apps.runs import name_model
 from serving.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
+from storage.privacy import keep_files_private
 from training import launch
 from training.lease import hold_lease
 from training.priority import yield_to_others
@@ -29,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("job_id", help="the Ray Job that this is; the run's record must name it")
     parser.add_argument("--storage", required=True, help="the storage root")
     options = parser.parse_args(arguments)
+    keep_files_private()
     layout = open_storage(options.storage)
     run = RunFolder(layout.run(options.run_id))
     with log_to_file(run.log_file):
@@ -47,7 +49,7 @@ def execute_queued_run(layout: StorageLayout, run: RunFolder, job_id: str) -> in
             return 1
         if run.is_pause_requested:
             run.add_event("Paused before it began")
-            run.update_record(status="paused")
+            run.mark_paused()
             return 0
         launch.quiet_libraries()
         ray.init(log_to_driver=False)

@@ -34,6 +34,7 @@ from apps.services import Services
 from apps.settings import ApplicationSettings
 from serving.model_store import ModelStore
 from storage.layout import open_storage
+from storage.privacy import keep_files_private
 
 MULTIPART_BYTES = 100_000  # what a form adds to the file in it
 TRANSPORT_S = 5.0  # what the way there and back may add to a generator's deadline
@@ -83,6 +84,7 @@ class ApiReplica:
         generator: DeploymentHandle[Any] | None,
         queue: DeploymentHandle[Any],
     ) -> None:
+        keep_files_private()
         layout = open_storage(Path(storage))
         models = ModelStore(layout)
         self._services = Services(

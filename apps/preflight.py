@@ -6,7 +6,9 @@
 from __future__ import annotations  # for Pythons too old to run anything else of ours
 
 import argparse
+import http.client
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -14,6 +16,8 @@ import socket
 import sys
 import sysconfig
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +26,8 @@ INSTALL_BYTES = 8_000_000_000  # the environment, with a GPU build of torch
 RUN_BYTES = 1_000_000_000  # checkpoints and models of a few small fine-tunes
 DEFAULT_PORT = 8000
 CLUSTER_TIMEOUT_S = 3.0
+HEALTH_TIMEOUT_S = 6.0  # a little longer than /healthz takes to give up
+HEALTH_BYTES = 10_000
 
 
 def main() -> int:
@@ -91,10 +97,38 @@ def check_port(port: int) -> Iterator[str]:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
+            if is_application_running(port):
+                yield (
+                    f"Tuneserve is already running on port {port}; stop it first, or change "
+                    "http_options.port and with it api_url and upstreams in the deploy file"
+                )
+                return
             yield (
-                f"port {port} is in use; stop the program that has it, or change http_options.port "
-                "and with it api_url and upstreams in the deploy file"
+                f"port {port} is in use by another program; stop the program that has it, or "
+                "change http_options.port and with it api_url and upstreams in the deploy file"
             )
+
+
+def is_application_running(port: int) -> bool:
+    """Whether Tuneserve listens on a port of this machine, ready or not."""
+    try:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/healthz", timeout=HEALTH_TIMEOUT_S
+        ) as answer:
+            content = answer.read(HEALTH_BYTES)
+    except urllib.error.HTTPError as exc:
+        content = exc.read(HEALTH_BYTES)
+    except (OSError, http.client.HTTPException):
+        return False
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return False
+    if not isinstance(found, dict):
+        return False
+    error = found.get("error")
+    is_not_ready = isinstance(error, dict) and error.get("code") == "not_ready"
+    return found.get("status") in ("ok", "draining") or is_not_ready
 
 
 def check_cluster() -> Iterator[str]:

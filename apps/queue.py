@@ -80,6 +80,8 @@ class RunQueue:
             reserved_cpus=reserved_cpus,
             reserved_gpus=reserved_gpus,
         )
+        self._is_draining = False
+        self._num_computing = 0
         self._storage_guard = threading.Lock()
         self._storage_lock: IO[str] | None = None
 
@@ -152,6 +154,16 @@ class RunQueue:
         """Bring what is on disk and what computes together: end what died, start what waits."""
         await asyncio.to_thread(self._reconcile)
 
+    async def drain(self) -> bool:
+        """Start no more runs, and have those that compute save a checkpoint and pause.
+
+        Such a pause ends when the next queue takes over the storage. Returns whether no run
+        computes any more; call this again until it does.
+        """
+        self._is_draining = True
+        await self.reconcile()
+        return not self._num_computing
+
     async def _change(self, change: Callable[[RunFolder], None], run_id: str) -> dict[str, Any]:
         run = find_run(self._layout, run_id)
         self._check_storage()
@@ -182,12 +194,12 @@ class RunQueue:
     def _pause(self, run: RunFolder) -> None:
         with self._lock:
             record = _read_unfinished(run)
-            if run.is_pause_requested:
+            if run.requested_pause_reason == "user":
                 return
             run.request_pause()
             if record.writer == "queue":
                 run.add_event("Paused")
-                run.update_record(status="paused", waiting_for=None)
+                run.mark_paused(waiting_for=None)
             else:
                 run.add_event("Pausing after this step")
 
@@ -221,6 +233,7 @@ class RunQueue:
             error=None,
             finished_at=None,
             result_file=None,
+            pause_reason=None,
         )
         tell_once(run, "Waiting for its turn, to go on")
 
@@ -253,6 +266,8 @@ class RunQueue:
             return
         with self._faults.guard("the queued runs"):
             self._reconcile_runs()
+        if self._is_draining:
+            return
         with self._faults.guard("the exports of checkpoints"):
             self._exports.reconcile()
         with self._faults.guard("the checks of files"):
@@ -278,7 +293,17 @@ class RunQueue:
             f"run {run.path.name}"
             for run in [*(run for run, _ in found.runs), *(one.run for one in found.unreadable)]
         )
-        self._starter.start_next(waiting, computing)
+        self._num_computing = len(computing)
+        if self._is_draining:
+            self._pause_all(computing)
+        else:
+            self._starter.start_next(waiting, computing)
+
+    def _pause_all(self, computing: list[RunFolder]) -> None:
+        """Pause what computes until the application starts again."""
+        for run in computing:
+            with self._run_faults.guard(f"run {run.path.name}"):
+                self._pause_for_shutdown(run)
 
     def _look_after(self, run: RunFolder, record: RunRecord) -> _Place:
         """Do what a run needs but to be started; returns what it does until the next look."""
@@ -306,6 +331,23 @@ class RunQueue:
         with self._lock:
             self._settle_lost(run)
         return "waiting" if self._is_waiting(run) else "neither"  # and is not overtaken
+
+    def _pause_for_shutdown(self, run: RunFolder) -> None:
+        with self._lock:
+            if not run.is_pause_requested and not run.is_cancel_requested:
+                run.request_pause("shutdown")
+                run.add_event("The application is stopping; pausing after this step")
+
+    def _end_shutdown_pauses(self) -> None:
+        """Let the runs that the last shutdown paused continue; those that users paused stay."""
+        for run, _ in self._runs.scan_unfinished().runs:
+            with self._run_faults.guard(f"run {run.path.name}"):
+                if run.requested_pause_reason != "shutdown":
+                    continue
+                with self._lock:
+                    run.pause_file.unlink(missing_ok=True)
+                    if run.read_record().status == "paused":
+                        self._take_up(run)  # before any run that waits behind it starts
 
     def _is_waiting(self, run: RunFolder) -> bool:
         record = run.read_record()
@@ -365,6 +407,8 @@ class RunQueue:
                     return False
                 self._storage_lock = file
                 self._remove_deleted()
+                if not self._is_draining:
+                    self._end_shutdown_pauses()
         return True
 
     def _remove_deleted(self) -> None:

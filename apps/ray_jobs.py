@@ -13,6 +13,7 @@ from apps.exports import execute_export
 from apps.job_runner import JobState
 from apps.tasks import Task
 from storage.layout import open_storage
+from storage.privacy import keep_files_private
 from training.priority import yield_to_others
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ def _execute(storage: str, task: Task) -> None:
 
     torch.set_num_threads(1)  # it runs beside a training
     yield_to_others()
+    keep_files_private()
     layout = open_storage(storage)
     if task.kind == "export":
         run_id, step = task.arguments

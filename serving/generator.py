@@ -27,6 +27,7 @@ from serving.remote_core import fork_server
 from serving.settings import GenerationSettings
 from serving.telemetry import RequestRecord, Telemetry
 from storage.layout import open_storage
+from storage.privacy import keep_files_private
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class GeneratorReplica:
         # Serve's router prefers this replica for the models that came by here last.
         multiplexed = serve.multiplexed(max_num_models_per_replica=settings.max_loaded_models)
         self._note_loaded = multiplexed(_note_loaded) if _is_served() else _note_loaded
+        keep_files_private()
         layout = open_storage(settings.storage)
         fork_server.start()  # so that it imports what it needs while we do
         max_bytes = settings.max_loaded_bytes or find_default_budget(settings.max_replicas)

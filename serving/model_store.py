@@ -17,6 +17,7 @@ from serving.store.import_process import check_import
 from storage import durable
 from storage.layout import UPLOAD_PREFIX, StorageLayout, check_id, new_id
 from storage.locks import HeldError, hold_alone, hold_shared, take_turn
+from storage.privacy import close_tree_to_others
 from storage.scratch import build_in_scratch, sweep_scratch
 
 logger = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ class ModelStore:
             durable.verify_directory(directory)
         else:
             durable.seal_directory(directory)
+        close_tree_to_others(directory)
         return self._move_in(directory, model_id)
 
     def take_in(self, directory: Path, model_id: str) -> StoredModel:
@@ -124,7 +126,7 @@ class ModelStore:
             shutil.copytree(
                 source, building, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*")
             )
-            building.chmod(0o755)  # the source's may be one that nobody can write into
+            building.chmod(0o700)  # the source's may be one that nobody can write into
             check_model_directory(building)
             return self._seal_in(building, model_id)
 
@@ -286,6 +288,7 @@ class ModelStore:
 
     def _seal_in(self, directory: Path, model_id: str) -> StoredModel:
         durable.seal_directory(directory)
+        close_tree_to_others(directory)
         return self._move_in(directory, model_id)
 
     def _move_in(self, sealed: Path, model_id: str) -> StoredModel:

@@ -16,6 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from storage.privacy import close_to_others
+
 DEFAULT_ROOT = "~/.tuneserve"
 UPLOAD_PREFIX = ".upload-"
 """Of the scratch folders, among files and models, that uploads are received in."""
@@ -34,9 +36,23 @@ class StorageLayout:
     root: Path
 
     def create(self) -> "StorageLayout":
-        """Make the top folders; raises `OSError` where the root cannot be written."""
-        for folder in (self.files, self.runs, self.models):
+        """Make the top folders, for their owner only, as earlier versions' are made now.
+
+        A root that has other folders in it is left as it is. Raises `OSError` where the root cannot
+        be written.
+        """
+        folders = (self.files, self.runs, self.models)
+        for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
+        ours = {*folders, self.token_cache.parent}
+        is_shared = any(
+            path.is_dir() and path not in ours
+            for path in self.root.iterdir()
+            if not path.name.startswith(".")
+        )
+        for path in (*ours, self.aliases, self.handovers, *(() if is_shared else (self.root,))):
+            if path.exists():
+                close_to_others(path)
         return self
 
     @property
@@ -83,6 +99,11 @@ class StorageLayout:
     def aliases(self) -> Path:
         """The aliases and their history, one JSON file."""
         return self.root / "aliases.json"
+
+    @property
+    def alias_lock(self) -> Path:
+        """Held by whoever changes an alias, or adds or deletes a model."""
+        return self.root / ".aliases.lock"
 
     @property
     def handovers(self) -> Path:

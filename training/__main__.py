@@ -24,6 +24,7 @@ from rich.progress import (
 )
 
 from storage import durable
+from storage.privacy import keep_files_private
 from training.byte_progress import show_bytes
 from training.data.token_cache import default_cache
 from training.lease import hold_lease
@@ -64,6 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--cache", type=Path, default=default_cache(), help="where rows are kept as tokens"
     )
     options = parser.parse_args(arguments)
+    keep_files_private()
     console = Console(stderr=True)
     try:
         model = _fine_tune(options.spec, options.output.resolve(), options.cache, console)
@@ -134,18 +136,20 @@ def _execute(run: RunFolder, spec: TrainingSpec, console: Console) -> Path | Non
 
 @contextmanager
 def _pause_on_interrupt(run: RunFolder, console: Console) -> Iterator[None]:
-    """Let the first Ctrl-C pause the run, and the second stop it at once."""
+    """Let the first SIGINT (Ctrl-C) or SIGTERM pause the run, and the second stop it at once."""
 
     def pause(*_: object) -> None:
-        signal.signal(signal.SIGINT, before)
+        for number in before:
+            signal.signal(number, signal.default_int_handler)
         run.request_pause()
         console.print("Pausing after this step; press Ctrl-C again to stop now", highlight=False)
 
-    before = signal.signal(signal.SIGINT, pause)
+    before = {number: signal.signal(number, pause) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

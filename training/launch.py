@@ -99,7 +99,7 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
     from training.base_model import hold_base_model
 
     started_at = run.read_record().started_at or int(time.time())
-    run.update_record(status="running", started_at=started_at)
+    run.update_record(status="running", started_at=started_at, pause_reason=None)
     try:
         with hold_base_model(spec.base_model):
             model = _compute(run, spec)
@@ -117,7 +117,7 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
     if metrics := run.read_last_metrics():
         run.update_record(trained_tokens=int(metrics["trained_tokens"]))
     if model is None:
-        run.update_record(status="paused")
+        run.mark_paused()
     return model
 
 
@@ -184,7 +184,10 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
         run.add_event("Compiled DeepSpeed's CPU operation; this happens once on a machine")
     ending = train(run, spec, use_gpu=use_gpu)
     if ending == "paused":
-        run.add_event("Paused; start the run again to go on")
+        if run.requested_pause_reason == "shutdown":
+            run.add_event("Paused; it resumes when the application starts again")
+        else:
+            run.add_event("Paused; start the run again to go on")
         return None
     _consolidate(run, spec)
     return run.model

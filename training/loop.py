@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from storage.privacy import keep_files_private
 from training.batching import BatchPlan, EpochPlan, Step, plan_epoch
 from training.checkpoint import Checkpoint, CheckpointError
 from training.checkpoint_writer import CheckpointWriter
@@ -56,6 +57,7 @@ def run_worker(config: dict[str, Any]) -> dict[str, str]:
     last checkpoint.
     """
     spec = TrainingSpec.model_validate(config["spec"])
+    keep_files_private()
     run = RunFolder(Path(config["run"]))
     torch.set_num_threads(spec.threads_per_worker)
     yield_to_others()

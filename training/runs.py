@@ -9,7 +9,8 @@ events.jsonl   what happened, in words
 metrics.jsonl  one line per optimizer step
 heartbeat      a line that changes every few seconds while somebody computes the run
 cancel         there once somebody asked for the run to be cancelled
-pause          there once somebody asked for the run to be paused, until it goes on
+pause          there once somebody asked for the run to be paused, until it goes on; contains
+               'shutdown' if the application paused it because it was stopping
 log.txt        the log
 data/          the rows as tokens
 ray/           Ray Train's folder with the sharded checkpoints
@@ -37,6 +38,7 @@ RunStatus = Literal[
 ]
 FINAL_STATUSES: frozenset[RunStatus] = frozenset({"succeeded", "failed", "cancelled"})
 EventLevel = Literal["info", "warn", "error"]
+PauseReason = Literal["user", "shutdown"]
 
 REJECTED_SUFFIX = ".rejected"
 """Ending of the folder of a model that failed its verification, beside where it was to be."""
@@ -92,6 +94,10 @@ class RunRecord(BaseModel):
     )
     priority: int = Field(0, description="Higher ones go first.")
     waiting_for: str | None = Field(None, description="Why a queued run does not compute yet.")
+    pause_reason: PauseReason | None = Field(
+        None,
+        description="Who paused a paused run; 'shutdown' ends at the next start.",
+    )
     num_lost: int = Field(0, description="Interruptions since it last got on by a step.")
     lost_step: int = Field(0, description="How far it had come at the last interruption.")
     result_file: str | None = Field(None, description="Id of the file with its figures.")
@@ -233,14 +239,29 @@ class RunFolder:
         """Whether somebody asked for the run to be cancelled."""
         return self.cancel_file.exists()
 
-    def request_pause(self) -> None:
+    def request_pause(self, reason: PauseReason = "user") -> None:
         """Note that the run is to finish its step, save a checkpoint and free its resources."""
-        self.pause_file.touch()
+        if reason == "user":
+            self.pause_file.open("wb").close()  # empty: a full disk has room for that
+        else:
+            durable.write_bytes(self.pause_file, reason.encode())
 
     @property
     def is_pause_requested(self) -> bool:
         """Whether somebody asked for the run to be paused."""
         return self.pause_file.exists()
+
+    @property
+    def requested_pause_reason(self) -> PauseReason | None:
+        """Why the run is to pause; None if it is not to."""
+        try:
+            return "shutdown" if self.pause_file.read_bytes() == b"shutdown" else "user"
+        except FileNotFoundError:
+            return None
+
+    def mark_paused(self, **changes: Any) -> None:
+        """Record that the run has paused, and why; only the process that holds it may call this."""
+        self.update_record(status="paused", pause_reason=self.requested_pause_reason, **changes)
 
     def add_event(
         self, message: str, *, level: EventLevel = "info", data: dict[str, Any] | None = None

@@ -13,14 +13,13 @@ from typing import Annotated, Literal
 
 import psutil
 import typer
-import yaml
 from rich.table import Table
 from rich.text import Text
 
 from apps import preflight
 from apps.commands.connection import AsJson
 from apps.commands.output import console, escape_controls, print_json
-from storage.layout import DEFAULT_ROOT
+from apps.deploy_file import find_storage
 
 Verdict = Literal["good", "note", "fault"]
 
@@ -63,11 +62,14 @@ def examine(deploy: Path) -> Iterator[Finding]:
     yield _examine_processor()
     yield from _examine_gpus()
     yield from _judge("compiler", preflight.check_compiler(), "found, with Python's headers")
-    root = _find_storage(deploy)
+    root = find_storage(deploy)
     yield from _examine_storage(root)
     if deploy.is_file():
         port = preflight.read_port(deploy)
-        yield from _judge(f"port {port}", preflight.check_port(port), "free")
+        if preflight.is_application_running(port):
+            yield Finding(f"port {port}", "good", "Tuneserve is running on it")
+        else:
+            yield from _judge(f"port {port}", preflight.check_port(port), "free")
     else:
         text = f"there is no {str(deploy)!r} here; 'tuneserve init' writes one"
         yield Finding("settings", "note", text)
@@ -103,17 +105,6 @@ def _examine_gpus() -> Iterator[Finding]:
     for line in asked.stdout.splitlines():
         name, total, free = (part.strip() for part in line.split(","))
         yield Finding("GPU", "good", f"{name}, {free} of {total} free")
-
-
-def _find_storage(deploy: Path) -> Path:
-    """The storage root that a deploy file names, or the usual one."""
-    try:
-        settings = yaml.safe_load(deploy.read_text())
-        roots = (one.get("args", {}).get("storage") for one in settings["applications"])
-        root = next(filter(None, roots), DEFAULT_ROOT)
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
-        root = DEFAULT_ROOT
-    return Path(root).expanduser()
 
 
 def _examine_storage(root: Path) -> Iterator[Finding]:

@@ -21,6 +21,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.errors import error_body
+from apps.middleware.connection_limits import install_connection_limits
+from apps.middleware.drain import DrainGate
 
 WINDOW_BYTES = 1 << 19
 _STEP_BYTES = 1 << 17  # so much is used before it is said
@@ -35,8 +37,12 @@ _LARGE_ANSWERS = re.compile(
 
 
 def build_middlewares() -> list[Middleware]:
-    """Name the proxy's half, as Serve asks for it."""
-    return [Middleware(WindowedReading), Middleware(TellTaken)]
+    """List the middleware of the proxy, as Serve asks for it; the last one is outermost.
+
+    Serve calls this before it starts uvicorn, which gets the limits of connections here.
+    """
+    install_connection_limits()
+    return [Middleware(WindowedReading), Middleware(TellTaken), Middleware(DrainGate)]
 
 
 class WindowedReading:

@@ -7,6 +7,7 @@ from apps.logical_cpus import PAGE_CPUS
 from apps.ui.access import PageGuard
 from apps.ui.page import build_http
 from apps.ui.settings import UiSettings
+from storage.privacy import keep_files_private
 
 
 @serve.deployment(
@@ -21,6 +22,7 @@ class Ui:
     """The page behind Serve, under whatever `route_prefix` it is given."""
 
     def __init__(self, settings: UiSettings) -> None:
+        keep_files_private()
         self._settings = settings
 
     def __serve_build_asgi_app__(self) -> PageGuard:

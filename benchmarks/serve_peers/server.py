@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import psutil
 
-from apps.cli import stop_server
+from apps.server_process import stop_server
 from benchmarks.serve_peers.load import Ask, Load, measure
 from benchmarks.serve_peers.processes import awake, paused, wait_until_quiet
 from benchmarks.workbench import describe_end

@@ -707,3 +707,69 @@ def test_defaults_come_with_their_schema(queue: RunQueue) -> None:
     defaults = queue.get_defaults("latest")
     assert set(defaults["training"]) == set(defaults["schema"])
     assert "train_file" not in defaults["training"]
+
+
+# Shutting down
+
+
+async def test_a_shutdown_pauses_what_computes_and_the_next_queue_continues_it(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run, waiting = await create_run(queue, file_id), await create_run(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    assert not await queue.drain()
+    assert run.requested_pause_reason == "shutdown"
+    run.mark_paused()  # as its process does
+    jobs.states[f"{run.path.name}-1"] = "ended"
+    assert await queue.drain()
+    assert await queue.drain()
+    assert run.read_record().pause_reason == "shutdown"
+    assert waiting.read_record().status == "queued"
+    assert jobs.started == [run.path.name], "nothing starts during a shutdown"
+    queue.close()
+
+    after = RunQueue(queue._layout, jobs, reserved_cpus=0.5)
+    await after.reconcile()
+    await after.reconcile()
+    record = run.read_record()
+    assert (record.status, record.pause_reason, record.num_lost) == ("queued", None, 0)
+    assert jobs.started == [run.path.name] * 2, "in its old place"
+    after.close()
+
+
+async def test_a_shutdown_leaves_what_a_user_paused_paused(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run, asked = await create_run(queue, file_id), await create_run(queue, file_id, priority=9)
+    await queue.pause(run.path.name)
+    await queue.reconcile()
+    asked.update_record(status="running")
+    await queue.pause(asked.path.name)  # its process is killed before it has paused
+    await queue.drain()
+    assert asked.requested_pause_reason == "user"
+    jobs.states[f"{asked.path.name}-1"] = "ended"
+    queue.close()
+    after = RunQueue(queue._layout, jobs, reserved_cpus=0.5)
+    await after.reconcile()
+    await after.reconcile()
+    for paused in (run, asked):
+        record = paused.read_record()
+        assert (record.status, record.pause_reason) == ("paused", "user")
+    after.close()
+
+
+async def test_a_run_that_a_shutdown_killed_continues_too(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    await queue.drain()
+    jobs.states[f"{run.path.name}-1"] = "ended"
+    queue.close()
+    after = RunQueue(queue._layout, jobs, reserved_cpus=0.5)
+    await after.reconcile()
+    assert run.read_record().status == "queued"
+    assert not run.is_pause_requested
+    after.close()

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from apps.cli import build_environment, stop_server
+from apps.server_process import build_environment, stop_server
 from benchmarks.application import find_free_port, write_deploy_file
 
 START_TIMEOUT_S = 240.0
@@ -56,7 +56,8 @@ def start_application(
     """Start `serve run` and wait until the API and the page answer."""
     log = folder / "serve.log"
     environment = build_environment(python)
-    environment.pop("PYTHONPATH", None)
+    if python != Path(sys.executable):  # an installed wheel, not this checkout
+        environment.pop("PYTHONPATH", None)
     with log.open("ab") as output:
         process = subprocess.Popen(
             [python.parent / "serve", "run", deploy.name],

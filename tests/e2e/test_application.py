@@ -1,6 +1,7 @@
 """The whole product through its front door, with OpenAI's own client."""
 
 import json
+import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -198,6 +199,15 @@ def test_the_job_tells_its_story(application: Application, job: FineTuningJob) -
     assert "Epoch 1 of" in httpx.get(f"{application.url}/v1/fine_tuning/jobs/{job.id}/logs").text
     assert job.trained_tokens == metrics[-1]["trained_tokens"]
     assert job.id in [listed.id for listed in application.client.fine_tuning.jobs.list()]
+
+
+def test_what_is_on_disk_is_private(application: Application, job: FineTuningJob) -> None:
+    """Under the usual umask: `serve run` is started without `tuneserve run`."""
+    root = application.storage
+    of_ray_train = root / "runs" / job.id / "ray"  # its own files are in a folder that is private
+    for path in (root, *root.rglob("*")):
+        if path.parent != of_ray_train and path != of_ray_train:
+            assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Runs that are killed, paused and extended on a real Ray cluster go on as if nothing had been."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import psutil
 import pytest
 
 from storage import durable
-from tests.e2e.conftest import wait_until
+from tests.e2e.conftest import ROOT, wait_until
 from tests.tiny_model import build_tiny_model
 
 pytestmark = pytest.mark.e2e
@@ -164,6 +165,14 @@ def test_a_paused_run_goes_on_with_other_numbers_of_workers(
     assert [step["loss"] for step in read_steps(folder, "resized")] == pytest.approx(
         expected, rel=1e-2
     )
+
+
+def test_the_readmes_way_to_a_model_works(folder: Path, whole: list[dict[str, float]]) -> None:
+    blocks = re.findall(r"^```\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    (example,) = (block for block in blocks if "training.consolidate" in block)
+    example = example.replace("my-run", "whole").replace(".venv/bin/python", sys.executable)
+    subprocess.run(["sh", "-ec", example], cwd=folder, check=True, timeout=TIMEOUT_S)
+    assert (folder / "another-model" / "model.safetensors").is_file()
 
 
 def test_a_finished_run_is_extended(folder: Path, whole: list[dict[str, float]]) -> None:

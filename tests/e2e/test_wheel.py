@@ -1,8 +1,11 @@
 """The built wheel, installed in a clean environment outside the checkout, serves."""
 
+import json
+import re
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -66,3 +69,24 @@ def test_the_wheel_serves_from_any_folder(wheel: Path, tmp_path: Path) -> None:
         assert application.client.files.retrieve("file-handbook").filename == "handbook.jsonl"
     finally:
         application.stop()
+
+
+def test_the_bill_of_materials_has_the_runtime_dependencies_alone(tmp_path: Path) -> None:
+    pin = re.search(r"^CYCLONEDX := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert pin
+    call(sys.executable, "-m", "venv", tmp_path / "sbom", cwd=tmp_path)
+    call(tmp_path / "sbom/bin/python", "-m", "pip", "install", "--quiet", pin[1], cwd=tmp_path)
+    command = (sys.executable, ROOT / ".ci" / "sbom.py", "--output", tmp_path / "dist")
+    output = call(*command, "--cyclonedx", tmp_path / "sbom/bin/cyclonedx-py", cwd=tmp_path)
+    written = Path(output.strip())
+    assert re.fullmatch(r"tuneserve-[\d.]+\.cdx\.json", written.name)
+    bom = json.loads(written.read_text())
+    assert bom["bomFormat"] == "CycloneDX"
+    assert bom["metadata"]["component"]["name"] == "tuneserve"
+    found = {component["name"].lower(): component["version"] for component in bom["components"]}
+    for name in ("ray", "torch", "uvicorn", "grpcio", "opencensus"):  # also those of ray's extras
+        assert found[name] == version(name)
+    assert not {"pytest", "mypy", "ruff", "openai", "playwright", "schemathesis"} & set(found)
+    refs = {component["bom-ref"] for component in bom["components"]}
+    linked = {ref for one in bom["dependencies"] for ref in one.get("dependsOn", ())}
+    assert linked <= refs

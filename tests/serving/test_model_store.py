@@ -270,7 +270,7 @@ def test_a_source_that_nobody_may_write_into_is_copied(
 ) -> None:
     source = Path(shutil.copytree(tiny_model, tmp_path / "source"))
     source.chmod(0o555)
-    assert store.add(source, "a").path.stat().st_mode & 0o777 == 0o755
+    assert store.add(source, "a").path.stat().st_mode & 0o777 == 0o700
 
 
 def test_an_id_in_the_history_of_an_alias_is_never_given_again(
@@ -434,6 +434,7 @@ def test_what_killed_processes_left_is_removed_at_the_start(
 ) -> None:
     store.add(tiny_model, "a")
     for name in (".deleted-0001", ".upload-x", ".added-x"):
-        shutil.copytree(tiny_model, layout.models / name)
+        left = Path(shutil.copytree(tiny_model, layout.models / name))
+        (left / ".lock").touch()  # no process holds it any more
     store.clean_up()
     assert [path.name for path in layout.models.iterdir()] == ["a"]

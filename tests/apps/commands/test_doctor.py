@@ -1,10 +1,13 @@
 import json
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from apps import preflight
 from apps.cli import cli
 from apps.commands.doctor import examine
 
@@ -62,6 +65,32 @@ def test_what_is_wrong_is_named_with_what_to_do(
     assert (verdict, "'no-such-compiler'" in text) == ("fault", True)
     monkeypatch.setenv("TUNESERVE_API_KEY", "s3cret")
     assert "s3cret" not in find(deploy, "access")[1]
+
+
+def test_our_own_running_application_is_no_conflict(tmp_path: Path, url: str) -> None:
+    port = int(url.rpartition(":")[2])
+    deploy = write_settings(tmp_path, port, tmp_path / "storage")
+    assert find(deploy, "port") == ("good", "Tuneserve is running on it")
+    (fault,) = preflight.check_port(port)
+    assert "already running" in fault
+
+
+def test_another_program_on_the_port_is(tmp_path: Path) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'["ok"]')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        deploy = write_settings(tmp_path, server.server_port, tmp_path / "storage")
+        verdict, text = find(deploy, "port")
+        server.shutdown()
+    assert (verdict, "another program" in text) == ("fault", True)
 
 
 def test_a_storage_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:

@@ -1,11 +1,19 @@
-"""The command line: the environment that it starts `serve run` in, and Ray's token."""
+"""The process of `serve run`: its environment, Ray's token, and how it ends."""
 
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from apps.cli import build_environment, keep_token_private
+from apps.server_process import (
+    build_environment,
+    keep_token_private,
+    start_server,
+    stop_server,
+)
 
 BINDING = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
@@ -78,3 +86,51 @@ def test_a_token_that_the_user_named_is_left_alone(
     keep_token_private()
     assert stat.S_IMODE(named.stat().st_mode) == 0o644
     assert not (tmp_path / ".ray").exists()
+
+
+def test_a_server_ends_with_a_supervisor_that_is_killed() -> None:
+    program = (
+        "import sys\n"
+        "from apps.server_process import start_server\n"
+        "server = start_server([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(server.pid, flush=True)\n"
+        "server.wait()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as supervisor:
+        assert supervisor.stdout is not None
+        server = psutil.Process(int(supervisor.stdout.readline()))
+        supervisor.kill()
+    assert not psutil.wait_procs([server], timeout=10)[1]
+
+
+def test_stopping_a_server_ends_its_family() -> None:
+    sleep = "import time; time.sleep(60)"
+    program = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {sleep!r}], start_new_session=True)\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    server = start_server([sys.executable, "-c", program])
+    assert server.stdout is not None
+    child = psutil.Process(int(server.stdout.readline()))
+    stop_server(server, timeout_s=1)
+    server.stdout.close()
+    assert not psutil.wait_procs([child], timeout=10)[1]
+
+
+def test_the_first_signal_asks_to_stop_and_the_second_is_noted() -> None:
+    program = (
+        "import os, signal\n"
+        "from apps.stop_signals import StopRequested, StopSignals\n"
+        "stop = StopSignals()\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "try:\n"
+        "    stop.arm()\n"
+        "except StopRequested as exc:\n"
+        "    print(exc, stop.is_repeated)\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        "print(stop.is_repeated)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("SIGTERM False\nTrue\n", "")

@@ -1,0 +1,46 @@
+"""The signal by which `tuneserve run` tells the processes of its cluster that it is stopping.
+
+It is a private folder, named by an environment variable that all processes of the cluster inherit.
+`draining` exists once new requests are to be refused and running fine-tunes are to pause;
+`runs-paused` exists once the queue has no fine-tune that computes.
+"""
+
+import os
+from pathlib import Path
+
+DRAIN_FOLDER_VARIABLE = "TUNESERVE_DRAIN_FOLDER"
+
+
+class DrainSignal:
+    """The two files of one application's drain folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._draining = folder / "draining"
+        self._runs_paused = folder / "runs-paused"
+
+    def begin(self) -> None:
+        """Tell every process to drain."""
+        self._draining.touch()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the application is stopping."""
+        return self._draining.exists()
+
+    def report_runs_paused(self) -> None:
+        """Report that no fine-tune computes any more."""
+        self._runs_paused.touch()
+
+    @property
+    def are_runs_paused(self) -> bool:
+        """Whether the queue has reported that no fine-tune computes."""
+        return self._runs_paused.exists()
+
+
+def find_drain_signal() -> DrainSignal | None:
+    """Return the signal of the application that this process belongs to.
+
+    None if `tuneserve run` did not start this process, as in a cluster that others started.
+    """
+    folder = os.environ.get(DRAIN_FOLDER_VARIABLE)
+    return DrainSignal(Path(folder)) if folder else None

@@ -1,0 +1,143 @@
+"""Limits of uvicorn's connections, which apply before anything of a request reaches an application.
+
+Serve's proxy starts uvicorn without limits of its own, and uvicorn's parser (httptools) has none
+for headers: `h11_max_incomplete_event_size` is for the other parser, and Serve passes on neither
+that nor `limit_concurrency`. This module is the one place that depends on uvicorn's classes:
+`install_connection_limits` names a subclass of uvicorn's protocol as the default one. It is called
+from the function that Serve's proxy calls before it starts uvicorn.
+"""
+
+import asyncio
+import os
+from typing import Any
+
+import uvicorn.config
+from pydantic import BaseModel, ConfigDict, Field
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+_VARIABLE_PREFIX = "TUNESERVE_HTTP_"
+
+
+class ConnectionLimits(BaseModel):
+    """Limits per process of the proxy; environment variables `TUNESERVE_HTTP_<NAME>` set them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_header_bytes: int = Field(
+        65_536,
+        ge=1024,
+        description="Request line and headers, in bytes; a read of up to 256 KiB may exceed it.",
+    )
+    header_timeout_s: float = Field(
+        20.0,
+        gt=0,
+        description="Seconds until the last header.",
+    )
+    body_idle_timeout_s: float = Field(
+        60.0, gt=0, description="Seconds that a client may send nothing of an unfinished body."
+    )
+    max_connections: int = Field(1024, ge=1, description="Open connections; more get a 503.")
+
+
+def read_connection_limits() -> ConnectionLimits:
+    """Read the limits from the environment; raises `ValidationError` for values out of range."""
+    names = {name: f"{_VARIABLE_PREFIX}{name.upper()}" for name in ConnectionLimits.model_fields}
+    given = {name: os.environ[key] for name, key in names.items() if key in os.environ}
+    return ConnectionLimits.model_validate(given)
+
+
+def install_connection_limits() -> None:
+    """Have every uvicorn server that this process starts from now on apply the limits."""
+    name = f"{LimitedHttpProtocol.__module__}:{LimitedHttpProtocol.__qualname__}"
+    uvicorn.config.HTTP_PROTOCOLS["auto"] = name
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, with limits on headers, idle bodies and the number of connections."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = read_connection_limits()
+        self._is_in_headers = True
+        self._num_header_bytes = 0
+        self._has_new_body = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for headers, unless there are too many connections."""
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.max_connections:
+            self._refuse(503, "The server has too many connections.")
+            return
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse on; refuse headers that do not come to an end."""
+        super().data_received(data)
+        if self._is_in_headers:
+            self._num_header_bytes += len(data)
+            if self._num_header_bytes > self._limits.max_header_bytes:
+                self._refuse(431, f"Headers exceed {self._limits.max_header_bytes} bytes.")
+
+    def on_message_begin(self) -> None:
+        """Begin with the headers of a request; on a kept connection, that is where waiting ends."""
+        super().on_message_begin()
+        self._expect_headers()
+
+    def on_headers_complete(self) -> None:
+        """Wait for the body instead."""
+        self._is_in_headers = False
+        self._num_header_bytes = 0
+        self._set_timer(self._limits.body_idle_timeout_s, self._check_body)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Note that the client is sending."""
+        self._has_new_body = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Wait for nothing more; uvicorn's own limit holds between requests."""
+        self._stop_timer()
+        super().on_message_complete()
+
+    def _expect_headers(self) -> None:
+        self._is_in_headers = True
+        self._set_timer(self._limits.header_timeout_s, self._end_headers)
+
+    def _end_headers(self) -> None:
+        self._refuse(408, "The headers did not come in time.")
+
+    def _check_body(self) -> None:
+        """Close a connection of which nothing came, unless it was the application that waited."""
+        if self._has_new_body or self.flow.read_paused:
+            self._has_new_body = False
+            self._set_timer(self._limits.body_idle_timeout_s, self._check_body)
+        else:
+            self._refuse(408, "The body did not come in time.")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer, if no answer has begun, and close the connection."""
+        self._stop_timer()
+        if self.transport.is_closing():
+            return
+        is_waiting = self._is_in_headers and (self.cycle is None or self.cycle.response_complete)
+        if is_waiting or (self.cycle is not None and not self.cycle.response_started):
+            head = b"content-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+            content = message.encode()
+            self.transport.write(STATUS_LINE[status] + head % len(content) + content)
+        self.transport.close()
+
+    def _set_timer(self, timeout_s: float, action: Any) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(timeout_s, action)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,160 @@
+"""The process of `serve run`: its environment, how it starts, and how it stops."""
+
+import ctypes
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from apps import preflight
+from apps.drain import DrainSignal
+
+STOP_TIMEOUT_S = 30.0
+_POLL_S = 0.2
+_HEALTH_TIMEOUT_S = 5.0
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+RAY_SETTINGS = {
+    # A streamed token takes a third of the time on its way from the model to the client.
+    "RAY_SERVE_PROXY_USE_GRPC": "1",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    # Large uploads come no faster than they are written down.
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "apps.middleware.flow_control:build_middlewares",
+    # A window of an upload goes in a message, not by shared memory, of which pages stay: a third
+    # faster, and 45 MB less in the replica.
+    "RAY_max_direct_call_object_size": "1000000",
+    # Looking after three deployments ten times a second takes 5 % of a core.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    # Ray keeps a file of each process's log and so many older ones; by default 0.5 GB and five.
+    "RAY_ROTATION_MAX_BYTES": "20000000",
+    "RAY_ROTATION_BACKUP_COUNT": "2",
+    # Answers go first; by default everything that computes is as nice as a training should be.
+    "RAY_worker_niceness": "0",
+}
+# Whoever reaches a port of Ray's and has its token can have it run code. By default it listens to
+# the whole network; by this its node, as on those systems, is 127.0.0.1.
+_ONLY_THIS_MACHINE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+_TOKEN_VARIABLES = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+
+
+@dataclass(frozen=True)
+class DrainState:
+    """What a stopping application still waits for."""
+
+    num_requests: int
+    are_runs_paused: bool
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every request is finished and no fine-tune computes."""
+        return not self.num_requests and self.are_runs_paused
+
+
+def build_environment(python: Path = Path(sys.executable)) -> dict[str, str]:
+    """Build the environment for `serve run`; what the user has set of it stays."""
+    # The environment's own `serve` and `ninja`, whether it is activated or not.
+    path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    binding = {} if preflight.joins_cluster() else _ONLY_THIS_MACHINE
+    return {**RAY_SETTINGS, **binding, **os.environ, "PATH": path}
+
+
+def keep_token_private() -> None:
+    """Make Ray's token a file that nobody else can read; Ray leaves that to the umask.
+
+    One that the user has named is the user's own matter.
+    """
+    if not _TOKEN_VARIABLES.isdisjoint(os.environ):
+        return
+    token = Path.home() / ".ray" / "auth_token"
+    token.parent.mkdir(parents=True, exist_ok=True)
+    token.touch(mode=0o600)
+    token.chmod(0o600)
+    if not token.stat().st_size:
+        token.write_text(secrets.token_hex(32))
+
+
+def start_server(command: Sequence[str | Path], **environment: str) -> "subprocess.Popen[bytes]":
+    """Start `serve run` with its output in a pipe.
+
+    The kernel sends it SIGTERM if this process is killed, so that no cluster is orphaned.
+    """
+    return subprocess.Popen(  # noqa: S603 - our own command
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**build_environment(), **environment},
+        start_new_session=True,  # Ctrl-C is ours to handle: `serve run` may have it ignored
+        preexec_fn=_build_parent_death_hook(),
+    )
+
+
+def stop_server(server: "subprocess.Popen[bytes]", timeout_s: float = STOP_TIMEOUT_S) -> None:
+    """End `serve run` and with it the whole application; kill what outlives it."""
+    family: list[psutil.Process] = []
+    if server.poll() is None:
+        with suppress(psutil.NoSuchProcess):
+            family = psutil.Process(server.pid).children(recursive=True)
+        server.terminate()
+        try:
+            server.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+    for process in psutil.wait_procs(family, timeout=min(timeout_s, 5.0))[1]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def drain_server(
+    url: str,
+    signal_folder: DrainSignal,
+    timeout_s: float,
+    *,
+    is_over: Callable[[], bool],
+) -> DrainState:
+    """Refuse new requests, pause fine-tunes, and wait for both to be done.
+
+    Waits at most `timeout_s` seconds, and less if `is_over` says that the server has ended or that
+    the user will not wait. Returns what is left.
+    """
+    signal_folder.begin()
+    deadline = time.monotonic() + timeout_s
+    while True:
+        state = DrainState(_count_requests(url), signal_folder.are_runs_paused)
+        if state.is_done or is_over() or time.monotonic() > deadline:
+            return state
+        time.sleep(_POLL_S)
+
+
+def _count_requests(url: str) -> int:
+    """Ask the proxy how many requests are in progress; 0 from one that is gone or cannot count."""
+    try:
+        answer = httpx.get(f"{url}/healthz", timeout=_HEALTH_TIMEOUT_S)
+    except httpx.HTTPError:
+        return 0
+    with suppress(ValueError, AttributeError):
+        return int(answer.json().get("requests_in_progress", 0))
+    return 0
+
+
+def _build_parent_death_hook() -> Callable[[], None] | None:
+    """Build what a child calls before it starts, where the kernel is Linux."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)  # loaded here: after a fork that may deadlock
+    parent = os.getpid()
+
+    def follow_parent() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it was killed before the call
+            os._exit(1)
+
+    return follow_parent

@@ -1,0 +1,246 @@
+"""`tuneserve backup` and `restore`, on a real storage that others write to meanwhile."""
+
+import json
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from apps.cli import cli
+from apps.files import FileStore
+from apps.fine_tuning.run_index import RunIndex
+from apps.queue import RunQueue
+from serving.errors import ModelInUseError, ModelNotFoundError
+from serving.model_store import ModelStore
+from storage import durable
+from storage.layout import StorageLayout, open_storage
+from tests.apps.conftest import NotedJobs, create_run
+from training.checkpoint import list_checkpoints, name_manifest
+from training.progress import Progress
+from training.runs import RunFolder
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def restored_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def call(command: str, folder: Path, storage: Path) -> tuple[int, str]:
+    done = CliRunner().invoke(cli, [command, str(folder), "--storage", str(storage)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, " ".join(done.output.split())
+
+
+def expect(command: str, folder: Path, storage: Path) -> str:
+    status, output = call(command, folder, storage)
+    assert status == 0, output
+    return output
+
+
+def add_checkpoint(run: RunFolder, step: int, *, is_complete: bool = True) -> Path:
+    """A checkpoint of one worker, whose manifest comes last."""
+    path = run.checkpoints / f"checkpoint_{step:010d}"
+    (path / "state").mkdir(parents=True)
+    (path / "state" / "shard.pt").write_bytes(bytes(range(256)) * step)
+    if is_complete:
+        progress = Progress(num_shares=1, layout="padded", step=step).model_dump()
+        manifest = {"world_size": 1, "progress": progress, "files": {}}
+        durable.write_json(name_manifest(path, 0), manifest)
+    return path
+
+
+def list_files(root: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and not path.name.startswith(".")
+    }
+
+
+@pytest.fixture
+async def run(queue: RunQueue, jobs: NotedJobs, file_id: str) -> RunFolder:
+    """A fine-tune in mid-run, with a checkpoint and half of the next."""
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    run.add_metrics({"step": 5})
+    add_checkpoint(run, 5)
+    add_checkpoint(run, 6, is_complete=False)
+    run.heartbeat_file.write_text("another-machine 1 1")
+    return run
+
+
+async def test_what_was_backed_up_is_restored_and_continues(
+    layout: StorageLayout, run: RunFolder, jobs: NotedJobs, tmp_path: Path
+) -> None:
+    (layout.root / "keys.json").write_text("{}")
+    (layout.token_cache / "rows").mkdir(parents=True)
+    (layout.models / ".added-1").mkdir()
+    expect("backup", tmp_path / "backups", layout.root)
+    restored = tmp_path / "restored"
+    expect("restore", tmp_path / "backups", restored)
+
+    found, before = list_files(restored), list_files(layout.root)
+    left_out = {name for name in before.keys() - found.keys() if not name.startswith("cache/")}
+    assert {name.split("/", 2)[-1] for name in left_out} == {
+        "heartbeat",
+        "ray/checkpoints/checkpoint_0000000006/state/shard.pt",
+    }
+    assert found == {name: before[name] for name in found}
+    copy = open_storage(restored)
+    assert not copy.token_cache.exists()
+    store = ModelStore(copy)
+    store.resolve("latest").verify()
+    assert FileStore(copy).get("file-rows")["filename"] == "rows.jsonl"
+    ((continued, _),) = RunIndex(copy).scan().runs
+    assert [found.step for found in list_checkpoints(continued.checkpoints)] == [5]
+    cluster = NotedJobs()
+    queue = RunQueue(copy, cluster, reserved_cpus=0.5)
+    await queue.reconcile()
+    await queue.reconcile()
+    queue.close()
+    assert cluster.started == [run.path.name]
+
+
+async def test_everything_restored_is_private(
+    layout: StorageLayout, run: RunFolder, tmp_path: Path
+) -> None:
+    expect("backup", tmp_path / "backups", layout.root)
+    os.umask(0o022)
+    expect("restore", tmp_path / "backups", tmp_path / "restored")
+    for folder in (tmp_path / "backups", tmp_path / "restored"):
+        for path in (folder, *folder.rglob("*")):
+            assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+
+
+def test_a_second_backup_copies_what_has_changed(layout: StorageLayout, tmp_path: Path) -> None:
+    backups = tmp_path / "backups"
+    expect("backup", backups, layout.root)
+    FileStore(layout).add("file-new", b"new", "new.jsonl")
+    expect("backup", backups, layout.root)
+    first, second = sorted(backups.iterdir())
+    inodes = [
+        {path.stat().st_ino for path in (snapshot / "content/models").rglob("*") if path.is_file()}
+        for snapshot in (first, second)
+    ]
+    assert inodes[0] == inodes[1]
+    expect("restore", first, tmp_path / "old")
+    expect("restore", backups, tmp_path / "new")
+    assert not (tmp_path / "old/files/file-new").exists()
+    assert list_files(tmp_path / "new") == list_files(layout.root)
+
+
+def test_a_damaged_backup_is_not_restored(layout: StorageLayout, tmp_path: Path) -> None:
+    expect("backup", tmp_path / "backups", layout.root)
+    (snapshot,) = (tmp_path / "backups").iterdir()
+    weights = snapshot / "content/models/tiny/model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[1000] ^= 1
+    weights.write_bytes(content)
+    status, output = call("restore", snapshot, tmp_path / "restored")
+    assert status == 1
+    assert "'models/tiny/model.safetensors'" in output
+    assert "is damaged" in output
+    weights.unlink()
+    assert "no file" in call("restore", snapshot, tmp_path / "restored")[1]
+    assert not (tmp_path / "restored").exists()
+    assert [path.name for path in tmp_path.glob(".restoring-*")] == []
+
+
+def change_path(manifest: Path) -> None:
+    written = json.loads(manifest.read_text())
+    written["files"]["../../outside"] = written["files"].pop("aliases.json")
+    manifest.write_text(json.dumps(written))
+
+
+def change_version(manifest: Path) -> None:
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format_version": 99}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (change_path, "outside of a storage"),
+        (change_version, "has format 99, expected 1"),
+        (Path.unlink, "is no backup"),
+        (lambda manifest: manifest.write_text("{"), "cannot be read"),
+    ],
+)
+def test_a_manifest_that_cannot_be_used_is_refused(
+    layout: StorageLayout, tmp_path: Path, change: Callable[[Path], None], message: str
+) -> None:
+    expect("backup", tmp_path / "backups", layout.root)
+    (snapshot,) = (tmp_path / "backups").iterdir()
+    change(snapshot / "manifest.json")
+    status, output = call("restore", snapshot, tmp_path / "restored")
+    assert status == 1
+    assert message in output
+    assert not (tmp_path / "restored").exists()
+
+
+async def test_nothing_is_restored_over_what_is_there(
+    layout: StorageLayout, queue: RunQueue, tmp_path: Path
+) -> None:
+    expect("backup", tmp_path / "backups", layout.root)
+    before = list_files(layout.root)
+    assert "is not empty" in call("restore", tmp_path / "backups", layout.root)[1]
+    await queue.reconcile()
+    status, output = call("restore", tmp_path / "backups", layout.root)
+    assert status == 1
+    assert "an application is running" in output
+    assert list_files(layout.root) == before
+
+
+@pytest.mark.parametrize("place", ["models", "."])
+def test_a_backup_goes_outside_of_the_storage(layout: StorageLayout, place: str) -> None:
+    status, output = call("backup", layout.root / place, layout.root)
+    assert status == 1
+    assert "choose a folder outside" in output
+
+
+def test_what_is_no_storage_is_not_backed_up(tmp_path: Path) -> None:
+    assert "is no storage root" in call("backup", tmp_path / "backups", tmp_path / "none")[1]
+
+
+def test_a_backup_is_consistent_while_models_come_and_go(
+    layout: StorageLayout, tiny_model: Path, tmp_path: Path
+) -> None:
+    """The alias of every snapshot points to a model that the snapshot has, undamaged."""
+    store = ModelStore(layout)
+    has_ended = threading.Event()
+
+    def publish_and_delete() -> None:
+        number = 0
+        while not has_ended.is_set():
+            number += 1
+            store.add(tiny_model, f"model-{number}")
+            store.point_alias("latest", f"model-{number}")
+            with suppress(ModelInUseError, ModelNotFoundError):  # just being copied; the first one
+                store.delete(f"model-{number - 1}")
+
+    writer = threading.Thread(target=publish_and_delete)
+    writer.start()
+    try:
+        for _ in range(5):
+            expect("backup", tmp_path / "backups", layout.root)
+    finally:
+        has_ended.set()
+        writer.join()
+    for snapshot in (tmp_path / "backups").iterdir():
+        restored = tmp_path / f"restored-{snapshot.name}"
+        expect("restore", snapshot, restored)
+        ModelStore(open_storage(restored)).resolve("latest").verify()

@@ -1,0 +1,119 @@
+"""A real uvicorn, started as Serve's proxy starts it, and clients that misbehave on sockets."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import httpx
+import pytest
+import uvicorn
+import uvicorn.config
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from apps.middleware.connection_limits import read_connection_limits
+from apps.middleware.flow_control import build_middlewares
+
+PATIENCE_S = 5.0
+BODY_HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
+
+
+async def count_body(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with the length of the body, after half a second without reading any of it."""
+    await asyncio.sleep(0.5)
+    size = len(await Request(scope, receive).body())
+    await PlainTextResponse(str(size))(scope, receive, send)
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", "overwritten by build_middlewares")
+    monkeypatch.setenv("TUNESERVE_HTTP_HEADER_TIMEOUT_S", "0.3")
+    monkeypatch.setenv("TUNESERVE_HTTP_BODY_IDLE_TIMEOUT_S", "0.3")
+    monkeypatch.setenv("TUNESERVE_HTTP_MAX_CONNECTIONS", "5")
+    build_middlewares()
+    server = uvicorn.Server(
+        uvicorn.Config(count_body, port=0, loop="asyncio", lifespan="off", log_level="critical")
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    deadline = time.monotonic() + PATIENCE_S
+    while not server.started:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join(PATIENCE_S)
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Read until the server closes; fails if it does not."""
+    received = b""
+    with suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            received += piece
+    return received
+
+
+def test_headers_without_end_are_refused(port: int) -> None:
+    with connect(port) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nx-long: ")
+        num_sent = 0
+        with suppress(OSError):
+            while num_sent < 48_000_000:
+                num_sent += client.send(b"a" * 65536)
+        assert num_sent < 16_000_000, "no more than the sockets' buffers"
+        assert read_all(client)[:12] in (b"HTTP/1.1 431", b"")
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nhost: x\r\n"])
+def test_a_half_open_connection_is_closed(port: int, begun: bytes) -> None:
+    with connect(port) as client:
+        client.sendall(begun)
+        assert read_all(client).startswith(b"HTTP/1.1 408")
+
+
+def test_an_idle_body_is_not_waited_for(port: int) -> None:
+    with connect(port) as client:
+        client.sendall(BODY_HEAD + b"a" * 50)
+        assert read_all(client).startswith(b"HTTP/1.1 408")
+
+
+def test_a_slow_body_and_a_slow_application_are(port: int) -> None:
+    with connect(port) as client:
+        client.sendall(BODY_HEAD)
+        for _ in range(5):
+            time.sleep(0.1)
+            client.sendall(b"a" * 20)
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    slow = httpx.post(f"http://127.0.0.1:{port}/", content=b"a" * 1_000_000)
+    assert slow.text == "1000000"
+
+
+def test_a_kept_connection_has_the_time_of_a_request_anew(port: int) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        for _ in range(2):
+            assert client.get("/").text == "0"
+            time.sleep(0.4)  # longer than headers may take
+
+
+def test_too_many_connections_are_refused(port: int) -> None:
+    clients = [connect(port) for _ in range(6)]
+    assert read_all(clients[-1]).startswith(b"HTTP/1.1 503")
+    for client in clients:
+        client.close()
+
+
+def test_a_limit_out_of_range_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNESERVE_HTTP_HEADER_TIMEOUT_S", "0")
+    with pytest.raises(ValidationError, match="header_timeout_s"):
+        read_connection_limits()

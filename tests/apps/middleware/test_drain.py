@@ -1,0 +1,81 @@
+"""While the application stops, new requests are refused; those in progress finish."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from apps.drain import DRAIN_FOLDER_VARIABLE, DrainSignal
+from apps.middleware.drain import DrainGate
+from apps.middleware.flow_control import build_middlewares
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Gated:
+    """An application whose responses wait until the test lets them go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.signal = DrainSignal(folder)
+        self.may_answer = asyncio.Event()
+        transport = httpx.ASGITransport(DrainGate(self._answer, self.signal))
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.may_answer.wait()
+        await PlainTextResponse("answer")(scope, receive, send)
+
+    async def count(self) -> int:
+        answer = await self.client.get("/healthz")
+        assert (answer.status_code, answer.json()["status"]) == (503, "draining")
+        return int(answer.json()["requests_in_progress"])
+
+
+async def test_requests_in_progress_finish_and_new_ones_are_refused(tmp_path: Path) -> None:
+    gated = Gated(tmp_path)
+    begun = asyncio.create_task(gated.client.post("/v1/chat/completions"))
+    await asyncio.sleep(0)
+    gated.signal.begin()
+    refused = await gated.client.post("/v1/chat/completions")
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"].isdecimal()
+    assert refused.json()["error"]["type"] == "server_error"
+    assert await gated.count() == 1
+    gated.may_answer.set()
+    assert (await begun).text == "answer"
+    assert await gated.count() == 0
+
+
+@pytest.mark.parametrize(
+    "path", ["/ui/gradio_api/heartbeat/abc", "/v1/fine_tuning/jobs/ftjob-1/events"]
+)
+async def test_what_never_ends_by_itself_is_not_waited_for(tmp_path: Path, path: str) -> None:
+    gated = Gated(tmp_path)
+    begun = asyncio.create_task(gated.client.get(path))
+    await asyncio.sleep(0)
+    gated.signal.begin()
+    assert await gated.count() == 0
+    gated.may_answer.set()
+    assert (await begun).status_code == 200
+
+
+async def test_the_proxys_middleware_follows_the_signal_of_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DRAIN_FOLDER_VARIABLE, str(tmp_path))
+    app: ASGIApp = PlainTextResponse("answer")
+    for middleware in build_middlewares():
+        app = middleware.cls(app, *middleware.args, **middleware.kwargs)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        assert (await client.get("/v1/models")).status_code == 200
+        DrainSignal(tmp_path).begin()
+        assert (await client.get("/v1/models")).status_code == 503
