@@ -8,6 +8,7 @@ FineTuningQueue  one replica; its state is on disk
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from threading import Thread
 from typing import Any
 
@@ -96,9 +97,11 @@ class FineTuningQueueReplica:
         """Check and queue a fine-tune."""
         return await self._queue.create(body)
 
-    async def preview(self, file_id: str, model: str, num_rows: int) -> dict[str, Any]:
+    async def preview(
+        self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Show rows of a file as tokens."""
-        return await self._queue.preview(file_id, model, num_rows)
+        return await self._queue.preview(file_id, model, num_rows, training)
 
     async def get_defaults(self, model: str) -> dict[str, Any]:
         """Settings that a fine-tune of a model has unless told otherwise."""

@@ -59,18 +59,28 @@ class Intake:
                 held.enter_context(self._files.hold(file_id))
             return self._create_from(model, request, nodes)
 
-    def preview(self, file_id: str, model: str, num_rows: int) -> dict[str, Any]:
-        """Show how the first rows of a file become tokens for a model."""
+    def preview(
+        self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Show how the first rows of a file become tokens for a model.
+
+        `training` are settings as those of a job. Raises as `create` does.
+        """
         from training.data.preview import preview_rows, split_tokens
 
         stored = self._models.resolve(model)
         file = self._files.find_content(file_id)
-        spec = build_default_spec(self._models, stored, str(file))
+        request = FineTuneRequest(model=model, training_file=file_id, training=dict(training))
+        spec = request.resolve_settings(build_default_spec(self._models, stored, str(file)))
         shown = preview_rows(spec, num_rows)
         counts: dict[str, Any] = {"format": shown.format, "max_length": shown.max_length}
         if are_quick([file]):
             counts = count_rows(prepare_rows(self._layout, spec))
-        elif (checked := self._files.get(file_id).get("check")) and checked["model"] == stored.id:
+        elif (
+            not training
+            and (checked := self._files.get(file_id).get("check"))
+            and checked["model"] == stored.id
+        ):
             counts = checked
         rows = [
             {

@@ -11,7 +11,7 @@ import fcntl
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import IO, Any, Literal
 
 from apps.check_desk import CheckDesk
@@ -101,9 +101,11 @@ class RunQueue:
         nodes = self._runner.list_nodes()
         return describe_job(await asyncio.to_thread(self._intake.create, request, nodes))
 
-    async def preview(self, file_id: str, model: str, num_rows: int) -> dict[str, Any]:
+    async def preview(
+        self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Show how the first rows of a file become tokens for a model."""
-        return await asyncio.to_thread(self._intake.preview, file_id, model, num_rows)
+        return await asyncio.to_thread(self._intake.preview, file_id, model, num_rows, training)
 
     def get_defaults(self, model: str) -> dict[str, Any]:
         """The settings that a fine-tune of `model` has unless told otherwise, and their schema."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -122,9 +122,13 @@ class RemoteQueue:
         """Check and queue a fine-tune."""
         return await self._handle.create.remote(body)  # type: ignore[no-any-return]
 
-    async def preview(self, file_id: str, model: str, num_rows: int) -> dict[str, Any]:
+    async def preview(
+        self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Show rows of a file as tokens."""
-        return await self._handle.preview.remote(file_id, model, num_rows)  # type: ignore[no-any-return]
+        return await self._handle.preview.remote(  # type: ignore[no-any-return]
+            file_id, model, num_rows, training
+        )
 
     async def get_defaults(self, model: str) -> dict[str, Any]:
         """Settings that a fine-tune of a model has unless told otherwise."""

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from apps.bundled import DEMONSTRATION_MODEL
+from apps.middleware.body_limit import DEFAULT_MAX_UPLOAD_BYTES
 from serving.settings import GenerationSettings
 from storage.layout import DEFAULT_ROOT
 from training.data.token_cache import MAX_CACHE_BYTES
@@ -120,7 +121,7 @@ class ApplicationSettings(GenerationSettings, UsageLimits):
         "folder of a Hugging Face model, or a model id on the hub.",
     )
     max_upload_bytes: int = Field(
-        5_000_000_000, gt=0, description="Largest file that may be uploaded, in bytes."
+        DEFAULT_MAX_UPLOAD_BYTES, gt=0, description="Largest file that may be uploaded, in bytes."
     )
     max_model_bytes: int = Field(
         50_000_000_000, gt=0, description="Largest archive of a model that may be sent, in bytes."

@@ -67,7 +67,7 @@ class TrainingSpec(BaseModel):
     columns: dict[str, str] = Field(
         default_factory=dict,
         description="Where the rows' own names differ: our key to theirs, as in "
-        "{'prompt': 'question', 'completion': 'answer'}.",
+        '{"prompt": "question", "completion": "answer"}.',
     )
     max_length: int | None = Field(
         None,

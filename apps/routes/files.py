@@ -1,11 +1,13 @@
 """`/v1/files`: upload, list, look at and delete files of rows."""
 
 import asyncio
+import json
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
 
+from apps.errors import ApiError
 from apps.file_upload import IncomingFile
 from apps.full_disk import refuse_full_disk
 from apps.paging import After, cut_page, describe_page
@@ -84,9 +86,23 @@ async def preview_file(
     file_id: str,
     model: str = "latest",
     rows: Annotated[int, Query(ge=1, le=20)] = 3,
+    training: Annotated[
+        str, Query(description="Settings as in 'training' of a job, as a JSON object.")
+    ] = "{}",
 ) -> dict[str, Any]:
     """Show how the first rows become a model's tokens, and which of them are learned."""
-    return await services.fine_tuning.preview(file_id, model, rows)
+    return await services.fine_tuning.preview(file_id, model, rows, _read_settings(training))
+
+
+def _read_settings(text: str) -> dict[str, Any]:
+    try:
+        settings = json.loads(text)
+    except (ValueError, RecursionError):
+        settings = None
+    if not isinstance(settings, dict):
+        message = f"training is {text[:100]!r}: expected a JSON object of settings"
+        raise ApiError(400, message, param="training")
+    return settings
 
 
 @router.delete("/{file_id}")

@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
+from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -58,21 +58,28 @@ class ApiClient:
         """All files of rows, newest first."""
         return _read_list(File, await self._get("/v1/files"))
 
-    async def upload_file(self, path: Path) -> File:
-        """Send a file of rows from this machine's disk."""
-        with path.open("rb") as content:
-            request = self._http.build_request(
-                "POST",
-                "/v1/files",
-                data={"purpose": "fine-tune"},
-                files={"file": (path.name, content)},
-            )
-            return _read(File, await self._send(request))
+    async def upload_file(self, name: str, content: BinaryIO) -> File:
+        """Send a file of rows under a name."""
+        request = self._http.build_request(
+            "POST",
+            "/v1/files",
+            data={"purpose": "fine-tune"},
+            files={"file": (name, content)},
+        )
+        return _read(File, await self._send(request))
 
-    async def preview_file(self, file_id: str, model: str, num_rows: int = 3) -> Preview:
-        """Show the first rows of a file as a model's tokens."""
+    async def preview_file(
+        self,
+        file_id: str,
+        model: str,
+        num_rows: int = 3,
+        training: Mapping[str, Any] | None = None,
+    ) -> Preview:
+        """Show the first rows of a file as a model's tokens, with the settings in `training`."""
         query = {"model": model, "rows": str(num_rows)}
-        return _read(Preview, await self._get(f"/v1/files/{file_id}/preview", query))
+        if training:
+            query["training"] = json.dumps(dict(training))
+        return _read(Preview, await self._get(f"/v1/files/{_quote_id(file_id)}/preview", query))
 
     async def get_defaults(self, model: str) -> Defaults:
         """The settings of a fine-tune of a model unless told otherwise."""
@@ -98,7 +105,7 @@ class ApiClient:
 
     async def get_job(self, job_id: str) -> Job:
         """One fine-tune."""
-        return _read(Job, await self._get(f"/v1/fine_tuning/jobs/{job_id}"))
+        return _read(Job, await self._get(_write_job_path(job_id)))
 
     async def cancel_job(self, job_id: str) -> Job:
         """Stop a fine-tune; answers once it has stopped."""
@@ -114,22 +121,24 @@ class ApiClient:
 
     async def _change_job(self, job_id: str, action: str) -> Job:
         request = self._http.build_request(
-            "POST", f"/v1/fine_tuning/jobs/{job_id}/{action}", timeout=CHANGE_TIMEOUT_S
+            "POST", f"{_write_job_path(job_id)}/{action}", timeout=CHANGE_TIMEOUT_S
         )
         return _read(Job, await self._send(request))
 
     async def list_events(self, job_id: str, limit: int = 100) -> list[Event]:
         """What happened to a fine-tune, newest first."""
-        path = f"/v1/fine_tuning/jobs/{job_id}/events"
+        path = f"{_write_job_path(job_id)}/events"
         return _read_list(Event, await self._get(path, {"limit": str(limit)}))
 
-    async def list_metrics(self, job_id: str) -> list[Metrics]:
-        """The figures of every step, oldest first."""
-        return _read_list(Metrics, await self._get(f"/v1/fine_tuning/jobs/{job_id}/metrics"))
+    async def list_metrics(self, job_id: str, max_points: int) -> list[Metrics]:
+        """The figures of at most `max_points` steps, evenly apart, oldest first."""
+        query = {"after_step": "0", "max_points": str(max_points)}
+        return _read_list(Metrics, await self._get(f"{_write_job_path(job_id)}/metrics", query))
 
-    async def read_log(self, job_id: str) -> str:
+    async def read_log(self, job_id: str, max_bytes: int) -> str:
         """The end of a fine-tune's log."""
-        return (await self._get(f"/v1/fine_tuning/jobs/{job_id}/logs")).text
+        path = f"{_write_job_path(job_id)}/logs"
+        return (await self._get(path, {"tail": str(max_bytes)})).text
 
     async def stream_chat(
         self, model: str, messages: Sequence[Message], temperature: float | None, max_tokens: int
@@ -176,6 +185,17 @@ class ApiClient:
         if response.is_error:
             raise _describe_error(response)
         return response
+
+
+def _write_job_path(job_id: str) -> str:
+    return f"/v1/fine_tuning/jobs/{_quote_id(job_id)}"
+
+
+def _quote_id(name: str) -> str:
+    """Write an id as one segment of a path, so that it can lead to no other route."""
+    if name in (".", ".."):
+        raise ApiError(f"{name!r} is not an id.", 404)
+    return quote(name, safe="")
 
 
 def _describe_error(response: httpx.Response) -> ApiError:

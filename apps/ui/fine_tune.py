@@ -1,6 +1,6 @@
 """The page "Fine-tune": choose a model and data, look at the data, start."""
 
-import json
+import logging
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -12,6 +12,10 @@ from gradio.components import Component
 from apps.ui import markup
 from apps.ui.client import ApiClient, ApiError
 from apps.ui.resources import Defaults, File, Model
+from apps.ui.setting_fields import build_setting, collect_changes
+from apps.ui.uploads import UPLOAD_LIFETIME_S, ForeignFileError, UploadFolder
+
+_logger = logging.getLogger(__name__)
 
 HANDBOOK_FILE_ID = "file-handbook"
 INTRODUCTION = (
@@ -24,13 +28,7 @@ DEMONSTRATION_NOTE = (
     "base model in deploy.yaml."
 )
 MAIN_SETTINGS = ("epochs", "learning_rate", "micro_batch_tokens", "num_workers")
-LABELS = {
-    "micro_batch_tokens": "Tokens per micro batch",
-    "micro_batch_size": "Rows per micro batch",
-    "num_workers": "Workers",
-    "lr_schedule": "Learning rate schedule",
-    "cpus_per_worker": "CPUs per worker",
-}
+ROW_SETTINGS = ("format", "columns", "max_length", "overlong", "micro_batch_tokens")
 GO_TO_RUN_JS = """(run) => {
   if (run) window.location.href = "./runs?run=" + encodeURIComponent(run);
 }"""
@@ -54,76 +52,15 @@ def _name_file(file: File) -> str:
     return f"{file.filename} ({markup.format_moment(file.created_at)})"
 
 
-def collect_changes(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that differ from the defaults; an empty field means the default."""
-    changes = {key: read_value(value) for key, value in values.items() if value not in (None, "")}
-    return {key: value for key, value in changes.items() if value != defaults[key]}
-
-
-def read_value(value: Any) -> Any:
-    """Take a number, a list or an object out of a text field; the rest stays text.
-
-    The API refuses what it cannot use.
-    """
-    if not isinstance(value, str):
-        return value
-    for kind in (int, float, json.loads):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    return value.strip()
-
-
-def _write_value(value: Any) -> str | None:
-    """Put a value into a text field, lists and objects as JSON; nothing for one that is not set."""
-    if value in (None, {}, []):
-        return None
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def build_setting(key: str, schema: Mapping[str, Any], value: Any) -> Component:
-    """Make the field of one setting from its JSON schema; the API checks the ranges.
-
-    Each says that it is interactive: inside `gr.render`, Gradio would take it for an output.
-    """
-    label = LABELS.get(key, key.replace("_", " ").capitalize())
-    info = schema.get("description", "")
-    elem_id = f"setting-{key.replace('_', '-')}"
-    if "enum" in schema:
-        return gr.Dropdown(
-            schema["enum"], value=value, label=label, info=info, elem_id=elem_id, interactive=True
-        )
-    if schema.get("type") == "boolean":
-        return gr.Checkbox(value, label=label, info=info, elem_id=elem_id, interactive=True)
-    if schema.get("type") in ("integer", "number"):
-        is_whole = schema["type"] == "integer"
-        return gr.Number(
-            value,
-            label=label,
-            info=info,
-            elem_id=elem_id,
-            precision=0 if is_whole else None,
-            step=1 if is_whole or not value else value / 10,
-            interactive=True,
-        )
-    return gr.Textbox(  # gr.Number would turn "not set" into 0
-        _write_value(value),
-        label=label,
-        info=info,
-        elem_id=elem_id,
-        placeholder="default",
-        interactive=True,
-    )
-
-
 class _Page:
     """The components of the page and what happens when they are used."""
 
-    def __init__(self, client: ApiClient) -> None:
+    def __init__(self, client: ApiClient, uploads: UploadFolder) -> None:
         self._client = client
+        self._uploads = uploads
         self.notice = gr.HTML(visible=False, elem_id="fine-tune-notice")
         self.defaults: gr.State = gr.State()
+        self.row_settings: gr.State = gr.State({})  # those that change what the preview shows
         self.started_run = gr.Textbox(visible="hidden", elem_id="started-run", show_label=False)
         with gr.Row(equal_height=False):
             with gr.Column(scale=2, min_width=320):
@@ -156,12 +93,12 @@ class _Page:
             await self.show_preview(model, data),
         )
 
-    async def choose_model(self, model: str | None) -> tuple[Any, Any]:
-        """Show a model's default settings."""
+    async def choose_model(self, model: str | None) -> tuple[Any, Any, Any]:
+        """Show a model's default settings, which the settings of the rows begin with again."""
         try:
-            return show_notice(""), await self._read_defaults(model)
+            return show_notice(""), await self._read_defaults(model), {}
         except ApiError as exc:
-            return show_notice(exc.message), None
+            return show_notice(exc.message), None, {}
 
     async def _read_defaults(self, model: str | None) -> dict[str, Any] | None:
         """A model's default settings as plain data, which Gradio can compare."""
@@ -169,23 +106,33 @@ class _Page:
             return None
         return (await self._client.get_defaults(model)).model_dump(by_alias=True)
 
-    async def show_preview(self, model: str | None, data: str | None) -> str:
+    async def show_preview(
+        self, model: str | None, data: str | None, row_settings: Mapping[str, Any] | None = None
+    ) -> str:
         """Show the chosen file as the chosen model's tokens, or what is wrong with it."""
         if not model or not data:
             return markup.render_notice("Choose a model and data to see the first rows here.")
         try:
-            return markup.render_preview(await self._client.preview_file(data, model))
+            preview = await self._client.preview_file(data, model, training=row_settings)
+            return markup.render_preview(preview)
         except ApiError as exc:
             return markup.render_notice(exc.message, "error")
 
     async def add_file(self, path: str) -> Any:
         """Hand an upload on to the API and choose it."""
         try:
-            file = await self._client.upload_file(Path(path))
+            with self._uploads.open(path) as content:
+                file = await self._client.upload_file(Path(path).name, content)
             files = await self._client.list_files()
+        except ForeignFileError as exc:
+            _logger.warning("An upload was refused: %s", exc)
+            raise gr.Error("This file was not uploaded here.", print_exception=False) from exc
         except ApiError as exc:
             gr.Warning(escape(exc.message))
             return gr.skip()
+        finally:
+            self._uploads.delete(path)
+            self._uploads.delete_older_than(UPLOAD_LIFETIME_S)
         return gr.Dropdown(choices=list_file_choices(files), value=file.id)
 
     async def start(
@@ -228,10 +175,37 @@ def _build_settings(page: _Page, defaults: Defaults) -> None:
         )
         button = gr.Button("Start", variant="primary", elem_id="start-button", scale=2)
 
-    async def start(model: str | None, data: str | None, name: str, *values: Any) -> str:
-        asked = dict(zip(fields, values, strict=True))
-        return await page.start(model, data, name, collect_changes(defaults.training, asked))
+    def read_changes(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+        asked = dict(zip(names, values, strict=True))
+        return collect_changes(defaults.training, defaults.schemas, asked)
 
+    async def start(model: str | None, data: str | None, name: str, *values: Any) -> str:
+        try:
+            changes = read_changes(list(fields), values)
+        except ValueError as exc:
+            raise gr.Error(escape(str(exc)), duration=None, print_exception=False) from exc
+        return await page.start(model, data, name, changes)
+
+    async def update_preview(
+        model: str | None, data: str | None, *values: Any
+    ) -> tuple[dict[str, Any], str]:
+        try:
+            changes = read_changes(row_keys, values)
+        except ValueError as exc:
+            return {}, markup.render_notice(str(exc), "error")
+        return changes, await page.show_preview(model, data, changes)
+
+    row_keys = [key for key in ROW_SETTINGS if key in fields]
+    if row_keys:
+        gr.on(
+            [watch_field(fields[key]) for key in row_keys],
+            update_preview,
+            [page.model, page.data, *(fields[key] for key in row_keys)],
+            [page.row_settings, page.preview],
+            show_progress="minimal",
+            show_progress_on=page.preview,
+            api_visibility="private",
+        )
     button.click(
         start,
         [page.model, page.data, suffix, *fields.values()],
@@ -242,43 +216,42 @@ def _build_settings(page: _Page, defaults: Defaults) -> None:
     ).success(None, page.started_run, js=GO_TO_RUN_JS)
 
 
-def build_fine_tune_page(client: ApiClient) -> None:
+def watch_field(field: Component) -> Any:
+    """The event by which a field has a new value: for typed ones, that it was left."""
+    return field.input if isinstance(field, gr.Dropdown) else field.blur  # type: ignore[attr-defined]
+
+
+def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
     """Lay out the page and its events inside the current Blocks."""
     gr.HTML(
         f'<div class="ts-intro"><p>{INTRODUCTION}</p>'
         f'<p class="ts-muted">{DEMONSTRATION_NOTE}</p></div>'
     )
-    page = _Page(client)
+    page = _Page(client, uploads)
     gr.on(
         fn=page.open,
         outputs=[page.notice, page.model, page.data, page.defaults, page.preview],
         show_progress="hidden",
         api_visibility="private",
     )
+    show_preview: dict[str, Any] = {
+        "fn": page.show_preview,
+        "inputs": [page.model, page.data, page.row_settings],
+        "outputs": page.preview,
+        "show_progress": "minimal",
+        "api_visibility": "private",
+    }
     page.model.input(
         page.choose_model,
         page.model,
-        [page.notice, page.defaults],
+        [page.notice, page.defaults, page.row_settings],
         show_progress="hidden",
         api_visibility="private",
-    )
+    ).then(**show_preview)
     page.upload.upload(
         page.add_file, page.upload, page.data, show_progress="minimal", api_visibility="private"
-    ).success(
-        page.show_preview,
-        [page.model, page.data],
-        page.preview,
-        show_progress="minimal",
-        api_visibility="private",
-    )
-    gr.on(
-        [page.model.input, page.data.input],
-        page.show_preview,
-        [page.model, page.data],
-        page.preview,
-        show_progress="minimal",
-        api_visibility="private",
-    )
+    ).success(**show_preview)
+    page.data.input(**show_preview)
     with page.settings_place:
 
         @gr.render(  # type: ignore[untyped-decorator] # gradio does not annotate it

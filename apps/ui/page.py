@@ -1,6 +1,8 @@
 """The page as a whole: three pages with their own addresses, one look."""
 
 import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import gradio as gr
@@ -11,14 +13,15 @@ from apps.ui import markup
 from apps.ui.access import PageGuard
 from apps.ui.chat import build_chat_page
 from apps.ui.client import ApiClient
+from apps.ui.exposure import RouteGuard
 from apps.ui.fine_tune import build_fine_tune_page
 from apps.ui.runs import build_runs_page
 from apps.ui.settings import UiSettings
+from apps.ui.uploads import UPLOAD_LIFETIME_S, UploadFolder
 
 STYLE_FILE = Path(__file__).with_name("style.css")
 MAX_CONCURRENT_EVENTS = 64
 QUEUE_POLL_S = 0.02
-UPLOAD_LIFETIME_S = 3600
 ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
     "%3Cpath d='M2 3c3 9 6 10 12 10' fill='none' stroke='%230d9488' stroke-width='2.5' "
@@ -26,7 +29,7 @@ ICON = (
 )
 
 
-def build_blocks(client: ApiClient) -> gr.Blocks:
+def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
     """Build the three pages; they ask the API only when a browser opens them."""
     blocks: gr.Blocks
     with gr.Blocks(
@@ -35,7 +38,7 @@ def build_blocks(client: ApiClient) -> gr.Blocks:
         delete_cache=(UPLOAD_LIFETIME_S, UPLOAD_LIFETIME_S),
     ) as blocks:
         _start_page("")
-        build_fine_tune_page(client)
+        build_fine_tune_page(client, uploads)
     with blocks.route("Runs", "runs"):
         _start_page("runs")
         build_runs_page(client)
@@ -50,8 +53,25 @@ def build_blocks(client: ApiClient) -> gr.Blocks:
 
 def build_http(settings: UiSettings) -> PageGuard:
     """Build the page's ASGI application; it works at any path that the server gives it."""
-    api_key = settings.find_api_key()
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    uploads = UploadFolder()
+    app = build_gradio(settings, uploads)
+    guarded = RouteGuard(app, uploads.has_upload, settings.max_upload_bytes)
+    return PageGuard(guarded, settings.find_api_key())
+
+
+def build_gradio(settings: UiSettings, uploads: UploadFolder) -> FastAPI:
+    """Build the page with every route of Gradio's, which must not be reachable as it is."""
+    client = ApiClient(settings.api_url, settings.find_api_key())
+
+    @asynccontextmanager
+    async def clean_up(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await client.close()
+        uploads.remove()
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=clean_up)
+    uploads.set_as_gradio_folder()
+    blocks = build_blocks(client, uploads)
 
     @app.get("/{page}/")
     async def drop_trailing_slash(page: str) -> RedirectResponse:  # Gradio's own loses the prefix
@@ -61,10 +81,12 @@ def build_http(settings: UiSettings) -> PageGuard:
         warnings.filterwarnings("ignore", message="SSR mode")  # we do not ask for it
         gr.mount_gradio_app(
             app,
-            build_blocks(ApiClient(settings.api_url, api_key)),
+            blocks,
             path="/",
             footer_links=[],
             run_history=False,
+            max_file_size=settings.max_upload_bytes,
+            show_error=False,  # what is not meant for a visitor stays in the log
             ssr_mode=False,
             mcp_server=False,
             enable_monitoring=False,
@@ -73,7 +95,9 @@ def build_http(settings: UiSettings) -> PageGuard:
             css_paths=STYLE_FILE,
             head=f'<link rel="icon" href="{ICON}">',
         )
-    return PageGuard(app, api_key)
+    # Unless Gradio itself launches the application, it imports files from anywhere.
+    blocks.has_launched = True
+    return app
 
 
 def build_theme() -> gr.themes.Base:

@@ -21,7 +21,8 @@ from apps.ui.resources import Event, Job
 ACTIVE_INTERVAL_S = 1.5
 IDLE_INTERVAL_S = 8.0
 CANCEL_PATIENCE_S = 20.0
-LOG_CHARACTERS = 20_000
+LOG_BYTES = 20_000
+CURVE_POINTS = 500
 
 KEEP_SELECTION_JS = """(run) => {
   if (run) history.replaceState(null, "", location.pathname + "?run=" + encodeURIComponent(run));
@@ -84,7 +85,9 @@ async def read_view(client: ApiClient, selected: str) -> View:
     if job is None:
         return View(run_list=run_list)
     events, metrics, log = await asyncio.gather(
-        client.list_events(job.id), client.list_metrics(job.id), client.read_log(job.id)
+        client.list_events(job.id),
+        client.list_metrics(job.id, CURVE_POINTS),
+        client.read_log(job.id, LOG_BYTES),
     )
     is_any_active = job.is_active or any(other.is_active for other in jobs)
     return View(
@@ -93,7 +96,7 @@ async def read_view(client: ApiClient, selected: str) -> View:
         run=markup.render_run(job, describe_stage(job, events), file_names),
         curve=render_loss_curve(metrics) if metrics or job.is_active else "",
         events=markup.render_events(events),
-        log=log[-LOG_CHARACTERS:],
+        log=log,
         is_active=job.is_active,
         is_paused=job.is_paused,
         is_resumable=job.resumable,
@@ -195,8 +198,11 @@ def build_runs_page(client: ApiClient) -> None:
                 gr.Warning(escape(exc.message))
             return await refresh(selected_id)
 
+        def show_busy() -> gr.Button:
+            return gr.Button(word, interactive=False)
+
         button.click(
-            lambda: gr.Button(word, interactive=False),
+            show_busy,
             outputs=button,
             show_progress="hidden",
             api_visibility="private",

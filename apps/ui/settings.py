@@ -3,6 +3,7 @@
 from pydantic import BaseModel, ConfigDict, Field
 
 from apps.middleware.auth import read_api_key
+from apps.middleware.body_limit import DEFAULT_MAX_UPLOAD_BYTES
 
 
 class UiSettings(BaseModel):
@@ -20,6 +21,12 @@ class UiSettings(BaseModel):
         min_length=1,
         description="Sent to the API, and asked of whoever opens the page; default: the "
         "environment variable TUNESERVE_API_KEY.",
+    )
+    max_upload_bytes: int = Field(
+        DEFAULT_MAX_UPLOAD_BYTES,
+        gt=0,
+        description="Largest file that may be uploaded on the page, in bytes; the API has its own "
+        "limit.",
     )
 
     def find_api_key(self) -> str | None:

@@ -150,8 +150,10 @@ class LocalFineTuning:
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
         return await self._queue.create(body)
 
-    async def preview(self, file_id: str, model: str, num_rows: int) -> dict[str, Any]:
-        return await self._queue.preview(file_id, model, num_rows)
+    async def preview(
+        self, file_id: str, model: str, num_rows: int, training: dict[str, Any]
+    ) -> dict[str, Any]:
+        return await self._queue.preview(file_id, model, num_rows, training)
 
     async def get_defaults(self, model: str) -> dict[str, Any]:
         return self._queue.get_defaults(model)

@@ -696,7 +696,7 @@ async def test_the_record_shows_what_was_asked(queue: RunQueue, file_id: str) ->
 
 
 async def test_a_preview_marks_what_is_learned(queue: RunQueue, file_id: str) -> None:
-    preview = await queue.preview(file_id, "latest", 2)
+    preview = await queue.preview(file_id, "latest", 2, {})
     assert len(preview["rows"]) == 2
     assert preview["num_rows"] == 4
     learned = "".join(t["text"] for t in preview["rows"][0]["tokens"] if t["learned"])

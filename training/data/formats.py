@@ -112,7 +112,8 @@ def _describe_unknown(record: Any, keys: list[str]) -> str:
     lists = [key for key in keys if isinstance(record[key], list) and record[key]]
     if len(keys) <= 2 and lists and isinstance(record[lists[0]][0], Mapping):
         return f"{message}; if {lists[0]!r} holds the rows, make the file that list alone"
-    return f"{message}; where names differ, set columns, as in {{'prompt': {keys[0]!r}}}"
+    example = json.dumps({"prompt": keys[0]}, ensure_ascii=False)
+    return f"{message}; where names differ, set columns, as in {json.dumps(example)}"
 
 
 def _rename(record: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 STEPS = 5
+MAX_CHARACTERS = 1000
 
 
 class StubApi:
@@ -24,6 +25,9 @@ class StubApi:
         self.files = [_describe_file("file-handbook", "handbook.jsonl")]
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.previews: list[dict[str, Any]] = []
+        self.queries: list[tuple[str, dict[str, str]]] = []
+        self.latest = "base-tuned"
         self.closed_streams = 0
 
     def add_job(self, job_id: str, status: str, **changes: Any) -> dict[str, Any]:
@@ -90,7 +94,8 @@ def _add_files(app: FastAPI, stub: StubApi) -> None:
         return stub.files[0]
 
     @app.get("/v1/files/{file_id}/preview", response_model=None)
-    def preview(file_id: str, model: str, rows: int) -> Any:
+    def preview(file_id: str, model: str, rows: int, training: str = "{}") -> Any:
+        stub.previews.append(json.loads(training))
         if file_id != "file-handbook":
             return refuse(400, f"line 2: not JSON, found {HOSTILE}")
         tokens = [
@@ -122,8 +127,10 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
                 "description": "Tokens of one row.",
             },
             "precision": {"type": "string", "enum": ["bf16", "fp32"], "description": "Arithmetic."},
+            "columns": {"type": "object", "description": 'Names, as in {"prompt": "q"}.'},
         }
         training = {"epochs": 3, "learning_rate": 1e-3, "max_length": None, "precision": "bf16"}
+        training["columns"] = {}
         return {
             "object": "fine_tuning.defaults",
             "model": model,
@@ -154,32 +161,44 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
         return stub.jobs[job_id]
 
     @app.get("/v1/fine_tuning/jobs/{job_id}/events")
-    def list_events(job_id: str) -> dict[str, Any]:
+    def list_events(request: Request, job_id: str) -> dict[str, Any]:
+        stub.queries.append(("events", dict(request.query_params)))
         return {"object": "list", "data": stub.jobs[job_id]["events"]}
 
     @app.get("/v1/fine_tuning/jobs/{job_id}/metrics")
-    def list_metrics(job_id: str) -> dict[str, Any]:
-        steps = (stub.jobs[job_id]["progress"] or {}).get("step", 0)
-        data = [{"step": i + 1, "num_steps": STEPS, "loss": 4.0 - i} for i in range(steps)]
+    def list_metrics(request: Request, job_id: str) -> dict[str, Any]:
+        stub.queries.append(("metrics", dict(request.query_params)))
+        progress = stub.jobs[job_id]["progress"] or {}
+        steps, num_steps = progress.get("step", 0), progress.get("num_steps", STEPS)
+        shown = range(0, steps, max(1, -(-steps // int(request.query_params["max_points"]))))
+        data = [{"step": i + 1, "num_steps": num_steps, "loss": 4.0 - i / 10} for i in shown]
         return {"object": "list", "data": data}
 
     @app.get("/v1/fine_tuning/jobs/{job_id}/logs")
-    def get_log(job_id: str) -> PlainTextResponse:
+    def get_log(request: Request, job_id: str) -> PlainTextResponse:
+        stub.queries.append(("logs", dict(request.query_params)))
         return PlainTextResponse(f"log of {job_id}: {HOSTILE}")
 
 
 def _add_chat(app: FastAPI, stub: StubApi) -> None:
     @app.get("/v1/models")
     def list_models() -> dict[str, Any]:
-        tuned = {"id": "base-tuned", "object": "model", "aliases": ["latest"], "base": False}
+        tuned = {"id": "base-tuned", "object": "model", "base": False}
         base = {"id": "base", "object": "model", "base": True, "demonstration": True}
-        return {"object": "list", "data": [tuned, base]}
+        models = [{**model, "aliases": []} for model in (tuned, base)]
+        if all(model["id"] != stub.latest for model in models):
+            models.insert(0, {"id": stub.latest, "object": "model", "aliases": []})
+        for model in models:
+            model["aliases"] = ["latest"] if model["id"] == stub.latest else []
+        return {"object": "list", "data": models}
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(request: Request) -> Any:
         body = await request.json()
         stub.bodies.append(body)
         question = body["messages"][-1]["content"]
+        if sum(len(message["content"]) for message in body["messages"]) > MAX_CHARACTERS:
+            return refuse(400, "the messages have more tokens than the model's context")
         if question == "busy":
             return refuse(429, "all places are taken")
         return StreamingResponse(

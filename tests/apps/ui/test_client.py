@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
+from io import BytesIO
 from typing import TypeVar
 
 import pytest
@@ -48,10 +48,9 @@ def test_the_key_is_sent_only_if_there_is_one(api: StubApi) -> None:
     assert api.keys == [None, "Bearer secret"]
 
 
-def test_an_upload_keeps_its_name(api: StubApi, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("{}")
-    assert ask(api.url, lambda client: client.upload_file(path)).filename == "rows.jsonl"
+def test_an_upload_keeps_its_name(api: StubApi) -> None:
+    file = ask(api.url, lambda client: client.upload_file("rows.jsonl", BytesIO(b"{}")))
+    assert file.filename == "rows.jsonl"
 
 
 def test_an_error_carries_the_message_of_the_api(api: StubApi) -> None:

@@ -1,37 +1,24 @@
 """The page's ASGI application: addresses, access, and that it loads nothing from elsewhere."""
 
-import asyncio
 import re
 from collections.abc import Iterator
 
 import httpx
 import pytest
 from pydantic import ValidationError
-from starlette.applications import Starlette
 from starlette.datastructures import Headers
-from starlette.routing import Mount
 
 from apps.middleware.auth import API_KEY_VARIABLE
-from apps.ui.access import PageGuard, find_refusal
-from apps.ui.page import build_http
+from apps.ui.access import find_refusal
 from apps.ui.settings import UiSettings
 from tests.apps.ui.conftest import LocalServer, StubApi
-
-
-def build_page(settings: UiSettings) -> PageGuard:
-    """Build inside an event loop, as a replica does; Gradio would leave one of its own behind."""
-
-    async def build() -> PageGuard:
-        return build_http(settings)
-
-    return asyncio.run(build())
+from tests.apps.ui.page_server import build_page, serve_page
 
 
 @pytest.fixture
 def page(api: StubApi) -> Iterator[str]:
-    app = build_page(UiSettings(api_url=api.url))
-    with LocalServer(Starlette(routes=[Mount("/ui", app)])) as url:
-        yield f"{url}/ui"
+    with serve_page(UiSettings(api_url=api.url)) as url:
+        yield url
 
 
 @pytest.mark.parametrize("path", ["/", "/runs", "/chat", "/runs?run=ftjob-1"])
@@ -58,11 +45,11 @@ def test_nothing_is_loaded_from_elsewhere(page: str) -> None:
 def test_with_a_key_the_page_asks_for_it(api: StubApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(API_KEY_VARIABLE, "secret")
     with LocalServer(build_page(UiSettings(api_url=api.url))) as url:
-        refused = httpx.get(f"{url}/config")
+        refused = httpx.get(f"{url}/theme.css")
         assert refused.status_code == 401
         assert refused.headers["www-authenticate"].startswith("Basic")
-        assert httpx.get(f"{url}/config", auth=("anyone", "wrong")).status_code == 401
-        assert httpx.get(f"{url}/config", auth=("anyone", "secret")).status_code == 200
+        assert httpx.get(f"{url}/theme.css", auth=("anyone", "wrong")).status_code == 401
+        assert httpx.get(f"{url}/theme.css", auth=("anyone", "secret")).status_code == 200
 
 
 @pytest.mark.parametrize(

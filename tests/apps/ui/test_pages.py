@@ -1,19 +1,19 @@
 """What the pages do with what the API says, without a browser."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import gradio as gr
 import pytest
 from gradio.components import Component
 
 from apps.ui import chat, fine_tune, runs
+from apps.ui.chat import Conversation, Turn
 from apps.ui.client import ApiClient, ApiError
 from apps.ui.resources import Event, Model
+from apps.ui.setting_fields import build_setting
 from tests.apps.ui.conftest import HOSTILE, STEPS, StubApi
-from training.spec import TrainingSpec
 
 Result = TypeVar("Result")
 PROGRESS = {"step": 2, "num_steps": STEPS, "loss": 3.0, "tokens_per_s": 10.0, "remaining_s": 3.0}
@@ -92,38 +92,12 @@ def test_a_run_says_what_it_waits_for(api: StubApi) -> None:
     assert "Waiting: number 2 in the queue" in view.run
 
 
-def test_only_changed_settings_are_sent() -> None:
-    defaults = {"epochs": 3, "learning_rate": 1e-3, "max_length": None, "precision": "bf16"}
-    values = {"epochs": 5, "learning_rate": 1e-3, "max_length": "", "precision": "bf16"}
-    assert fine_tune.collect_changes(defaults, values) == {"epochs": 5}
-    assert fine_tune.collect_changes(defaults, {"max_length": "64"}) == {"max_length": 64}
-    assert fine_tune.collect_changes(defaults, {"max_length": "six"}) == {"max_length": "six"}
-    assert fine_tune.collect_changes(defaults, {"learning_rate": 0}) == {"learning_rate": 0}
-
-
-def test_what_is_left_as_it_was_is_no_change() -> None:
-    """Whatever kind of value a setting has, the page shows it and reads it back as the same."""
-    spec = TrainingSpec.model_validate({"base_model": "-", "train_file": "-"})
-    defaults = json.loads(spec.model_dump_json())
-    schemas = TrainingSpec.model_json_schema()["properties"]
-    shown = {
-        key: fine_tune.build_setting(key, schemas[key], value).value
-        for key, value in defaults.items()
-    }
-    assert fine_tune.collect_changes(defaults, shown) == {}
-    changed = {**shown, "columns": '{"prompt": "q"}', "adam_betas": "[0.9, 0.99]"}
-    assert fine_tune.collect_changes(defaults, changed) == {
-        "columns": {"prompt": "q"},
-        "adam_betas": [0.9, 0.99],
-    }
-
-
 def test_each_kind_of_setting_gets_its_field(api: StubApi) -> None:
     async def build(client: ApiClient) -> dict[str, Component]:
         defaults = await client.get_defaults("base")
         with gr.Blocks(analytics_enabled=False):
             return {
-                key: fine_tune.build_setting(key, schema, defaults.training[key])
+                key: build_setting(key, schema, defaults.training[key])
                 for key, schema in defaults.schemas.items()
             }
 
@@ -134,6 +108,7 @@ def test_each_kind_of_setting_gets_its_field(api: StubApi) -> None:
         "learning_rate": gr.Number,
         "max_length": gr.Textbox,
         "precision": gr.Dropdown,
+        "columns": gr.Textbox,
     }
     assert fields["learning_rate"].elem_id == "setting-learning-rate"
 
@@ -156,31 +131,24 @@ def test_a_model_is_found_by_its_alias() -> None:
     assert chat.find_model([model], "gone") is None
 
 
-async def collect_answer(client: ApiClient, question: str) -> list[tuple[Any, str]]:
-    history = [{"role": "user", "content": question}]
-    return [step async for step in chat.answer(client, history, "latest", 0.0, 16)]
+async def collect_answer(client: ApiClient, question: str) -> list[tuple[Conversation, str]]:
+    begun = Conversation(asked_model="latest").add(Turn("user", question))
+    return [step async for step in chat.answer(client, begun, 0.0, 16)]
 
 
 def test_an_answer_grows_and_then_names_its_model(api: StubApi) -> None:
     steps = ask(api, lambda client: collect_answer(client, "hello"))
-    grown = [chat.read_messages(history)[-1]["content"] for history, _ in steps[:3]]
+    grown = [conversation.turns[-1].text for conversation, _ in steps[:3]]
     assert grown[0] == "Hello "
     assert grown[1] == "Hello there "
-    text, note = steps[-1][0][-1]["content"]
+    text, note = steps[-1][0].to_chatbot()[-1]["content"]
     assert text == grown[-1]
     assert "Answered by m-1 · 3 tokens" in note.value
 
 
 def test_what_the_page_adds_to_an_answer_is_not_sent_back() -> None:
-    history: list[dict[str, Any]] = [
-        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
-        {
-            "role": "assistant",
-            "content": [{"type": "text", "text": "Hello"}, {"type": "component", "value": "x"}],
-        },
-        {"role": "user", "content": "And now?"},
-    ]
-    assert chat.read_messages(history) == [
+    turns = (Turn("user", "Hi"), Turn("assistant", "Hello", note="x"), Turn("user", "And now?"))
+    assert Conversation(turns).to_messages() == [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "Hello"},
         {"role": "user", "content": "And now?"},
@@ -190,3 +158,16 @@ def test_what_the_page_adds_to_an_answer_is_not_sent_back() -> None:
 def test_a_refused_chat_is_an_error_for_the_page(api: StubApi) -> None:
     with pytest.raises(ApiError, match="try again in a moment"):
         ask(api, lambda client: collect_answer(client, "busy"))
+
+
+@pytest.mark.parametrize("num_steps", [100, 100_000])
+def test_a_tick_asks_for_a_limited_part_of_a_long_run(api: StubApi, num_steps: int) -> None:
+    api.add_job("ftjob-1", "running", progress={"step": num_steps, "num_steps": num_steps})
+    view = ask(api, lambda client: runs.read_view(client, "ftjob-1"))
+    queries = dict(api.queries)
+    assert int(queries["metrics"]["max_points"]) <= 500
+    assert int(queries["events"]["limit"]) <= 100
+    assert int(queries["logs"]["tail"]) <= 20_000
+    points = int(view.curve.partition('data-points="')[2].partition('"')[0])
+    assert min(num_steps, 250) <= points <= 500
+    assert f"<span>{num_steps:,}</span>" in view.curve  # the axis ends with the last step

@@ -144,7 +144,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "other keys": (
         "rows.jsonl",
         b'{"question": "x"}',
-        "where names differ, set columns, as in {'prompt': 'question'}",
+        'where names differ, set columns, as in {"prompt": "question"}',
     ),
     # CSV
     "no header": ("rows.csv", b"How many?,Twelve.\nWhen?,At six.\n", "keys ['How many?', 'Twelve"),

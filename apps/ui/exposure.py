@@ -1,0 +1,137 @@
+"""What of Gradio a visitor can reach: the routes and inputs that the page needs, nothing else.
+
+Gradio mounts about eighty routes whether an application uses them or not. docs/security.md lists
+each of them; a test compares that list with the routes that exist.
+"""
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from apps.middleware.body_limit import BodyLimit
+
+MAX_CALL_BYTES = 1_000_000
+MAX_FORM_BYTES = 100_000  # around the file of an upload
+JOIN_ROUTE = "/gradio_api/queue/join"
+UPLOAD_ROUTE = "/gradio_api/upload"
+
+# Method to the paths that it may ask for, below the page's prefix.
+OPEN_ROUTES = {
+    "GET": re.compile(
+        r"/|/(runs|chat)/?|/theme\.css|/favicon\.ico|/(assets|static)/.+"
+        r"|/gradio_api/(queue/data|heartbeat/\w+)"
+    ),
+    "POST": re.compile(rf"{JOIN_ROUTE}|{UPLOAD_ROUTE}|/gradio_api/cancel"),
+}
+OPEN_ROUTES["HEAD"] = OPEN_ROUTES["GET"]
+
+
+class RouteGuard:
+    """Middleware that answers 404 to every route but those of `OPEN_ROUTES`.
+
+    A call of a function is read first: it may have at most `MAX_CALL_BYTES`, and every file that it
+    names must be an upload, as `is_upload` tells from a path; otherwise the answer is 400.
+    """
+
+    def __init__(
+        self, app: ASGIApp, is_upload: Callable[[str], bool], max_upload_bytes: int
+    ) -> None:
+        self.app = app
+        self.is_upload = is_upload
+        self._calls = BodyLimit(self._check_call, MAX_CALL_BYTES)
+        self._uploads = BodyLimit(app, max_upload_bytes + MAX_FORM_BYTES)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check one request, then hand it on."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        route = find_route(scope)
+        if scope["type"] != "http" or not is_open(scope["method"], route):
+            await _refuse(404, "not found")(scope, receive, send)
+        elif route == UPLOAD_ROUTE:
+            await self._uploads(scope, receive, send)
+        elif scope["method"] == "POST":
+            await self._calls(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    async def _check_call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if Headers(scope=scope).get("content-encoding"):
+            await _refuse(415, "the body must not be compressed")(scope, receive, send)
+            return
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
+        if reason := find_foreign_file(body, self.is_upload):
+            await _refuse(400, reason)(scope, receive, send)
+            return
+        await self.app(scope, _replay(body, receive), send)
+
+
+def find_route(scope: Scope) -> str:
+    """The path of a request below the prefix of the page."""
+    path = str(scope.get("path", ""))
+    return path.removeprefix(scope.get("root_path", "").rstrip("/"))
+
+
+def is_open(method: str, route: str) -> bool:
+    """Whether the page needs that a browser can ask for a route."""
+    pattern = OPEN_ROUTES.get(method)
+    return pattern is not None and pattern.fullmatch(route) is not None
+
+
+def find_foreign_file(body: bytes, is_upload: Callable[[str], bool]) -> str | None:
+    """Return why a call is refused, which names a file that is no upload; None if it names none.
+
+    Gradio takes any object with a "path" for a file, in the input of any component.
+    """
+    try:
+        call = json.loads(body)
+    except (ValueError, RecursionError):
+        return "the body is not JSON"
+    for entry in _walk(call):
+        path = entry.get("path")
+        if path is not None and not (isinstance(path, str) and is_upload(path)):
+            return "the call names a file that was not uploaded to this page"
+    return None
+
+
+def _walk(value: Any) -> Iterator[dict[str, Any]]:
+    """All objects inside of a JSON value."""
+    pending = [value]
+    while pending:
+        current = pending.pop()
+        if isinstance(current, dict):
+            yield current
+            pending.extend(current.values())
+        elif isinstance(current, list):
+            pending.extend(current)
+
+
+def _refuse(status: int, message: str) -> ASGIApp:
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await PlainTextResponse(message, status)(scope, receive, send)
+
+    return refuse
+
+
+def _replay(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
+    """Give the body again, then what the client sends next."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return receive_again

@@ -1,0 +1,128 @@
+"""The fields of the training settings: made from the API's JSON schema, read back without guessing.
+
+A value that a field cannot stand for is refused by name; nothing becomes another value silently.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import gradio as gr
+from gradio.components import Component
+
+LABELS = {
+    "micro_batch_tokens": "Tokens per micro batch",
+    "micro_batch_size": "Rows per micro batch",
+    "num_workers": "Workers",
+    "lr_schedule": "Learning rate schedule",
+    "cpus_per_worker": "CPUs per worker",
+}
+_BRACKETS = {"{": "object", "[": "array"}
+
+
+def label_setting(key: str) -> str:
+    """The name of a setting on the page."""
+    return LABELS.get(key, key.replace("_", " ").capitalize())
+
+
+def build_setting(key: str, schema: Mapping[str, Any], value: Any) -> Component:
+    """Make the field of one setting from its JSON schema; the API checks the ranges.
+
+    Each says that it is interactive: inside `gr.render`, Gradio would take it for an output.
+    """
+    label = label_setting(key)
+    info = schema.get("description", "")
+    elem_id = f"setting-{key.replace('_', '-')}"
+    if "enum" in schema:
+        return gr.Dropdown(
+            schema["enum"], value=value, label=label, info=info, elem_id=elem_id, interactive=True
+        )
+    if schema.get("type") == "boolean":
+        return gr.Checkbox(value, label=label, info=info, elem_id=elem_id, interactive=True)
+    if schema.get("type") in ("integer", "number"):
+        is_whole = schema["type"] == "integer"
+        return gr.Number(  # with a precision it would round what was typed
+            value,
+            label=label,
+            info=info,
+            elem_id=elem_id,
+            step=1 if is_whole or not value else value / 10,
+            interactive=True,
+        )
+    return gr.Textbox(  # gr.Number would turn "not set" into 0
+        write_value(value),
+        label=label,
+        info=info,
+        elem_id=elem_id,
+        placeholder="not set",
+        interactive=True,
+    )
+
+
+def write_value(value: Any) -> str | None:
+    """Put a value into a text field, lists and objects as JSON; nothing for one that is not set."""
+    if _is_empty(value):
+        return None
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def collect_changes(
+    defaults: Mapping[str, Any],
+    schemas: Mapping[str, Mapping[str, Any]],
+    values: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The settings that differ from the defaults. Raises `ValueError` as `read_setting` does."""
+    read = {
+        key: read_setting(key, schemas[key], defaults[key], value) for key, value in values.items()
+    }
+    return {key: value for key, value in read.items() if value != defaults[key]}
+
+
+def read_setting(key: str, schema: Mapping[str, Any], default: Any, value: Any) -> Any:
+    """Read a field: a text that is JSON stands for its value where the setting takes one.
+
+    An empty field means "not set". Raises `ValueError` for one that must be set, and for a list or
+    an object that is not JSON; the API refuses what else cannot be.
+    """
+    if isinstance(value, str):
+        value = value.strip()
+    if value is None or value == "":
+        return _read_empty(key, schema, default)
+    kinds = _list_kinds(schema)
+    if not isinstance(value, str) or "enum" in schema or kinds == {"string"}:
+        return value
+    try:
+        parsed = json.loads(value, parse_constant=_refuse_constant)
+    except ValueError as exc:
+        if _BRACKETS.get(value[0]) in kinds:
+            raise ValueError(
+                f"{label_setting(key)} is not JSON: {exc}. Texts and names need double quotes, as "
+                'in {"name": "value"} or ["one", "two"].'
+            ) from exc
+        return value
+    # What reads as true, null or a quoted text is left to the API to refuse by its own words.
+    return parsed if isinstance(parsed, (int, float, list, dict)) and parsed is not True else value
+
+
+def _read_empty(key: str, schema: Mapping[str, Any], default: Any) -> Any:
+    if _is_empty(default):
+        return default
+    if "null" in _list_kinds(schema):
+        return None
+    raise ValueError(
+        f"{label_setting(key)} is empty: enter a value; the default is {write_value(default)}."
+    )
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value == "" or value in ({}, [], ())
+
+
+def _list_kinds(schema: Mapping[str, Any]) -> set[str]:
+    """The JSON types that a setting takes."""
+    parts = [schema, *schema.get("anyOf", ())]
+    return {str(part["type"]) for part in parts if "type" in part}
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")

@@ -1,0 +1,125 @@
+"""The page on a free port below a prefix, and calls of its functions as a browser makes them."""
+
+import asyncio
+import json
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from apps.ui.access import PageGuard
+from apps.ui.page import build_http
+from apps.ui.settings import UiSettings
+from tests.apps.ui.conftest import LocalServer
+
+PREFIX = "/ui"
+TIMEOUT_S = 20
+
+
+def build_page(settings: UiSettings) -> PageGuard:
+    """Build inside an event loop, as a replica does; Gradio would leave one of its own behind."""
+
+    async def build() -> PageGuard:
+        return build_http(settings)
+
+    return asyncio.run(build())
+
+
+def mount_at_prefix(app: ASGIApp) -> ASGIApp:
+    """Serve `app` below the prefix as Ray Serve does, its lifespan included."""
+
+    async def mounted(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await app(scope, receive, send)
+        elif scope["path"].startswith(f"{PREFIX}/"):
+            await app({**scope, "root_path": PREFIX}, receive, send)
+        else:
+            await PlainTextResponse("not found", 404)(scope, receive, send)
+
+    return mounted
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a call of a function ended with."""
+
+    success: bool
+    text: str
+
+
+class PageCaller:
+    """A visitor without a browser."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.http = httpx.Client(base_url=url, timeout=TIMEOUT_S)
+        self.config: dict[str, Any] = {}
+        for path in ("/", "/runs", "/chat"):  # each has its own part
+            page = self.http.get(path).text
+            text = page.partition("window.gradio_config = ")[2].partition(";</script>")[0]
+            config = json.loads(text)
+            self.config.setdefault("components", []).extend(config["components"])
+            self.config.setdefault("dependencies", []).extend(config["dependencies"])
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.http.close()
+
+    def list_functions(self) -> dict[int, dict[str, Any]]:
+        """Every function of the page by its id."""
+        return {entry["id"]: entry for entry in self.config["dependencies"]}
+
+    def find_function(self, api_name: str) -> int:
+        """The id of a function by its name."""
+        names = {entry["api_name"]: entry["id"] for entry in self.config["dependencies"]}
+        return int(names[api_name])
+
+    def find_component(self, elem_id: str) -> int:
+        """The id of a component by the id that its element has."""
+        found = (c for c in self.config["components"] if c["props"].get("elem_id") == elem_id)
+        return int(next(found)["id"])
+
+    def join(self, fn_index: int, data: list[Any], **more: Any) -> httpx.Response:
+        """Ask for a function; the session is in `more` or new."""
+        body = {"fn_index": fn_index, "data": data, "session_hash": uuid.uuid4().hex, **more}
+        return self.http.post("/gradio_api/queue/join", json=body)
+
+    def call(self, fn_index: int, data: list[Any], **more: Any) -> Result:
+        """Call a function and return its last message, or the refusal."""
+        session = more.setdefault("session_hash", uuid.uuid4().hex)
+        answer = self.join(fn_index, data, **more)
+        if answer.is_error:
+            return Result(success=False, text=answer.text)
+        text = ""
+        events = self.http.stream("GET", "/gradio_api/queue/data", params={"session_hash": session})
+        with events as stream:
+            for line in stream.iter_lines():
+                text += line
+                if line.startswith("data: "):
+                    message = json.loads(line.removeprefix("data: "))
+                    if message["msg"] == "process_completed":
+                        return Result(message["success"], text)
+        raise AssertionError(f"function {fn_index} did not complete: {text}")
+
+    def upload(self, name: str, content: bytes) -> dict[str, Any]:
+        """Upload a file and return it as a browser passes it to a function."""
+        answer = self.http.post("/gradio_api/upload", files={"files": (name, content)})
+        answer.raise_for_status()
+        return name_file(answer.json()[0], name)
+
+
+def name_file(path: str, name: str = "rows.jsonl", **more: Any) -> dict[str, Any]:
+    """A file of the server as a visitor can name it in a call."""
+    return {"path": path, "orig_name": name, "meta": {"_type": "gradio.FileData"}, **more}
+
+
+@contextmanager
+def serve_page(settings: UiSettings) -> Iterator[str]:
+    """Run the page; yields its address."""
+    with LocalServer(mount_at_prefix(build_page(settings))) as url:
+        yield f"{url}{PREFIX}"

@@ -1,0 +1,341 @@
+"""What a visitor of the page can reach on the server besides what the page is for."""
+
+import asyncio
+import gzip
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.routing import BaseRoute, Mount, Route
+
+from apps.ui.page import build_gradio
+from apps.ui.settings import UiSettings
+from apps.ui.uploads import ForeignFileError, UploadFolder
+from tests.apps.ui.conftest import LocalServer, StubApi, build_stub
+from tests.apps.ui.page_server import (
+    PREFIX,
+    PageCaller,
+    mount_at_prefix,
+    name_file,
+    serve_page,
+)
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "security.md"
+JOIN = "/gradio_api/queue/join"
+SECRET = "the-secret-of-another-user"
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[StubApi]:
+    stub = StubApi()
+    with LocalServer(build_stub(stub)) as url:
+        stub.url = url
+        yield stub
+
+
+@pytest.fixture(scope="module")
+def page_url(api: StubApi) -> Iterator[str]:
+    with serve_page(UiSettings(api_url=api.url)) as url:
+        yield url
+
+
+@pytest.fixture
+def visitor(page_url: str) -> Iterator[PageCaller]:
+    visitor = PageCaller(page_url)
+    yield visitor
+    visitor.close()
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret.jsonl"
+    path.write_text(SECRET)
+    return path
+
+
+def test_an_upload_of_ones_own_is_imported(visitor: PageCaller, api: StubApi) -> None:
+    file = visitor.upload("rows.jsonl", b'{"text": "x"}')
+    result = visitor.call(visitor.find_function("add_file"), [file])
+    assert result.success, result.text
+    assert api.files[0]["filename"] == "rows.jsonl"
+    assert not Path(file["path"]).exists(), "the page keeps a copy of what the API has"
+
+
+def test_the_upload_function_imports_no_other_file(
+    visitor: PageCaller, api: StubApi, secret: Path
+) -> None:
+    before = len(api.files)
+    result = visitor.call(visitor.find_function("add_file"), [name_file(str(secret))])
+    assert not result.success
+    assert len(api.files) == before
+
+
+def build_foreign_inputs(path: str) -> dict[str, Any]:
+    """Ways to name a file in the input of a component."""
+    file = name_file(path)
+    return {
+        "file": file,
+        "files": [file],
+        "message": [
+            {
+                "role": "user",
+                "metadata": None,
+                "options": None,
+                "content": [{"type": "file", "file": file}],
+            }
+        ],
+        "component": [
+            {
+                "role": "user",
+                "metadata": None,
+                "options": None,
+                "content": [
+                    {
+                        "type": "component",
+                        "component": "image",
+                        "value": file,
+                        "constructor_args": {},
+                        "props": {},
+                    }
+                ],
+            }
+        ],
+        "nested": {"a": [{"b": file}]},
+    }
+
+
+@pytest.mark.parametrize("shape", list(build_foreign_inputs("")))
+def test_no_function_takes_a_file_of_the_server(
+    visitor: PageCaller, secret: Path, shape: str, api: StubApi
+) -> None:
+    """The file does not reach a folder of the page, from which a link could serve it."""
+    functions = visitor.list_functions()
+    before = len(api.files)
+    assert functions
+    for fn_index, function in functions.items():
+        for at in range(len(function["inputs"])):
+            data: list[Any] = [None] * len(function["inputs"])
+            data[at] = build_foreign_inputs(str(secret))[shape]
+            answer = visitor.join(fn_index, data)
+            assert answer.status_code == 400, (fn_index, function["api_name"], answer.text)
+            assert SECRET not in answer.text
+    assert len(api.files) == before
+
+
+def test_a_chat_gives_no_link_to_a_file(visitor: PageCaller, secret: Path) -> None:
+    functions = [entry for entry in visitor.list_functions().values() if entry["inputs"]]
+    history = build_foreign_inputs(str(secret))["message"]
+    for function in functions:
+        data = [history for _ in function["inputs"]]
+        result = visitor.call(function["id"], data)
+        for path in re.findall(r"file=([^\"\\]+)", result.text):
+            answer = visitor.http.get(f"/gradio_api/file={path}")
+            assert SECRET not in answer.text, function["api_name"]
+        assert not result.success
+
+
+@pytest.fixture(scope="module")
+def unguarded(api: StubApi) -> Iterator[PageCaller]:
+    """The page without our middleware: what Gradio itself refuses."""
+    uploads = UploadFolder()
+
+    async def build() -> FastAPI:
+        return build_gradio(UiSettings(api_url=api.url), uploads)
+
+    with LocalServer(mount_at_prefix(asyncio.run(build()))) as url:
+        visitor = PageCaller(f"{url}{PREFIX}")
+        yield visitor
+        visitor.close()
+
+
+def test_gradio_itself_imports_only_uploads(
+    unguarded: PageCaller, api: StubApi, secret: Path
+) -> None:
+    """Without the middleware in front, as it could miss a new way to name a file."""
+    before = len(api.files)
+    add_file = unguarded.find_function("add_file")
+    assert not unguarded.call(add_file, [name_file(str(secret))]).success
+    assert len(api.files) == before
+    upload = unguarded.upload("rows.jsonl", b'{"text": "x"}')
+    assert unguarded.call(add_file, [upload]).success
+    assert len(api.files) == before + 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/dev/zero",
+        "/dev/stdin",
+        "/proc/self/environ",
+        "/proc/self/fd/0",
+        "relative.jsonl",
+        "http://127.0.0.1:9/rows.jsonl",
+        "https://example.com/rows.jsonl",
+        "\0",
+    ],
+)
+def test_devices_addresses_and_the_like_are_no_uploads(visitor: PageCaller, path: str) -> None:
+    answer = visitor.join(visitor.find_function("add_file"), [name_file(path)])
+    assert answer.status_code == 400
+
+
+def test_what_lies_in_the_upload_folder_must_be_a_plain_file(
+    visitor: PageCaller, secret: Path
+) -> None:
+    """Whoever got such a thing in there: it is neither waited for nor followed."""
+    upload = Path(visitor.upload("rows.jsonl", b"{}")["path"])
+    folder = upload.parent
+    fifo, link, linked_folder = folder / "fifo", folder / "link", folder / "folder"
+    os.mkfifo(fifo)
+    link.symlink_to(secret)
+    linked_folder.symlink_to(secret.parent)
+    outside = f"{folder}/../../../{secret.name}"
+    for path in (fifo, link, linked_folder / secret.name, folder, outside):
+        answer = visitor.join(visitor.find_function("add_file"), [name_file(str(path))])
+        assert answer.status_code == 400, path
+    assert visitor.join(visitor.find_function("add_file"), [name_file(str(upload))]).is_success
+
+
+def test_uploads_lie_in_a_private_folder(visitor: PageCaller) -> None:
+    upload = Path(visitor.upload("rows.jsonl", b"{}")["path"])
+    root = upload.parent.parent
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    assert root.stat().st_uid == os.getuid()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "device", "folder", "outside"])
+def test_an_upload_folder_opens_only_its_own_plain_files(tmp_path: Path, kind: str) -> None:
+    uploads = UploadFolder(tmp_path)
+    (tmp_path / "outside").write_text(SECRET)
+    paths = {name: uploads.path / name for name in ("fifo", "link", "folder")}
+    os.mkfifo(paths["fifo"])
+    paths["link"].symlink_to(tmp_path / "outside")
+    paths["folder"].mkdir()
+    paths |= {"device": Path("/dev/zero"), "outside": tmp_path / "outside"}
+    with pytest.raises(ForeignFileError):
+        uploads.open(str(paths[kind]))
+    uploads.remove()
+
+
+def test_the_folder_of_a_killed_page_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib; from apps.ui.uploads import UploadFolder; "
+        f"uploads = UploadFolder(pathlib.Path({str(tmp_path)!r})); "
+        "(uploads.path / 'rows').write_text('x'); os._exit(1)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    assert list(tmp_path.rglob("rows"))
+    UploadFolder(tmp_path).remove()
+    assert list(tmp_path.rglob("rows")) == []
+
+
+def test_a_call_may_not_be_large_or_compressed(visitor: PageCaller) -> None:
+    large = visitor.join(visitor.find_function("ask"), ["x" * 2_000_000, None, None])
+    assert large.status_code == 413
+    body = {"content": gzip.compress(b"{}"), "headers": {"content-encoding": "gzip"}}
+    assert visitor.http.post(JOIN, **body).status_code == 415
+    assert visitor.http.post(JOIN, content=b"[" * 100_000).status_code == 400
+
+
+def list_routes(routes: Sequence[BaseRoute], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Method and path of every route of an application and of what is mounted in it."""
+    for route in routes:
+        if isinstance(route, Mount):
+            yield from list_routes(route.routes, prefix + route.path.rstrip("/"))
+        else:
+            assert isinstance(route, Route), f"{route} is of a kind that this test does not know"
+            for method in sorted(route.methods or ()):
+                yield method, prefix + route.path
+
+
+@pytest.fixture(scope="module")
+def routes() -> set[tuple[str, str]]:
+    uploads = UploadFolder()
+
+    async def build() -> FastAPI:
+        return build_gradio(UiSettings(), uploads)
+
+    app = asyncio.run(build())
+    uploads.remove()
+    return set(list_routes(app.routes))
+
+
+def read_documented_routes() -> tuple[set[str], set[str]]:
+    """The open and the closed routes of the tables in docs/security.md."""
+    text = DOCUMENT.read_text().partition("## The page")[2].partition("\n## ")[0]
+    opened, _, closed = text.partition("### Closed routes")
+    return tuple(  # type: ignore[return-value]
+        set(re.findall(r"`((?:GET|POST|HEAD) /[^`]*)`", part)) for part in (opened, closed)
+    )
+
+
+def test_every_route_is_documented_as_open_or_closed(routes: set[tuple[str, str]]) -> None:
+    """A new version of Gradio has new routes: they are closed until somebody has looked at them."""
+    opened, closed = read_documented_routes()
+    assert not opened & closed
+    live = {f"{method} {path.rstrip('/') or '/'}" for method, path in routes if method != "HEAD"}
+    assert live == opened | closed
+
+
+def test_only_the_open_routes_are_answered(
+    visitor: PageCaller, routes: set[tuple[str, str]]
+) -> None:
+    opened, _ = read_documented_routes()
+    for method, path in sorted(routes):
+        name = f"{method} {path.rstrip('/') or '/'}"
+        if method == "HEAD" or name in opened:
+            continue
+        sample = re.sub(r"\{[^}]*\}", "x", path)
+        answer = visitor.http.request(method, sample)
+        assert (answer.status_code, answer.text) == (404, "not found"), name
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/gradio_api/file=/etc/passwd",
+        "/gradio_api/FILE=/etc/passwd",
+        "//gradio_api/file=/etc/passwd",
+        "/assets/../gradio_api/info",
+        "/gradio_api/%66ile=/etc/passwd",
+        "/gradio_api/queue/join/",
+        "/gradio_api/call/add_file",
+        "/gradio_api/run/predict",
+        "/gradio_api/mcp/sse",
+    ],
+)
+def test_other_spellings_reach_no_closed_route(visitor: PageCaller, path: str) -> None:
+    for method in ("GET", "POST", "PUT", "OPTIONS"):
+        answer = visitor.http.request(method, path)
+        assert answer.status_code == 404, (method, path)
+
+
+def test_files_beside_the_assets_are_not_served(visitor: PageCaller) -> None:
+    for path in ("/assets/..%2f..%2findex.html", "/static/%2e%2e/%2e%2e/routes.py", "/assets//etc"):
+        assert visitor.http.get(path).status_code in (403, 404), path
+
+
+def test_every_function_is_named_and_private(visitor: PageCaller) -> None:
+    """Functions are called by their number, through one route; docs/security.md names each."""
+    functions = visitor.list_functions().values()
+    document = DOCUMENT.read_text().partition("## The page")[2].partition("\n## ")[0]
+    for function in functions:
+        assert function["queue"] or not function["backend_fn"], function["api_name"]
+        name = re.sub(r"_\d+$", "", function["api_name"] or "")
+        assert function["api_visibility"] in ("private", "undocumented")
+        if function["backend_fn"]:
+            assert f"`{name}`" in document, name
+
+
+def test_errors_that_are_not_meant_for_a_visitor_stay_in_the_log(visitor: PageCaller) -> None:
+    result = visitor.call(visitor.find_function("refresh"), [])
+    assert not result.success
+    assert "Traceback" not in result.text
+    assert "refresh" not in result.text.partition("process_completed")[2]

@@ -1,0 +1,74 @@
+"""The fields of the training settings: what is typed is what is sent, or it is refused."""
+
+import json
+import re
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from apps.ui.setting_fields import build_setting, collect_changes, read_setting
+from training.spec import TrainingSpec
+
+SCHEMAS = TrainingSpec.model_json_schema()["properties"]
+DEFAULTS = json.loads(
+    TrainingSpec.model_validate({"base_model": "-", "train_file": "-"}).model_dump_json()
+)
+
+
+def collect(values: dict[str, Any]) -> dict[str, Any]:
+    return collect_changes(DEFAULTS, SCHEMAS, values)
+
+
+def test_only_changed_settings_are_sent() -> None:
+    assert collect({"epochs": 5, "learning_rate": 1e-4, "max_length": ""}) == {"epochs": 5}
+    assert collect({"max_length": " 64 "}) == {"max_length": 64}
+    assert collect({"learning_rate": 0}) == {"learning_rate": 0}
+
+
+def test_what_is_left_as_it_was_is_no_change() -> None:
+    """Whatever kind of value a setting has, the page shows it and reads it back as the same."""
+    shown = {key: build_setting(key, SCHEMAS[key], value).value for key, value in DEFAULTS.items()}
+    assert collect(shown) == {}
+    changed = {**shown, "columns": '{"prompt": "q"}', "adam_betas": "[0.9, 0.99]"}
+    assert collect(changed) == {"columns": {"prompt": "q"}, "adam_betas": [0.9, 0.99]}
+
+
+@pytest.mark.parametrize("typed", [2.5, 2.0, 3])
+def test_a_number_is_sent_as_it_was_typed(typed: float) -> None:
+    """The API refuses half an epoch; the page does not round it."""
+    field = build_setting("epochs", SCHEMAS["epochs"], 4)
+    assert isinstance(field, gr.Number)
+    assert collect({"epochs": field.preprocess(typed)}).get("epochs", 3) == typed
+
+
+@pytest.mark.parametrize(("key", "empty"), [("learning_rate", None), ("adam_betas", " ")])
+def test_an_empty_field_is_not_the_default(key: str, empty: str | None) -> None:
+    with pytest.raises(ValueError, match=rf"^{key[:4].capitalize()}.* is empty.*default is"):
+        collect({key: empty})
+
+
+def test_an_emptied_field_of_a_setting_that_may_be_unset_unsets_it() -> None:
+    defaults = {**DEFAULTS, "max_length": 512}
+    assert collect_changes(defaults, SCHEMAS, {"max_length": ""}) == {"max_length": None}
+
+
+@pytest.mark.parametrize("key", sorted(SCHEMAS))
+def test_the_examples_of_a_description_can_be_typed(key: str) -> None:
+    for example in re.findall(r"[\[{].*[\]}]", SCHEMAS[key].get("description", "")):
+        read = read_setting(key, SCHEMAS[key], DEFAULTS[key], example)
+        TrainingSpec.model_validate({"base_model": "-", "train_file": "-", key: read})
+
+
+def test_the_description_of_columns_has_an_example() -> None:
+    assert '{"prompt": "question"' in SCHEMAS["columns"]["description"]
+
+
+def test_what_is_no_json_is_explained() -> None:
+    with pytest.raises(ValueError, match=r"Columns is not JSON.*double quotes"):
+        collect({"columns": "{'prompt': 'question'}"})
+
+
+@pytest.mark.parametrize("typed", ["six", "1_000", "nan", "NaN", "true", "null", '"64"'])
+def test_a_text_that_is_no_number_stays_for_the_api_to_refuse(typed: str) -> None:
+    assert collect({"max_length": typed}) == {"max_length": typed}
