@@ -19,11 +19,11 @@ run: check-port setup ## start the application on the embedded default, and prin
 
 setup: $(VENV)/.installed $(VENV)/.compiled ## install everything that `make run` needs
 
-test: $(VENV)/.installed-test $(VENV)/.compiled ## run all tests
+test: $(VENV)/.installed-test $(VENV)/openapi-client/.installed $(VENV)/.compiled ## run all tests
 	$(BIN)/python -m pytest -n logical --dist loadfile -m "not e2e"
 	$(BIN)/python -m pytest -m e2e --durations=15
 
-test-fast: $(VENV)/.installed-test ## run the tests that need no cluster and no browser
+test-fast: $(VENV)/.installed-test $(VENV)/openapi-client/.installed ## run the tests that need no cluster and no browser
 	$(BIN)/python -m pytest -n logical --dist loadfile -m "not e2e"
 
 lint: $(VENV)/.installed-test ## check style and types
@@ -60,6 +60,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt | check
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	@$(PIP) --editable '.[test,lint]'
+	@touch $@
+
+# The generator of API clients needs other versions of what the application needs too.
+$(VENV)/openapi-client/.installed: tests/openapi-client.txt | $(VENV)/.installed
+	@$(PYTHON) -m venv $(VENV)/openapi-client
+	@$(VENV)/openapi-client/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 $(VENV)/.compiled: $(VENV)/.installed

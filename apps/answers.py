@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from apps.errors import to_response
+from apps.errors import is_expected, to_response
 from apps.event_stream import write_event
 from apps.relay import UpstreamRelay
 from apps.services import TextGenerator
@@ -111,7 +111,10 @@ async def _write_events(batches: AsyncIterator[Iterable[Chunk]]) -> AsyncIterato
             if events := "".join(map(write_event, chunks)):
                 yield events
     except Exception as exc:
-        logger.exception("a streamed answer broke off")
+        if is_expected(exc):
+            logger.warning("a streamed answer broke off: %s", exc)
+        else:
+            logger.exception("a streamed answer broke off")
         yield f"data: {bytes(to_response(exc).body).decode()}\n\n"
         return
     yield "data: [DONE]\n\n"

@@ -18,6 +18,7 @@ from ray.serve import Application
 from apps.base_models import install_base_models
 from apps.bundled import HANDBOOK_FILE_ID, find_handbook
 from apps.drain import find_drain_signal
+from apps.errors import ApiError
 from apps.files import FileStore
 from apps.http import ApiReplica
 from apps.logical_cpus import API_CPUS, PAGE_CPUS, QUEUE_CPUS
@@ -25,16 +26,20 @@ from apps.queue import RunQueue
 from apps.ray_jobs import RayJobRunner
 from apps.retention import start_retention
 from apps.settings import ApplicationSettings
+from serving.errors import ServingError
 from serving.generator import GENERATOR_CPUS, Generator, GeneratorSettings
 from serving.model_store import ModelStore
 from serving.own_thread import put_thread_last
+from serving.refusals import return_refusals
 from serving.settings import GenerationSettings
 from storage.layout import open_storage
+from storage.library_imports import import_transformers
 from storage.privacy import keep_files_private
 
 logger = logging.getLogger(__name__)
 
 RECONCILE_INTERVAL_S = 1.0
+_expected = return_refusals(ApiError, ServingError)
 _MAX_LOOK_S = 300.0
 """Longer than any look at the runs takes, unless the cluster does not answer."""
 
@@ -93,36 +98,44 @@ class FineTuningQueueReplica:
         self._task = asyncio.get_event_loop().create_task(self._keep_reconciling())
         Thread(target=_import_readers, name="import-readers", daemon=True).start()
 
+    @_expected
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
         """Check and queue a fine-tune."""
         return await self._queue.create(body)
 
+    @_expected
     async def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Show rows of a file as tokens."""
         return await self._queue.preview(file_id, model, num_rows, training)
 
+    @_expected
     async def get_defaults(self, model: str) -> dict[str, Any]:
         """Settings that a fine-tune of a model has unless told otherwise."""
         return self._queue.get_defaults(model)
 
+    @_expected
     async def cancel(self, run_id: str) -> dict[str, Any]:
         """Stop a fine-tune."""
         return await self._queue.cancel(run_id)
 
+    @_expected
     async def pause(self, run_id: str) -> dict[str, Any]:
         """Have a fine-tune free its resources, to go on later."""
         return await self._queue.pause(run_id)
 
+    @_expected
     async def resume(self, run_id: str) -> dict[str, Any]:
         """Let a paused fine-tune go on."""
         return await self._queue.resume(run_id)
 
+    @_expected
     async def delete(self, run_id: str) -> None:
         """Remove what is left of a fine-tune that has ended."""
         await self._queue.delete(run_id)
 
+    @_expected
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
     ) -> dict[str, Any]:
@@ -152,6 +165,7 @@ class FineTuningQueueReplica:
 def _import_readers() -> None:
     """Import what the first fine-tune would wait seconds for, after all that must be up at once."""
     put_thread_last()
+    import_transformers()
     import training.data.preview  # noqa: F401
 
 

@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.bundled import DEMONSTRATION_MODEL, read_demonstration_settings
-from apps.errors import ApiError
+from apps.errors import InvalidInputError, invalid_input
 from apps.files import FileStore
 from apps.runs import find_run
 from serving.errors import ServingError
 from serving.model_store import LATEST_ALIAS, ModelStore, StoredModel
 from storage import durable
 from storage.layout import StorageLayout
+from storage.library_imports import import_transformers
 from storage.machine_faults import is_machine_fault
 from training import launch
 from training.data.faults import DataError
 from training.data.readers import RowFile
 from training.runs import RunFolder
-from training.spec import TrainingSpec
+from training.spec import SettingError, TrainingSpec
 
 # What reads rows takes seconds to import: the application is to be up before.
 if TYPE_CHECKING:
@@ -55,14 +56,16 @@ def are_quick(files: Sequence[Path]) -> bool:
 
 
 def prepare_rows(layout: StorageLayout, spec: TrainingSpec) -> "PreparedData":
-    """Read the rows of a job; raises `ApiError` 400 that names the file whose rows are at fault."""
+    """Read the rows of a job; raises `InvalidInputError` that names the file at fault."""
+    import_transformers()
     from training.data.prepare import prepare_data
 
     try:
-        return prepare_data(spec, layout.token_cache)
+        with invalid_input("training", only=SettingError):
+            return prepare_data(spec, layout.token_cache)
     except DataError as exc:
         param = find_param(spec, str(exc))
-        raise ApiError(400, str(exc), param=param, code=f"invalid_{param}") from exc
+        raise InvalidInputError(str(exc), param=param, code=f"invalid_{param}") from exc
 
 
 def find_param(spec: TrainingSpec, message: str) -> str:
@@ -77,6 +80,7 @@ def check_job(layout: StorageLayout, run_id: str) -> None:
 
     Raises `OSError` for what is no fault of the rows', such as a full disk.
     """
+    import_transformers()
     from training.data.prepare import link_data, prepare_data
 
     run = find_run(layout, run_id)
@@ -132,6 +136,7 @@ def check_file(layout: StorageLayout, file_id: str) -> None:
 
     Raises `OSError` for what is no fault of the rows', such as a full disk.
     """
+    import_transformers()
     from training.data.prepare import prepare_data
 
     files, models = FileStore(layout), ModelStore(layout)

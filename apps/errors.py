@@ -1,12 +1,20 @@
 """From exceptions to HTTP: the one place that knows which error is which status.
 
-ApiError                  what a route refuses by itself, with its status
-serving.errors            what the generator refuses
-ValueError                what a user got wrong, anywhere
-anything else             ours: logged, and told without its inside
+    Exception
+    ├── ApiError                   a refusal with its HTTP status
+    │   └── InvalidInputError      400: what the client sent is wrong
+    ├── ServingError               the generator's refusals, drawn in serving/errors.py
+    ├── RequestValidationError     400: FastAPI's, for query parameters and headers
+    └── anything else              500: a bug; logged with its traceback under a request id
+
+A `ValueError` is in the last group: most of them come from a bug. Only the code that validates
+client input may turn one into an `InvalidInputError`, with `invalid_input`.
 """
 
 import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -27,9 +35,14 @@ from serving.errors import (
     OverloadedError,
     ServingError,
 )
+from storage.layout import new_id
 from training.spec import describe_faults, describe_validation_error
 
 logger = logging.getLogger(__name__)
+
+REQUEST_ID_HEADER = "x-request-id"
+MAX_MESSAGE_CHARACTERS = 2_000
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class ApiError(Exception):
@@ -46,10 +59,44 @@ class ApiError(Exception):
         return _rebuild_api_error, (self.status, self.message, self.param, self.code)
 
 
+class InvalidInputError(ApiError):
+    """What the client sent is wrong; the message quotes it and says what was expected."""
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = "invalid_value"
+    ) -> None:
+        super().__init__(400, message, param=param, code=code)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Survive the way between two replicas."""
+        return _rebuild_invalid_input, (self.message, self.param, self.code)
+
+
+@contextmanager
+def invalid_input(
+    param: str | None = None,
+    only: type[ValueError] | tuple[type[ValueError], ...] = ValueError,
+) -> Iterator[None]:
+    """Turn a `ValueError` of the body into an `InvalidInputError`.
+
+    The body should be the one call that validates what a client sent; where that call does more,
+    `only` names the exceptions that are about the input. `param` names the field at fault where
+    pydantic does not.
+    """
+    try:
+        yield
+    except ServingError:  # has a status of its own; one of its kinds is a ValueError too
+        raise
+    except ValidationError as exc:
+        message = describe_validation_error(exc)
+        raise InvalidInputError(message, param=_find_param(exc) or param) from exc
+    except only as exc:
+        raise InvalidInputError(str(exc), param=param) from exc
+
+
 _EXPECTED = (
     ApiError,
     ServingError,
-    ValueError,
     HTTPException,
     ClientDisconnect,
     RequestValidationError,
@@ -65,7 +112,7 @@ def not_found(kind: str, identifier: str) -> ApiError:
     return ApiError(404, f"there is no {kind} {identifier!r}", param="id", code="not_found")
 
 
-def to_response(exc: BaseException) -> JSONResponse:
+def to_response(exc: BaseException, request_id: str | None = None) -> JSONResponse:
     """Turn any exception into OpenAI's error body with the right status."""
     exc = _unwrap(exc)
     status, param, code, headers = _classify(exc)
@@ -73,18 +120,23 @@ def to_response(exc: BaseException) -> JSONResponse:
     if isinstance(exc, HTTPException):
         message = exc.detail
     elif isinstance(exc, ClientDisconnect):
-        message = "the connection was closed before the request was there"
-    elif isinstance(exc, ValidationError):
-        message = describe_validation_error(exc)
+        message = "the connection was closed before the whole request was received"
     elif isinstance(exc, RequestValidationError):
         message = describe_faults(exc.errors())
     elif isinstance(exc, (RayActorError, DeploymentUnavailableError)):
         message = "the process that worked on this has ended; another takes its place, try again"
     if status == 500:
-        logger.error("a request failed", exc_info=exc)
-    if status == 500 and not isinstance(exc, ApiError):
-        message = "something went wrong on our side; the server's log has the details"
+        request_id = request_id or new_id("req")
+        logger.error("request %s failed", request_id, exc_info=exc)
+        if not isinstance(exc, ApiError):
+            message = f"internal error; the server's log has the details under request {request_id}"
+        headers = {REQUEST_ID_HEADER: request_id}
     return JSONResponse(error_body(status, message, param, code), status, headers)
+
+
+def is_expected(exc: BaseException) -> bool:
+    """Whether an exception is a refusal or an outage with a status of its own, not a bug."""
+    return _classify(_unwrap(exc))[0] != 500
 
 
 def error_body(
@@ -93,6 +145,10 @@ def error_body(
     """Build `{"error": …}` in OpenAI's shape."""
     kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    if len(message) > MAX_MESSAGE_CHARACTERS:
+        message = f"{message[: MAX_MESSAGE_CHARACTERS - 3]}..."
+    # A client's half of a surrogate pair cannot be sent back.
+    message = message.encode(errors="backslashreplace").decode()
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -103,8 +159,8 @@ def install_error_handlers(app: FastAPI) -> None:
     failure of the application, in a hundred lines.
     """
 
-    async def answer(request: Request, exc: Exception) -> JSONResponse:  # noqa: ARG001 - Starlette's signature
-        return to_response(exc)
+    async def answer(request: Request, exc: Exception) -> JSONResponse:
+        return to_response(exc, _read_request_id(request))
 
     for kind in (Exception, *_EXPECTED):
         app.add_exception_handler(kind, answer)
@@ -128,7 +184,7 @@ def _classify(exc: BaseException) -> tuple[int, str | None, str | None, dict[str
         return exc.status_code, None, None, dict(exc.headers or {})
     if isinstance(exc, ClientDisconnect):
         return 400, None, None, {}
-    if isinstance(exc, (ValueError, RequestValidationError)):
+    if isinstance(exc, RequestValidationError):
         return 400, _find_param(exc), None, {}
     return 500, None, None, {}
 
@@ -144,13 +200,23 @@ def _find_serving_status(exc: ServingError) -> int:
     return next((status for kind, status in statuses.items() if isinstance(exc, kind)), 500)
 
 
-def _find_param(exc: BaseException) -> str | None:
-    if not isinstance(exc, (ValidationError, RequestValidationError)) or not exc.errors():
-        return None
-    location = [str(part) for part in exc.errors()[0]["loc"]]
-    if isinstance(exc, RequestValidationError) and location[0] in ("query", "path", "header"):
+def _find_param(exc: ValidationError | RequestValidationError) -> str | None:
+    """Name the first field that is at fault; None if it is the request as a whole."""
+    faults = exc.errors()
+    location = [str(part) for part in faults[0]["loc"]] if faults else []
+    if isinstance(exc, RequestValidationError) and location[:1] in (
+        ["query"],
+        ["path"],
+        ["header"],
+    ):
         del location[0]
-    return ".".join(location)
+    return ".".join(location) or None
+
+
+def _read_request_id(request: Request) -> str | None:
+    """Return the id under which Serve logs a request, if it is a plain name."""
+    request_id = request.headers.get(REQUEST_ID_HEADER, "")
+    return request_id if _REQUEST_ID.fullmatch(request_id) else None
 
 
 def _unwrap(exc: BaseException) -> BaseException:
@@ -162,3 +228,7 @@ def _unwrap(exc: BaseException) -> BaseException:
 
 def _rebuild_api_error(status: int, message: str, param: str | None, code: str | None) -> ApiError:
     return ApiError(status, message, param=param, code=code)
+
+
+def _rebuild_invalid_input(message: str, param: str | None, code: str | None) -> InvalidInputError:
+    return InvalidInputError(message, param=param, code=code)

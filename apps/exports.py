@@ -8,7 +8,7 @@ import logging
 import threading
 from typing import IO, Any
 
-from apps.errors import not_found
+from apps.errors import invalid_input, not_found
 from apps.fine_tuning.run_index import RunIndex
 from apps.publishing import find_checkpoint, name_checkpoint_model, publish_checkpoint
 from apps.runs import check_new_model, find_run, has_published, list_exports, name_export_note
@@ -57,7 +57,8 @@ class ExportDesk:
 
         run = find_run(self._layout, run_id)
         checkpoint = find_checkpoint(run, checkpoint_id)
-        model_id = check_id(model_id or name_checkpoint_model(run, checkpoint.step))
+        with invalid_input("model"):
+            model_id = check_id(model_id or name_checkpoint_model(run, checkpoint.step))
         with self._lock:
             check_new_model(self._layout, self._runs, model_id)
             num_under_way = len(self._find_noted())

@@ -13,9 +13,10 @@ from ray.serve.handle import DeploymentHandle
 
 from apps.errors import install_error_handlers
 from apps.files import FileStore
+from apps.http_api.description import install_description
 from apps.http_api.readiness import Readiness
 from apps.middleware.auth import AccessControl, read_api_key
-from apps.middleware.body_limit import MAX_JSON_BYTES, BodyLimit
+from apps.middleware.body_limit import MAX_JSON_BYTES, MAX_TEXT_BYTES, BodyLimit
 from apps.middleware.flow_control import TellUse, WindowedSending
 from apps.relay import UpstreamRelay
 from apps.remote import RemoteQueue, RemoteText
@@ -47,6 +48,7 @@ def build_http(services: Services, api_key: str | None) -> AccessControl:
         lifespan=_open_relay if isinstance(services.text, UpstreamRelay) else None,
         docs_url=None,  # it would load scripts from elsewhere; /openapi.json describes the API
         redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,  # for generated clients
     )
     app.state.services = services
     app.state.readiness = Readiness(services)
@@ -56,8 +58,11 @@ def build_http(services: Services, api_key: str | None) -> AccessControl:
     limits = {
         files.router.prefix: services.max_upload_bytes + MULTIPART_BYTES,
         models.router.prefix: services.max_model_bytes,
+        "/v1/chat/completions": MAX_TEXT_BYTES,
+        "/v1/completions": MAX_TEXT_BYTES,
     }
     app.include_router(models.router)
+    install_description(app)
     for resource in (relayed,) if isinstance(services.text, UpstreamRelay) else (chat, completions):
         app.include_router(resource.router)
     limited = BodyLimit(app, MAX_JSON_BYTES, limits)

@@ -7,6 +7,7 @@ from threading import Lock
 from typing import Any
 
 from apps.checks import are_quick, build_default_spec, count_rows, prepare_rows
+from apps.errors import invalid_input
 from apps.files import FileStore
 from apps.fine_tuning.run_index import RunIndex
 from apps.full_disk import refuse_full_disk
@@ -16,11 +17,13 @@ from apps.usage import check_job_counts, check_job_size
 from serving.model_store import ModelStore, StoredModel
 from storage import durable
 from storage.layout import StorageLayout, new_id
+from storage.library_imports import import_transformers
 from storage.scratch import build_in_scratch
 from training import launch
-from training.resources import check_resources
+from training.data.faults import DataError
+from training.resources import ResourceError, check_resources
 from training.runs import RunFolder, RunRecord
-from training.spec import TrainingSpec
+from training.spec import SettingError, TrainingSpec
 
 BUILDING_PREFIX = ".building-"
 
@@ -47,7 +50,7 @@ class Intake:
     def create(self, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]) -> RunFolder:
         """Check a fine-tune and write a run for it, which waits.
 
-        Large files are still to be read; the run says so by its status. Raises `ValueError`,
+        Large files are still to be read; the run says so by its status. Raises
         `ServingError` or `ApiError` for what could not work, also where there are too many jobs.
         """
         check_job_counts(self._runs, self._limits)  # before the rows are read
@@ -66,13 +69,15 @@ class Intake:
 
         `training` are settings as those of a job. Raises as `create` does.
         """
+        import_transformers()
         from training.data.preview import preview_rows, split_tokens
 
         stored = self._models.resolve(model)
         file = self._files.find_content(file_id)
         request = FineTuneRequest(model=model, training_file=file_id, training=dict(training))
         spec = request.resolve_settings(build_default_spec(self._models, stored, str(file)))
-        shown = preview_rows(spec, num_rows)
+        with invalid_input("model", only=SettingError), invalid_input("file", only=DataError):
+            shown = preview_rows(spec, num_rows)
         counts: dict[str, Any] = {"format": shown.format, "max_length": shown.max_length}
         if are_quick([file]):
             counts = count_rows(prepare_rows(self._layout, spec))
@@ -108,13 +113,15 @@ class Intake:
     def _create_from(
         self, model: StoredModel, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]
     ) -> RunFolder:
+        import_transformers()
         from training.data.prepare import link_data
 
         files = [self._files.find_content(file_id) for file_id in request.list_files()]
         defaults = build_default_spec(self._models, model, str(files[0]))
         spec = request.resolve_settings(defaults, *map(str, files[1:]))
         check_job_size(spec, self._limits)
-        check_resources(spec, nodes, self._reserved_cpus, self._reserved_gpus)
+        with invalid_input(only=ResourceError):
+            check_resources(spec, nodes, self._reserved_cpus, self._reserved_gpus)
         prepared = prepare_rows(self._layout, spec) if are_quick(files) else None
         record = RunRecord(
             id=new_id("ftjob"),

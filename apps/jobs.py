@@ -3,13 +3,21 @@
 import time
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from apps.errors import ApiError
+from apps.errors import InvalidInputError, invalid_input
 from apps.fine_tuning.run_index import UnreadableRun, describe_fault
 from apps.runs import is_resumable
+from serving.protocol import (
+    MAX_INTEGER,
+    MAX_MODEL_CHARACTERS,
+    Metadata,
+    RequestPart,
+    limit_items,
+    parse_part,
+)
 from storage.durable import DamagedFileError
-from storage.layout import read_creation_time
+from storage.layout import MAX_ID_CHARACTERS, read_creation_time
 from training.runs import RunError, RunFolder, RunRecord
 from training.spec import TrainingSpec
 
@@ -26,6 +34,8 @@ SERVER_SETTINGS = frozenset(
     }
 )
 
+MAX_SETTINGS = 64
+
 _HYPERPARAMETER_PLACES = ("method", "hyperparameters")
 _OUR_NAMES = {
     "n_epochs": "epochs",
@@ -37,42 +47,44 @@ UNREADABLE_STATUS = "unreadable"
 """Shown as the status of a job whose record this version cannot read."""
 
 Auto = Literal["auto"]
-MetadataKey = Annotated[str, Field(max_length=64)]
-MetadataValue = Annotated[str, Field(max_length=512)]
+Count = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
+Multiplier = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Hyperparameters(_Model):
+class Hyperparameters(RequestPart):
     """OpenAI's names; 'auto' leaves the default of the base model."""
 
-    n_epochs: Auto | int = Field("auto", description="Passes over the rows.")
-    batch_size: Auto | int = Field("auto", description="Rows per optimizer step, all workers.")
-    learning_rate_multiplier: Auto | float = Field(
+    n_epochs: Auto | Count = Field("auto", description="Passes over the rows.")
+    batch_size: Auto | Count = Field("auto", description="Rows per optimizer step, all workers.")
+    learning_rate_multiplier: Auto | Multiplier = Field(
         "auto", description="Factor on the base model's default learning rate."
     )
 
 
-class SupervisedMethod(_Model):
+class SupervisedMethod(RequestPart):
     """Settings of supervised fine-tuning."""
 
     hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
 
 
-class Method(_Model):
+class Method(RequestPart):
     """How to fine-tune; only supervised fine-tuning exists."""
 
     type: Literal["supervised"] = "supervised"
     supervised: SupervisedMethod = Field(default_factory=SupervisedMethod)
 
 
-class FineTuneRequest(_Model):
+class FineTuneRequest(RequestPart):
     """Body of `POST /v1/fine_tuning/jobs`."""
 
-    model: str = Field(min_length=1, description="Id or alias of the model to start from.")
-    training_file: str = Field(min_length=1, description="Id of an uploaded file.")
+    model: str = Field(
+        min_length=1,
+        max_length=MAX_MODEL_CHARACTERS,
+        description="Id or alias of the model to start from.",
+    )
+    training_file: str = Field(
+        min_length=1, max_length=MAX_ID_CHARACTERS, description="Id of an uploaded file."
+    )
     suffix: str | None = Field(
         None,
         min_length=1,
@@ -80,21 +92,24 @@ class FineTuneRequest(_Model):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$",
         description="Becomes part of the new model's id.",
     )
-    seed: int | None = Field(None, description="Seed of the order of rows.")
-    metadata: dict[MetadataKey, MetadataValue] | None = Field(
-        None, max_length=16, description="Kept with the job."
-    )
+    seed: int | None = Field(None, ge=0, le=MAX_INTEGER, description="Seed of the order of rows.")
+    metadata: Metadata | None = Field(None, description="Kept with the job.")
     hyperparameters: Hyperparameters | None = Field(None, description="OpenAI's older place.")
     method: Method | None = Field(None, description="OpenAI's newer place for hyperparameters.")
     validation_file: str | None = Field(
-        None, min_length=1, description="Id of an uploaded file of rows to evaluate on."
+        None,
+        min_length=1,
+        max_length=MAX_ID_CHARACTERS,
+        description="Id of an uploaded file of rows to evaluate on.",
     )
     integrations: None = Field(
         None, description="Where figures go besides is the operator's to set ('trackers')."
     )
     priority: int = Field(0, ge=-100, le=100, description="Jobs with a higher one go first.")
-    training: dict[str, Any] = Field(
-        default_factory=dict, description="Any setting of our own training spec; these win."
+    training: Annotated[dict[str, Any], limit_items(MAX_SETTINGS, "settings")] = Field(
+        default_factory=dict,
+        max_length=MAX_SETTINGS,
+        description="Any setting of our own training spec; these win.",
     )
 
     def list_files(self) -> list[str]:
@@ -106,11 +121,10 @@ class FineTuneRequest(_Model):
     ) -> TrainingSpec:
         """Lay what was asked for over a base model's defaults.
 
-        Raises `ApiError` or `pydantic.ValidationError` for a setting that cannot be.
+        Raises `InvalidInputError` for a setting that cannot be.
         """
         if taken := SERVER_SETTINGS & set(self.training):
-            raise ApiError(
-                400,
+            raise InvalidInputError(
                 f"{sorted(taken)} cannot be set in 'training'; the model and the "
                 "file have fields of their own, the rest is the operator's",
                 param="training",
@@ -119,10 +133,11 @@ class FineTuneRequest(_Model):
         if self.seed is not None:
             settings["seed"] = self.seed
         settings.update(self.training)
-        TrainingSpec.model_validate(settings)  # before anything is worked out from them
-        return TrainingSpec.model_validate(
-            {**settings, **self._translate_hyperparameters(settings)}
-        )
+        with invalid_input("training"):
+            TrainingSpec.model_validate(settings)  # before anything is worked out from them
+            return TrainingSpec.model_validate(
+                {**settings, **self._translate_hyperparameters(settings)}
+            )
 
     def find_hyperparameters(self) -> Hyperparameters:
         """What was asked for in OpenAI's names, in the newer place or the older."""
@@ -146,8 +161,7 @@ def _divide_batch(batch_size: int, settings: dict[str, Any]) -> int:
     """Rows per micro batch: train batch = micro batch × accumulation × workers."""
     shares: int = settings["num_workers"] * settings["gradient_accumulation_steps"]
     if batch_size < 1 or batch_size % shares:
-        raise ApiError(
-            400,
+        raise InvalidInputError(
             f"batch_size is {batch_size}, expected a positive multiple of {shares} "
             f"({settings['num_workers']} workers × {settings['gradient_accumulation_steps']} "
             "accumulation steps)",
@@ -156,17 +170,22 @@ def _divide_batch(batch_size: int, settings: dict[str, Any]) -> int:
     return batch_size // shares
 
 
+def parse_fine_tune(body: Any) -> FineTuneRequest:
+    """Validate the body of a request for a fine-tune; raises `InvalidRequestError`."""
+    return parse_part(FineTuneRequest, body)
+
+
 def lay_over(asked: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Lay changes over the body of a request for a fine-tune; settings are changed one by one.
 
     What is changed by OpenAI's name for it is no longer what it was by ours. Fields of the stored
-    body that only a newer version knows are left out. Raises `pydantic.ValidationError` for changes
-    that cannot be.
+    body that only a newer version knows are left out. Raises `InvalidRequestError` for changes that
+    cannot be.
     """
     asked = {name: asked[name] for name in asked if name in FineTuneRequest.model_fields}
     before = FineTuneRequest.model_validate(asked)
     rest = {name: value for name, value in asked.items() if name not in _HYPERPARAMETER_PLACES}
-    after = FineTuneRequest.model_validate({**rest, **changes})
+    after = parse_part(FineTuneRequest, {**rest, **changes})
     named = after.find_hyperparameters().model_dump(exclude_unset=True)
     replaced = {_OUR_NAMES[name] for name in named} | ({"seed"} & changes.keys())
     training = {name: value for name, value in before.training.items() if name not in replaced}

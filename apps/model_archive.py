@@ -11,7 +11,7 @@ from collections.abc import AsyncIterable
 from io import BufferedReader, FileIO
 from pathlib import Path, PurePosixPath
 
-from apps.errors import ApiError
+from apps.errors import ApiError, invalid_input
 from apps.full_disk import refuse_full_disk
 from serving.model_store import ModelStore, StoredModel
 from storage.layout import UPLOAD_PREFIX, StorageLayout
@@ -63,13 +63,14 @@ class IncomingModel:
             await asyncio.to_thread(file.write, waiting)
 
     def publish(self, model_id: str) -> StoredModel:
-        """Unpack, publish and close; raises `ApiError` or `ValueError` for what is wrong with it.
+        """Unpack, publish and close; raises `ApiError` for what is wrong with it.
 
         Raises `FileExistsError` for an id that was taken meanwhile.
         """
         try:
             self._unpack()
-            return self._store.take_in(self._find_root(), model_id)
+            with invalid_input("model"):
+                return self._store.take_in(self._find_root(), model_id)
         finally:
             self.close()
 

@@ -1,5 +1,6 @@
 """Checkpoints as models: any that a run still has, while it computes or after."""
 
+import re
 import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -8,6 +9,7 @@ from apps.errors import not_found
 from apps.runs import find_run, name_model
 from serving.model_store import ModelStore, StoredModel
 from storage.layout import StorageLayout
+from storage.library_imports import import_transformers
 from storage.locks import take_turn
 from storage.scratch import sweep_scratch
 from training.runs import REJECTED_SUFFIX, RunFolder
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from training.checkpoint import Checkpoint
 
 _EXPORT_PREFIX = "export-"
+_STEP = re.compile(r"[0-9]{1,18}")
 
 
 def list_run_checkpoints(run: RunFolder) -> list[dict[str, Any]]:
@@ -60,7 +63,8 @@ def name_checkpoint(job_id: str, step: int) -> str:
 def read_checkpoint_step(job_id: str, checkpoint_id: str) -> int | None:
     """The step that an id of one of a job's checkpoints names; None if it is no such id."""
     start, _, step = checkpoint_id.rpartition("-")
-    return int(step) if start == f"{job_id}-step" and step.isdecimal() else None
+    is_step = start == f"{job_id}-step" and _STEP.fullmatch(step)
+    return int(step) if is_step else None
 
 
 def name_checkpoint_model(run: RunFolder, step: int) -> str:
@@ -85,6 +89,8 @@ def publish_checkpoint(layout: StorageLayout, run_id: str, step: int, model_id: 
     Raises `CheckpointError`, `ShardsError`, `ConsolidationError` or what the store raises.
     """
     from training.checkpoint import CheckpointError, list_checkpoints
+
+    import_transformers()
     from training.launch import export_checkpoint, quiet_libraries
 
     run = find_run(layout, run_id)

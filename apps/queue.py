@@ -22,7 +22,7 @@ from apps.fine_tuning.run_index import RunIndex
 from apps.full_disk import refuse_full_disk
 from apps.intake import Intake
 from apps.job_runner import JobRunner
-from apps.jobs import FineTuneRequest, describe_job
+from apps.jobs import describe_job, parse_fine_tune
 from apps.runs import expect_run, find_run, has_exports, is_resumable, list_waiting_order
 from apps.settings import UsageLimits
 from apps.starter import RunStarter, tell_waiting
@@ -95,9 +95,9 @@ class RunQueue:
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
         """Check a fine-tune and put it into the queue; returns the job as it is shown.
 
-        Raises `ValueError` or `ApiError` for anything that could not work.
+        Raises `ServingError` or `ApiError` for anything that could not work.
         """
-        request = FineTuneRequest.model_validate(body)
+        request = parse_fine_tune(body)
         nodes = self._runner.list_nodes()
         return describe_job(await asyncio.to_thread(self._intake.create, request, nodes))
 

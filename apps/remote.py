@@ -13,6 +13,7 @@ from apps.http_api.deployment_health import DeploymentHealth
 from serving.errors import DeadlineExceededError
 from serving.model_store import ModelStore
 from serving.origin import RequestKind
+from serving.refusals import take
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class RemoteText:
                         async with asyncio.timeout_at(deadline):
                             item = await anext(items)
                     has_begun = True
-                    yield item
+                    yield take(item)
             except StopAsyncIteration:
                 return
             except RayActorError:
@@ -86,7 +87,7 @@ class RemoteText:
     ) -> dict[str, Any]:
         response = self._route(self._handle, body).answer.remote(kind, body, request_id)
         try:
-            return await response  # type: ignore[no-any-return]
+            return take(await response)  # type: ignore[no-any-return]
         except asyncio.CancelledError:
             response.cancel()  # type: ignore[no-untyped-call]
             raise
@@ -120,42 +121,41 @@ class RemoteQueue:
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
         """Check and queue a fine-tune."""
-        return await self._handle.create.remote(body)  # type: ignore[no-any-return]
+        return take(await self._handle.create.remote(body))  # type: ignore[no-any-return]
 
     async def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Show rows of a file as tokens."""
-        return await self._handle.preview.remote(  # type: ignore[no-any-return]
-            file_id, model, num_rows, training
-        )
+        call = self._handle.preview
+        return take(await call.remote(file_id, model, num_rows, training))  # type: ignore[no-any-return]
 
     async def get_defaults(self, model: str) -> dict[str, Any]:
         """Settings that a fine-tune of a model has unless told otherwise."""
-        return await self._handle.get_defaults.remote(model)  # type: ignore[no-any-return]
+        return take(await self._handle.get_defaults.remote(model))  # type: ignore[no-any-return]
 
     async def cancel(self, run_id: str) -> dict[str, Any]:
         """Stop a fine-tune."""
-        return await self._handle.cancel.remote(run_id)  # type: ignore[no-any-return]
+        return take(await self._handle.cancel.remote(run_id))  # type: ignore[no-any-return]
 
     async def pause(self, run_id: str) -> dict[str, Any]:
         """Have a fine-tune free its resources, to go on later."""
-        return await self._handle.pause.remote(run_id)  # type: ignore[no-any-return]
+        return take(await self._handle.pause.remote(run_id))  # type: ignore[no-any-return]
 
     async def resume(self, run_id: str) -> dict[str, Any]:
         """Let a paused fine-tune go on."""
-        return await self._handle.resume.remote(run_id)  # type: ignore[no-any-return]
+        return take(await self._handle.resume.remote(run_id))  # type: ignore[no-any-return]
 
     async def delete(self, run_id: str) -> None:
         """Remove what is left of a fine-tune that has ended."""
-        await self._handle.delete.remote(run_id)
+        take(await self._handle.delete.remote(run_id))
 
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
     ) -> dict[str, Any]:
         """Begin to turn a checkpoint into a model."""
         call = self._handle.publish_checkpoint
-        return await call.remote(run_id, checkpoint_id, model_id)  # type: ignore[no-any-return]
+        return take(await call.remote(run_id, checkpoint_id, model_id))  # type: ignore[no-any-return]
 
     async def check(self) -> None:
         """Raise if the queue cannot answer."""

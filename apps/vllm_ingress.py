@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from apps.logical_cpus import INGRESS_CPUS
 from apps.middleware.auth import AccessControl, read_api_key
-from apps.middleware.body_limit import MAX_JSON_BYTES, BodyLimit
+from apps.middleware.body_limit import MAX_TEXT_BYTES, BodyLimit
 from apps.vllm import SHUTDOWN_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Guard:
     """Our key and our limit round Ray's routes; made in the replica, which reads the key."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self.app = AccessControl(BodyLimit(app, MAX_JSON_BYTES), read_api_key())
+        self.app = AccessControl(BodyLimit(app, MAX_TEXT_BYTES), read_api_key())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request, then hand it on."""

@@ -2,18 +2,23 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, FailFast, Field, model_validator
 
 from serving.protocol import (
+    MAX_INTEGER,
     MAX_TEXT_CHARACTERS,
     MAX_TOP_LOGPROBS,
-    STRICT,
     GenerationRequest,
+    Metadata,
     Neutral,
-    parse_request,
+    RequestPart,
+    limit_items,
+    parse_part,
 )
+from serving.request_faults import shorten
 
 MAX_MESSAGES = 512
+MAX_TEXT_PARTS = 1024
 
 _NOT_SUPPORTED: Neutral = {
     "audio": (),
@@ -36,33 +41,59 @@ _NOT_SUPPORTED: Neutral = {
 }
 
 
+_NEUTRAL_IN_MESSAGES: Neutral = {
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "refusal": (),
+    "tool_calls": ([],),
+}
+
+
+class TextPart(BaseModel):
+    """A part of a message; there are no other kinds."""
+
+    type: Literal["text"]
+    text: str = Field(max_length=MAX_TEXT_CHARACTERS)
+
+
+_Content = (
+    Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)]
+    | Annotated[list[TextPart], Field(max_length=MAX_TEXT_PARTS)]
+    | None
+)
+
+
 def _join_text_parts(value: Any) -> Any:
     """Turn a list of text parts into one string, a line each; leave a string alone."""
     if not isinstance(value, list):
         return value
+    if len(value) > MAX_TEXT_PARTS:
+        raise ValueError(f"expected at most {MAX_TEXT_PARTS} text parts, got {len(value)}")
     texts = []
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
             raise ValueError(
                 f"expected a string or parts such as {{'type': 'text', 'text': '...'}}, found a "
-                f"part of type {kind!r}"
+                f"part of type {shorten(kind)}"
             )
         texts.append(part["text"])
     return "\n".join(texts)
 
 
-class ChatMessage(BaseModel):
-    """One turn of a conversation."""
-
-    model_config = STRICT
+class ChatMessage(RequestPart):
+    """One turn of a conversation; an assistant's may be what a client got as an answer."""
 
     role: Literal["system", "developer", "user", "assistant"] = Field(
         description="Who speaks; 'developer' is another word for 'system'."
     )
-    content: Annotated[str, BeforeValidator(_join_text_parts)] = Field(
-        max_length=MAX_TEXT_CHARACTERS,
-        description="What is said: a string, or text parts that are joined with line ends.",
+    content: Annotated[str, BeforeValidator(_join_text_parts, json_schema_input_type=_Content)] = (
+        Field(
+            max_length=MAX_TEXT_CHARACTERS,
+            description="What is said: a string, or text parts that are joined with line ends; an "
+            "assistant's may be null.",
+        )
     )
     type: Literal["text"] = Field(
         default="text", description="What evaluation harnesses add; there is nothing else."
@@ -73,20 +104,40 @@ class ChatMessage(BaseModel):
         description="A name for the speaker; accepted, but not shown to the model.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_content(cls, value: Any) -> Any:
+        """Take a turn in which an assistant said nothing, as OpenAI's clients write it."""
+        is_assistant = isinstance(value, dict) and value.get("role") == "assistant"
+        if is_assistant and "content" in value and value["content"] is None:
+            return {**value, "content": ""}
+        return value
+
+    @classmethod
+    def list_neutral_values(cls) -> Neutral:
+        """List what an answer of OpenAI's API has besides, empty where we answer."""
+        return _NEUTRAL_IN_MESSAGES
+
 
 class ChatCompletionRequest(GenerationRequest):
     """A conversation to go on with."""
 
-    messages: tuple[ChatMessage, ...] = Field(
+    messages: Annotated[
+        tuple[ChatMessage, ...], FailFast(), limit_items(MAX_MESSAGES, "messages", 1)
+    ] = Field(
         min_length=1, max_length=MAX_MESSAGES, description="The conversation, oldest turn first."
     )
     max_completion_tokens: int | None = Field(
         default=None,
         ge=1,
+        le=MAX_INTEGER,
         description="Most tokens to generate; what the context has left is the limit above it.",
     )
     max_tokens: int | None = Field(
-        default=None, ge=1, description="The older name of max_completion_tokens."
+        default=None,
+        ge=1,
+        le=MAX_INTEGER,
+        description="The older name of max_completion_tokens.",
     )
     logprobs: bool = Field(default=False, description="Tell how likely each token was.")
     top_logprobs: int | None = Field(
@@ -95,9 +146,14 @@ class ChatCompletionRequest(GenerationRequest):
         le=MAX_TOP_LOGPROBS,
         description="Tell as many of the likeliest tokens at each place; only with logprobs.",
     )
-    metadata: dict[str, str] = Field(
-        default_factory=dict, max_length=16, description="The caller's own notes; not used."
+    metadata: Metadata = Field(
+        default_factory=dict, description="The caller's own notes; not used."
     )
+
+    @classmethod
+    def list_neutral_values(cls) -> Neutral:
+        """List what OpenAI's chat completions have besides."""
+        return _NOT_SUPPORTED
 
     @model_validator(mode="after")
     def _check_together(self) -> "ChatCompletionRequest":
@@ -112,8 +168,8 @@ class ChatCompletionRequest(GenerationRequest):
         num_characters = sum(len(message.content) for message in self.messages)
         if num_characters > MAX_TEXT_CHARACTERS:
             raise ValueError(
-                f"the messages have {num_characters} characters, at most {MAX_TEXT_CHARACTERS} "
-                "are taken"
+                f"expected messages of at most {MAX_TEXT_CHARACTERS} characters in all, got "
+                f"{num_characters}"
             )
         return self
 
@@ -140,4 +196,4 @@ class ChatCompletionRequest(GenerationRequest):
 
 def parse_chat_request(body: Any) -> ChatCompletionRequest:
     """Check the decoded JSON body of a chat completion; raises `InvalidRequestError`."""
-    return parse_request(ChatCompletionRequest, body, _NOT_SUPPORTED)
+    return parse_part(ChatCompletionRequest, body)

@@ -5,13 +5,15 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from serving.protocol import (
+    MAX_CHOICES,
+    MAX_INTEGER,
     MAX_TEXT_CHARACTERS,
     MAX_TOP_LOGPROBS,
     GenerationRequest,
     Neutral,
-    parse_request,
-    shorten,
+    parse_part,
 )
+from serving.request_faults import shorten
 
 MAX_PROMPTS = 128
 
@@ -24,36 +26,61 @@ _NOT_SUPPORTED: Neutral = {
 
 Prompt = str | tuple[int, ...]
 
+_Text = Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)]
+_Tokens = Annotated[
+    list[Annotated[int, Field(ge=0, le=MAX_INTEGER)]],
+    Field(min_length=1, max_length=MAX_TEXT_CHARACTERS),
+]
+_Prompts = (
+    _Text
+    | _Tokens
+    | Annotated[list[_Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[_Tokens], Field(min_length=1, max_length=MAX_PROMPTS)]
+)
+
 
 def _list_prompts(value: Any) -> Any:
     """Make a list of prompts of the one that a text, or a list of token ids, is."""
-    if isinstance(value, str) or _is_tokens(value):
+    if isinstance(value, str):
         return [value]
-    if isinstance(value, list):
-        for item in value:
-            if not isinstance(item, str) and not _is_tokens(item):
-                raise ValueError(
-                    f"expected texts or lists of token ids, found {shorten(item)} among them"
-                )
+    if not isinstance(value, list):
+        raise ValueError(
+            f"expected a text, a list of token ids, or a list of either, found {shorten(value)}"
+        )
+    if value and type(value[0]) is int:
+        value = [value]
+    if len(value) > MAX_PROMPTS:
+        raise ValueError(f"expected at most {MAX_PROMPTS} prompts, got {len(value)}")
+    if not value:
+        raise ValueError("expected at least 1 prompt, got 0")
+    for item in value:
+        if not isinstance(item, str):
+            _check_tokens(item)
     return value
 
 
-def _is_tokens(value: Any) -> bool:
-    """Whether it is a list of token ids, of which there is at least one."""
-    is_list = isinstance(value, list) and bool(value)
-    return is_list and all(type(item) is int and item >= 0 for item in value)
+def _check_tokens(value: Any) -> None:
+    """Raise `ValueError` for anything but a list of token ids, of which there is at least one."""
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"expected texts or lists of token ids, found {shorten(value)} among them")
+    if len(value) > MAX_TEXT_CHARACTERS:
+        raise ValueError(f"expected at most {MAX_TEXT_CHARACTERS} token ids, got {len(value)}")
+    for item in value:
+        if type(item) is not int or not 0 <= item <= MAX_INTEGER:
+            raise ValueError(f"expected token ids, found {shorten(item)} among them")
 
 
 class CompletionRequest(GenerationRequest):
     """Prompts to go on with, each a text or token ids."""
 
-    prompt: Annotated[tuple[Prompt, ...], BeforeValidator(_list_prompts)] = Field(
-        min_length=1,
-        max_length=MAX_PROMPTS,
-        description="A text, a list of token ids, or a list of either.",
-    )
+    prompt: Annotated[
+        tuple[Prompt, ...], BeforeValidator(_list_prompts, json_schema_input_type=_Prompts)
+    ] = Field(description="A text, a list of token ids, or a list of either.")
     max_tokens: int = Field(
-        default=16, ge=0, description="Most tokens to generate; 0 only together with echo."
+        default=16,
+        ge=0,
+        le=MAX_INTEGER,
+        description="Most tokens to generate; 0 only together with echo.",
     )
     echo: bool = Field(default=False, description="Give the prompt back before what follows.")
     logprobs: int | None = Field(
@@ -62,7 +89,14 @@ class CompletionRequest(GenerationRequest):
         le=MAX_TOP_LOGPROBS,
         description="Tell how likely each token was, and as many of the likeliest in its place.",
     )
-    best_of: int | None = Field(default=None, ge=1, description="The same as n, if given.")
+    best_of: int | None = Field(
+        default=None, ge=1, le=MAX_CHOICES, description="The same as n, if given."
+    )
+
+    @classmethod
+    def list_neutral_values(cls) -> Neutral:
+        """List what OpenAI's completions have besides."""
+        return _NOT_SUPPORTED
 
     @model_validator(mode="after")
     def _check_together(self) -> "CompletionRequest":
@@ -77,8 +111,8 @@ class CompletionRequest(GenerationRequest):
         num_characters = sum(len(prompt) for prompt in self.prompt)
         if num_characters > MAX_TEXT_CHARACTERS:
             raise ValueError(
-                f"the prompts have {num_characters} characters or tokens, at most "
-                f"{MAX_TEXT_CHARACTERS} are taken"
+                f"expected prompts of at most {MAX_TEXT_CHARACTERS} characters or token ids in "
+                f"all, got {num_characters}"
             )
         return self
 
@@ -95,4 +129,4 @@ class CompletionRequest(GenerationRequest):
 
 def parse_completion_request(body: Any) -> CompletionRequest:
     """Check the decoded JSON body of a completion; raises `InvalidRequestError`."""
-    return parse_request(CompletionRequest, body, _NOT_SUPPORTED)
+    return parse_part(CompletionRequest, body)

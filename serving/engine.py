@@ -33,6 +33,7 @@ from serving.errors import (
 from serving.remote_core import RemoteCore
 from serving.sampling import Sampling
 from serving.settings import EngineSettings
+from storage.library_imports import import_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -109,6 +110,7 @@ class Engine:
 
         Raises `EngineDeadError` for a model that does not load whole.
         """
+        import_transformers()
         from serving.model_loading import (
             load_tokenizer,  # torch, while the core has its own to load
         )

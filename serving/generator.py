@@ -17,12 +17,14 @@ from serving.asked import Asked
 from serving.chat_protocol import parse_chat_request
 from serving.choices import ChoicePiece, merge
 from serving.completion_protocol import parse_completion_request
-from serving.errors import EngineDeadError
+from serving.errors import EngineDeadError, ServingError
 from serving.handovers import HandoverLog
 from serving.loaded_models import LoadedModels
 from serving.memory import find_default_budget
 from serving.model_store import ModelStore, StoredModel
 from serving.origin import Origin, RequestKind, describe_origin
+from serving.protocol import count_items
+from serving.refusals import Refusal, return_refusals, yield_refusals
 from serving.remote_core import fork_server
 from serving.settings import GenerationSettings
 from serving.telemetry import RequestRecord, Telemetry
@@ -33,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 GENERATOR_CPUS = 0.4
 """Logical CPUs of one replica; the application subtracts them from what a fine-tune may have."""
+
+
+_MAX_QUICK_ITEMS = 4096
+"""Requests of more items are validated in a thread; the API has bounded their number."""
 
 
 class GeneratorSettings(GenerationSettings):
@@ -136,7 +142,9 @@ class GeneratorReplica:
         """Check a request and lend the engine that it names."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.engine.request_timeout_s
-        request = parse_chat_request(body) if kind == "chat" else parse_completion_request(body)
+        parse = parse_chat_request if kind == "chat" else parse_completion_request
+        is_large = count_items(body) > _MAX_QUICK_ITEMS
+        request = await asyncio.to_thread(parse, body) if is_large else parse(body)
         model, alias = await self._choose(request.model, deadline)
         record.model_id = model.id
         async with self._models.lend(model, timeout_s=deadline - loop.time()) as loaded:
@@ -223,6 +231,25 @@ def _to_dict(choice: ChoicePiece) -> dict[str, Any]:
     }
 
 
+class GeneratorDeployment(GeneratorReplica):
+    """The replica behind a Serve handle: what it refuses it returns, as a `Refusal`."""
+
+    async def stream(
+        self, kind: RequestKind, body: dict[str, Any], request_id: str
+    ) -> AsyncGenerator[Any, None]:
+        """Answer a request in pieces; the last may be a `Refusal`."""
+        items = yield_refusals(super().stream(kind, body, request_id), ServingError)
+        async with aclosing(items):
+            async for item in items:
+                yield item
+
+    async def answer(
+        self, kind: RequestKind, body: dict[str, Any], request_id: str
+    ) -> dict[str, Any] | Refusal:
+        """Answer a request as a whole, or with a `Refusal`."""
+        return await return_refusals(ServingError)(super().answer)(kind, body, request_id)
+
+
 Generator = serve.deployment(
     name="Generator",
     # The engine refuses with a reason of its own; these stand behind it.
@@ -233,5 +260,5 @@ Generator = serve.deployment(
     health_check_period_s=5.0,
     health_check_timeout_s=30.0,
     ray_actor_options={"num_cpus": GENERATOR_CPUS},
-)(GeneratorReplica)
+)(GeneratorDeployment)
 """The deployment: `Generator.bind(GeneratorSettings(...))`."""

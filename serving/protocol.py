@@ -1,4 +1,8 @@
-"""What requests for text have in common, in OpenAI's shapes."""
+"""What requests for text have in common, in OpenAI's shapes.
+
+Lengths are checked before items are validated, and the validation of a list ends with its first
+bad item. So the limits here bound the time that a request takes, however large it is.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -7,38 +11,138 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    FailFast,
     Field,
     ValidationError,
     model_validator,
 )
 
 from serving.errors import InvalidRequestError
+from serving.request_faults import (
+    describe_unknown_keys,
+    describe_unsupported,
+    translate_validation_error,
+)
 
 MAX_TEXT_CHARACTERS = 1_000_000
+MAX_MODEL_CHARACTERS = 128
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 256
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
-_MAX_DEPTH = 8
-
-STRICT = ConfigDict(extra="forbid", frozen=True)
-"""Nothing unknown in a request, so that no misspelt parameter is silently ignored."""
+MAX_INTEGER = 2**31 - 1
+MAX_METADATA = 16
+_MAX_KEYS = 256
+"""Of one object: several times those that there are, for what newer clients send as null."""
 
 FinishReason = Literal["stop", "length"]
 Neutral = Mapping[str, tuple[Any, ...]]
 """OpenAI's parameters that we lack, and for each the values that ask for nothing."""
 
-AnyRequest = TypeVar("AnyRequest", bound="GenerationRequest")
+AnyPart = TypeVar("AnyPart", bound="RequestPart")
+
+
+def limit_items(num_max: int, noun: str, num_min: int = 0) -> BeforeValidator:
+    """Make a validator that counts the items of a list or mapping before they are validated."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, (list, tuple, dict)):
+            if len(value) > num_max:
+                raise ValueError(f"expected at most {num_max} {noun}, got {len(value)}")
+            if len(value) < num_min:
+                raise ValueError(f"expected at least {num_min} {noun}, got {len(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(max_length=64)],
+        Annotated[str, Field(max_length=512)],
+    ],
+    limit_items(MAX_METADATA, "entries"),
+    Field(max_length=MAX_METADATA),
+]
+"""A client's own notes, with OpenAI's limits."""
+
+
+def _describe_value(value: Any) -> dict[str, Any]:
+    """Make a JSON schema of one value; code generators know no constant lists and objects."""
+    if value is None:
+        return {"type": "null"}
+    if isinstance(value, list):
+        items = {"items": _describe_value(value[0])} if value else {"items": {}}
+        return {"type": "array", **items, "minItems": len(value), "maxItems": len(value)}
+    if isinstance(value, dict):
+        properties = {key: _describe_value(item) for key, item in value.items()}
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": list(value),
+            "additionalProperties": False,
+        }
+    return {"const": value}
+
+
+def _describe_accepted(schema: dict[str, Any], model: type[Any]) -> None:
+    """Add to a JSON schema what `RequestPart` accepts besides the fields."""
+    required = schema.get("required", ())
+    for name, field in schema.get("properties", {}).items():
+        options = field.get("anyOf", [field])
+        if name not in required and {"type": "null"} not in options:
+            kept = {key: field.pop(key) for key in ("title", "description") if key in field}
+            default = {"default": field.pop("default")} if "default" in field else {}
+            inner = field.pop("anyOf", None) or [dict(field)]
+            field.clear()
+            field.update({**kept, "anyOf": [*inner, {"type": "null"}], **default})
+    for name, values in model.list_neutral_values().items():
+        schema["properties"][name] = {
+            "anyOf": [_describe_value(value) for value in (*values, None)],
+            "description": "Not supported; only accepted with a value that has no effect.",
+        }
+
+
+class RequestPart(BaseModel):
+    """An object in a request: null stands for "not given", as OpenAI has it.
+
+    Unknown keys are refused, so that no misspelt parameter is silently ignored.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_describe_accepted)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, value: Any) -> Any:
+        """Leave out what is null, and name unknown keys together, before all else."""
+        if not isinstance(value, Mapping):
+            return value
+        if len(value) > _MAX_KEYS:
+            raise ValueError(f"expected at most {_MAX_KEYS} parameters, got {len(value)}")
+        given = {key: item for key, item in value.items() if item is not None}
+        neutral = cls.list_neutral_values()
+        for name in given.keys() & neutral.keys():
+            if given.pop(name) not in neutral[name]:
+                raise describe_unsupported(name, value[name])
+        if unknown := [key for key in given if key not in cls.model_fields]:
+            raise describe_unknown_keys(unknown)
+        return given
+
+    @classmethod
+    def list_neutral_values(cls) -> Neutral:
+        """List OpenAI's parameters that we lack, each with the values that are accepted."""
+        return {}
 
 
 def _wrap_stop(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-class StreamOptions(BaseModel):
-    """How a streamed answer is sent."""
+_Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
-    model_config = STRICT
+
+class StreamOptions(RequestPart):
+    """How a streamed answer is sent."""
 
     include_usage: bool = Field(
         default=False, description="Send one more chunk at the end, with the token counts."
@@ -46,12 +150,12 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = Field(default=False, description="Not used.")
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(RequestPart):
     """The fields that chat completions and completions share."""
 
-    model_config = STRICT
-
-    model: str = Field(min_length=1, max_length=128, description="A model id or an alias.")
+    model: str = Field(
+        min_length=1, max_length=MAX_MODEL_CHARACTERS, description="A model id or an alias."
+    )
     n: int = Field(
         default=1, ge=1, le=MAX_CHOICES, description="How many answers to give to each prompt."
     )
@@ -70,7 +174,7 @@ class GenerationRequest(BaseModel):
     top_k: int | None = Field(
         default=None,
         ge=0,
-        le=2**31 - 1,
+        le=MAX_INTEGER,
         description="Sample among this many likeliest tokens; 0 for all. Not in OpenAI's API.",
     )
     seed: int | None = Field(
@@ -80,15 +184,16 @@ class GenerationRequest(BaseModel):
         description="The same seed draws the same tokens, as far as rounding allows.",
     )
     stop: Annotated[
-        tuple[
-            Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)],
-            ...,
-        ],
-        BeforeValidator(_wrap_stop),
+        tuple[_Stop, ...],
+        FailFast(),
+        limit_items(MAX_STOPS, "stop sequences"),
+        BeforeValidator(
+            _wrap_stop,
+            json_schema_input_type=_Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)],
+        ),
     ] = Field(
         default=(),
-        max_length=MAX_STOPS,
-        description="Up to 4 strings; the answer ends before the first that appears.",
+        description="A string or up to 4; the answer ends before the first that appears.",
     )
     stream: bool = Field(default=False, description="Send the answer in pieces as it is made.")
     stream_options: StreamOptions | None = Field(
@@ -116,8 +221,17 @@ class GenerationRequest(BaseModel):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-def parse_request(kind: type[AnyRequest], body: Any, not_supported: Neutral) -> AnyRequest:
-    """Check the decoded JSON body of a request; null stands for "not given", as OpenAI has it.
+def count_items(body: Mapping[str, Any]) -> int:
+    """Count the messages and their parts, or the prompts and their tokens, of a request."""
+    items = body.get("messages", body.get("prompt"))
+    if not isinstance(items, list):
+        return 1
+    inner = (item.get("content") if isinstance(item, dict) else item for item in items)
+    return len(items) + sum(len(item) for item in inner if isinstance(item, list))
+
+
+def parse_part(kind: type[AnyPart], body: Any) -> AnyPart:
+    """Validate a decoded JSON object.
 
     Raises `InvalidRequestError` whose `param` names the field to blame.
     """
@@ -125,54 +239,7 @@ def parse_request(kind: type[AnyRequest], body: Any, not_supported: Neutral) -> 
         raise InvalidRequestError(
             f"the body holds a {type(body).__name__}; expected a JSON object", code="invalid_body"
         )
-    wanted = {key: value for key, value in body.items() if value is not None}
-    for name, neutral in not_supported.items():
-        if name in wanted and wanted.pop(name) not in neutral:
-            raise InvalidRequestError(
-                f"{name!r} is not supported yet (found {shorten(body[name])}); leave it out",
-                param=name,
-                code="unsupported_parameter",
-            )
     try:
-        return kind.model_validate(_drop_nulls(wanted))
+        return kind.model_validate(body)
     except ValidationError as exc:
-        raise _translate(exc) from exc
-
-
-def _drop_nulls(value: Any, depth: int = 0) -> Any:
-    """Leave out what is null in objects, down to the depth that a request can have."""
-    if depth == _MAX_DEPTH:
-        return value
-    if isinstance(value, Mapping):
-        return {
-            key: _drop_nulls(item, depth + 1) for key, item in value.items() if item is not None
-        }
-    if isinstance(value, list) and any(isinstance(item, (Mapping, list)) for item in value):
-        return [_drop_nulls(item, depth + 1) for item in value]
-    return value
-
-
-def _translate(exc: ValidationError) -> InvalidRequestError:
-    error = exc.errors(include_url=False)[0]
-    param = ""
-    for part in error["loc"]:
-        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
-    if error["type"] == "extra_forbidden":
-        return InvalidRequestError(
-            f"{param!r} is not a known parameter", param=param, code="unknown_parameter"
-        )
-    if error["type"] == "missing":
-        return InvalidRequestError(
-            f"{param!r} is required", param=param, code="missing_required_parameter"
-        )
-    message = error["msg"].removeprefix("Value error, ")
-    if not param:
-        return InvalidRequestError(message, code="invalid_value")
-    found = "" if error["type"] == "value_error" else f" (found {shorten(error['input'])})"
-    return InvalidRequestError(f"{param!r}: {message}{found}", param=param, code="invalid_value")
-
-
-def shorten(value: Any) -> str:
-    """Show what was found in a request, in a few words."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+        raise translate_validation_error(exc) from exc

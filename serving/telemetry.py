@@ -109,7 +109,8 @@ class Telemetry:
 
     def note_handover(self, alias: str, outcome: str) -> None:
         """Count a move of an alias, or that it was refused."""
-        self._handovers.inc(tags={"alias": alias, "outcome": outcome})
+        with _log_failure():
+            self._handovers.inc(tags={"alias": alias, "outcome": outcome})
 
     def show_load(self, loads: dict[str, EngineLoad]) -> None:
         """Show how busy the engines are, by the ids of their models."""
@@ -125,12 +126,13 @@ class Telemetry:
     def _note(self, record: RequestRecord, outcome: str) -> None:
         tags = {"model": record.model_id}
         took_s = time.monotonic() - record.arrived
-        self._requests.inc(tags={**tags, "kind": record.kind, "outcome": outcome})
-        if outcome == _ANSWERED:
-            self._prompt_tokens.inc(record.num_prompt_tokens, tags=tags)
-            self._completion_tokens.inc(record.num_completion_tokens, tags=tags)
-            self._duration.observe(took_s, tags=tags)
-            self._note_pace(record, tags)
+        with _log_failure():
+            self._requests.inc(tags={**tags, "kind": record.kind, "outcome": outcome})
+            if outcome == _ANSWERED:
+                _add(self._prompt_tokens, record.num_prompt_tokens, tags)
+                _add(self._completion_tokens, record.num_completion_tokens, tags)
+                self._duration.observe(took_s, tags=tags)
+                self._note_pace(record, tags)
         logger.info(
             "%s: %s for %s: %s after %.3f s, %d tokens in, %d out",
             record.id,
@@ -149,3 +151,18 @@ class Telemetry:
         if record.num_answers == 1 and record.num_completion_tokens > 1:
             took_s = record.last_piece - record.first_piece
             self._per_token.observe(took_s / (record.num_completion_tokens - 1), tags=tags)
+
+
+def _add(counter: Counter, num: int, tags: dict[str, str]) -> None:
+    """Add to a counter; Ray's refuses zero."""
+    if num > 0:
+        counter.inc(num, tags=tags)
+
+
+@contextmanager
+def _log_failure() -> Iterator[None]:
+    """Log what the body raises: a metric never changes an answer."""
+    try:
+        yield
+    except Exception:
+        logger.exception("a metric was not recorded")

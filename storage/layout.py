@@ -21,7 +21,8 @@ from storage.privacy import close_to_others
 DEFAULT_ROOT = "~/.tuneserve"
 UPLOAD_PREFIX = ".upload-"
 """Of the scratch folders, among files and models, that uploads are received in."""
-_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+MAX_ID_CHARACTERS = 128
+_ID_PATTERN = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_ID_CHARACTERS - 1}}}")
 _MADE_ID_PATTERN = re.compile(r"[a-z]+-[0-9a-f]{24}")
 
 
@@ -136,8 +137,9 @@ def check_id(identifier: str) -> str:
     """Return `identifier` if it is a plain name, else raise `ValueError`."""
     if not is_plain_name(identifier):
         raise ValueError(
-            f"{identifier!r} is not a valid id: expected 1 to 128 letters, digits, '.', '_' or "
-            "'-', beginning with a letter or digit"
+            f"{identifier[: MAX_ID_CHARACTERS + 1]!r} is not a valid id: expected 1 to "
+            f"{MAX_ID_CHARACTERS} letters, digits, '.', '_' or '-', beginning with a letter or a "
+            "digit"
         )
     return identifier
 

@@ -9,12 +9,12 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from storage import durable
 from storage.locks import hold_shared
-from training.spec import TrainingSpec, name_source
+from training.spec import SettingError, TrainingSpec, name_source
 
 _UNLIMITED_CONTEXT = 1_000_000  # tokenizers say 10^30 when they do not know
 
 
-class UnknownModelError(ValueError):
+class UnknownModelError(SettingError):
     """There is no such base model, or it is not one that can be fine-tuned."""
 
 
@@ -44,10 +44,10 @@ def find_context_length(base_model: str) -> int:
 
 
 def choose_max_length(spec: TrainingSpec) -> int:
-    """Tokens that one row may have; raises `ValueError` if the model has no positions for them."""
+    """Tokens that one row may have; raises `SettingError` if the model has fewer positions."""
     context_length = find_context_length(spec.base_model)
     if spec.max_length is not None and spec.max_length > context_length:
-        raise ValueError(
+        raise SettingError(
             f"max_length is {spec.max_length}, but {Path(spec.base_model).name!r} has a context of "
             f"{context_length} tokens; lower max_length"
         )

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from training.deepspeed_settings import is_switched_off
-from training.spec import TrainingSpec
+from training.spec import SettingError, TrainingSpec
 
 _ROUNDING = 1e-9
 _CPU_INFO = Path("/proc/cpuinfo")
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
-class ResourceError(ValueError):
+class ResourceError(SettingError):
     """The cluster can never give what the run asks for."""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from training.deepspeed_settings import adopt_settings, check_batch_size
 
@@ -20,7 +20,23 @@ _PLACES = {"base_model", "train_file", "validation_file"}
 DataFormat = Literal["auto", "chat", "prompt_completion", "alpaca", "sharegpt", "text"]
 
 
+_MAX_FAULTS = 8
+"""More of a user's errors are counted, not described."""
+_SHOWN_CHARACTERS = 80
+_MAX_INTEGER = 2**31 - 1
+_MAX_COLUMNS = 64
+
 _Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _limit_columns(value: Any) -> Any:
+    if isinstance(value, Mapping) and len(value) > _MAX_COLUMNS:
+        raise ValueError(f"expected at most {_MAX_COLUMNS} columns, got {len(value)}")
+    return value
+
+
+class SettingError(ValueError):
+    """The settings do not fit what they meet: the model or the cluster."""
 
 
 class HubDataset(BaseModel):
@@ -64,7 +80,7 @@ class TrainingSpec(BaseModel):
     format: DataFormat = Field(
         "auto", description="Shape of a row; 'auto' recognises it by the keys of the first row."
     )
-    columns: dict[str, str] = Field(
+    columns: Annotated[dict[str, str], BeforeValidator(_limit_columns)] = Field(
         default_factory=dict,
         description="Where the rows' own names differ: our key to theirs, as in "
         '{"prompt": "question", "completion": "answer"}.',
@@ -72,6 +88,7 @@ class TrainingSpec(BaseModel):
     max_length: int | None = Field(
         None,
         ge=8,
+        le=_MAX_INTEGER,
         description="Tokens of one row at most; default: the model's context, within a micro "
         "batch.",
     )
@@ -100,10 +117,16 @@ class TrainingSpec(BaseModel):
         1.0, gt=0, description="Global norm at which gradients are clipped."
     )
     micro_batch_tokens: int = Field(
-        1024, ge=8, description="Padded tokens in one micro batch of one worker, at most."
+        1024,
+        ge=8,
+        le=_MAX_INTEGER,
+        description="Padded tokens in one micro batch of one worker, at most.",
     )
     micro_batch_size: int | None = Field(
-        None, ge=1, description="Rows in one micro batch of one worker, at most; default: no limit."
+        None,
+        ge=1,
+        le=_MAX_INTEGER,
+        description="Rows in one micro batch of one worker, at most; default: no limit.",
     )
     gradient_accumulation_steps: int = Field(
         1, ge=1, le=65536, description="Micro batches of one worker per optimizer step."
@@ -146,14 +169,19 @@ class TrainingSpec(BaseModel):
     evaluate_every_steps: int | None = Field(
         None,
         ge=1,
+        le=_MAX_INTEGER,
         description="Optimizer steps between evaluations, besides those at the end of each epoch.",
     )
     early_stopping_patience: int | None = Field(
-        None, ge=1, description="Evaluations without a lower loss after which training stops."
+        None,
+        ge=1,
+        le=_MAX_INTEGER,
+        description="Evaluations without a lower loss after which training stops.",
     )
     save_every_steps: int | None = Field(
         None,
         ge=1,
+        le=_MAX_INTEGER,
         description="Optimizer steps between checkpoints, besides those at the end of each epoch.",
     )
     keep: Literal["last", "best"] = Field(
@@ -178,6 +206,7 @@ class TrainingSpec(BaseModel):
     min_workers: int | None = Field(
         None,
         ge=1,
+        le=_MAX_INTEGER,
         description="Fewest workers to go on with where the cluster shrinks, growing back to "
         "'num_workers' with it, each time from the last checkpoint; default: never fewer.",
     )
@@ -385,11 +414,14 @@ def describe_validation_error(exc: ValidationError) -> str:
 
 def describe_faults(faults: Sequence[Any], known: str = "") -> str:
     """Put pydantic's list of faults into words; `known` are the keys that there are."""
-    return "; ".join(_describe_fault(fault, known) for fault in faults)
+    described = [_describe_fault(fault, known) for fault in faults[:_MAX_FAULTS]]
+    if (num_more := len(faults) - _MAX_FAULTS) > 0:
+        described.append(f"and {num_more} more")
+    return "; ".join(described)
 
 
 def _describe_fault(fault: Any, known: str) -> str:
-    key = ".".join(str(part) for part in fault["loc"])
+    key = ".".join(str(part)[:_SHOWN_CHARACTERS] for part in fault["loc"])
     if fault["type"] == "missing":
         return f"{key} is missing"
     if fault["type"] == "extra_forbidden":
@@ -399,5 +431,14 @@ def _describe_fault(fault: Any, known: str) -> str:
         return str(fault["ctx"]["error"])
     if fault["type"] == "json_invalid":
         return f"the body is not JSON: {fault['ctx']['error']}"
-    found = json.dumps(fault["input"], default=str)
-    return f"{key} is {found[:80]}: {fault['msg'].replace('Input should', 'it should')}"
+    message = fault["msg"].replace("Input should", "it should")
+    return f"{key} is {_show(fault['input'])}: {message}"
+
+
+def _show(value: Any) -> str:
+    """Write the beginning of a value as JSON, in a time that does not depend on its size."""
+    if isinstance(value, str):
+        value = value[:_SHOWN_CHARACTERS]
+    if isinstance(value, Mapping | Sequence) and len(value) > _SHOWN_CHARACTERS:
+        return f"a {'list' if isinstance(value, Sequence) else 'mapping'} of {len(value)} items"
+    return json.dumps(value, default=str)[:_SHOWN_CHARACTERS]

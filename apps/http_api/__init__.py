@@ -1,1 +1,1 @@
-"""The HTTP API."""
+"""What the routes of the HTTP API share: request bodies, response schemas, the API description."""

@@ -11,6 +11,11 @@ from apps.errors import error_body
 
 DEFAULT_MAX_UPLOAD_BYTES = 5_000_000_000  # of one file of rows
 MAX_JSON_BYTES = 8_000_000  # a million characters in a request for text, but for odd ones
+MAX_TEXT_BYTES = 8_000_000  # a million characters in a request for text, but for odd ones
+MAX_JSON_BYTES = 250_000
+"""Of all other JSON bodies; 16 pairs of metadata are 110 KB if every character is an escape."""
+
+_MAX_DIGITS = 18
 
 
 class BodyLimit:
@@ -35,8 +40,10 @@ class BodyLimit:
         own = (most for path, most in self.limits.items() if scope["path"].startswith(path))
         max_bytes = next(own, self.max_bytes)
         length = Headers(scope=scope).get("content-length", "")
-        if length.isdecimal() and int(length) > max_bytes:
-            message = f"the request has {int(length):,} bytes, at most {max_bytes:,} are taken"
+        if _is_more(length, max_bytes):
+            message = (
+                f"the request has {length[:_MAX_DIGITS]} bytes; expected at most {max_bytes:,}"
+            )
             await JSONResponse(error_body(413, message), 413)(scope, receive, send)
             return
         exchange = _CountedExchange(max_bytes, receive, send)
@@ -46,8 +53,15 @@ class BodyLimit:
             if exchange.is_answered:
                 raise
         if exchange.is_refused and not exchange.is_answered:
-            message = f"the request has more than the {max_bytes:,} bytes that are taken"
+            message = f"the request is too large; expected at most {max_bytes:,} bytes"
             await JSONResponse(error_body(413, message), 413)(scope, receive, send)
+
+
+def _is_more(length: str, max_bytes: int) -> bool:
+    """Whether a content-length is more than a limit; nonsense is not, the body is counted."""
+    if not (length.isascii() and length.isdecimal()):
+        return False
+    return len(length) > _MAX_DIGITS or int(length) > max_bytes
 
 
 class _TooLargeError(HTTPException):

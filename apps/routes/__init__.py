@@ -34,19 +34,9 @@ GeneratorOf = Annotated[TextGenerator, Depends(get_generator)]
 RelayOf = Annotated[UpstreamRelay, Depends(get_relay)]
 
 
-def describe_body(model: type[BaseModel]) -> dict[str, Any]:
-    """Describe a body that a route checks by itself, for `/openapi.json`."""
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    parts = schema.pop("$defs", {})
-    return {"requestBody": {"content": {"application/json": {"schema": _inline(schema, parts)}}}}
-
-
-def _inline(schema: Any, parts: dict[str, Any]) -> Any:
-    """Put the parts of a schema where they are referred to; none of ours contains itself."""
-    if isinstance(schema, list):
-        return [_inline(item, parts) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if (reference := schema.get("$ref")) is not None:
-        return _inline(parts[reference.rpartition("/")[2]], parts)
-    return {key: _inline(value, parts) for key, value in schema.items()}
+def describe_body(model: type[BaseModel] | str, *, is_required: bool = True) -> dict[str, Any]:
+    """Describe a body that a route validates by itself; `apps.http_api.description` has schemas."""
+    name = model if isinstance(model, str) else model.__name__
+    schema = {"$ref": f"#/components/schemas/{name}"}
+    content = {"application/json": {"schema": schema}}
+    return {"requestBody": {"required": is_required, "content": content}}

@@ -5,22 +5,27 @@ from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from apps.routes import ServicesOf
+from apps.errors import invalid_input
+from apps.http_api.json_body import JsonBody
+from apps.routes import ServicesOf, describe_body
 from apps.runs import check_unreserved
 from serving.aliases import Alias, find_alias
 from serving.handovers import HandoverLog
+from serving.protocol import MAX_MODEL_CHARACTERS, RequestPart, parse_part
 
 router = APIRouter(prefix="/v1/aliases")
 
 
-class Promotion(BaseModel):
+class Promotion(RequestPart):
     """The body of a promotion."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    model: str = Field(description="Id of the model that the alias is to point to.")
+    model: str = Field(
+        min_length=1,
+        max_length=MAX_MODEL_CHARACTERS,
+        description="Id of the model that the alias is to point to.",
+    )
 
 
 @router.get("")
@@ -45,13 +50,14 @@ async def list_handover_events(services: ServicesOf, name: str) -> dict[str, Any
     return {"object": "list", "data": data}
 
 
-@router.put("/{name}")
-async def promote(services: ServicesOf, name: str, body: Promotion) -> dict[str, Any]:
+@router.put("/{name}", openapi_extra=describe_body(Promotion))
+async def promote(services: ServicesOf, name: str, body: JsonBody) -> dict[str, Any]:
     """Point an alias, new or not, to a model."""
+    promotion = parse_part(Promotion, body.value)
     await asyncio.to_thread(check_unreserved, services.layout, services.runs, name)
-    return describe_alias(
-        name, await asyncio.to_thread(services.models.point_alias, name, body.model)
-    )
+    with invalid_input("name"):
+        alias = await asyncio.to_thread(services.models.point_alias, name, promotion.model)
+    return describe_alias(name, alias)
 
 
 @router.post("/{name}/rollback")

@@ -2,13 +2,13 @@
 
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Annotated, Any
 
-from fastapi import APIRouter, Body
+from fastapi import APIRouter
 from fastapi.responses import Response
 
 from apps.answers import Chunk, Item, respond
 from apps.checkpoint_models import ensure_model
+from apps.http_api.json_body import JsonBody
 from apps.routes import GeneratorOf, ServicesOf, describe_body
 from serving import openai_shapes
 from serving.chat_protocol import ChatCompletionRequest, parse_chat_request
@@ -18,16 +18,14 @@ router = APIRouter(prefix="/v1")
 
 
 @router.post("/chat/completions", openapi_extra=describe_body(ChatCompletionRequest))
-async def complete_chat(
-    services: ServicesOf, text: GeneratorOf, body: Annotated[dict[str, Any], Body()]
-) -> Response:
+async def complete_chat(services: ServicesOf, text: GeneratorOf, body: JsonBody) -> Response:
     """Answer a chat with the model that `model` names; headers tell where that model came from."""
-    request = parse_chat_request(body)
+    request = await body.check(parse_chat_request)
     await ensure_model(services, request.model)
     return await respond(
         text,
         "chat",
-        body,
+        body.value,
         id_prefix="chatcmpl",
         is_streamed=request.stream,
         build=partial(openai_shapes.build_chat_completion, has_logprobs=request.logprobs),

@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Annotated, Any
 
-from fastapi import APIRouter, Body
+from fastapi import APIRouter
 from fastapi.responses import Response
 
 from apps.answers import Chunk, Item, respond
 from apps.checkpoint_models import ensure_model
+from apps.http_api.json_body import JsonBody
 from apps.routes import GeneratorOf, ServicesOf, describe_body
 from serving import openai_shapes
 from serving.completion_protocol import CompletionRequest, parse_completion_request
@@ -19,16 +19,14 @@ router = APIRouter(prefix="/v1")
 
 
 @router.post("/completions", openapi_extra=describe_body(CompletionRequest))
-async def complete_text(
-    services: ServicesOf, text: GeneratorOf, body: Annotated[dict[str, Any], Body()]
-) -> Response:
+async def complete_text(services: ServicesOf, text: GeneratorOf, body: JsonBody) -> Response:
     """Go on with prompts; with `echo` and `logprobs`, tell how likely the prompts are."""
-    request = parse_completion_request(body)
+    request = await body.check(parse_completion_request)
     await ensure_model(services, request.model)
     return await respond(
         text,
         "completion",
-        body,
+        body.value,
         id_prefix="cmpl",
         is_streamed=request.stream,
         build=partial(openai_shapes.build_completion, has_logprobs=request.logprobs is not None),

@@ -29,7 +29,9 @@ _FORM = {
 }
 
 
-@router.post("", openapi_extra={"requestBody": {"content": {"multipart/form-data": _FORM}}})
+@router.post(
+    "", openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": _FORM}}}
+)
 async def upload_file(services: ServicesOf, request: Request) -> dict[str, Any]:
     """Take in a file of rows; the only purpose is 'fine-tune'."""
     with refuse_full_disk():

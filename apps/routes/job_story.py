@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from apps.following import (
     find_log_tail,
@@ -16,12 +16,15 @@ from apps.following import (
     has_ended,
     read_log,
 )
+from apps.http_api.json_body import OptionalJsonBody
 from apps.jobs import describe_event
 from apps.paging import After, Limit, cut_page, describe_page
 from apps.pieces import PiecesResponse
 from apps.publishing import list_run_checkpoints, read_checkpoint_step
-from apps.routes import ServicesOf
+from apps.routes import ServicesOf, describe_body
 from apps.runs import find_run
+from serving.protocol import RequestPart, parse_part
+from storage.layout import MAX_ID_CHARACTERS
 from training.runs import RunFolder
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}")
@@ -30,12 +33,15 @@ _LOG_BYTES = 64_000
 _UNBUFFERED = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-class Publication(BaseModel):
+class Publication(RequestPart):
     """The body of a publication."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    model: str | None = Field(None, description="Id of the new model; by default made of the job.")
+    model: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_ID_CHARACTERS,
+        description="Id of the new model; by default made of the job.",
+    )
 
 
 @router.get("/events", response_model=None)
@@ -78,12 +84,16 @@ async def list_checkpoints(
     return describe_page(page, has_more=has_more)
 
 
-@router.post("/checkpoints/{checkpoint_id}/publish", status_code=202)
+@router.post(
+    "/checkpoints/{checkpoint_id}/publish",
+    status_code=202,
+    openapi_extra=describe_body(Publication, is_required=False),
+)
 async def publish_checkpoint(
-    services: ServicesOf, job_id: str, checkpoint_id: str, body: Publication | None = None
+    services: ServicesOf, job_id: str, checkpoint_id: str, body: OptionalJsonBody
 ) -> dict[str, Any]:
     """Begin to turn a checkpoint into a model; the job's events tell when it is there."""
-    model = body.model if body else None
+    model = parse_part(Publication, body.value).model
     return await services.fine_tuning.publish_checkpoint(job_id, checkpoint_id, model)
 
 

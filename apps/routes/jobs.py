@@ -2,13 +2,21 @@
 
 import asyncio
 import logging
+from functools import partial
 from operator import itemgetter
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Body, Request
+from fastapi import APIRouter, Request
 
 from apps.fine_tuning.run_index import UnreadableRun, describe_fault
-from apps.jobs import FineTuneRequest, describe_job, describe_unreadable_job, lay_over
+from apps.http_api.json_body import JsonBody, OptionalJsonBody
+from apps.jobs import (
+    FineTuneRequest,
+    describe_job,
+    describe_unreadable_job,
+    lay_over,
+    parse_fine_tune,
+)
 from apps.paging import After, Limit, cut_page, describe_page
 from apps.routes import ServicesOf, describe_body
 from apps.runs import expect_run, find_run
@@ -18,6 +26,15 @@ from storage.versioned import NewerFormatError
 from training.runs import RunFolder
 
 router = APIRouter(prefix="/v1/fine_tuning")
+
+_METADATA = {
+    "name": "metadata",
+    "in": "query",
+    "required": False,
+    "style": "deepObject",
+    "description": "As in `metadata[team]=ovens`: only jobs that have all of these.",
+    "schema": {"type": "object", "additionalProperties": {"type": "string"}},
+}
 logger = logging.getLogger(__name__)
 
 
@@ -28,14 +45,13 @@ async def get_defaults(services: ServicesOf, model: str = "latest") -> dict[str,
 
 
 @router.post("/jobs", openapi_extra=describe_body(FineTuneRequest))
-async def create_job(
-    services: ServicesOf, body: Annotated[dict[str, Any], Body()]
-) -> dict[str, Any]:
+async def create_job(services: ServicesOf, body: JsonBody) -> dict[str, Any]:
     """Check a fine-tune and put it into the queue."""
-    return await services.fine_tuning.create(body)
+    await body.check(parse_fine_tune)
+    return await services.fine_tuning.create(body.value)
 
 
-@router.get("/jobs")
+@router.get("/jobs", openapi_extra={"parameters": [_METADATA]})
 async def list_jobs(
     services: ServicesOf, request: Request, limit: Limit = 20, after: After = None
 ) -> dict[str, Any]:
@@ -106,14 +122,14 @@ async def resume_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
     return await services.fine_tuning.resume(job_id)
 
 
-@router.post("/jobs/{job_id}/clone", openapi_extra=describe_body(FineTuneRequest))
-async def clone_job(
-    services: ServicesOf, job_id: str, body: Annotated[dict[str, Any] | None, Body()] = None
-) -> dict[str, Any]:
+@router.post(
+    "/jobs/{job_id}/clone", openapi_extra=describe_body("FineTuneChanges", is_required=False)
+)
+async def clone_job(services: ServicesOf, job_id: str, body: OptionalJsonBody) -> dict[str, Any]:
     """Begin a job like another one, with the changes that the body has."""
     with expect_run(job_id):
         asked = find_run(services.layout, job_id).read_record().request
-    return await services.fine_tuning.create(lay_over(asked, body or {}))
+    return await services.fine_tuning.create(await body.check(partial(lay_over, asked)))
 
 
 @router.delete("/jobs/{job_id}")

@@ -21,6 +21,13 @@ from storage.durable import DamagedDirectoryError
 
 router = APIRouter(prefix="/v1/models")
 
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_ARCHIVE = {
+    "required": True,
+    "description": "A tar or zip archive of the model's folder, whatever its content-type.",
+    "content": {"application/octet-stream": _BINARY},
+}
+
 
 @router.get("")
 async def list_models(services: ServicesOf) -> dict[str, Any]:
@@ -42,7 +49,7 @@ async def get_lineage(services: ServicesOf, model_id: str) -> dict[str, Any]:
     return services.models.resolve(model_id).lineage.model_dump(mode="json", exclude_unset=True)
 
 
-@router.put("/{model_id}")
+@router.put("/{model_id}", openapi_extra={"requestBody": _ARCHIVE})
 async def put_model(services: ServicesOf, model_id: str, request: Request) -> dict[str, Any]:
     """Take in a model that was made elsewhere; the body is a tar or zip archive of its folder."""
     # Before so much is sent.

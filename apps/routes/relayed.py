@@ -3,24 +3,25 @@
 Requests go on as they are, so what may stand in them is for the server to say.
 """
 
-from typing import Annotated, Any
-
-from fastapi import APIRouter, Body
+from fastapi import APIRouter
 from fastapi.responses import Response
 
 from apps.answers import respond_relayed
-from apps.routes import RelayOf
+from apps.http_api.json_body import JsonBody
+from apps.routes import RelayOf, describe_body
+from serving.chat_protocol import ChatCompletionRequest
+from serving.completion_protocol import CompletionRequest
 
 router = APIRouter(prefix="/v1")
 
 
-@router.post("/chat/completions")
-async def complete_chat(relay: RelayOf, body: Annotated[dict[str, Any], Body()]) -> Response:
+@router.post("/chat/completions", openapi_extra=describe_body(ChatCompletionRequest))
+async def complete_chat(relay: RelayOf, body: JsonBody) -> Response:
     """Answer a chat with the model that `model` names; headers tell where that model came from."""
-    return await respond_relayed(relay, "/v1/chat/completions", body)
+    return await respond_relayed(relay, "/v1/chat/completions", body.value)
 
 
-@router.post("/completions")
-async def complete_text(relay: RelayOf, body: Annotated[dict[str, Any], Body()]) -> Response:
+@router.post("/completions", openapi_extra=describe_body(CompletionRequest))
+async def complete_text(relay: RelayOf, body: JsonBody) -> Response:
     """Go on with prompts, as the server does it."""
-    return await respond_relayed(relay, "/v1/completions", body)
+    return await respond_relayed(relay, "/v1/completions", body.value)

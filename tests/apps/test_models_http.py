@@ -260,7 +260,7 @@ async def test_the_lineage_is_given_as_it_was_written(
 
 async def test_only_models_may_be_large(client: httpx.AsyncClient) -> None:
     answer = await put(client, "a", bytes(10_000_001))
-    assert "at most 10,000,000 are taken" in await read_message(answer, 413)
+    assert "expected at most 10,000,000" in await read_message(answer, 413)
 
     async def stream() -> AsyncIterator[bytes]:
         for _ in range(11):

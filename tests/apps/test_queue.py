@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from apps.checks import check_file, check_job
-from apps.errors import ApiError
+from apps.errors import ApiError, InvalidInputError
 from apps.files import FileStore
 from apps.fine_tuning.run_index import RunIndex
 from apps.jobs import describe_job
@@ -18,13 +18,13 @@ from apps.queue import RunQueue
 from apps.runs import find_run, name_model
 from apps.starter import RunStarter
 from apps.tasks import Task
+from serving.errors import InvalidRequestError
 from serving.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout, open_storage
 from tests.apps.conftest import ROW, NotedJobs, copy_model, create_run, lose_run
 from training.data.faults import DataError
 from training.lease import hold_lease
-from training.resources import ResourceError
 from training.runs import RunError, RunFolder, RunStatus
 
 pytestmark = pytest.mark.anyio
@@ -620,33 +620,37 @@ async def test_cancelling_and_looking_after_runs_do_not_collide(
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"training": {"learning_rate": 0}}, ValueError, "learning_rate"),
+        ({"training": {"learning_rate": 0}}, InvalidInputError, "learning_rate"),
         (
             {"hyperparameters": {"batch_size": -2}},
-            ApiError,
-            "batch_size is -2, expected a positive",
+            InvalidRequestError,
+            "expected 'auto' or a number of at least 1, found -2",
         ),
         ({"hyperparameters": {"batch_size": 3}}, ApiError, "batch_size is 3, expected .* of 2"),
-        ({"training": {"num_workers": 64}}, ResourceError, "64 workers × 0.5 CPUs = 32 CPUs"),
+        ({"training": {"num_workers": 64}}, ApiError, "64 workers × 0.5 CPUs = 32 CPUs"),
         ({"training": {"train_file": "/etc/passwd"}}, ApiError, "cannot be set in 'training'"),
         ({"training_file": "file-gone"}, ApiError, "there is no file 'file-gone'"),
         ({"training_file": "../../etc"}, ApiError, "there is no file"),
-        ({"suffix": "../x"}, ValueError, "suffix"),
-        ({"trainig_file": "x"}, ValueError, "trainig_file"),
-        ({"training": {"max_length": 1000}}, ValueError, "'tiny' has a context of 128 tokens"),
+        ({"suffix": "../x"}, InvalidRequestError, "suffix"),
+        ({"trainig_file": "x"}, InvalidRequestError, "trainig_file"),
+        (
+            {"training": {"max_length": 1000}},
+            InvalidInputError,
+            "'tiny' has a context of 128 tokens",
+        ),
         (
             {"training": {"num_workers": 0}, "hyperparameters": {"batch_size": 2}},
-            ValueError,
+            InvalidInputError,
             "num_workers",
         ),
         ({"validation_file": "file-gone"}, ApiError, "there is no file 'file-gone'"),
         (
             {"validation_file": "file-rows", "training": {"validation_fraction": 0.5}},
-            ValueError,
+            InvalidInputError,
             "validation_file and validation_fraction are set",
         ),
-        ({"metadata": {"k" * 65: "v"}}, ValueError, "metadata"),
-        ({"priority": 101}, ValueError, "priority"),
+        ({"metadata": {"k" * 65: "v"}}, InvalidRequestError, "metadata"),
+        ({"priority": 101}, InvalidRequestError, "priority"),
     ],
 )
 async def test_what_could_not_work_is_refused_before_a_job_exists(

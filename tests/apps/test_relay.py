@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from apps import relay as relay_module
 from apps import upstream as upstream_module
 from apps.http import build_http
-from apps.middleware.body_limit import MAX_JSON_BYTES
+from apps.middleware.body_limit import MAX_TEXT_BYTES
 from apps.relay import UpstreamRelay
 from apps.services import Services
 from apps.settings import UpstreamSettings
@@ -412,7 +412,7 @@ async def test_half_a_character_is_not_handed_on(
 
 async def test_a_body_has_its_limit_here_too(open_client: Open, stub: StubServer) -> None:
     async def send() -> AsyncIterator[bytes]:
-        for _ in range(MAX_JSON_BYTES // 1_000_000 + 1):
+        for _ in range(MAX_TEXT_BYTES // 1_000_000 + 1):
             yield b" " * 1_000_000
 
     client = await open_client(stub.url)

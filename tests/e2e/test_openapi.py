@@ -1,20 +1,39 @@
 """Thousands of requests made from the API's own description; none of them may be our fault."""
 
+import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from pydantic import BaseModel
+from schemathesis.errors import FailureGroup
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
+from apps.http_api.text_schemas import ChatCompletionChunk, Completion
 from tests.e2e.conftest import Application
 
 pytestmark = pytest.mark.e2e
 
 MODEL = "tuneserve-demo"
-MIN_REQUESTS = 3000
+MIN_REQUESTS = 5000
+MAX_PROCESS_BYTES = 1_000_000_000
+MAX_REFUSAL_S = 5.0
 MAX_TOKENS = 4
-TEXT_PATHS = ("/v1/chat/completions", "/v1/completions")
+CHECKS = [content_type_conformance, response_schema_conformance, status_code_conformance]
+EVENTS: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatCompletionChunk,
+    "/v1/completions": Completion,
+}
+TEXT_PATHS = tuple(EVENTS)
 
 
 def test_no_request_that_the_description_allows_is_our_fault(application: Application) -> None:
@@ -23,16 +42,28 @@ def test_no_request_that_the_description_allows_is_our_fault(application: Applic
     statuses: Counter[int] = Counter()
     answered: Counter[str] = Counter()
     faults: list[str] = []
+    streamed: Counter[str] = Counter()
 
     def send(case: Any) -> None:
         _lead_to_the_model(case)
         response = case.call(timeout=60)
+        kind = response.headers.get("content-type", [""])[0]
+        is_streamed = kind.startswith("text/event-stream")
         statuses[response.status_code] += 1
-        answered[case.path] += response.status_code == 200
+        answered[f"{case.method} {case.path}"] += response.status_code == 200
+        streamed[case.path] += is_streamed
         if response.status_code >= 500:
             faults.append(f"{case.method} {case.formatted_path}: {response.status_code}")
+        elif is_streamed:
+            _check_events(EVENTS[case.path], response.text)
+        else:
+            try:
+                case.validate_response(response, checks=CHECKS)
+            except FailureGroup as exc:
+                faults.append(f"{case.method} {case.formatted_path}: {exc.exceptions}")
 
-    num_each = 4 * MIN_REQUESTS // (3 * len(operations))  # one without parameters has one request
+    # One without parameters has one request, and those for text have four times as many.
+    num_each = 12 * MIN_REQUESTS // (10 * (len(operations) + 6))
     for operation in operations:
 
         @settings(
@@ -52,8 +83,52 @@ def test_no_request_that_the_description_allows_is_our_fault(application: Applic
     assert not faults, faults[:10]
     assert sum(statuses.values()) >= MIN_REQUESTS
     for path in TEXT_PATHS:
-        assert answered[path] > 10, f"{answered}: some of them reached the model"
+        assert answered[f"POST {path}"] > 10, f"{answered}: some of them reached the model"
+        assert streamed[path] > 10, f"{streamed}: some of them were streamed"
+    assert answered["POST /v1/files"] > 10, f"{answered}: some files were uploaded"
     assert application.client.models.retrieve(MODEL).id == MODEL
+
+
+def test_expensive_bodies_take_neither_time_nor_memory(application: Application) -> None:
+    keys = b",".join(b'"%06x":1' % number for number in range(700_000))
+    bodies = {
+        "/v1/chat/completions": b'{"messages":[' + b"{}," * 2_600_000 + b"{}]}",
+        "/v1/completions": b'{"stop":[' + b"1," * 3_900_000 + b"1]}",
+        "/v1/fine_tuning/jobs": b'{"model":"m",' + keys + b"}",
+    }
+    headers = {"content-type": "application/json"}
+    for path, body in bodies.items():
+        url = f"{application.url}{path}"
+        answer = httpx.post(url, content=body, headers=headers, timeout=60)
+        print(path, answer.status_code, f"{answer.elapsed.total_seconds():.2f} s")
+        assert answer.status_code in (400, 413)
+        assert len(answer.content) < 1_000
+        assert answer.elapsed.total_seconds() < MAX_REFUSAL_S
+    peaks = {name: size for name, size in _list_peaks(application) if size > MAX_PROCESS_BYTES}
+    assert not peaks
+
+
+def _list_peaks(application: Application) -> list[tuple[str, int]]:
+    """Read the most memory that each process of the application has had, in bytes."""
+    peaks = []
+    for process in psutil.Process(application.process.pid).children(recursive=True):
+        try:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            name = " ".join(process.cmdline())[:80]
+        except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
+            continue
+        if found := re.search(r"VmHWM:\s+(\d+) kB", status):
+            peaks.append((name, int(found.group(1)) * 1024))
+    peaks.sort(key=lambda peak: -peak[1])
+    print(peaks[:6])
+    return peaks
+
+
+def _check_events(model: type[BaseModel], text: str) -> None:
+    *events, last = [event for event in text.split("\n\n") if event]
+    assert last == "data: [DONE]"
+    for event in events:
+        model.model_validate_json(event.removeprefix("data: "))
 
 
 def _lead_to_the_model(case: Any) -> None:

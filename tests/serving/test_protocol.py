@@ -134,7 +134,7 @@ def test_prompts_are_texts_or_tokens_one_or_many() -> None:
         ({"prompt": [True]}, "prompt", "found True among them"),
         ({"prompt": [-1]}, "prompt", "found -1 among them"),
         ({"prompt": [[]]}, "prompt", "found [] among them"),
-        ({"prompt": ["a", [1, "b"]]}, "prompt", "found [1, 'b'] among them"),
+        ({"prompt": ["a", [1, "b"]]}, "prompt", "found 'b' among them"),
         ({"prompt": {"a": 1}}, "prompt", ""),
         ({"prompt": ["a"] * 129}, "prompt", "at most 128"),
         ({"prompt": ["a" * 600_000] * 2}, None, "1000000"),

@@ -78,7 +78,7 @@ async def test_a_body_that_says_it_is_too_long_is_not_read() -> None:
     exchange = Exchange(b"12345678901", length=11)
     status, body = await exchange.run(read_all)
     assert (status, exchange.num_unread) == (413, 1)
-    assert read_error(body)["message"] == "the request has 11 bytes, at most 10 are taken"
+    assert read_error(body)["message"] == "the request has 11 bytes; expected at most 10"
 
 
 @pytest.mark.parametrize("app", [read_all, read_and_cover_up])
@@ -90,7 +90,7 @@ async def test_of_any_other_nothing_is_read_beyond_the_limit(
     status, body = await exchange.run(app)
     assert (status, exchange.num_unread) == (413, 2)
     error = read_error(body)
-    assert error["message"] == "the request has more than the 10 bytes that are taken"
+    assert error["message"] == "the request is too large; expected at most 10 bytes"
     assert error["type"] == "invalid_request_error"
 
 

@@ -1,0 +1,265 @@
+"""The answers of the API as `/openapi.json` describes them; tests compare real answers with these.
+
+Routes build their answers as dictionaries. OpenAI's fields have OpenAI's names.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class ErrorDetail(_Answer):
+    """What went wrong."""
+
+    message: str = Field(description="What failed, the value found and what was expected.")
+    type: str = Field(description="Kind of error, as in 'invalid_request_error'.")
+    param: str | None = Field(description="The field at fault, if there is one.")
+    code: str | None = Field(description="The reason, for programs.")
+
+
+class Error(_Answer):
+    """The body of every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+class Health(_Answer):
+    """The application answers."""
+
+    status: Literal["ok"]
+
+
+class File(_Answer):
+    """An uploaded file, or the figures of a job."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int = Field(description="Unix seconds.")
+    filename: str
+    purpose: Literal["fine-tune", "fine-tune-results"]
+    sha256: str | None = None
+    status: Literal["uploaded", "processed", "error"]
+    status_details: str | None
+    check: dict[str, Any] | None = Field(None, description="Counts of rows and tokens.")
+
+
+class FilePreview(_Answer):
+    """The first rows of a file as a model's tokens."""
+
+    object: Literal["file.preview"]
+    format: str
+    max_length: int
+    num_rows: int | None
+    num_tokens: int | None
+    num_learned_tokens: int | None
+    num_truncated_rows: int | None
+    num_dropped_rows: int | None
+    rows: list[dict[str, Any]]
+
+
+class _Page(_Answer):
+    object: Literal["list"]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FilePage(_Page):
+    """A page of files."""
+
+    data: list[File]
+
+
+class Deletion(_Answer):
+    """Something was deleted."""
+
+    id: str
+    object: str
+    deleted: Literal[True]
+
+
+class JobError(_Answer):
+    """Why a job failed."""
+
+    code: str
+    message: str
+    param: str | None
+
+
+class FineTuningJob(_Answer):
+    """A fine-tuning job."""
+
+    id: str
+    object: Literal["fine_tuning.job"]
+    created_at: int = Field(description="Unix seconds.")
+    started_at: int | None = None
+    finished_at: int | None
+    estimated_finish: int | None
+    status: Literal[
+        "validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"
+    ]
+    model: str
+    fine_tuned_model: str | None
+    organization_id: str
+    training_file: str
+    validation_file: str | None
+    result_files: list[str]
+    seed: int
+    trained_tokens: int | None
+    hyperparameters: dict[str, Any]
+    method: dict[str, Any]
+    error: JobError | None
+    user_provided_suffix: str | None
+    metadata: dict[str, str] | None
+    integrations: None
+    training: dict[str, Any] = Field(description="The settings, by the names of our spec.")
+    progress: dict[str, float] | None
+    priority: int
+    waiting_for: str | None
+    resumable: bool
+
+
+class JobPage(_Page):
+    """A page of jobs."""
+
+    data: list[FineTuningJob]
+
+
+class JobDefaults(_Answer):
+    """The settings of a job that sets none."""
+
+    model_config = ConfigDict(frozen=True, serialize_by_alias=True)
+
+    object: Literal["fine_tuning.defaults"]
+    model: str
+    training: dict[str, Any]
+    settings_schema: dict[str, Any] = Field(alias="schema", description="A JSON schema of each.")
+
+
+class JobEvent(_Answer):
+    """Something that happened to a job."""
+
+    id: str
+    object: Literal["fine_tuning.job.event"]
+    type: Literal["message", "metrics"]
+    created_at: int = Field(description="Unix seconds.")
+    level: Literal["info", "warn", "error"]
+    message: str
+    data: dict[str, Any]
+
+
+class JobEventPage(_Page):
+    """A page of events."""
+
+    data: list[JobEvent]
+
+
+class JobCheckpoint(_Answer):
+    """A checkpoint that a job still has."""
+
+    id: str
+    object: Literal["fine_tuning.job.checkpoint"]
+    created_at: int = Field(description="Unix seconds.")
+    fine_tuning_job_id: str
+    step_number: int
+    fine_tuned_model_checkpoint: str
+    metrics: dict[str, float | None]
+
+
+class JobCheckpointPage(_Page):
+    """A page of checkpoints."""
+
+    data: list[JobCheckpoint]
+
+
+class JobMetrics(_Answer):
+    """Figures of optimizer steps."""
+
+    object: Literal["list"]
+    data: list[dict[str, float | None]]
+
+
+class PublishingModel(_Answer):
+    """A model that is being made of a checkpoint."""
+
+    id: str
+    object: Literal["model"]
+    status: Literal["publishing"]
+    run_id: str
+
+
+class Model(_Answer):
+    """A model of the store."""
+
+    id: str
+    object: Literal["model"]
+    created: int = Field(description="Unix seconds.")
+    owned_by: str
+    aliases: list[str]
+    base: bool
+    demonstration: bool
+    run_id: str | None
+    checkpoint_step: int | None
+
+
+class ModelList(_Answer):
+    """All models."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class ModelVerification(_Answer):
+    """All files of a model are what was published."""
+
+    id: str
+    object: Literal["model.verification"]
+    verified: Literal[True]
+
+
+class AliasMove(_Answer):
+    """An alias was moved; to nothing where it was removed."""
+
+    model: str | None
+    at: int = Field(description="Unix seconds.")
+    rollback: bool
+
+
+class ModelAlias(_Answer):
+    """A name that points to a model."""
+
+    id: str
+    object: Literal["alias"]
+    model: str
+    history: list[AliasMove]
+
+
+class AliasList(_Answer):
+    """All aliases."""
+
+    object: Literal["list"]
+    data: list[ModelAlias]
+
+
+class AliasEvent(_Answer):
+    """What one replica of the generator did when an alias moved."""
+
+    object: Literal["alias.event"]
+    alias: str
+    outcome: str
+    model: str
+    before: str | None
+    message: str
+    at: int = Field(description="Unix seconds.")
+
+
+class AliasEventList(_Answer):
+    """The events of an alias."""
+
+    object: Literal["list"]
+    data: list[AliasEvent]

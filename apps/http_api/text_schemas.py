@@ -1,0 +1,122 @@
+"""Answers to requests for text as `/openapi.json` describes them, in OpenAI's shapes."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+FinishReason = Literal["stop", "length"]
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Usage(_Answer):
+    """Token counts of an answer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class _Head(_Answer):
+    id: str
+    created: int = Field(description="Unix seconds.")
+    model: str = Field(description="Id of the model that answered.")
+    system_fingerprint: str | None = Field(description="Name of the model's exact content.")
+
+
+class TokenLogprob(_Answer):
+    """How likely a token was."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChosenTokenLogprob(TokenLogprob):
+    """How likely a token of the answer was, and the likeliest in its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(_Answer):
+    """How likely the tokens of an answer were."""
+
+    content: list[ChosenTokenLogprob] | None
+    refusal: None
+
+
+class AssistantMessage(_Answer):
+    """An answer; it can be sent back as it is, as a turn of the conversation."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+
+
+class ChatChoice(_Answer):
+    """One of `n` answers."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(_Head):
+    """The answer to a conversation."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(_Answer):
+    """What is added to an answer."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(_Answer):
+    """What is added to one of `n` answers."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletionChunk(_Head):
+    """The data of an event of a streamed answer; the last event's data is `[DONE]`."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+
+
+class CompletionLogprobs(_Answer):
+    """How likely the tokens of a text were."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(_Answer):
+    """One of the answers to the prompts; its finish reason is null before its end."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class Completion(_Head):
+    """Texts after prompts; streamed, the data of an event, of which the last is `[DONE]`."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: Usage | None = None

@@ -1,0 +1,128 @@
+"""Which exception becomes which answer."""
+
+import logging
+import pickle
+from typing import Any, cast
+
+import httpx
+import pytest
+from pydantic import BaseModel, ValidationError
+from ray.exceptions import RayTaskError
+
+from apps.api import FineTuningQueueReplica
+from apps.errors import ApiError, InvalidInputError, invalid_input, to_response
+from apps.http import build_http
+from apps.remote import RemoteQueue
+from apps.services import Services
+from serving.errors import InvalidRequestError
+from serving.refusals import Refusal
+from tests.apps.conftest import Echo
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Number(BaseModel):
+    value: int
+
+
+def fail_validation() -> ValidationError:
+    with pytest.raises(ValidationError) as caught:
+        Number.model_validate({"value": "x"})
+    return caught.value
+
+
+def raise_elsewhere(failure: Exception) -> Exception:
+    wrap: Any = RayTaskError
+    wrapped: Exception = wrap("answer", "a traceback", failure).as_instanceof_cause()
+    return wrapped
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+@pytest.mark.parametrize(
+    "failure", [ValueError("value must be >0, got 0"), UnicodeError("x"), fail_validation()]
+)
+async def test_a_bug_is_never_the_clients_error(
+    services: Services, caplog: pytest.LogCaptureFixture, failure: Exception, is_elsewhere: bool
+) -> None:
+    cast(Echo, services.text).failure = raise_elsewhere(failure) if is_elsewhere else failure
+    transport = httpx.ASGITransport(build_http(services, None), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+        body = {"model": "tiny", "prompt": "x"}
+        headers = {"x-request-id": "req-7"}
+        answer = await client.post("/v1/completions", json=body, headers=headers)
+    assert answer.status_code == 500
+    assert str(failure) not in answer.text
+    assert "req-7" in answer.json()["error"]["message"]
+    assert answer.headers["x-request-id"] == "req-7"
+    assert "request req-7 failed" in caplog.text
+
+
+async def test_a_failure_without_a_request_id_gets_one(caplog: pytest.LogCaptureFixture) -> None:
+    answer = to_response(ValueError("inside"))
+    request_id = answer.headers["x-request-id"]
+    assert f"request {request_id} failed" in caplog.text
+    assert request_id.encode() in answer.body
+
+
+def test_invalid_input_is_translated_where_it_is_validated() -> None:
+    with pytest.raises(InvalidInputError, match="too long") as caught, invalid_input("name"):
+        raise ValueError("too long")
+    assert (caught.value.status, caught.value.param) == (400, "name")
+    with pytest.raises(InvalidInputError, match="value is") as caught, invalid_input():
+        Number.model_validate({"value": "x"})
+    assert caught.value.param == "value"
+    with pytest.raises(UnicodeError), invalid_input(only=ValidationError):
+        raise UnicodeError
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), again.param, str(again)) == (InvalidInputError, "value", str(caught.value))
+
+
+async def test_messages_are_bounded_and_can_be_sent() -> None:
+    body = to_response(ApiError(400, "\ud800" * 10_000)).body
+    assert len(body) < 30_000
+
+
+class _RefusingQueue:
+    """What the queue's replica works with, refusing what it is asked."""
+
+    def __init__(self, failure: Exception) -> None:
+        self._failure = failure
+
+    async def create(self, body: dict[str, Any]) -> dict[str, Any]:
+        raise self._failure
+
+
+class _Handle:
+    """A Serve handle of the queue, as far as one call goes."""
+
+    def __init__(self, replica: FineTuningQueueReplica) -> None:
+        self.create = self
+        self._replica = replica
+
+    async def remote(self, body: dict[str, Any]) -> Any:
+        result = await self._replica.create(body)
+        return pickle.loads(pickle.dumps(result))
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [InvalidInputError("bad row", param="training_file"), InvalidRequestError("bad", param="x")],
+)
+async def test_the_queue_returns_what_it_refuses(
+    refusal: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    replica = FineTuningQueueReplica.__new__(FineTuningQueueReplica)
+    replica._queue = cast(Any, _RefusingQueue(refusal))
+    assert isinstance(await replica.create({}), Refusal)
+    with pytest.raises(type(refusal)) as caught:
+        await RemoteQueue(cast(Any, _Handle(replica))).create({})
+    assert (str(caught.value), caught.value.param) == (str(refusal), refusal.param)
+    replica._queue = cast(Any, _RefusingQueue(KeyError("a bug")))
+    with pytest.raises(KeyError):
+        await replica.create({})

@@ -1,0 +1,58 @@
+"""Threads of one process that need transformers at once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+_SCRIPT = """
+import sys
+import threading
+from pathlib import Path
+
+from apps.checks import check_file
+from apps.files import FileStore
+from apps.intake import Intake
+from serving.memory import estimate_memory
+from serving.model_store import ModelStore
+from serving.settings import EngineSettings
+from storage.layout import open_storage
+
+model, root = map(Path, sys.argv[1:])
+layout = open_storage(root)
+files, store = FileStore(layout), ModelStore(layout)
+store.add(model, "tiny")
+store.point_alias("latest", "tiny")
+for name in ("file-a", "file-b"):
+    files.add(name, b'{"prompt": "How many loaves?", "completion": "Twelve."}\\n', "rows.jsonl")
+assert "transformers" not in sys.modules
+intake = Intake(layout, 0.0, 0.0)
+calls = [
+    lambda: intake.preview("file-a", "tiny", 1),
+    lambda: check_file(layout, "file-a"),
+    lambda: check_file(layout, "file-b"),
+    lambda: estimate_memory(model, EngineSettings()),
+]
+failures = []
+begin = threading.Barrier(len(calls))
+
+def run(call):
+    begin.wait()
+    try:
+        call()
+    except ImportError as exc:
+        failures.append(str(exc))
+
+threads = [threading.Thread(target=run, args=[call]) for call in calls]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(failures)
+assert not failures
+"""
+
+
+def test_every_thread_gets_the_whole_package(tmp_path: Path, tiny_model: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-c", _SCRIPT, tiny_model, tmp_path / "storage"], check=True, timeout=240
+    )
