@@ -87,7 +87,7 @@ class RemoteText:
     ) -> dict[str, Any]:
         response = self._route(self._handle, body).answer.remote(kind, body, request_id)
         try:
-            return take(await response)  # type: ignore[no-any-return]
+            return take(await response)
         except asyncio.CancelledError:
             response.cancel()  # type: ignore[no-untyped-call]
             raise
@@ -121,30 +121,34 @@ class RemoteQueue:
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
         """Check and queue a fine-tune."""
-        return take(await self._handle.create.remote(body))  # type: ignore[no-any-return]
+        return take(await self._handle.create.remote(body))
 
     async def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Show rows of a file as tokens."""
+<<<<<<< ours
         call = self._handle.preview
         return take(await call.remote(file_id, model, num_rows, training))  # type: ignore[no-any-return]
+=======
+        return take(await self._handle.preview.remote(file_id, model, num_rows))
+>>>>>>> theirs
 
     async def get_defaults(self, model: str) -> dict[str, Any]:
         """Settings that a fine-tune of a model has unless told otherwise."""
-        return take(await self._handle.get_defaults.remote(model))  # type: ignore[no-any-return]
+        return take(await self._handle.get_defaults.remote(model))
 
     async def cancel(self, run_id: str) -> dict[str, Any]:
         """Stop a fine-tune."""
-        return take(await self._handle.cancel.remote(run_id))  # type: ignore[no-any-return]
+        return take(await self._handle.cancel.remote(run_id))
 
     async def pause(self, run_id: str) -> dict[str, Any]:
         """Have a fine-tune free its resources, to go on later."""
-        return take(await self._handle.pause.remote(run_id))  # type: ignore[no-any-return]
+        return take(await self._handle.pause.remote(run_id))
 
     async def resume(self, run_id: str) -> dict[str, Any]:
         """Let a paused fine-tune go on."""
-        return take(await self._handle.resume.remote(run_id))  # type: ignore[no-any-return]
+        return take(await self._handle.resume.remote(run_id))
 
     async def delete(self, run_id: str) -> None:
         """Remove what is left of a fine-tune that has ended."""
@@ -155,7 +159,7 @@ class RemoteQueue:
     ) -> dict[str, Any]:
         """Begin to turn a checkpoint into a model."""
         call = self._handle.publish_checkpoint
-        return take(await call.remote(run_id, checkpoint_id, model_id))  # type: ignore[no-any-return]
+        return take(await call.remote(run_id, checkpoint_id, model_id))
 
     async def check(self) -> None:
         """Raise if the queue cannot answer."""

@@ -14,9 +14,9 @@ from ray.serve.exceptions import RayServeException
 from serving.alias_follower import AliasFollower
 from serving.answer import TokenText, ToldToken
 from serving.asked import Asked
-from serving.chat_protocol import parse_chat_request
+from serving.chat_protocol import ChatCompletionRequest, parse_chat_request
 from serving.choices import ChoicePiece, merge
-from serving.completion_protocol import parse_completion_request
+from serving.completion_protocol import CompletionRequest, parse_completion_request
 from serving.errors import EngineDeadError, ServingError
 from serving.handovers import HandoverLog
 from serving.loaded_models import LoadedModels
@@ -142,9 +142,7 @@ class GeneratorReplica:
         """Check a request and lend the engine that it names."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.engine.request_timeout_s
-        parse = parse_chat_request if kind == "chat" else parse_completion_request
-        is_large = count_items(body) > _MAX_QUICK_ITEMS
-        request = await asyncio.to_thread(parse, body) if is_large else parse(body)
+        request = await _parse(kind, body)
         model, alias = await self._choose(request.model, deadline)
         record.model_id = model.id
         async with self._models.lend(model, timeout_s=deadline - loop.time()) as loaded:
@@ -188,6 +186,17 @@ class GeneratorReplica:
 
     async def _tell_router(self, model: StoredModel) -> None:
         await self._note_loaded(model.id)
+
+
+async def _parse(
+    kind: RequestKind, body: dict[str, Any]
+) -> ChatCompletionRequest | CompletionRequest:
+    """Validate a request, in a thread if it is large."""
+
+    def parse() -> ChatCompletionRequest | CompletionRequest:
+        return parse_chat_request(body) if kind == "chat" else parse_completion_request(body)
+
+    return await asyncio.to_thread(parse) if count_items(body) > _MAX_QUICK_ITEMS else parse()
 
 
 async def _note_loaded(model_id: str) -> str:
@@ -243,7 +252,7 @@ class GeneratorDeployment(GeneratorReplica):
             async for item in items:
                 yield item
 
-    async def answer(
+    async def answer(  # type: ignore[override] # only callers of the handle see a `Refusal`
         self, kind: RequestKind, body: dict[str, Any], request_id: str
     ) -> dict[str, Any] | Refusal:
         """Answer a request as a whole, or with a `Refusal`."""

@@ -61,8 +61,8 @@ Metadata = Annotated[
         Annotated[str, Field(max_length=64)],
         Annotated[str, Field(max_length=512)],
     ],
-    limit_items(MAX_METADATA, "entries"),
     Field(max_length=MAX_METADATA),
+    limit_items(MAX_METADATA, "entries"),
 ]
 """A client's own notes, with OpenAI's limits."""
 

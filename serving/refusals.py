@@ -5,13 +5,14 @@ bad request. So a method returns what it refuses, and the caller raises it.
 """
 
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Call = Callable[P, Coroutine[Any, Any, T]]
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,10 @@ class Refusal:
 
 def return_refusals(
     *kinds: type[Exception],
-) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T | Refusal]]]:
+) -> Callable[[Call[P, T]], Call[P, T | Refusal]]:
     """Make a decorator that lets a coroutine function return exceptions of these kinds."""
 
-    def decorate(call: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T | Refusal]]:
+    def decorate(call: Call[P, T]) -> Call[P, T | Refusal]:
         @functools.wraps(call)
         async def answer(*args: P.args, **kwargs: P.kwargs) -> T | Refusal:
             try:

@@ -21,6 +21,7 @@ _FORM = {
     "schema": {
         "type": "object",
         "required": ["file", "purpose"],
+        "additionalProperties": False,
         "properties": {
             "file": {"type": "string", "format": "binary"},
             "purpose": {"type": "string", "enum": ["fine-tune"]},

@@ -123,6 +123,8 @@ class Echo:
             raise self.failure
         model = self._models.resolve(body["model"])
         asked = body["messages"][-1]["content"] if kind == "chat" else body["prompt"]
+        if kind == "chat" and isinstance(asked, list):
+            asked = " ".join(part["text"] for part in asked)
         choice = {
             "text": "".join(f"{word} " for word in asked.split()),
             "finish_reason": "stop",

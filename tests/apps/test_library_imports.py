@@ -9,6 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
+import datasets, pyarrow, tokenizers, torch  # so that all threads come to transformers at once
+
 from apps.checks import check_file
 from apps.files import FileStore
 from apps.intake import Intake

@@ -195,12 +195,22 @@ async def test_an_answer_can_be_sent_back_as_a_client_keeps_it(client: httpx.Asy
     answer = await client.post(CHATS, json={"model": "tiny", "messages": [ask]})
     message = ChatCompletion.model_validate(answer.json()).choices[0].message
     dumped = message.model_dump()
-    empty = {"role": "assistant", "content": None, "tool_calls": [], "annotations": []}
+    empty: dict[str, Any] = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [],
+        "annotations": [],
+    }
     for earlier in (dumped, {**dumped, **empty}, {**empty, "new": None}):
         messages = [ask, earlier, ask]
         answer = await client.post(CHATS, json={"model": "tiny", "messages": messages})
         assert answer.status_code == 200, answer.text
-    for wrong in ({**empty, "role": "user"}, {**empty, "tool_calls": [{}]}, {**empty, "new": 1}):
+    wrongs: list[dict[str, Any]] = [
+        {**empty, "role": "user"},
+        {**empty, "tool_calls": [{}]},
+        {**empty, "new": 1},
+    ]
+    for wrong in wrongs:
         answer = await client.post(CHATS, json={"model": "tiny", "messages": [ask, wrong]})
         assert answer.status_code == 400
         assert answer.json()["error"]["param"].startswith("messages[1].")
