@@ -127,12 +127,8 @@ class RemoteQueue:
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Show rows of a file as tokens."""
-<<<<<<< ours
         call = self._handle.preview
-        return take(await call.remote(file_id, model, num_rows, training))  # type: ignore[no-any-return]
-=======
-        return take(await self._handle.preview.remote(file_id, model, num_rows))
->>>>>>> theirs
+        return take(await call.remote(file_id, model, num_rows, training))
 
     async def get_defaults(self, model: str) -> dict[str, Any]:
         """Settings that a fine-tune of a model has unless told otherwise."""

@@ -1,6 +1,6 @@
 """What the HTTP routes are made of; the same in a Serve replica and in a test."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -37,7 +37,9 @@ class FineTuning(Protocol):
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
         """Check and queue a fine-tune."""
 
-    async def preview(self, file_id: str, model: str, num_rows: int) -> dict[str, Any]:
+    async def preview(
+        self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Show rows of a file as tokens."""
 
     async def get_defaults(self, model: str) -> dict[str, Any]:

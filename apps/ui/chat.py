@@ -253,6 +253,7 @@ class _Page:
         A question that the API refuses leaves the conversation and returns to the text field.
         """
         if not conversation.turns or conversation.turns[-1].role != "user":
+            yield tuple(gr.skip() for _ in range(4))  # without it Gradio would empty the outputs
             return
         grown = conversation
         try:

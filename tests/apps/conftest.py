@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,7 @@ class LocalFineTuning:
         return await self._queue.create(body)
 
     async def preview(
-        self, file_id: str, model: str, num_rows: int, training: dict[str, Any]
+        self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
     ) -> dict[str, Any]:
         return await self._queue.preview(file_id, model, num_rows, training)
 

@@ -113,7 +113,7 @@ def _describe_unknown(record: Any, keys: list[str]) -> str:
     if len(keys) <= 2 and lists and isinstance(record[lists[0]][0], Mapping):
         return f"{message}; if {lists[0]!r} holds the rows, make the file that list alone"
     example = json.dumps({"prompt": keys[0]}, ensure_ascii=False)
-    return f"{message}; where names differ, set columns, as in {json.dumps(example)}"
+    return f"{message}; where names differ, set columns, as in {example}"
 
 
 def _rename(record: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:

@@ -129,8 +129,8 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
             "precision": {"type": "string", "enum": ["bf16", "fp32"], "description": "Arithmetic."},
             "columns": {"type": "object", "description": 'Names, as in {"prompt": "q"}.'},
         }
-        training = {"epochs": 3, "learning_rate": 1e-3, "max_length": None, "precision": "bf16"}
-        training["columns"] = {}
+        training: dict[str, Any] = {"epochs": 3, "learning_rate": 1e-3, "max_length": None}
+        training |= {"precision": "bf16", "columns": {}}
         return {
             "object": "fine_tuning.defaults",
             "model": model,

@@ -4,6 +4,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +23,16 @@ TIMEOUT_S = 20
 
 
 def build_page(settings: UiSettings) -> PageGuard:
-    """Build inside an event loop, as a replica does; Gradio would leave one of its own behind."""
+    """Build inside an event loop, as a replica does; Gradio would leave one of its own behind.
+
+    In a thread of its own, as the browser's tests have a loop in theirs.
+    """
 
     async def build() -> PageGuard:
         return build_http(settings)
 
-    return asyncio.run(build())
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, build()).result()
 
 
 def mount_at_prefix(app: ASGIApp) -> ASGIApp:
@@ -55,8 +60,9 @@ class Result:
 class PageCaller:
     """A visitor without a browser."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, query: dict[str, str] | None = None) -> None:
         self.url = url
+        self.query = query or {}
         self.http = httpx.Client(base_url=url, timeout=TIMEOUT_S)
         self.config: dict[str, Any] = {}
         for path in ("/", "/runs", "/chat"):  # each has its own part
@@ -87,7 +93,7 @@ class PageCaller:
     def join(self, fn_index: int, data: list[Any], **more: Any) -> httpx.Response:
         """Ask for a function; the session is in `more` or new."""
         body = {"fn_index": fn_index, "data": data, "session_hash": uuid.uuid4().hex, **more}
-        return self.http.post("/gradio_api/queue/join", json=body)
+        return self.http.post("/gradio_api/queue/join", json=body, params=self.query)
 
     def call(self, fn_index: int, data: list[Any], **more: Any) -> Result:
         """Call a function and return its last message, or the refusal."""
