@@ -115,6 +115,7 @@ def _serve_engine(connection: Connection) -> None:
 def _inspect(path: Path) -> ModelMemory | EngineDeadError:
     """Count the memory of a model, whose config may make this process exceed its limits."""
     put_thread_last()
+    transformers_logging.set_verbosity_error()  # what it would print is in the error
     signal.signal(signal.SIGXCPU, _raise_cpu_limit)
     limit_cpu()
     try:

@@ -1,6 +1,7 @@
 """Replicas that share a machine and follow the same alias."""
 
 import asyncio
+import json
 import socket
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from serving.generator import GeneratorReplica
 from serving.handovers import HandoverLog
 from serving.model_store import ModelStore
 from serving.settings import EngineSettings
+from storage import durable
 from storage.layout import StorageLayout
 from storage.locks import take_turn
 from tests.serving.conftest import run_replica, wait_until
@@ -85,3 +87,33 @@ def test_who_has_to_wait_follows_the_alias_where_it_went_meanwhile(
 async def _answers(replica: GeneratorReplica, model_id: str) -> bool:
     loaded = await replica.loaded_models()
     return any(one["model_id"] == model_id and "latest" in one["aliases"] for one in loaded)
+
+
+def test_a_damaged_alias_stops_no_generator(
+    store: ModelStore,
+    layout: StorageLayout,
+    tiny_model: Path,
+    other_model: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store.add(tiny_model, "old")
+    store.add(other_model, "new")
+    store.point_alias("latest", "old")
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            content = durable.read_json(layout.aliases)
+            for path in layout.root.glob("aliases*.json"):
+                durable.write_json(path, {**content, "spoiled": {"history": []}, "other": None})
+            (layout.models / "stray").write_text("a plain file")
+            store.point_alias("latest", "new")
+            await wait_until(lambda: _answers(replica, "new"))
+            for path in layout.root.glob("aliases*.json"):
+                path.write_text("{")
+            await wait_until(lambda: "they stay as they were" in caplog.text)
+            await replica.check_health()
+            assert await _answers(replica, "new"), "it let its model go"
+            layout.aliases.write_text(json.dumps(content))
+            await wait_until(lambda: _answers(replica, "old"))
+
+    asyncio.run(scenario())
