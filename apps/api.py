@@ -22,6 +22,7 @@ from apps.errors import ApiError
 from apps.files import FileStore
 from apps.http import ApiReplica
 from apps.logical_cpus import API_CPUS, PAGE_CPUS, QUEUE_CPUS
+from apps.middleware.admission import HEALTH_SLOTS, MAX_ORDINARY_REQUESTS
 from apps.queue import RunQueue
 from apps.ray_jobs import RayJobRunner
 from apps.retention import start_retention
@@ -58,7 +59,9 @@ def build_app(settings: ApplicationSettings) -> Application:
         generator = _bind_generator(settings, str(layout.root))
         reserved_cpus += settings.replicas.max * GENERATOR_CPUS
     queue = FineTuningQueue.bind(str(layout.root), settings, reserved_cpus, settings.reserved_gpus)
-    return Api.bind(str(layout.root), settings, generator, queue)
+    most = MAX_ORDINARY_REQUESTS + settings.max_streams + HEALTH_SLOTS
+    api = Api.options(max_ongoing_requests=most, max_queued_requests=most)
+    return api.bind(str(layout.root), settings, generator, queue)
 
 
 def _bind_generator(settings: ApplicationSettings, storage: str) -> Application:
@@ -181,9 +184,7 @@ FineTuningQueue = serve.deployment(
 
 Api = serve.deployment(
     name="Api",
-    num_replicas=1,
-    max_ongoing_requests=512,
-    max_queued_requests=512,
+    num_replicas=1,  # the settings decide how many requests
     ray_actor_options={"num_cpus": API_CPUS},
     graceful_shutdown_timeout_s=5,
 )(serve.ingress()(ApiReplica))

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 _PAUSES_S = (0.0, 5.0, 30.0, 120.0, 600.0)
 """Before each try: what was in its way may pass."""
-_ENDED = "the process that read it ended before it was done, again and again"
+_NO_REASON = "its process ended without a reason being recorded"
 
 
 class CheckDesk:
@@ -55,7 +55,8 @@ class CheckDesk:
         if not self._is_due(task):
             return "its files are to be checked again, since the check of them was cut short"
         if not self._begin(task):
-            return {"code": "interrupted", "message": f"its files: {_ENDED}", "param": None}
+            message = f"the check of its files failed {self._describe_tries(task)}"
+            return {"code": "interrupted", "message": message, "param": None}
         return "its files are being checked"
 
     def look_after_files(self) -> None:
@@ -87,7 +88,8 @@ class CheckDesk:
         if not self._is_due(task):
             return "left"
         if not self._count_try(task):
-            self._files.note_check(file_id, "error", _ENDED, None)
+            message = f"the check of the file failed {self._describe_tries(task)}"
+            self._files.note_check(file_id, "error", message, None)
             return "left"
         if is_quick:
             check_file(self._layout, file_id)
@@ -97,6 +99,10 @@ class CheckDesk:
 
     def _is_due(self, task: Task) -> bool:
         return self._clock() >= self._not_before.get(task, 0.0)
+
+    def _describe_tries(self, task: Task) -> str:
+        reason = self._runner.find_task_failure(task.kind, task.subject) or _NO_REASON
+        return f"{len(_PAUSES_S)} times, the last time because {reason}"
 
     def _begin(self, task: Task) -> bool:
         """Begin with a check, unless it has ended without a word too often; tells whether."""

@@ -21,13 +21,13 @@ from storage.library_imports import import_transformers
 from storage.machine_faults import is_machine_fault
 from training import launch
 from training.data.faults import DataError
-from training.data.readers import RowFile
 from training.runs import RunFolder
 from training.spec import SettingError, TrainingSpec
 
 # What reads rows takes seconds to import: the application is to be up before.
 if TYPE_CHECKING:
     from training.data.prepare import PreparedData
+    from training.data.readers import KnownFile
 
 logger = logging.getLogger(__name__)
 
@@ -62,17 +62,22 @@ def prepare_rows(layout: StorageLayout, spec: TrainingSpec) -> "PreparedData":
 
     try:
         with invalid_input("training", only=SettingError):
-            return prepare_data(spec, layout.token_cache)
+            known = find_known_files(layout, spec)
+            return prepare_data(spec, layout.token_cache, known=known)
     except DataError as exc:
-        param = find_param(spec, str(exc))
+        param = name_param(exc)
         raise InvalidInputError(str(exc), param=param, code=f"invalid_{param}") from exc
 
 
-def find_param(spec: TrainingSpec, message: str) -> str:
-    """Find which of a job's files a message about rows is about."""
-    if spec.validation_file and message.startswith(f"{RowFile(Path(spec.validation_file)).name}:"):
-        return "validation_file"
-    return "training_file"
+def find_known_files(layout: StorageLayout, spec: TrainingSpec) -> dict[str, "KnownFile"]:
+    """Return what was recorded of a job's files when they were uploaded."""
+    files = [file for file in (spec.train_file, spec.validation_file) if file is not None]
+    return FileStore(layout).find_known(files)
+
+
+def name_param(exc: DataError) -> str:
+    """Return the field of a request that names the rows an error is about."""
+    return "validation_file" if exc.role == "validation" else "training_file"
 
 
 def check_job(layout: StorageLayout, run_id: str) -> None:
@@ -97,14 +102,16 @@ def check_job(layout: StorageLayout, run_id: str) -> None:
             durable.write_json(run.path / _PROGRESS_NAME, {"done": num_done, "all": num_all})
 
     try:
-        prepared = prepare_data(spec, layout.token_cache, tell_progress)
+        known = find_known_files(layout, spec)
+        prepared = prepare_data(spec, layout.token_cache, tell_progress, known)
     except (ValueError, OSError) as exc:
         if is_machine_fault(exc):
             raise
         logger.warning("the files of job %s cannot be used: %s", run_id, exc)
         message = str(exc).replace(str(layout.root), "<storage>")
-        param = find_param(spec, message)
-        refusal = {"code": f"invalid_{param}", "message": message, "param": param}
+        param = name_param(exc) if isinstance(exc, DataError) else None
+        code = f"invalid_{param}" if param else "invalid_settings"
+        refusal = {"code": code, "message": message, "param": param}
         durable.write_json(run.path / _REFUSAL_NAME, refusal)
     else:
         launch.tell_data(run, prepared.summary)
@@ -150,7 +157,9 @@ def check_file(layout: StorageLayout, file_id: str) -> None:
         model = models.resolve(LATEST_ALIAS)
         with model.hold():
             spec = build_default_spec(models, model, str(path))
-            found = count_rows(prepare_data(spec, layout.token_cache, stop_if_deleted))
+            known = find_known_files(layout, spec)
+            prepared = prepare_data(spec, layout.token_cache, stop_if_deleted, known)
+            found = count_rows(prepared)
     except (ValueError, OSError, ServingError) as exc:
         if is_machine_fault(exc):
             raise

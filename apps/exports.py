@@ -102,7 +102,9 @@ class ExportDesk:
             # It was killed between publishing and saying so.
             end_export(run, model_id, f"Published as {model_id}")
         else:
-            reason = "its process was stopped or killed; ask for it again"
+            failure = self._runner.find_task_failure("export", model_id)
+            reason = failure or "its process ended without a reason being recorded"
+            reason = f"{reason}; publish the checkpoint again"
             end_export(run, model_id, f"{model_id!r} was not published: {reason}", "error")
 
     def _find_noted(self) -> dict[tuple[str, str], RunFolder]:

@@ -3,7 +3,7 @@
 import hashlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -23,6 +23,7 @@ from storage.durable import DamagedFileError
 from storage.layout import StorageLayout, new_id
 from storage.locks import HeldError, hold_alone, hold_shared
 from storage.tombstones import bury_folder, remove_tombstones
+from training.data.readers import KnownFile
 
 Purpose = Literal["fine-tune", "fine-tune-results"]
 
@@ -108,6 +109,15 @@ class FileStore:
     def find_content(self, file_id: str) -> Path:
         """The path of a file's bytes; raises `ApiError` 404."""
         return self._folder(file_id) / make_safe_name(self.get(file_id)["filename"])
+
+    def find_known(self, paths: Iterable[str]) -> dict[str, KnownFile]:
+        """Return what was recorded of uploads when they were received, by their paths."""
+        found = {}
+        for path in paths:
+            with suppress(FileNotFoundError):  # deleted, or no file of ours
+                record = read_file_record(Path(path).parent / RECORD_NAME)
+                found[path] = KnownFile(record["filename"], record["bytes"], record.get("sha256"))
+        return found
 
     def hold(self, file_id: str) -> IO[bytes]:
         """Keep a file until what is returned is closed; raises `ApiError` 404."""

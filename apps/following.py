@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import suppress
 
 from apps.errors import not_found
 from apps.event_stream import write_event
 from apps.jobs import describe_event
+from storage import durable
 from training.runs import RunFolder
 
 POLL_S = 0.25
@@ -37,17 +39,25 @@ def find_place(run: RunFolder, last_event_id: str | None) -> int:
     return ids.index(last_event_id) + 1
 
 
-async def follow_events(run: RunFolder, place: int) -> AsyncGenerator[str, None]:
-    """Yield the events after the first `place` as server-sent events, until the run has ended."""
+async def follow_events(run: RunFolder, place: int, max_age_s: float) -> AsyncGenerator[str, None]:
+    """Yield the events after the first `place` as server-sent events, until the run has ended.
+
+    Each look reads what was added to the file, not the file. After `max_age_s` the stream ends; its
+    client connects again with the id of the last event.
+    """
+    lines = durable.LineFollower(run.events_file)
+    num_read = 0
     quiet_s = 0.0
+    ends_at = time.monotonic() + max_age_s
     while True:
         is_last = has_ended(run)  # before the look: what is told before the end is told
-        events = (await asyncio.to_thread(run.read_events))[place:]
-        place += len(events)
-        if events:
-            yield "".join(write_event(describe_event(event), event["id"]) for event in events)
+        events = run.number_events(await asyncio.to_thread(lines.read_new), num_read + 1)
+        new = events[max(0, place - num_read) :]
+        num_read += len(events)
+        if new:
+            yield "".join(write_event(describe_event(event), event["id"]) for event in new)
             quiet_s = 0.0
-        if is_last:
+        if is_last or time.monotonic() > ends_at:
             return
         if quiet_s >= ALIVE_S:
             yield ": nothing new\n\n"

@@ -15,6 +15,7 @@ from apps.errors import install_error_handlers
 from apps.files import FileStore
 from apps.http_api.description import install_description
 from apps.http_api.readiness import Readiness
+from apps.middleware.admission import Admission
 from apps.middleware.auth import AccessControl, read_api_key
 from apps.middleware.body_limit import MAX_JSON_BYTES, MAX_TEXT_BYTES, BodyLimit
 from apps.middleware.flow_control import TellUse, WindowedSending
@@ -66,7 +67,8 @@ def build_http(services: Services, api_key: str | None) -> AccessControl:
     for resource in (relayed,) if isinstance(services.text, UpstreamRelay) else (chat, completions):
         app.include_router(resource.router)
     limited = BodyLimit(app, MAX_JSON_BYTES, limits)
-    return AccessControl(TellUse(WindowedSending(limited)), api_key)
+    admitted = Admission(limited, services.max_streams)
+    return AccessControl(TellUse(WindowedSending(admitted)), api_key)
 
 
 @asynccontextmanager
@@ -102,6 +104,8 @@ class ApiReplica:
             max_model_bytes=settings.max_model_bytes,
             limits=settings.to_limits(),
             min_free_bytes=settings.min_free_bytes,
+            max_streams=settings.max_streams,
+            max_stream_age_s=settings.max_stream_age_s,
         )
 
     def __serve_build_asgi_app__(self) -> AccessControl:

@@ -22,5 +22,8 @@ class JobRunner(TaskRunner, Protocol):
     def read_logs(self, job_id: str) -> str:
         """What a job printed, as far as it is known."""
 
+    def find_exit(self, job_id: str) -> str | None:
+        """How the process of a job that has ended did so; None if that is not known."""
+
     def list_nodes(self) -> list[dict[str, float]]:
         """Total resources of every node of the cluster."""

@@ -386,11 +386,17 @@ class RunQueue:
         record = run.read_record()
         if record.writer == "queue" and not run.is_cancel_requested:
             return  # it ended by itself, and was taken up again
-        reason = "the application was stopped or its process was killed while it computed"
-        output = self._runner.read_logs(record.job_id or record.id).strip()
-        if output:
-            reason = f"its process ended before its time: {output.splitlines()[-1][:300]}"
+        reason = self._find_reason(record.job_id or record.id)
         settle_lost(self._layout, run, reason, self._max_restarts)
+
+    def _find_reason(self, job_id: str) -> str:
+        """Say why a job's process ended: only what is recorded of it."""
+        if self._runner.find_state(job_id) == "unknown":
+            return "the Ray cluster that its process belonged to has ended"
+        reason = self._runner.find_exit(job_id)
+        reason = reason or "its process ended without a reason being recorded"
+        output = self._runner.read_logs(job_id).strip()
+        return f"{reason}; its last output: {output.splitlines()[-1][:300]}" if output else reason
 
     def _check_storage(self) -> None:
         if not self._holds_storage():

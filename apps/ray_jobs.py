@@ -1,11 +1,17 @@
 """Fine-tunes as Ray Jobs of the cluster that this process belongs to."""
 
 import logging
+import os
+import shlex
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
+import ray.exceptions
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from apps.checks import check_file, check_job
@@ -19,20 +25,29 @@ from training.priority import yield_to_others
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
+_ADDRESS_VARIABLE, _API_ADDRESS_VARIABLE = "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"
+_SHELL_SIGNAL_BASE = 128  # a shell reports signal N of its command as exit status 128 + N
 
 
 class RayJobRunner:
     """The queue's `JobRunner`; job ids are Ray's submission ids."""
 
     def __init__(self) -> None:
-        # By address: left to itself the client gives up where a second cluster runs.
-        self._client = JobSubmissionClient(ray.get_runtime_context().gcs_address)
+        self._address: str = ray.get_runtime_context().gcs_address
+        with _resolve_only(self._address):
+            self._client = JobSubmissionClient(self._address)
         self._tasks: dict[tuple[str, str], ray.ObjectRef[None]] = {}  # by kind and subject
+        self._task_failures: dict[tuple[str, str], str] = {}
 
     def start(self, job_id: str, command: str) -> None:
-        """Submit a job unless one of this id is known."""
+        """Submit a job of this cluster unless one of this id is known.
+
+        The command names the cluster: the `RAY_ADDRESS` that Ray gives a job is that of any cluster
+        of the machine where several run.
+        """
         if self.find_state(job_id) == "unknown":
-            self._client.submit_job(entrypoint=command, submission_id=job_id)
+            environment = shlex.join(["env", f"{_ADDRESS_VARIABLE}={self._address}"])
+            self._client.submit_job(entrypoint=f"{environment} {command}", submission_id=job_id)
 
     def find_state(self, job_id: str) -> JobState:
         """Ask the cluster about a job."""
@@ -60,6 +75,25 @@ class RayJobRunner:
             logger.info("what job %s printed cannot be read: %s", job_id, exc)
             return ""
 
+    def find_exit(self, job_id: str) -> str | None:
+        """Return how a job's process ended, as far as Ray recorded it."""
+        if self.find_state(job_id) != "ended":
+            return None
+        info = self._client.get_job_info(job_id)
+        if info.driver_exit_code is not None:
+            return describe_exit(info.driver_exit_code)
+        if info.status == JobStatus.STOPPED:
+            return "it was stopped"
+        if info.error_type is not None and info.message:  # Ray's supervisor of the job failed
+            from training.failures import summarise_exception  # slow to import
+
+            return summarise_exception(RuntimeError(info.message))
+        return None
+
+    def find_task_failure(self, kind: str, subject: str) -> str | None:
+        """Return why a task that we began ended, unless it ended by itself."""
+        return self._task_failures.get((kind, subject))
+
     def list_nodes(self) -> list[dict[str, float]]:
         """Total resources of every node that is alive."""
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
@@ -68,6 +102,7 @@ class RayJobRunner:
     def start_task(self, storage: Path, task: Task) -> None:
         """Do it as a Ray task that takes no CPU from the training beside it."""
         call = ray.remote(num_cpus=0, max_retries=0)(_execute)
+        self._task_failures.pop((task.kind, task.subject), None)
         self._tasks[task.kind, task.subject] = call.remote(str(storage), task)
 
     def is_under_way(self, kind: str, subject: str) -> bool:
@@ -77,7 +112,18 @@ class RayJobRunner:
         ended, _ = ray.wait([begun], timeout=0)
         if ended:
             del self._tasks[kind, subject]
+            self._note_failure(kind, subject, begun)
         return not ended
+
+    def _note_failure(self, kind: str, subject: str, ended: "ray.ObjectRef[None]") -> None:
+        from training.failures import summarise_exception  # slow to import
+
+        try:
+            ray.get(ended)
+        except ray.exceptions.RayError as exc:
+            reason = summarise_exception(exc)
+            logger.warning("task %s of %s failed: %s", kind, subject, reason)
+            self._task_failures[kind, subject] = reason
 
     def _find_status(self, job_id: str) -> JobStatus | None:
         try:
@@ -86,6 +132,33 @@ class RayJobRunner:
             if "does not exist" in str(exc):
                 return None
             raise
+
+
+def describe_exit(code: int) -> str:
+    """Describe an exit status as `subprocess` reports it, or as a shell does for a signal."""
+    number = -code if code < 0 else code - _SHELL_SIGNAL_BASE
+    if number > 0:
+        try:
+            return f"its process ended with signal {number} ({signal.Signals(number).name})"
+        except ValueError:  # no signal
+            pass
+    return f"its process ended with exit status {code}"
+
+
+@contextmanager
+def _resolve_only(address: str) -> Iterator[None]:
+    """Have Ray resolve nothing but `address`: its client prefers these variables to an argument."""
+    before = {name: os.environ.get(name) for name in (_ADDRESS_VARIABLE, _API_ADDRESS_VARIABLE)}
+    os.environ[_ADDRESS_VARIABLE] = address
+    os.environ.pop(_API_ADDRESS_VARIABLE, None)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _execute(storage: str, task: Task) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from apps.files import FileStore
 from apps.fine_tuning.run_index import RunIndex
+from apps.metrics_index import MetricsReader
 from apps.relay import UpstreamRelay
 from apps.settings import UsageLimits
 from serving.model_store import ModelStore
@@ -78,6 +79,9 @@ class Services:
     max_upload_bytes: int
     max_model_bytes: int
     min_free_bytes: int
+    max_streams: int
+    max_stream_age_s: float
+    metrics: MetricsReader = field(default_factory=MetricsReader)
     limits: UsageLimits = field(default_factory=UsageLimits)
 
     @cached_property

@@ -137,6 +137,18 @@ class ApplicationSettings(GenerationSettings, UsageLimits):
         ge=0,
         description="Free space of the storage folder, in bytes, below which '/readyz' is 503.",
     )
+    max_streams: int = Field(
+        256,
+        ge=1,
+        description="Streams of events and followed logs that one replica of the API has open at "
+        "once; one more is answered with 429.",
+    )
+    max_stream_age_s: float = Field(
+        3600.0,
+        gt=0,
+        description="Seconds after which a stream of events ends, so that its client connects "
+        "again with the id of the last event.",
+    )
     max_concurrent_runs: int = Field(1, ge=1, description="Fine-tunes that compute at once.")
     max_restarts: int = Field(
         3,

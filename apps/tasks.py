@@ -25,3 +25,6 @@ class TaskRunner(Protocol):
 
     def is_under_way(self, kind: str, subject: str) -> bool:
         """Whether a task of ours was begun and has not ended."""
+
+    def find_task_failure(self, kind: str, subject: str) -> str | None:
+        """Why the last task of ours on a subject failed; None if it did not, or is not known."""

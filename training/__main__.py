@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -25,6 +25,7 @@ from rich.progress import (
 
 from storage import durable
 from storage.privacy import keep_files_private
+from training.agent_port import choose_free_agent_port
 from training.byte_progress import show_bytes
 from training.data.token_cache import default_cache
 from training.lease import hold_lease
@@ -157,12 +158,13 @@ def _connect_to_ray() -> Iterator[None]:
     """Use the cluster that `RAY_ADDRESS` names, or start one for this command alone."""
     import ray
 
-    address = os.environ.get("RAY_ADDRESS", "local")
+    address = os.environ.get("RAY_ADDRESS") or "local"
     alone: dict[str, Any] = {}
     if address == "local":
         # What watches a cluster takes its share of every core, and nobody would look at this one.
         alone = {"include_dashboard": False, "_system_config": _UNWATCHED}
-    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
+    with choose_free_agent_port() if alone else nullcontext():
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
     try:
         yield
     finally:

@@ -44,8 +44,7 @@ class Checkpoint:
     @property
     def eval_loss(self) -> float | None:
         """Validation loss of these very weights, if they were evaluated."""
-        progress = self.progress
-        return progress.eval_loss if progress.evaluated_step == progress.step else None
+        return self.progress.measured_loss
 
 
 def find_shards(checkpoint: Path) -> Path:

@@ -1,5 +1,6 @@
 """Tells a run's user when workers were lost and are being replaced."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,35 @@ from training.runs import RunFolder
 _MAX_CHARACTERS = 300
 # What gloo and NCCL say in one worker when it was another that ended.
 _ENDS_OF_OTHERS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL")
-# What Ray says at length of processes that ended without a word of their own.
-_DEATHS = {
-    "its worker process has died": "its process was killed, perhaps because memory ran out",
-    "its node has died": "its node is gone",
-}
+# Ray's description of a process that ended without an exception of its own (`WorkerExitType` in
+# src/ray/protobuf/common.proto); it records no signal.
+_EXIT_TYPE = re.compile(r"[Ww]orker exit type: (\w+)")
+_KILLED = re.compile(r"[Tt]he actor (?:is dead|died) because (it was .+?)\.?$", re.MULTILINE)
+_EXIT_CODE = re.compile(r"exit code (-?\d+)")
+_OUT_OF_MEMORY_WORDS = ("killed due to the node running low on memory", "NODE_OUT_OF_MEMORY")
+_DIED_WORDS = ("worker process has died", "worker died unexpectedly", "actor died unexpectedly")
+_NODE_WORDS = ("its node has died", "node is dead", "node died")
 
 
 def summarise_exception(exception: BaseException) -> str:
-    """The last line of what Ray says of a worker's failure: its text may be a whole traceback."""
+    """Return why a worker failed in one line; Ray's text may be a whole traceback.
+
+    Of a process that just ended, only what Ray recorded is reported: Ray's own text lists common
+    causes, none of which need be the one.
+    """
     text = str(exception)
-    for words, meaning in _DEATHS.items():
-        if words in text:
-            return meaning
+    if any(words in text for words in _OUT_OF_MEMORY_WORDS):
+        return "Ray's memory monitor killed its process, because its node ran low on memory"
+    if any(words in text for words in _NODE_WORDS):
+        return "its node has left the cluster"
+    if killed := _KILLED.search(text):
+        return killed[1]
+    if (exit_type := _EXIT_TYPE.search(text)) or any(words in text for words in _DIED_WORDS):
+        code = _EXIT_CODE.search(text)
+        if code:
+            return f"its process ended with exit status {code[1]}"
+        recorded = f" (Ray records {exit_type[1]})" if exit_type else ""
+        return f"its process ended without a reason being recorded{recorded}"
     lines = text.strip().splitlines()
     return lines[-1][:_MAX_CHARACTERS] if lines else type(exception).__name__
 

@@ -57,9 +57,9 @@ class Journal:
             "elapsed_s": round(progress.elapsed_s, 3),
             "peak_memory_bytes": result.peak_memory_bytes,
         }
-        if progress.evaluated_step == progress.step and progress.eval_loss is not None:
-            line |= _name_if_finite("eval_loss", progress.eval_loss)
-            line |= _name_if_finite("eval_perplexity", compute_perplexity(progress.eval_loss))
+        if (loss := progress.measured_loss) is not None:
+            line |= _name_if_finite("eval_loss", loss)
+            line |= _name_if_finite("eval_perplexity", compute_perplexity(loss))
         if self._speaks:
             self._run.add_metrics(line)
             self._track(line, progress.step)

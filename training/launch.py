@@ -201,7 +201,7 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
     import ray.exceptions
     import ray.train
 
-    from training.failures import TellOfFailures
+    from training.failures import TellOfFailures, summarise_exception
     from training.loop import run_worker
     from training.trainer import LeanTorchTrainer
 
@@ -235,7 +235,7 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
         raise TrainingFailedError(_describe_failure(exc)) from exc
     except ray.exceptions.RayActorError as exc:  # a worker's death comes as the error above
         raise ClusterLostError(
-            "Ray Train's controller was killed, perhaps because memory ran out"
+            f"Ray Train's controller was lost: {summarise_exception(exc)}"
         ) from exc
     outcome: dict[str, str] = result.return_value
     if "error" in outcome:

@@ -81,16 +81,26 @@ class Progress(BaseModel):
         """Mean loss of the epoch so far over its learned tokens, nats."""
         return self.epoch_loss_sum / max(1, self.epoch_num_learned)
 
+    @property
+    def measured_loss(self) -> float | None:
+        """Validation loss measured at this very step; None if the last evaluation was earlier."""
+        return self.eval_loss if self.evaluated_step == self.step else None
+
     def summarise(self) -> dict[str, float]:
-        """The figures of a checkpoint, for events and the lineage."""
+        """Return the figures of a checkpoint, for events, the API and the lineage.
+
+        `eval_loss` is there only if it was measured at this step: that of an earlier step is the
+        loss of other weights.
+        """
         figures: dict[str, float] = {
             "step": self.step,
             "epoch": self.epoch + 1,
             "loss": self.epoch_loss,
             "trained_tokens": self.trained_tokens,
         }
-        if self.eval_loss is not None and math.isfinite(self.eval_loss):  # JSON knows no other
-            figures["eval_loss"] = self.eval_loss
+        loss = self.measured_loss
+        if loss is not None and math.isfinite(loss):  # JSON has no other numbers
+            figures["eval_loss"] = loss
         return figures
 
     def _change(self, **changes: Any) -> "Progress":

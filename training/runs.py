@@ -277,9 +277,13 @@ class RunFolder:
 
     def read_events(self) -> list[dict[str, Any]]:
         """Read all events, oldest first; an event's id is its place in the file."""
+        return self.number_events(durable.read_json_lines(self.events_file), 1)
+
+    def number_events(self, lines: list[dict[str, Any]], first: int) -> list[dict[str, Any]]:
+        """Give consecutive lines of the events file their ids; they are counted from `first`."""
         return [
             {"id": f"ftevent-{self.path.name}-{number:06d}", **event}
-            for number, event in enumerate(durable.read_json_lines(self.events_file), 1)
+            for number, event in enumerate(lines, first)
         ]
 
     def add_metrics(self, metrics: dict[str, float]) -> None:

@@ -56,12 +56,13 @@ async def list_events(
 ) -> dict[str, Any] | Response:
     """List what happened, newest first; or, as server-sent events, what happens, from the start.
 
-    A stream ends with its job. Taken up with the id of the last event that came, nothing is lost;
+    A stream ends with its job, or at the age that the settings allow. Taken up with the id of the
+    last event that came, nothing is lost;
     where nothing is left to come the answer is 204.
     """
     run = find_run(services.layout, job_id)
     if stream or "text/event-stream" in request.headers.get("accept", ""):
-        return await _stream_events(run, last_event_id)
+        return await _stream_events(run, last_event_id, services.max_stream_age_s)
     newest_first = (await asyncio.to_thread(run.read_events))[::-1]
     events, has_more = cut_page(newest_first, lambda event: str(event["id"]), limit, after)
     return describe_page([describe_event(event) for event in events], has_more=has_more)
@@ -102,10 +103,18 @@ async def list_metrics(
     services: ServicesOf,
     job_id: str,
     after_step: Annotated[int, Query(ge=0, description="Only steps beyond this one.")] = 0,
+    max_points: Annotated[
+        int | None,
+        Query(ge=2, le=100_000, description="Entries at most; first and last are among them."),
+    ] = None,
 ) -> dict[str, Any]:
-    """List the figures of every optimizer step, oldest first."""
-    metrics = await asyncio.to_thread(find_run(services.layout, job_id).read_metrics)
-    return {"object": "list", "data": [line for line in metrics if line["step"] > after_step]}
+    """List the figures of optimizer steps, oldest first: of every one, or thinned.
+
+    Thinned, there is one entry per range of steps, the same ones from call to call.
+    """
+    path = find_run(services.layout, job_id).metrics_file
+    data = await asyncio.to_thread(services.metrics.read, path, after_step, max_points)
+    return {"object": "list", "data": data}
 
 
 @router.get("/logs")
@@ -132,10 +141,10 @@ async def get_log(
     return PiecesResponse(read_log(run, begin, size), media_type="text/plain", headers=headers)
 
 
-async def _stream_events(run: RunFolder, last_event_id: str | None) -> Response:
+async def _stream_events(run: RunFolder, last_event_id: str | None, max_age_s: float) -> Response:
     is_over = has_ended(run)
     place = await asyncio.to_thread(find_place, run, last_event_id)
     if is_over and place == len(run.read_events()):
         return Response(status_code=204)  # by which a browser knows not to come back
-    events = follow_events(run, place)
+    events = follow_events(run, place, max_age_s)
     return StreamingResponse(events, media_type="text/event-stream", headers=_UNBUFFERED)

@@ -34,6 +34,8 @@ class NotedJobs:
     states: dict[str, JobState] = field(default_factory=dict)
     commands: dict[str, str] = field(default_factory=dict)
     logs: str = ""
+    exits: dict[str, str] = field(default_factory=dict)
+    task_failures: dict[tuple[str, str], str] = field(default_factory=dict)
     refusal: Exception | None = None
     tasks: list[Task] = field(default_factory=list)
     under_way: set[tuple[str, str]] = field(default_factory=set)
@@ -55,6 +57,12 @@ class NotedJobs:
 
     def read_logs(self, job_id: str) -> str:
         return self.logs
+
+    def find_exit(self, job_id: str) -> str | None:
+        return self.exits.get(job_id)
+
+    def find_task_failure(self, kind: str, subject: str) -> str | None:
+        return self.task_failures.get((kind, subject))
 
     def start_task(self, storage: Path, task: Task) -> None:
         self.tasks.append(task)
@@ -228,6 +236,8 @@ def services(layout: StorageLayout, queue: RunQueue) -> Services:
         max_upload_bytes=10_000,
         max_model_bytes=10_000_000,
         min_free_bytes=0,
+        max_streams=2,
+        max_stream_age_s=60.0,
     )
 
 

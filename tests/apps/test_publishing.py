@@ -81,6 +81,8 @@ def add_checkpoint(run: RunFolder, base: Path, step: int) -> Path:
         model.get_input_embeddings().weight += 0.01 * step
     folder = write_sharded(run.checkpoints / f"checkpoint_{step:010d}", model, 2)
     progress = Progress(step=step, num_shares=2, epoch_loss_sum=1.0, epoch_num_learned=1)
+    if step > 9:  # the last evaluation was earlier: its loss is not this checkpoint's
+        progress = progress.model_copy(update={"eval_loss": 2.0, "evaluated_step": 9})
     for rank in range(2):
         files = {
             path.relative_to(folder).as_posix(): {
@@ -264,11 +266,12 @@ async def test_an_export_whose_process_died_is_told_of(
     await queue.reconcile()
     assert run.read_events()[-1]["message"] == "Publishing step 10 as mine"
     jobs.under_way.clear()
+    jobs.task_failures["export", "mine"] = "its node has left the cluster"
     await queue.reconcile()
     last = run.read_events()[-1]
     assert last["level"] == "error"
     assert last["message"] == (
-        "'mine' was not published: its process was stopped or killed; ask for it again"
+        "'mine' was not published: its node has left the cluster; publish the checkpoint again"
     )
     await begin(queue, run, "mine")
 

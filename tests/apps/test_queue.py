@@ -196,8 +196,9 @@ async def test_a_cluster_that_cannot_start_a_job_is_asked_again(
 @pytest.mark.parametrize(
     ("state", "logs", "reason"),
     [
-        ("ended", "Killed", "its process ended before its time: Killed"),
-        ("unknown", "", "the application was stopped or its process was killed"),
+        ("ended", "", "its process ended with signal 9 (SIGKILL). It goes on"),
+        ("ended", "a\nb", "its process ended with signal 9 (SIGKILL); its last output: b. It"),
+        ("unknown", "", "the Ray cluster that its process belonged to has ended. It goes on"),
     ],
 )
 async def test_a_run_whose_job_died_goes_on_in_its_old_place(
@@ -207,6 +208,7 @@ async def test_a_run_whose_job_died_goes_on_in_its_old_place(
     await queue.reconcile()
     run.update_record(status="running")
     jobs.logs = logs
+    jobs.exits[f"{run.path.name}-1"] = "its process ended with signal 9 (SIGKILL)"
     jobs.states[f"{run.path.name}-1"] = state
     await queue.reconcile()
     record = run.read_record()
@@ -216,6 +218,15 @@ async def test_a_run_whose_job_died_goes_on_in_its_old_place(
     assert event["message"].startswith(f"Interrupted: {reason}")
     assert list(jobs.commands) == [f"{run.path.name}-1", f"{run.path.name}-2"]
     assert other.read_record().status == "queued"
+
+
+async def test_the_cause_of_an_end_is_not_guessed(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    await lose_run(queue, jobs, run)
+    told = run.read_events()[-1]["message"]
+    assert "its process ended without a reason being recorded" in told
 
 
 async def test_a_run_that_is_lost_too_often_where_it_stands_fails(

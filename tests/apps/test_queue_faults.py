@@ -144,7 +144,12 @@ async def test_a_run_deleted_during_a_change_is_reported_as_not_found(
 ) -> None:
     run = await create_run(queue, file_id)
     run.update_record(status="failed")
-    monkeypatch.setattr("apps.queue.is_resumable", lambda *_: shutil.rmtree(run.path) is None)
+
+    def delete_run(*_: Any) -> bool:
+        shutil.rmtree(run.path)
+        return True
+
+    monkeypatch.setattr("apps.queue.is_resumable", delete_run)
     with pytest.raises(ApiError) as caught:
         await queue.resume(run.path.name)
     assert caught.value.status == 404

@@ -58,6 +58,9 @@ def client(layout: StorageLayout, queue: RunQueue) -> httpx.AsyncClient:
         fine_tuning=LocalFineTuning(queue),
         max_upload_bytes=10_000,
         max_model_bytes=10_000_000,
+        min_free_bytes=0,
+        max_streams=2,
+        max_stream_age_s=60.0,
     )
     transport = httpx.ASGITransport(build_http(services, None))
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")

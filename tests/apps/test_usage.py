@@ -51,6 +51,9 @@ def client(layout: StorageLayout, queue: RunQueue) -> httpx.AsyncClient:
         fine_tuning=LocalFineTuning(queue),
         max_upload_bytes=10_000,
         max_model_bytes=10_000_000,
+        min_free_bytes=0,
+        max_streams=2,
+        max_stream_age_s=60.0,
         limits=LIMITS,
     )
     transport = httpx.ASGITransport(build_http(services, None))

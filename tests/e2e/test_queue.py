@@ -66,6 +66,14 @@ def find_processes(application: Application) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
+def is_called(process: psutil.Process, name: str) -> bool:
+    """Whether a process, which may have ended since it was listed, has a name or an argument."""
+    try:
+        return name in process.name() or name in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
+
+
 def kill_everything(application: Application) -> None:
     """Kill every process of an application at once, those of runs included."""
     processes = find_processes(application)
@@ -134,8 +142,8 @@ def test_ten_jobs_outlive_the_queue_and_the_application(
     watcher = Watcher(application)
     wait_until(watcher.are_in_mid_run, TIMEOUT_S, "two in mid-run")
 
-    (queue,) = (process for process in find_processes(application) if QUEUE in process.name())
-    drivers = [p.pid for p in find_processes(application) if "apps.finetune" in p.cmdline()]
+    (queue,) = (process for process in find_processes(application) if is_called(process, QUEUE))
+    drivers = [p.pid for p in find_processes(application) if is_called(p, "apps.finetune")]
     queue.kill()
     wait_until(lambda: watcher.count_ended() >= 2, TIMEOUT_S, "two have ended without the queue")
     assert drivers, "their processes were there"

@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 from training.failures import TellOfFailures, choose_failure, summarise_exception
 from training.runs import RunFolder
 
@@ -18,8 +20,40 @@ def test_the_cause_is_told_and_not_what_followed_from_it(tmp_path: Path) -> None
     assert (event["level"], event["data"]) == ("warn", {"ranks": [0, 3]})
 
 
-def test_what_ray_says_of_killed_processes_is_told_in_short() -> None:
-    killed = "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR"
-    gone = "The actor died because its node has died. Node Id: 4f2a"
-    assert summarise_exception(RuntimeError(killed)).startswith("its process was killed")
-    assert summarise_exception(RuntimeError(gone)) == "its node is gone"
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "The actor died unexpectedly before finishing this task.\n\tclass_name: W\nThe actor "
+            "is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker "
+            "exit detail: Worker unexpectedly exits with a connection error code 2. End of file. "
+            "Some common causes include: (1) the process was killed by the OOM killer due to high "
+            "memory usage, (2) ray stop --force was called",
+            "its process ended without a reason being recorded (Ray records SYSTEM_ERROR)",
+        ),
+        (
+            "The actor is dead because its worker process has died. Worker exit type: USER_ERROR "
+            "Worker exit detail: Worker exits with an exit code 3.",
+            "its process ended with exit status 3",
+        ),
+        (
+            "The actor is dead because its worker process has died. Worker exit type: "
+            "NODE_OUT_OF_MEMORY Worker exit detail: 1 worker(s) were killed due to the node "
+            "running low on memory.",
+            "Ray's memory monitor killed its process, because its node ran low on memory",
+        ),
+        (
+            "The actor died because its node has died. Node Id: 4f2a",
+            "its node has left the cluster",
+        ),
+        (
+            "The actor died unexpectedly before finishing this task.\nThe actor is dead because it "
+            "was killed by `ray.kill`.",
+            "it was killed by `ray.kill`",
+        ),
+    ],
+)
+def test_only_what_ray_recorded_is_reported_of_a_process_that_ended(
+    text: str, expected: str
+) -> None:
+    assert summarise_exception(RuntimeError(text)) == expected

@@ -62,3 +62,14 @@ def test_the_newest_and_the_best_are_kept(
     checkpoints = make_checkpoints(20, 40, 10, 30, best_step=best_step)
     superseded = choose_superseded(checkpoints, num_kept=num_kept)
     assert [checkpoint.step for checkpoint in superseded] == gone
+
+
+def test_a_checkpoint_reports_only_a_loss_measured_at_its_own_step() -> None:
+    """Steps 12 and 16 once reported the loss of step 9."""
+    (ninth,) = make_checkpoints(9)
+    progress = ninth.progress.evaluate(0.5)
+    assert progress.summarise()["eval_loss"] == 0.5
+    later = progress.model_copy(update={"step": 12})
+    assert "eval_loss" not in later.summarise()
+    assert later.measured_loss is None
+    assert later.evaluate(0.4).summarise()["eval_loss"] == 0.4

@@ -2,14 +2,21 @@
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+RowRole = Literal["training", "validation"]
 
 MAX_LINES_SHOWN = 20
 _MAX_VALUE_CHARACTERS = 80
 
 
 class DataError(ValueError):
-    """The rows cannot be learned from; the message names the file, the lines and the reasons."""
+    """The rows cannot be learned from; the message names the file, the lines and the reasons.
+
+    `role` is which rows of the spec they are, once that is known.
+    """
+
+    role: "RowRole | None" = None
 
 
 class RowFault(ValueError):  # noqa: N818 - handed about as a value more than raised

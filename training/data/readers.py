@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from storage import durable
 from training.data.faults import DataError, RowFault, show_value
@@ -39,22 +39,33 @@ _BINARY_KINDS = {
 }
 
 
+class KnownFile(NamedTuple):
+    """What is on record about a file; the hash holds only for a file of this size."""
+
+    name: str
+    size_bytes: int
+    sha256: str | None
+
+
 @dataclass
 class RowFile:
     """A file of rows.
 
-    `names` are column names that one may expect; they tell a CSV file from broken JSON.
+    `names` are column names that one may expect; they tell a CSV file from broken JSON. `known` is
+    what was recorded of the file when it was received.
     """
 
     path: Path
     names: Collection[str] = ()
     unit: str = "line"
     position: int = 0  # bytes that have been read
+    known: KnownFile | None = None
+    _sha256: str | None = None
 
     @property
     def name(self) -> str:
-        """What messages call the file; never where it lies."""
-        return self.path.name
+        """What messages call the file: the name that its user gave it, never where it lies."""
+        return self.known.name if self.known else self.path.name
 
     def measure(self) -> int:
         """Its size in bytes; raises `DataError` if there is no such file."""
@@ -66,18 +77,23 @@ class RowFile:
             raise DataError(f"no file at {str(self.path)!r}: {_EXPECTED}") from None
 
     def compute_fingerprint(self) -> str:
-        """Hash the content: SHA-256 in hexadecimal."""
-        self.measure()
-        return durable.hash_file(self.path)
+        """Return the SHA-256 of the content in hexadecimal, from its record if there is one."""
+        size_bytes = self.measure()
+        if self._sha256 is None:
+            if self.known and self.known.sha256 and self.known.size_bytes == size_bytes:
+                self._sha256 = self.known.sha256
+            else:
+                self._sha256 = durable.hash_file(self.path)
+        return self._sha256
 
     def read(self) -> Iterator[Record]:
         """Yield the records; raises `DataError` for a file that holds nothing of ours."""
         self.measure()
         with self.path.open("rb") as file:
             sample = file.read(_SAMPLE_BYTES)
-            kind = _tell_kind(self.path, sample, self.names)
+            kind = _tell_kind(self, sample)
             file.seek(3 if sample.startswith(b"\xef\xbb\xbf") else 0)
-            for record in _READERS[kind](file, self.path):
+            for record in _READERS[kind](file, self):
                 self.position = file.tell()
                 yield record
 
@@ -146,25 +162,25 @@ def _drop_nulls(value: Any) -> Any:
     return value
 
 
-def _tell_kind(path: Path, sample: bytes, names: Collection[str]) -> FileKind:
-    text = _decode_sample(path.name, sample)
+def _tell_kind(source: RowFile, sample: bytes) -> FileKind:
+    text = _decode_sample(source.name, sample)
     begin = text.lstrip()
     if begin.startswith("["):
         return "array"
     if begin.startswith("{"):
-        _refuse_spread_object(path.name, begin)
+        _refuse_spread_object(source.name, begin)
         return "lines"
-    suffix = path.suffix.lower()
+    suffix = source.path.suffix.lower()
     first = begin.split("\n", 1)[0].strip()
     separator = _find_separator(suffix, first)
     cells = {cell.strip().strip('"') for cell in first.split(separator)}
-    if suffix in (".csv", ".tsv") or cells & set(names):
+    if suffix in (".csv", ".tsv") or cells & set(source.names):
         return "table"
     if not begin or suffix in _JSON_SUFFIXES or _is_json(first):
         return "lines"
     if separator in first:
         return "table"
-    raise DataError(f"{path.name} begins with {show_value(first)}: {_EXPECTED}")
+    raise DataError(f"{source.name} begins with {show_value(first)}: {_EXPECTED}")
 
 
 def _decode_sample(name: str, sample: bytes) -> str:
@@ -203,7 +219,7 @@ def _find_separator(suffix: str, header: str) -> str:
     return max(_SEPARATORS, key=header.count)  # the first of equals: a comma
 
 
-def _read_lines(file: BinaryIO, _path: Path) -> Iterator[Record]:
+def _read_lines(file: BinaryIO, _source: RowFile) -> Iterator[Record]:
     number = 0
     while line := file.readline(MAX_ROW_BYTES):
         number += 1
@@ -238,23 +254,23 @@ def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-def _read_array(file: BinaryIO, _path: Path) -> Iterator[Record]:
+def _read_array(file: BinaryIO, _source: RowFile) -> Iterator[Record]:
     return read_array(file, make_object, MAX_ROW_BYTES)
 
 
-def _read_table(file: BinaryIO, path: Path) -> Iterator[Record]:
+def _read_table(file: BinaryIO, source: RowFile) -> Iterator[Record]:
     # The limit is the process's: a larger one lets nothing through that was refused for a reason.
     csv.field_size_limit(MAX_ROW_BYTES)
     start = file.tell()
     sample = file.read(_SAMPLE_BYTES).decode(errors="replace").lstrip()
     file.seek(start)
-    separator = _find_separator(path.suffix.lower(), sample.split("\n", 1)[0])
+    separator = _find_separator(source.path.suffix.lower(), sample.split("\n", 1)[0])
     text = TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
     try:
         reader = csv.reader(
             text, delimiter=separator, quoting=_find_quoting(sample, separator), strict=True
         )
-        yield from _read_cells(path.name, reader)
+        yield from _read_cells(source.name, reader)
     finally:
         text.detach()
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -55,10 +55,12 @@ def build_entry(cache: Path, key: str) -> Iterator[Path]:
         shutil.rmtree(building, ignore_errors=True)
 
 
-def prune_cache(cache: Path, kept: str | None, max_bytes: int = MAX_CACHE_BYTES) -> None:
+def prune_cache(
+    cache: Path, kept: Collection[str] | None, max_bytes: int = MAX_CACHE_BYTES
+) -> None:
     """Remove entries, the longest unused first, until all have at most `max_bytes`.
 
-    The entry `kept`, by default the one used last, stays in any case. What processes that died
+    The entries `kept`, by default the one used last, stay in any case. What processes that died
     left unfinished is removed too.
     """
     if not cache.is_dir():
@@ -66,13 +68,13 @@ def prune_cache(cache: Path, kept: str | None, max_bytes: int = MAX_CACHE_BYTES)
     _remove_leftovers(cache)
     entries = [path for path in cache.iterdir() if durable.is_published(path)]
     used = sorted((_get_last_use(entry), entry.name, _measure(entry)) for entry in entries)
-    if kept is None and used:
-        kept = used[-1][1]
+    if kept is None:
+        kept = [name for _, name, _ in used[-1:]]
     total = sum(size for _, _, size in used)
     for _, name, size in used:
         if total <= max_bytes:
             return
-        if name != kept:
+        if name not in kept:
             _remove(cache / name)
             total -= size
 

@@ -163,9 +163,9 @@ def test_the_cache_keeps_to_its_size(tiny_model: Path, rows: Path, cache: Path) 
         os.utime(folder / "manifest.json", (age, age))
     prepare_data(make_spec(tiny_model, train_file=rows, max_length=32), cache)  # used just now
     size = sum(path.stat().st_size for path in made[0].iterdir())
-    prune_cache(cache, made[1].name, int(2.5 * size))
+    prune_cache(cache, [made[1].name], int(2.5 * size))
     assert {path.name for path in cache.iterdir()} == {made[0].name, made[1].name}
-    prune_cache(cache, made[1].name, 0)
+    prune_cache(cache, [made[1].name], 0)
     assert {path.name for path in cache.iterdir()} == {made[1].name}
 
 
@@ -174,7 +174,7 @@ def test_what_a_dead_process_left_is_removed_in_time(cache: Path) -> None:
     old.mkdir(parents=True)
     new.mkdir()
     os.utime(old, (0, 0))
-    prune_cache(cache, "none")
+    prune_cache(cache, ["none"])
     assert list(cache.iterdir()) == [new]
 
 
@@ -287,7 +287,7 @@ def test_a_run_stays_whole_without_the_cache(
         link_data(prepared, data)
     inodes = {(folder / "train.arrow").stat().st_ino for folder in (data, prepared.folder)}
     assert len(inodes) == (1 if can_link else 2)
-    prune_cache(cache, "none", 0)
+    prune_cache(cache, ["none"], 0)
     assert len(TokenTable(data / "train.arrow")) == 18
     assert len(TokenTable(data / "validation.arrow")) == 2
     summary = json.loads((data / "summary.json").read_text())

@@ -1,0 +1,102 @@
+"""Which file a fault of rows is reported for, by which name, and how often files are read."""
+
+import json
+from typing import Any
+
+import pytest
+
+from apps.checks import check_file, check_job, read_refusal
+from apps.errors import ApiError
+from apps.files import FileStore
+from apps.queue import RunQueue
+from storage import durable
+from storage.layout import StorageLayout
+from tests.apps.conftest import ROW, create_run
+from training.data import row_stream
+from training.data.encoding import encode_rows
+
+pytestmark = pytest.mark.anyio
+
+GOOD = f"{json.dumps(ROW)}\n".encode() * 4
+BAD = GOOD + b'{"prompt": "x", "completion": 3}\n'
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def add_files(layout: StorageLayout, train: bytes, validation: bytes) -> dict[str, str]:
+    """Two uploads of one name."""
+    store = FileStore(layout)
+    for file_id, content in (("file-train", train), ("file-validation", validation)):
+        store.add(file_id, content, "bad.jsonl")
+    return {"file_id": "file-train", "validation_file": "file-validation"}
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+@pytest.mark.parametrize("param", ["training_file", "validation_file"])
+async def test_files_of_one_name_are_told_apart(
+    queue: RunQueue,
+    layout: StorageLayout,
+    monkeypatch: pytest.MonkeyPatch,
+    param: str,
+    is_quick: bool,
+) -> None:
+    files = add_files(layout, *((BAD, GOOD) if param == "training_file" else (GOOD, BAD)))
+    if is_quick:
+        with pytest.raises(ApiError) as refused:
+            await create_run(queue, **files)
+        found: dict[str, Any] = {
+            "message": str(refused.value),
+            "param": refused.value.param,
+            "code": refused.value.code,
+        }
+    else:
+        monkeypatch.setattr("apps.checks.MAX_QUICK_BYTES", 0)
+        run = await create_run(queue, **files)
+        check_job(layout, run.path.name)
+        found = read_refusal(run) or {}
+    assert (found["param"], found["code"]) == (param, f"invalid_{param}")
+    assert found["message"].startswith("bad.jsonl: 1 of 5 rows cannot be used")
+
+
+async def test_an_upload_is_hashed_and_tokenised_once_for_a_model(
+    queue: RunQueue, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = add_files(layout, GOOD, GOOD.replace(b"Twelve", b"Eleven"))
+    encoded: list[int] = []
+
+    def count_rows(rows: Any, *arguments: Any) -> Any:
+        encoded.append(len(rows))
+        return encode_rows(rows, *arguments)
+
+    monkeypatch.setattr(row_stream, "encode_rows", count_rows)
+    hashed: list[str] = []
+    hash_file = durable.hash_file
+
+    def count_hash(path: Any) -> str:
+        hashed.append(path.name)
+        return hash_file(path)
+
+    monkeypatch.setattr(durable, "hash_file", count_hash)
+    for file_id in ("file-train", "file-validation"):
+        check_file(layout, file_id)
+        assert FileStore(layout).get(file_id)["status"] == "processed"
+    assert encoded == [4, 4]
+    runs = [
+        await create_run(queue, "file-train"),
+        await create_run(queue, **files),
+        await create_run(queue, "file-train", training={"validation_fraction": 0.25}),
+    ]
+    assert encoded == [4, 4], "jobs use the tokens of the checks"
+    assert "data_bad.jsonl" not in hashed
+    names = [run.read_data_summary()["name"] for run in runs]
+    assert names == ["bad.jsonl"] * 3
+    hashes = {run.read_data_summary()["sha256"] for run in runs}
+    assert hashes == {FileStore(layout).get("file-train")["sha256"]}
+    sizes = [
+        (summary["num_rows"], (summary["validation"] or {}).get("num_rows"))
+        for summary in (run.read_data_summary() for run in runs)
+    ]
+    assert sizes == [(4, None), (4, 4), (3, 1)]

@@ -1,0 +1,65 @@
+import asyncio
+
+import httpx
+import pytest
+
+from apps.following import follow_events
+from storage.layout import StorageLayout
+from tests.apps.conftest import add_job
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_streams_do_not_take_the_slots_of_others(
+    client: httpx.AsyncClient, layout: StorageLayout
+) -> None:
+    """Streams of a paused job once filled the API, health included."""
+    run = add_job(layout, "tiny")
+    run.update_record(status="paused")
+    path = f"/v1/fine_tuning/jobs/{run.path.name}"
+    asked = [f"{path}/events?stream=true", f"{path}/logs?follow=true"]
+    streams = [asyncio.create_task(client.get(address, timeout=60)) for address in asked]
+    await asyncio.sleep(0)  # both tasks run up to their first wait, by when they are counted
+    refused = await client.get(f"{path}/events", headers={"accept": "text/event-stream"})
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) > 0
+    assert refused.json()["error"]["code"] == "overloaded"
+    assert (await client.get("/healthz")).status_code == 200
+    assert (await client.get(f"{path}/events")).status_code == 200
+    run.update_record(status="cancelled")
+    async with asyncio.timeout(10):
+        for stream in streams:
+            assert (await stream).status_code == 200
+    assert (await client.get(f"{path}/logs?follow=true")).status_code == 200
+
+
+async def test_a_stream_ends_at_its_greatest_age(layout: StorageLayout) -> None:
+    run = add_job(layout, "tiny")
+    run.add_event("one")
+    run.add_event("two")
+    assert [piece async for piece in follow_events(run, 2, max_age_s=0.0)] == []
+    (piece,) = [piece async for piece in follow_events(run, 1, max_age_s=0.0)]
+    assert piece.startswith("id: ftevent-ftjob-000001-000002\n")
+
+
+async def test_following_events_reads_only_what_is_new(
+    layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = add_job(layout, "tiny")
+    run.add_event("first")
+    monkeypatch.setattr("apps.following.POLL_S", 0.01)
+    async with asyncio.timeout(10):
+        stream = follow_events(run, 0, max_age_s=60.0)
+        assert "first" in await anext(stream)
+        with run.events_file.open("r+b") as file:  # a second reading would not find the event
+            file.write(b"#")
+        run.add_event("second")
+        piece = await anext(stream)
+        await stream.aclose()
+    assert piece.startswith("id: ftevent-ftjob-000001-000002\n")
+    assert "second" in piece
