@@ -10,7 +10,7 @@ from serving.chat_protocol import ChatCompletionRequest
 from serving.choices import Pieces, gather
 from serving.completion_protocol import CompletionRequest
 from serving.engine import Engine
-from serving.errors import InvalidRequestError
+from serving.errors import DeadlineExceededError, InvalidRequestError
 from serving.model_store import StoredModel
 from serving.sampling import Sampling
 
@@ -45,11 +45,19 @@ class Asked:
         """Turn the prompts into tokens.
 
         Raises `InvalidRequestError` for what the model cannot take, `OverloadedError` where there
-        is no room.
+        is no room, `DeadlineExceededError`, and `EngineDeadError` where a conversation cannot be
+        rendered.
         """
         is_chat = isinstance(request, ChatCompletionRequest)
         with _blaming("messages" if is_chat else "prompt"):
-            prompts = await asyncio.to_thread(_encode, request, engine)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    prompts = await _encode(request, engine)
+            except TimeoutError:
+                raise DeadlineExceededError(
+                    f"the prompt for model {model.id!r} was not encoded within the time of a "
+                    "request; try again later"
+                ) from None
             num_free = 0 if request.max_new_tokens == 0 else 1
             for prompt in prompts:
                 engine.check_prompt(prompt.token_ids, num_free=num_free)
@@ -120,11 +128,15 @@ class Asked:
         return max(0.0, self.deadline - asyncio.get_running_loop().time())
 
 
-def _encode(
+async def _encode(
     request: ChatCompletionRequest | CompletionRequest, engine: Engine
 ) -> list[EncodedPrompt]:
     if isinstance(request, ChatCompletionRequest):
-        return [EncodedPrompt(engine.encode_chat(request.to_template_messages()))]
+        return [EncodedPrompt(await engine.encode_chat(request.to_template_messages()))]
+    return await asyncio.to_thread(_encode_prompts, request, engine)
+
+
+def _encode_prompts(request: CompletionRequest, engine: Engine) -> list[EncodedPrompt]:
     return [
         EncodedPrompt(engine.encode_text(prompt), prompt)
         if isinstance(prompt, str)

@@ -5,16 +5,15 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-import jinja2
+from typing import TYPE_CHECKING, Protocol
 
 from serving.answer import AnswerReader, Piece, TokenSpeller, ToldToken
+from serving.chat_encoder import ChatEncoder
 from serving.engine_messages import (
     Generation,
     Likelihood,
@@ -34,6 +33,7 @@ from serving.remote_core import RemoteCore
 from serving.sampling import Sampling
 from serving.settings import EngineSettings
 from storage.library_imports import import_transformers
+from templating.renderer import RenderLimits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -96,6 +96,7 @@ class Engine:
         self._settings = settings
         self._tokenizer = tokenizer
         self._speller = TokenSpeller(tokenizer)
+        self._chats = ChatEncoder(tokenizer, RenderLimits())
         self._request_numbers = itertools.count()
         self._waiting: dict[str, _Waiting] = {}
         self._load = EngineLoad(0, 0, 0.0)
@@ -103,6 +104,11 @@ class Engine:
         self._mean_duration_s = 1.0
         self._core = start_core(self._hear)
         self._facts = self._core.facts
+        try:
+            self._chats.start()  # what it forks from is ready by now
+        except EngineDeadError:
+            self._core.close()
+            raise
 
     @classmethod
     def start(cls, path: Path, settings: EngineSettings) -> "Engine":
@@ -143,27 +149,15 @@ class Engine:
 
     def close(self) -> None:
         """Fail what is still running, and let go of the weights; blocks until then."""
+        self._chats.close()
         self._core.close()
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Render a conversation with the model's own template, up to where its answer begins.
 
-        Raises `InvalidRequestError` for a model without a template and for what a template
-        refuses.
+        Raises as `ChatEncoder.encode` does.
         """
-        if self._tokenizer.chat_template is None:
-            raise InvalidRequestError(
-                "this model has no chat template, so it cannot take messages", param="model"
-            )
-        try:
-            encoded: Any = self._tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, return_dict=True
-            )
-        except jinja2.TemplateError as exc:
-            raise InvalidRequestError(
-                f"the model's chat template refuses these messages: {exc}", param="messages"
-            ) from exc
-        return list(encoded["input_ids"])
+        return await self._chats.encode(messages)
 
     def encode_text(self, text: str) -> list[int]:
         """Encode a text as the model's tokenizer does by default, special tokens included."""

@@ -24,6 +24,7 @@ from serving.sampling import Sampling
 from serving.settings import EngineSettings
 from serving.store.remote_inspection import inspect_in_fork
 from storage import durable
+from templating.fork_server import render_fork_server
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class LoadedModels:
         self._kept: frozenset[str] = frozenset()
         self._is_closed = False
         fork_server.start()  # it takes some seconds to be ready
+        render_fork_server.start()
 
     def list_loaded(self) -> list[LoadedModel]:
         """List what is loaded, by id."""

@@ -38,7 +38,6 @@ def check_directory(directory: Path) -> dict[str, Any]:
         transformers_logging.disable_progress_bar()
         limit_memory(mapped_bytes)
         memory = inspect_model(directory)
-        # Further checks of untrusted content, such as a trial of the chat template, belong here.
     except MemoryError:
         return {"refusal": "checking it takes more memory than a model's description may"}
     except Exception as exc:  # whatever fails here, the model's content is what made it fail

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from serving.store.model_memory import ModelMemory
+from templating.trial import try_chat_template
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,12 @@ def check_import(directory: Path, *, timeout_s: float = _TIMEOUT_S) -> ModelMemo
             "than its weights hold"
         ) from None
     memory = _read_result(ended.returncode, ended.stdout)
+    try:
+        try_chat_template(directory)
+    except ValueError as exc:
+        raise ModelRefusedError(str(exc)) from exc
+    except OSError as exc:
+        raise ImportCheckError(str(exc)) from exc
     logger.info("checked model %s in %.1f s", directory.name, time.monotonic() - started)
     return memory
 

@@ -12,8 +12,7 @@ from apps.queue import RunQueue
 from storage import durable
 from storage.layout import StorageLayout
 from tests.apps.conftest import ROW, create_run
-from training.data import row_stream
-from training.data.encoding import encode_rows
+from training.data.encoding import RowEncoder
 
 pytestmark = pytest.mark.anyio
 
@@ -67,11 +66,14 @@ async def test_an_upload_is_hashed_and_tokenised_once_for_a_model(
     files = add_files(layout, GOOD, GOOD.replace(b"Twelve", b"Eleven"))
     encoded: list[int] = []
 
-    def count_rows(rows: Any, *arguments: Any) -> Any:
-        encoded.append(len(rows))
-        return encode_rows(rows, *arguments)
+    encode = RowEncoder.encode
 
-    monkeypatch.setattr(row_stream, "encode_rows", count_rows)
+    def count_rows(encoder: RowEncoder, batches: Any) -> Any:
+        made = list(encode(encoder, batches))
+        encoded.append(len(made))
+        return iter(made)
+
+    monkeypatch.setattr(RowEncoder, "encode", count_rows)
     hashed: list[str] = []
     hash_file = durable.hash_file
 

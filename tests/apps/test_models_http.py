@@ -221,6 +221,20 @@ async def test_a_broken_archive_is_the_senders_fault(
     assert [path.name for path in services.layout.models.iterdir()] == ["tiny"]
 
 
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [("{{ 'a' * 2000000000 }}", "needed more than 256 MiB of memory"), ("{% if %}", "Expected an")],
+)
+async def test_a_model_whose_chat_template_cannot_be_used_is_refused(
+    client: httpx.AsyncClient, services: Services, source: Path, template: str, reason: str
+) -> None:
+    (source / "chat_template.jinja").write_text(template)
+    message = await read_message(await put(client, "a", make_tar(source)), 400)
+    assert "the chat template" in message
+    assert reason in message
+    assert not services.models.has("a")
+
+
 async def test_ids_that_are_taken_are_refused_before_anything_is_sent(
     client: httpx.AsyncClient, services: Services
 ) -> None:

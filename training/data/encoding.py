@@ -5,26 +5,22 @@ the token. Rows are tokenised many at once; each gets exactly the tokens that it
 """
 
 import re
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jinja2
 import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import render_jinja_template
 
+from templating.errors import RenderProcessError, TemplateLimitError, TemplateRefusedError
+from templating.literal_text import EncodedText, LiteralText
+from templating.renderer import BatchRenderer, ChatTemplates, Rendering, RenderJob, RenderLimits
 from training.data.faults import RowFault
 from training.data.formats import Row
-from training.data.messages import Message, name_tool
+from training.data.messages import name_tool
 
 _GENERATION_MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# What a template's own expressions may raise.
-_TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError)
-# The library notes the marked blocks in the compiled template, which all threads share.
-_rendering = threading.Lock()
 
 TokenIds = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
@@ -55,35 +51,227 @@ class EncodedRow:
         return EncodedRow(self.line, ids, learned, num_cut)
 
 
+class TemplateStoppedError(Exception):
+    """The chat template exceeded its limits at the row of `line`; no row can be encoded."""
+
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.line = line
+
+
 @dataclass(frozen=True)
-class _Rendering:
-    """A chat as text, and the spans of it that are learned."""
+class _PlannedRow:
+    """A row, and the renderings that it takes: the whole, then two for each answer in it."""
 
     row: Row
+    template: str
+    jobs: tuple[RenderJob, ...]
+    literals: Mapping[str, str]
+    has_markers: bool
+
+
+@dataclass(frozen=True)
+class _RenderedRow:
+    """A chat as text, the spans of it that are learned, and what its placeholders stand for."""
+
+    row: Row
+    template: str
     text: str
     spans: list[_Span]
+    literals: Mapping[str, str]
 
 
-def encode_rows(
-    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
-) -> list[EncodedRow | RowFault]:
-    """Tokenise rows of one format, uncut; the assistant's tokens are learned, or all of a text.
+class RowEncoder:
+    """Tokenises the rows of one source; templates are rendered in a process of its own.
 
-    Returns the `RowFault` of a row in its place if the template refuses or does not show it.
+    While a batch is tokenised here, the next one is rendered there. Must be closed.
     """
-    if not rows:
-        return []
-    if rows[0].text is not None:
-        return _encode_texts(rows, tokenizer)
-    if tokenizer.chat_template is None:
-        return _encode_without_template(rows, tokenizer)
-    renderings = [_catch_fault(_render_row, row, tokenizer) for row in rows]
-    encoded = iter(_encode_renderings([r for r in renderings if _is_good(r)], tokenizer))
-    return [next(encoded) if _is_good(rendering) else rendering for rendering in renderings]
 
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, limits: RenderLimits | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._literal_text = LiteralText(tokenizer)
+        self._templates = ChatTemplates.of(tokenizer)
+        self._limits = limits or RenderLimits()
+        self._renderer: BatchRenderer | None = None
 
-def _is_good(value: object) -> bool:
-    return not isinstance(value, RowFault)
+    def __enter__(self) -> "RowEncoder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process that renders."""
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
+
+    def encode(
+        self, batches: Iterable[Sequence[Row]]
+    ) -> Iterator[tuple[Row, EncodedRow | RowFault]]:
+        """Tokenise rows, uncut; the assistant's tokens are learned, or all of a text.
+
+        The rows of a batch have one format. Yields each with the `RowFault` in its place if the
+        template refuses or does not show it. Raises `TemplateStoppedError` for a template that
+        exceeds its limits, and `OSError` if its process ended for another cause.
+        """
+        ahead: tuple[Sequence[Row], list[_PlannedRow | RowFault]] | None = None
+        for rows in batches:
+            if rows and (rows[0].text is not None or not self._templates.texts):
+                yield from zip(rows, self._encode_plain(rows), strict=True)
+                continue
+            planned = [_catch_fault(self._plan, row) for row in rows]
+            rendered = None if ahead is None else self._receive(ahead[1])
+            self._send(planned)
+            if ahead is not None and rendered is not None:
+                yield from zip(ahead[0], self._finish(rendered), strict=True)
+            ahead = (rows, planned)
+        if ahead is not None:
+            yield from zip(ahead[0], self._finish(self._receive(ahead[1])), strict=True)
+
+    def _plan(self, row: Row) -> _PlannedRow:
+        tools = list(row.tools) or None
+        template = str(self._tokenizer.get_chat_template(tools=tools))
+        _check_tools_known(row, template)
+        try:
+            chat = self._literal_text.protect_chat(row.messages, tools, template)
+        except TemplateRefusedError as exc:
+            raise RowFault("its messages cannot be encoded as text: {}", exc) from exc
+        has_markers = _GENERATION_MARKER.search(template) is not None
+
+        def plan(num_messages: int, *, prompt: bool = False, blocks: bool = False) -> RenderJob:
+            return RenderJob(
+                messages=chat.messages[:num_messages],
+                tools=chat.tools,
+                template=self._templates.texts.index(template),
+                add_generation_prompt=prompt,
+                with_blocks=blocks,
+            )
+
+        jobs = [plan(len(row.messages), blocks=has_markers)]
+        places = _find_assistant(row)
+        if not has_markers or not all(row.learned[place] for place in places):
+            for place in places:
+                jobs += [plan(place, prompt=True), plan(place + 1)]
+        return _PlannedRow(row, template, tuple(jobs), chat.literals, has_markers)
+
+    def _send(self, planned: Sequence[_PlannedRow | RowFault]) -> None:
+        jobs = [job for one in planned if isinstance(one, _PlannedRow) for job in one.jobs]
+        if self._renderer is None:
+            self._renderer = BatchRenderer(self._templates, self._limits)
+        self._renderer.send(jobs)
+
+    def _receive(self, planned: Sequence[_PlannedRow | RowFault]) -> list[_RenderedRow | RowFault]:
+        assert self._renderer is not None
+        rendered: list[_RenderedRow | RowFault] = []
+        for one in planned:
+            if isinstance(one, RowFault):
+                rendered.append(one)
+                continue
+            try:
+                found = list(self._renderer.receive(len(one.jobs)))
+            except TemplateLimitError as exc:
+                raise TemplateStoppedError(
+                    f"the model's chat template was stopped: it {exc}; shorten the row, or use a "
+                    "model with another template",
+                    one.row.line,
+                ) from exc
+            except RenderProcessError as exc:
+                raise OSError(f"rows were not rendered: {exc}") from exc
+            rendered.append(_catch_fault(_read_row, one, found))
+        return rendered
+
+    def _finish(self, rendered: Sequence[_RenderedRow | RowFault]) -> list[EncodedRow | RowFault]:
+        good = [one for one in rendered if isinstance(one, _RenderedRow)]
+        encoded = iter(self._tokenize(good))
+        return [next(encoded) if isinstance(one, _RenderedRow) else one for one in rendered]
+
+    def _tokenize(self, rows: Sequence[_RenderedRow]) -> list[EncodedRow | RowFault]:
+        texts = self._encode_texts(
+            [row.text for row in rows],
+            [row.literals for row in rows],
+            [row.template for row in rows],
+        )
+        return [
+            text
+            if isinstance(text, RowFault)
+            else EncodedRow(
+                row.row.line, np.array(text.ids, np.int32), _mark(row.spans, text.offsets)
+            )
+            for row, text in zip(rows, texts, strict=True)
+        ]
+
+    def _encode_texts(
+        self,
+        texts: Sequence[str],
+        literals: Sequence[Mapping[str, str]],
+        templates: Sequence[str],
+        *,
+        add_special_tokens: bool = False,
+    ) -> list[EncodedText | RowFault]:
+        """Tokenise texts, those with literals one by one, so that one refused spoils no other."""
+        plain = [index for index, found in enumerate(literals) if not found]
+        encoded: dict[int, EncodedText | RowFault] = {}
+        if plain:
+            found = self._literal_text.encode(
+                [texts[index] for index in plain],
+                [{} for _ in plain],
+                add_special_tokens=add_special_tokens,
+            )
+            encoded.update(zip(plain, found, strict=True))
+        for index in set(range(len(texts))).difference(plain):
+            try:
+                (encoded[index],) = self._literal_text.encode(
+                    [texts[index]],
+                    [literals[index]],
+                    templates[index],
+                    add_special_tokens=add_special_tokens,
+                )
+            except TemplateRefusedError as exc:
+                encoded[index] = RowFault("its messages cannot be encoded as text: {}", exc)
+        return [encoded[index] for index in range(len(texts))]
+
+    def _encode_plain(self, rows: Sequence[Row]) -> list[EncodedRow | RowFault]:
+        if rows[0].text is not None:
+            return _encode_raw_texts(rows, self._tokenizer)
+        return self._encode_without_template(rows)
+
+    def _encode_without_template(self, rows: Sequence[Row]) -> list[EncodedRow | RowFault]:
+        """Join prompt and completion as they are: a base model without a chat template."""
+        prompts = self._encode_contents(rows, 0)
+        answers = self._encode_contents(rows, 1)
+        eos = self._tokenizer.eos_token_id
+        ends = [] if eos is None else [eos]
+        encoded: list[EncodedRow | RowFault] = []
+        for row, prompt, answer in zip(rows, prompts, answers, strict=True):
+            if isinstance(prompt, RowFault):
+                encoded.append(prompt)
+            elif isinstance(answer, RowFault):
+                encoded.append(answer)
+            else:
+                ids = np.array([*prompt.ids, *answer.ids, *ends], dtype=np.int32)
+                encoded.append(EncodedRow(row.line, ids, np.arange(len(ids)) >= len(prompt.ids)))
+        return encoded
+
+    def _encode_contents(self, rows: Sequence[Row], side: int) -> list[EncodedText | RowFault]:
+        """Tokenise the questions (0) or the answers (1) of rows without a template, as text."""
+        fault = RowFault(
+            "the base model has no chat template, so only rows of one prompt and one answer can be "
+            "learned; use a chat model or 'prompt'/'completion' rows"
+        )
+        good = [row for row in rows if _is_question(row)]
+        texts = [self._literal_text.protect_text(row.messages[side]["content"]) for row in good]
+        encoded = iter(
+            self._encode_texts(
+                [text for text, _ in texts],
+                [literals for _, literals in texts],
+                [""] * len(texts),
+                add_special_tokens=side == 0,
+            )
+        )
+        return [next(encoded) if _is_question(row) else fault for row in rows]
 
 
 def _catch_fault(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -91,24 +279,6 @@ def _catch_fault(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     except RowFault as fault:
         return fault
-
-
-def _encode_renderings(
-    renderings: list[_Rendering], tokenizer: PreTrainedTokenizerBase
-) -> list[EncodedRow]:
-    if not renderings:
-        return []
-    tokens = tokenizer(
-        [rendering.text for rendering in renderings],
-        add_special_tokens=False,
-        return_attention_mask=False,
-        return_offsets_mapping=True,
-    )
-    columns = zip(renderings, tokens["input_ids"], tokens["offset_mapping"], strict=True)
-    return [
-        EncodedRow(rendering.row.line, np.array(ids, np.int32), _mark(rendering.spans, offsets))
-        for rendering, ids, offsets in columns
-    ]
 
 
 def _mark(spans: list[_Span], offsets: list[_Span]) -> Mask:
@@ -120,34 +290,51 @@ def _mark(spans: list[_Span], offsets: list[_Span]) -> Mask:
     return learned
 
 
-def _render_row(row: Row, tokenizer: PreTrainedTokenizerBase) -> _Rendering:
-    template = str(tokenizer.get_chat_template(tools=list(row.tools) or None))
-    _check_tools_known(row, template)
-    has_markers = _GENERATION_MARKER.search(template) is not None
-    text, blocks = _render(row, len(row.messages), tokenizer, with_blocks=has_markers)
-    _check_tools_shown(row, text)
-    if not has_markers:
-        spans = _find_message_spans(row, text, tokenizer)
-        return _Rendering(row, text, [span for place, span in spans if row.learned[place]])
-    return _Rendering(row, text, _choose_blocks(row, text, blocks, tokenizer))
+def _read_row(planned: _PlannedRow, found: Sequence[Rendering | TemplateRefusedError]) -> Any:
+    """Find what is learned in a row that was rendered; raises `RowFault`."""
+    row, (whole, *parts) = planned.row, found
+    if isinstance(whole, TemplateRefusedError):
+        raise _describe_refusal(whole)
+    text, literals = whole.text, planned.literals
+    _check_tools_shown(row, _restore(text, literals))
+    if planned.has_markers:
+        spans = _choose_blocks(row, text, whole.blocks, parts, literals)
+    else:
+        found_spans = _find_message_spans(row, text, parts)
+        spans = [span for place, span in found_spans if row.learned[place]]
+    return _RenderedRow(row, planned.template, text, spans, literals)
+
+
+def _describe_refusal(refusal: TemplateRefusedError) -> RowFault:
+    return RowFault("the model's chat template refuses it: {}", refusal)
+
+
+def _restore(text: str, literals: Mapping[str, str]) -> str:
+    for placeholder, literal in literals.items():
+        text = text.replace(placeholder, literal)
+    return text
 
 
 def _choose_blocks(
-    row: Row, text: str, blocks: list[_Span], tokenizer: PreTrainedTokenizerBase
+    row: Row,
+    text: str,
+    blocks: list[_Span],
+    parts: Sequence[Rendering | TemplateRefusedError],
+    literals: Mapping[str, str],
 ) -> list[_Span]:
     """Choose the marked blocks that are learned: all, unless a message has weight 0."""
     places = _find_assistant(row)
     if all(row.learned[place] for place in places):
         return blocks
     if len(blocks) == len(places) and all(
-        (row.messages[place].get("content") or "").strip() in text[start:end]
+        (row.messages[place].get("content") or "").strip() in _restore(text[start:end], literals)
         for place, (start, end) in zip(places, blocks, strict=True)
     ):
         owners = list(zip(places, blocks, strict=True))
     else:  # several blocks a message, or none: tell by what each message adds to the text
         owners = [
             (place, block)
-            for place, (start, end) in _find_message_spans(row, text, tokenizer)
+            for place, (start, end) in _find_message_spans(row, text, parts)
             for block in blocks
             if start <= block[0] and block[1] <= end
         ]
@@ -160,54 +347,32 @@ def _choose_blocks(
 
 
 def _find_message_spans(
-    row: Row, text: str, tokenizer: PreTrainedTokenizerBase
+    row: Row, text: str, parts: Sequence[Rendering | TemplateRefusedError]
 ) -> list[tuple[int, _Span]]:
-    """Find what each of the assistant's messages adds to the text after the generation prompt."""
+    """Find what each of the assistant's messages adds to the text after the generation prompt.
+
+    `parts` are the renderings up to before and up to after each of them.
+    """
     spans = []
-    for place in _find_assistant(row):
-        before, _ = _render(row, place, tokenizer, add_generation_prompt=True)
-        after, _ = _render(row, place + 1, tokenizer)
-        if not (after.startswith(before) and text.startswith(after)):
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    for place, (before, after) in zip(_find_assistant(row), pairs, strict=True):
+        for part in (before, after):
+            if isinstance(part, TemplateRefusedError):
+                raise _describe_refusal(part)
+        assert isinstance(before, Rendering)
+        assert isinstance(after, Rendering)
+        if not (after.text.startswith(before.text) and text.startswith(after.text)):
             raise RowFault(
                 "the model's chat template rewrites earlier turns, so message {} cannot be found "
                 "again in the whole; add {{% generation %}} markers to the template",
                 place + 1,
             )
-        spans.append((place, (len(before), len(after))))
+        spans.append((place, (len(before.text), len(after.text))))
     return spans
 
 
 def _find_assistant(row: Row) -> list[int]:
     return [place for place, message in enumerate(row.messages) if message["role"] == "assistant"]
-
-
-def _render(
-    row: Row,
-    num_messages: int,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    add_generation_prompt: bool = False,
-    with_blocks: bool = False,
-) -> tuple[str, list[_Span]]:
-    """Render the first messages exactly as `apply_chat_template` does, with marked blocks."""
-    tools = list(row.tools) or None
-    try:
-        with _rendering:
-            texts, blocks = render_jinja_template(
-                [[_drop_nulls(message) for message in row.messages[:num_messages]]],
-                tools=tools,
-                chat_template=tokenizer.get_chat_template(tools=tools),
-                return_assistant_tokens_mask=with_blocks,
-                add_generation_prompt=add_generation_prompt,
-                **tokenizer.special_tokens_map,
-            )
-    except _TEMPLATE_ERRORS as exc:
-        raise RowFault("the model's chat template refuses it: {}", str(exc)[:300]) from exc
-    return str(texts[0]), list(blocks[0]) if blocks else []
-
-
-def _drop_nulls(message: Message) -> dict[str, Any]:
-    return {key: value for key, value in message.items() if value is not None}
 
 
 def _check_tools_known(row: Row, template: str) -> None:
@@ -236,7 +401,7 @@ def _check_tools_shown(row: Row, text: str) -> None:
             )
 
 
-def _encode_texts(
+def _encode_raw_texts(
     rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
 ) -> list[EncodedRow | RowFault]:
     """Tokenise plain texts, each ended by the end-of-text token; all of it is learned."""
@@ -248,27 +413,6 @@ def _encode_texts(
         whole = np.array(row_ids if is_ended else [*row_ids, eos], dtype=np.int32)
         encoded.append(EncodedRow(row.line, whole, np.ones(len(whole), dtype=np.bool_)))
     return encoded
-
-
-def _encode_without_template(
-    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
-) -> list[EncodedRow | RowFault]:
-    """Join prompt and completion as they are: a base model without a chat template."""
-    good = [row for row in rows if _is_question(row)]
-    encoded: dict[int, EncodedRow] = {}
-    if good:
-        questions, answers = ([row.messages[side]["content"] for row in good] for side in (0, 1))
-        prompts = tokenizer(questions)["input_ids"]
-        completions = tokenizer(answers, add_special_tokens=False)["input_ids"]
-        ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        for row, prompt, answer in zip(good, prompts, completions, strict=True):
-            ids = np.array([*prompt, *answer, *ends], dtype=np.int32)
-            encoded[id(row)] = EncodedRow(row.line, ids, np.arange(len(ids)) >= len(prompt))
-    fault = RowFault(
-        "the base model has no chat template, so only rows of one prompt and one answer can be "
-        "learned; use a chat model or 'prompt'/'completion' rows"
-    )
-    return [encoded.get(id(row), fault) for row in rows]
 
 
 def _is_question(row: Row) -> bool:

@@ -32,7 +32,7 @@ from training.spec import DataFormat, HubDataset, TrainingSpec
 
 TRAIN_TABLE, VALIDATION_TABLE, SUMMARY_FILE = "train.arrow", "validation.arrow", "summary.json"
 # Part of every cache key: count it up when the same rows are to become other tokens.
-_ENCODING_VERSION = 1
+_ENCODING_VERSION = 2
 _COUNTS = (
     "num_rows",
     "num_tokens",

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator
 
 from transformers import PreTrainedTokenizerBase
 
-from training.data.encoding import EncodedRow, encode_rows
+from templating.fork_server import render_fork_server
+from training.data.encoding import EncodedRow, RowEncoder, TemplateStoppedError
 from training.data.faults import MAX_LINES_SHOWN, DataError, FaultLog, RowFault, describe_lines
 from training.data.formats import Row, RowParser, choose_parser
 from training.data.readers import RowSource
@@ -30,6 +31,8 @@ class RowStream:
         max_length: int,
         fallback: DataFormat | None = None,
     ) -> None:
+        if tokenizer.chat_template is not None:
+            render_fork_server.start()  # it is ready when the first rows have been read
         self.source = source
         self.num_rows = 0
         self.num_dropped = 0
@@ -52,13 +55,18 @@ class RowStream:
         """Yield those of the rows, or of the first `num_rows`, that can be learned from.
 
         Raises `DataError` at the end, for all rows together, if any cannot be used; at once if the
-        first row has none of our formats.
+        first row has none of our formats, or if the chat template exceeds its limits.
         """
-        for batch in _form_batches(self._parse(num_rows)):
-            for row, encoded in zip(batch, encode_rows(batch, self._tokenizer), strict=True):
-                fitted = self._fit(row.line, encoded)
-                if fitted is not None:
-                    yield fitted
+        with RowEncoder(self._tokenizer) as encoder:
+            try:
+                for row, encoded in encoder.encode(_form_batches(self._parse(num_rows))):
+                    fitted = self._fit(row.line, encoded)
+                    if fitted is not None:
+                        yield fitted
+            except TemplateStoppedError as exc:
+                raise DataError(
+                    f"{self.source.name}: {self.source.unit} {exc.line}: {exc}"
+                ) from exc
         self._faults.raise_if_any(self.num_rows)
         if self.num_dropped == self.num_rows and self.format:
             lines = describe_lines(self.dropped_lines, self.num_dropped, self.source.unit)

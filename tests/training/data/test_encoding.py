@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from training.data.encoding import EncodedRow, encode_rows
+from training.data.encoding import EncodedRow, RowEncoder
 from training.data.faults import RowFault
 from training.data.formats import Row, choose_parser
 from training.data.preview import split_tokens
@@ -34,6 +34,11 @@ TOOL_TEMPLATE = (
 def chat(*messages: dict[str, Any], line: int = 1, **more: Any) -> Row:
     record = {"messages": list(messages), **more}
     return choose_parser(record, "chat", {}).parse(line, record)
+
+
+def encode_rows(rows: list[Row], tokenizer: PreTrainedTokenizerBase) -> list[EncodedRow | RowFault]:
+    with RowEncoder(tokenizer) as encoder:
+        return [encoded for _, encoded in encoder.encode([rows])]
 
 
 def encode(row: Row, tokenizer: PreTrainedTokenizerBase) -> EncodedRow:

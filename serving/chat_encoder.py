@@ -1,0 +1,96 @@
+"""Conversations to the tokens of one model's prompts."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from serving.errors import EngineLostError, InvalidRequestError
+from templating.errors import RenderProcessError, TemplateLimitError, TemplateRefusedError
+from templating.renderer import AsyncRenderer, ChatTemplates, RenderJob, RenderLimits
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class ChatEncoder:
+    """Renders conversations with the template of one model, in a process of its own.
+
+    Belongs to one event loop, which nothing here blocks but `start`.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", limits: RenderLimits) -> None:
+        from templating.literal_text import LiteralText  # its library takes time to import
+
+        self._tokenizer = tokenizer
+        self._name = Path(tokenizer.name_or_path).name
+        self._templates = ChatTemplates.of(tokenizer)
+        self._literal_text = LiteralText(tokenizer)
+        self._renderer = AsyncRenderer(self._templates, limits)
+
+    def start(self) -> None:
+        """Start the process, if the model has a template; raises `EngineLostError`."""
+        if not self._templates.texts:
+            return
+        try:
+            self._renderer.start()
+        except RenderProcessError as exc:
+            raise EngineLostError(str(exc)) from exc
+
+    def close(self) -> None:
+        """End the process."""
+        self._renderer.close()
+
+    async def encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return the tokens of a conversation up to where its answer begins.
+
+        Control tokens in the messages are encoded as text. Raises `InvalidRequestError` for a model
+        without a template, for what the template refuses, and for a template that exceeds its
+        limits; `EngineLostError` if the process ended for another cause. Whoever cancels this ends
+        the process if it is theirs that is being rendered.
+        """
+        template = self._choose_template()
+        try:
+            chat = self._literal_text.protect_chat(messages, None, template)
+            job = RenderJob(
+                messages=chat.messages,
+                tools=None,
+                template=self._templates.texts.index(template),
+                add_generation_prompt=True,
+                with_blocks=False,
+            )
+            text = (await self._renderer.render(job)).text
+            (encoded,) = await asyncio.to_thread(
+                self._literal_text.encode, [text], [chat.literals], template
+            )
+        except TemplateRefusedError as exc:
+            raise InvalidRequestError(
+                f"the chat template of model {self._name!r} refuses these messages: {exc}",
+                param="messages",
+            ) from None
+        except TemplateLimitError as exc:
+            raise InvalidRequestError(
+                f"the chat template of model {self._name!r} was stopped: it {exc}; shorten the "
+                "messages, or use another model",
+                param="messages",
+                code="chat_template_limit",
+            ) from None
+        except RenderProcessError as exc:
+            raise EngineLostError(
+                f"the messages for model {self._name!r} were not rendered: {exc}; try again"
+            ) from exc
+        return encoded.ids
+
+    def _choose_template(self) -> str:
+        if not self._templates.texts:
+            raise InvalidRequestError(
+                "this model has no chat template, so it cannot take messages", param="model"
+            )
+        try:
+            return str(self._tokenizer.get_chat_template())
+        except ValueError:
+            raise InvalidRequestError(
+                f"model {self._name!r} has several chat templates and none is called 'default', so "
+                "it cannot take messages",
+                param="model",
+            ) from None

@@ -1,0 +1,427 @@
+"""Message content as text: what a client typed never becomes one of a model's control tokens.
+
+Control tokens in the client's strings are replaced by placeholder characters before the template is
+rendered, so that every control token in the rendered text is the template's own. Then the text is
+put back and tokenised, and no added token is looked for in it.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tokenizers import NormalizedString, PreTokenizedString, Regex
+
+from templating.errors import TemplateRefusedError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Letters of a dead script: no template, normaliser or pre-tokenizer treats them specially, and
+# neither `repr` nor `tojson` escapes them as they would private-use characters.
+_PLACEHOLDERS = [chr(code) for code in range(0x13000, 0x1342F)]
+_FIND_PLACEHOLDERS = re.compile(f"[{_PLACEHOLDERS[0]}-{_PLACEHOLDERS[-1]}]")
+_TURN_TOKEN = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
+_NOTHING = re.compile("(?!)")
+
+Normalize = Callable[[str], str]
+Split = Callable[[int, NormalizedString], list[NormalizedString]]
+
+
+class ProtectedChat(NamedTuple):
+    """A conversation to render; `literals` are the texts that placeholders in it stand for."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    literals: Mapping[str, str]
+
+
+class EncodedText(NamedTuple):
+    """Tokens, and the characters from and to of each in the text with its placeholders."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+
+
+class _Control(NamedTuple):
+    """The strings that are control tokens under one template."""
+
+    contents: tuple[str, ...]
+    ids: frozenset[int]
+    anywhere: re.Pattern[str]
+    in_answers: re.Pattern[str]
+    beginnings: frozenset[str]
+    first_characters: frozenset[str]
+    longest: int
+    normalized: re.Pattern[str]
+
+
+class _Piece(NamedTuple):
+    """A part of a rendered text, and what is tokenised for it; or the control token that it is."""
+
+    start: int
+    end: int
+    text: str
+    control_id: int | None = None
+
+
+class LiteralText:
+    """Encodes text for one tokenizer so that a client's strings give no control tokens.
+
+    Control tokens are the special tokens, tokens of the form `<|…|>`, and other added tokens that
+    the template writes, such as `<tool_response>`. The last kind is left alone in the assistant's
+    content: models write `<think>` themselves, and clients send back what they wrote.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._tokenizer = tokenizer
+        self._added: dict[int, Any] = dict(tokenizer.added_tokens_decoder)
+        self._controls: dict[str, _Control] = {}
+
+    def protect_chat(
+        self, messages: Iterable[Mapping[str, Any]], tools: Sequence[Any] | None, template: str
+    ) -> ProtectedChat:
+        """Replace control tokens in all strings of a conversation except the roles.
+
+        Keys of messages whose value is None are dropped, as `apply_chat_template` does.
+        """
+        chat = [
+            {key: value for key, value in message.items() if value is not None}
+            for message in messages
+        ]
+        tools = list(tools) if tools else None
+        control = self._find_control(template)
+        normalize = self._find_normalizer()
+        if not any(_is_affected(text, control, normalize) for text in _list_strings([chat, tools])):
+            return ProtectedChat(chat, tools, {})
+        swap = _Swap(control, normalize, [*_list_strings([chat, tools]), template])
+        protected = [
+            {
+                key: value if key == "role" else swap.replace(value, _choose(control, message, key))
+                for key, value in message.items()
+            }
+            for message in chat
+        ]
+        return ProtectedChat(protected, swap.replace(tools, control.anywhere), swap.literals)
+
+    def protect_text(self, text: str) -> tuple[str, Mapping[str, str]]:
+        """Replace special tokens in a text that no template surrounds."""
+        control = self._find_control("")
+        normalize = self._find_normalizer()
+        if not _is_affected(text, control, normalize):
+            return text, {}
+        swap = _Swap(control, normalize, [text])
+        return swap.replace(text, control.anywhere), swap.literals
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        literals: Sequence[Mapping[str, str]],
+        template: str = "",
+        *,
+        add_special_tokens: bool = False,
+    ) -> list[EncodedText]:
+        """Tokenise texts; those without placeholders exactly as the tokenizer does.
+
+        `literals` has what the placeholders of each text stand for. Raises `TemplateRefusedError`
+        for a tokenizer that cannot encode one of them as text.
+        """
+        affected = [bool(_list_placeholders(*pair)) for pair in zip(texts, literals, strict=True)]
+        if any(affected) and not self._tokenizer.is_fast:
+            raise TemplateRefusedError(
+                "a message contains one of the model's control tokens, which its tokenizer cannot "
+                "encode as text"
+            )
+        encoded: Any = self._tokenizer(
+            list(texts),
+            add_special_tokens=add_special_tokens,
+            return_attention_mask=False,
+            return_offsets_mapping=self._tokenizer.is_fast,
+            return_special_tokens_mask=add_special_tokens,
+        )
+        offsets = encoded["offset_mapping"] if self._tokenizer.is_fast else encoded["input_ids"]
+        found = [EncodedText(*pair) for pair in zip(encoded["input_ids"], offsets, strict=True)]
+        for index, is_affected in enumerate(affected):
+            if is_affected:
+                mask = encoded["special_tokens_mask"][index] if add_special_tokens else ()
+                found[index] = self._encode_affected(
+                    texts[index], literals[index], self._find_control(template), found[index], mask
+                )
+        return found
+
+    def _encode_affected(
+        self,
+        text: str,
+        literals: Mapping[str, str],
+        control: _Control,
+        plain: EncodedText,
+        added_around: Sequence[int],
+    ) -> EncodedText:
+        """Tokenise a text with placeholders; `plain` says where its control tokens stand."""
+        unknown = self._tokenizer.unk_token_id
+        spans = [
+            (start, end, token)
+            for token, (start, end) in zip(plain.ids, plain.offsets, strict=True)
+            if token in self._added
+            and end > start
+            # Unknown characters become the same id as the token that stands for them.
+            and (token != unknown or text[start:end].strip() == self._tokenizer.unk_token)
+        ]
+        pieces = _cut(text, spans, literals)
+        found = self._run_pipeline(text, pieces, literals, control, is_split=False)
+        if self._has_forged(found, pieces, control):
+            found = self._run_pipeline(text, pieces, literals, control, is_split=True)
+            if self._has_forged(found, pieces, control):
+                raise TemplateRefusedError(
+                    "a message contains one of the model's control tokens, which its tokenizer "
+                    "cannot encode as text"
+                )
+        if not any(added_around):
+            return found
+        # Tokens that the tokenizer puts before and after a text, such as that of its beginning.
+        num_before = list(added_around).index(0) if 0 in added_around else len(added_around)
+        num_after = list(reversed(added_around)).index(0) if 0 in added_around else 0
+        after = slice(len(plain.ids) - num_after, len(plain.ids))
+        return EncodedText(
+            plain.ids[:num_before] + found.ids + plain.ids[after],
+            plain.offsets[:num_before] + found.offsets + plain.offsets[after],
+        )
+
+    def _run_pipeline(
+        self,
+        text: str,
+        pieces: Sequence[_Piece],
+        literals: Mapping[str, str],
+        control: _Control,
+        *,
+        is_split: bool,
+    ) -> EncodedText:
+        """Normalise, split and tokenise as the tokenizer does between added tokens.
+
+        A separator stands for each control token, one kind for those that the tokenizer looks for
+        before it normalises and one for those after. `is_split` breaks control tokens in the text,
+        for models whose vocabulary has them as ordinary words.
+        """
+        unused = _list_unused([text, *literals.values()])
+        if len(unused) < 2:
+            raise TemplateRefusedError("the messages contain too many different characters")
+        raw, after = unused[:2]
+        written, starts = "", []
+        for piece in pieces:
+            starts.append(len(written))
+            is_control = piece.control_id is not None
+            is_late = is_control and self._added[piece.control_id or 0].normalized
+            written += (after if is_late else raw) if is_control else piece.text
+        backend = self._tokenizer.backend_tokenizer
+        tokens = PreTokenizedString(written)
+        tokens.split(_split_at(raw))
+        if (normalizer := backend.normalizer) is not None:
+            tokens.normalize(normalizer.normalize)
+        tokens.split(_split_at(after))
+        if (pre_tokenizer := backend.pre_tokenizer) is not None:
+            pre_tokenizer.pre_tokenize(tokens)
+        if is_split:
+            for content in control.contents:
+                pattern = f"{re.escape(content[0])}(?={re.escape(content[1:])})"
+                tokens.split(_split_at(Regex(pattern)))
+        tokens.tokenize(backend.model.tokenize)
+        encoding = tokens.to_encoding()
+        found = [
+            (start, _map_token(pieces, starts, start, end), token)
+            for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+            if pieces[bisect_right(starts, start) - 1].control_id is None
+        ]
+        found += [
+            (start, (piece.start, piece.end), piece.control_id)
+            for start, piece in zip(starts, pieces, strict=True)
+            if piece.control_id is not None
+        ]
+        found.sort(key=lambda item: item[0])  # stable: tokens of one character keep their order
+        return EncodedText([token for *_, token in found], [offsets for _, offsets, _ in found])
+
+    def _has_forged(self, found: EncodedText, pieces: Sequence[_Piece], control: _Control) -> bool:
+        own = {(piece.start, piece.end) for piece in pieces if piece.control_id is not None}
+        unknown = self._tokenizer.unk_token_id
+        return any(
+            token in control.ids and token != unknown and offsets not in own
+            for token, offsets in zip(found.ids, found.offsets, strict=True)
+        )
+
+    def _find_control(self, template: str) -> _Control:
+        if template not in self._controls:
+            self._controls[template] = self._compile(template)
+        return self._controls[template]
+
+    def _compile(self, template: str) -> _Control:
+        named = set(getattr(self._tokenizer, "chat_control_tokens", None) or ())
+        everywhere, written, ids, late = [], [], set(), []
+        for token_id, token in self._added.items():
+            content = str(token.content)
+            if token.special or _TURN_TOKEN.fullmatch(content) or content in named:
+                everywhere.append(content)
+            elif content.strip() and content in template:  # ordinary text may be white space
+                written.append(content)
+            else:
+                continue
+            ids.add(token_id)
+            if token.normalized:
+                late.append(content)
+        contents = tuple(everywhere + written)
+        normalize = self._find_normalizer()
+        late = [normalize(content).strip(" \u2581") for content in late] if normalize else []
+        return _Control(
+            contents,
+            frozenset(ids),
+            _match_any(contents),
+            _match_any(everywhere),
+            frozenset(content[:end] for content in contents for end in range(1, len(content))),
+            frozenset(content[0] for content in contents),
+            max(map(len, contents), default=0),
+            _match_any(late),
+        )
+
+    def _find_normalizer(self) -> Normalize | None:
+        """Return what may turn other characters into a control token, if anything does."""
+        if not self._tokenizer.is_fast or not any(own.normalized for own in self._added.values()):
+            return None
+        normalizer = self._tokenizer.backend_tokenizer.normalizer
+        return None if normalizer is None else normalizer.normalize_str
+
+
+class _Swap:
+    """Replaces strings by placeholders, which are the keys of `literals`."""
+
+    def __init__(
+        self, control: _Control, normalize: Normalize | None, texts: Iterable[str]
+    ) -> None:
+        self.literals: dict[str, str] = {}
+        self._control = control
+        self._normalize = normalize
+        self._free = iter(_list_unused(texts))
+        self._placeholders: dict[str, str] = {}
+
+    def replace(self, value: Any, pattern: re.Pattern[str]) -> Any:
+        """Return a value of JSON's types with all strings in it replaced."""
+        if isinstance(value, str):
+            return self._replace_text(value, pattern)
+        if isinstance(value, Mapping):
+            return {
+                self.replace(key, pattern): self.replace(item, pattern)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.replace(item, pattern) for item in value]
+        return value
+
+    def _replace_text(self, text: str, pattern: re.Pattern[str]) -> str:
+        swapped = pattern.sub(lambda match: self._stand_in(match.group()), text)
+        if (start := _find_open_end(swapped, self._control)) is not None:
+            swapped = f"{swapped[:start]}{self._stand_in(swapped[start])}{swapped[start + 1 :]}"
+        if self._normalize and self._control.normalized.search(self._normalize(swapped)):
+            return self._stand_in(text)
+        return swapped
+
+    def _stand_in(self, text: str) -> str:
+        if text not in self._placeholders:
+            placeholder = next(self._free, None)
+            if placeholder is None:
+                raise TemplateRefusedError("the messages contain too many different control tokens")
+            self._placeholders[text] = placeholder
+            self.literals[placeholder] = text
+        return self._placeholders[text]
+
+
+def _choose(control: _Control, message: Mapping[str, Any], key: str) -> re.Pattern[str]:
+    is_answer = key == "content" and message.get("role") == "assistant"
+    return control.in_answers if is_answer else control.anywhere
+
+
+def _is_affected(text: str, control: _Control, normalize: Normalize | None) -> bool:
+    return bool(
+        control.anywhere.search(text)
+        or _find_open_end(text, control) is not None
+        or (normalize is not None and control.normalized.search(normalize(text)))
+    )
+
+
+def _find_open_end(text: str, control: _Control) -> int | None:
+    """Find a control token that begins at the end of a text, which other text could complete."""
+    text = text.rstrip()
+    if control.first_characters.isdisjoint(text[-control.longest :]):
+        return None
+    for start in range(max(0, len(text) - control.longest), len(text)):
+        if text[start:] in control.beginnings:
+            return start
+    return None
+
+
+def _list_strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _list_strings(key)
+            yield from _list_strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _list_strings(item)
+
+
+def _match_any(contents: Iterable[str]) -> re.Pattern[str]:
+    longest_first = sorted(contents, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else _NOTHING
+
+
+def _list_unused(texts: Iterable[str]) -> list[str]:
+    """List the placeholders that no text has."""
+    used = {character for text in texts for character in _FIND_PLACEHOLDERS.findall(text)}
+    return [character for character in _PLACEHOLDERS if character not in used]
+
+
+def _list_placeholders(text: str, literals: Mapping[str, str]) -> list[str]:
+    return [placeholder for placeholder in literals if placeholder in text]
+
+
+def _cut(
+    text: str, spans: Iterable[tuple[int, int, int]], literals: Mapping[str, str]
+) -> list[_Piece]:
+    """Cut a text with placeholders into control tokens, literals, and what lies between them."""
+    pieces: list[_Piece] = []
+
+    def add_text(start: int, end: int) -> None:
+        place = start
+        for match in _FIND_PLACEHOLDERS.finditer(text, start, end):
+            if match.group() in literals:
+                if place < match.start():
+                    pieces.append(_Piece(place, match.start(), text[place : match.start()]))
+                pieces.append(_Piece(*match.span(), literals[match.group()]))
+                place = match.end()
+        if place < end:
+            pieces.append(_Piece(place, end, text[place:end]))
+
+    done = 0
+    for start, end, token in spans:
+        add_text(done, start)
+        pieces.append(_Piece(start, end, "", token))
+        done = end
+    add_text(done, len(text))
+    return pieces
+
+
+def _map_token(
+    pieces: Sequence[_Piece], starts: Sequence[int], start: int, end: int
+) -> tuple[int, int]:
+    """Find a token's characters in the text with placeholders."""
+    first = bisect_right(starts, start) - 1
+    last = max(first, bisect_right(starts, max(start, end - 1)) - 1)
+    one, other = pieces[first], pieces[last]
+    mapped_start = min(one.start + start - starts[first], one.end - 1)
+    mapped_end = min(other.start + end - starts[last], other.end)
+    return mapped_start, max(mapped_end, mapped_start)
+
+
+def _split_at(pattern: str | Regex) -> Split:
+    def split(_: int, text: NormalizedString) -> list[NormalizedString]:
+        return text.split(pattern, "isolated")
+
+    return split

@@ -1,0 +1,301 @@
+"""Clients of the processes that render chat templates, for serving (async) and for training."""
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from templating.errors import (
+    RenderProcessError,
+    TemplateBrokenError,
+    TemplateLimitError,
+    TemplateRefusedError,
+)
+from templating.fork_server import render_fork_server
+from templating.frames import LENGTH_BYTES, pack, unpack, unpack_length
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# A reply holds little but the text, whose length the process limits; JSON escapes characters.
+_MAX_REPLY_BYTES = 1 << 30
+_RECEIVE_BYTES = 1 << 18
+_ERRORS: Mapping[str, type[TemplateLimitError] | type[TemplateRefusedError]] = {
+    "limit": TemplateLimitError,
+    "broken": TemplateBrokenError,
+    "refused": TemplateRefusedError,
+}
+
+
+class RenderLimits(BaseModel):
+    """What rendering one conversation may use."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cpu_s: float = Field(
+        default=2.0, gt=0, le=60, description="Seconds of processor time for one conversation."
+    )
+    memory_bytes: int = Field(
+        default=256 << 20, ge=16 << 20, description="Bytes of memory, beyond those of Python."
+    )
+    mean_cpu_s: float = Field(
+        default=0.02,
+        gt=0,
+        description="Seconds of processor time per conversation on average, of many in a row; "
+        "`cpu_s` may be used in addition.",
+    )
+    timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="Seconds on the clock for one conversation of many in a row, for a process "
+        "that is stopped or swapped out.",
+    )
+
+
+class ChatTemplates(NamedTuple):
+    """The templates of one model, and what they can use besides messages and tools."""
+
+    texts: tuple[str, ...]
+    variables: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "ChatTemplates":
+        """Take them from a tokenizer; there are no texts if it has no template."""
+        own: Any = tokenizer.chat_template
+        texts = tuple(own.values()) if isinstance(own, dict) else (own,) if own else ()
+        return cls(texts, dict(tokenizer.special_tokens_map))
+
+
+class RenderJob(TypedDict):
+    """A conversation to render; `template` counts the model's templates from 0."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None
+    template: int
+    add_generation_prompt: bool
+    with_blocks: bool
+
+
+class Rendering(NamedTuple):
+    """A conversation as text; `blocks` are the characters from and to of its generated parts."""
+
+    text: str
+    blocks: list[tuple[int, int]]
+    cpu_s: float
+
+
+class _RenderProcess:
+    """One process and the connection to it."""
+
+    def __init__(self, templates: ChatTemplates, limits: RenderLimits) -> None:
+        self._cpu_limit_s = limits.cpu_s
+        self._started = 0.0
+        self.connection, self._pidfd = render_fork_server.fork()
+        hello = {
+            "templates": templates.texts,
+            "variables": templates.variables,
+            "cpu_s": limits.cpu_s,
+            "memory_bytes": limits.memory_bytes,
+        }
+        try:
+            self.connection.sendall(pack(hello))
+        except OSError:
+            raise self.explain_end() from None
+
+    def note_start(self) -> None:
+        """Note that a conversation is being rendered from now on."""
+        self._started = time.monotonic()
+
+    def explain_end(self) -> TemplateLimitError | RenderProcessError:
+        """Close what has ended, and explain why."""
+        self.close()
+        if time.monotonic() - self._started >= self._cpu_limit_s:
+            return TemplateLimitError(f"took more than {self._cpu_limit_s:g} s of processor time")
+        return RenderProcessError("the process that renders the chat template has ended")
+
+    def kill(self) -> None:
+        """End the process, whatever it is doing."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the process and close the connection to it."""
+        if self._pidfd >= 0:
+            self.kill()
+            os.close(self._pidfd)
+            self._pidfd = -1
+            self.connection.close()
+
+
+class AsyncRenderer:
+    """Renders the conversations of one model, one after another, in a process of its own.
+
+    A process that is killed, for a template that exceeds its limits or a request that is cancelled,
+    is replaced for the next conversation. Belongs to one event loop.
+    """
+
+    def __init__(self, templates: ChatTemplates, limits: RenderLimits) -> None:
+        self._templates = templates
+        self._limits = limits
+        self._turn = asyncio.Lock()
+        self._starting = threading.Lock()
+        self._process: _RenderProcess | None = None
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Start the process, which blocks; without this the first conversation waits for it."""
+        with self._starting:  # a thread that nobody waits for any more may be at it
+            if self._process is None and not self._is_closed:
+                process = _RenderProcess(self._templates, self._limits)
+                if self._is_closed:  # meanwhile
+                    process.close()
+                else:
+                    self._process = process
+
+    async def render(self, job: RenderJob) -> Rendering:
+        """Render a conversation; cancelling this ends the process.
+
+        Raises a `TemplatingError`.
+        """
+        async with self._turn:
+            if self._process is None and not self._is_closed:
+                await asyncio.to_thread(self.start)
+            process = self._process
+            if process is None or self._is_closed:
+                self.close()
+                raise RenderProcessError("the model is no longer loaded")
+            try:
+                found = _read_reply(await _ask(process, job))
+            except (OSError, EOFError):
+                self._process = None
+                raise process.explain_end() from None
+            except BaseException:
+                self._process = None
+                process.close()
+                raise
+            if isinstance(found, TemplateLimitError):  # it may have kept what it took
+                self._process = None
+                process.close()
+        if isinstance(found, Rendering):
+            return found
+        raise found
+
+    def close(self) -> None:
+        """End the process, and with it what is being rendered."""
+        self._is_closed = True
+        if self._process is not None:
+            self._process.kill()
+            if not self._turn.locked():  # else who reads from it sees its end, and closes it
+                self._process.close()
+                self._process = None
+
+
+class BatchRenderer:
+    """Renders many conversations of one model in a row, in a process of its own."""
+
+    def __init__(self, templates: ChatTemplates, limits: RenderLimits) -> None:
+        self._limits = limits
+        self._process = _RenderProcess(templates, limits)
+        self._process.connection.settimeout(limits.timeout_s)
+        self._num_rendered = 0
+        self._cpu_s = 0.0
+
+    def send(self, jobs: Sequence[RenderJob]) -> None:
+        """Have conversations rendered; all sent before must have been received.
+
+        Raises `RenderProcessError`.
+        """
+        self._process.note_start()
+        try:
+            self._process.connection.sendall(pack(jobs))
+        except OSError:
+            raise self._process.explain_end() from None
+
+    def receive(self, num_jobs: int) -> Iterator[Rendering | TemplateRefusedError]:
+        """Yield what became of the conversations that were sent, in their order.
+
+        Raises `TemplateLimitError` or `RenderProcessError` for one that stopped the process.
+        """
+        for _ in range(num_jobs):
+            try:
+                length = unpack_length(self._read(LENGTH_BYTES))
+                reply = self._read(_check_length(length))
+            except (OSError, EOFError):
+                raise self._process.explain_end() from None
+            self._process.note_start()  # with the next one
+            found = _read_reply(reply)
+            if isinstance(found, TemplateLimitError | RenderProcessError):
+                raise found
+            self._num_rendered += 1
+            if isinstance(found, Rendering):
+                self._check_pace(found.cpu_s)
+            yield found
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+
+    def _check_pace(self, cpu_s: float) -> None:
+        self._cpu_s += cpu_s
+        allowed_s = self._limits.cpu_s + self._limits.mean_cpu_s * self._num_rendered
+        if self._cpu_s > allowed_s:
+            raise TemplateLimitError(
+                f"took {self._cpu_s:.1f} s of processor time for {self._num_rendered} "
+                f"conversations, more than {self._limits.mean_cpu_s:g} s each"
+            )
+
+    def _read(self, num_bytes: int) -> bytes:
+        received = bytearray()
+        while len(received) < num_bytes:
+            chunk = self._process.connection.recv(min(num_bytes - len(received), _RECEIVE_BYTES))
+            if not chunk:
+                raise EOFError
+            received += chunk
+        return bytes(received)
+
+
+async def _ask(process: _RenderProcess, job: RenderJob) -> bytes:
+    loop = asyncio.get_running_loop()
+    process.connection.setblocking(False)
+    process.note_start()
+    await loop.sock_sendall(process.connection, pack([job]))
+    length = unpack_length(await _receive(loop, process.connection, LENGTH_BYTES))
+    return await _receive(loop, process.connection, _check_length(length))
+
+
+async def _receive(
+    loop: asyncio.AbstractEventLoop, connection: socket.socket, num_bytes: int
+) -> bytes:
+    received = bytearray()
+    while len(received) < num_bytes:
+        chunk = await loop.sock_recv(connection, min(num_bytes - len(received), _RECEIVE_BYTES))
+        if not chunk:
+            raise EOFError
+        received += chunk
+    return bytes(received)
+
+
+def _check_length(num_bytes: int) -> int:
+    if num_bytes > _MAX_REPLY_BYTES:
+        raise EOFError  # not what our code sends
+    return num_bytes
+
+
+def _read_reply(
+    body: bytes,
+) -> Rendering | TemplateRefusedError | TemplateLimitError | RenderProcessError:
+    try:
+        reply = unpack(body)
+        if "error" in reply:
+            return _ERRORS[reply["error"]](str(reply["reason"]))
+        blocks = [(int(start), int(end)) for start, end in reply["blocks"]]
+        return Rendering(str(reply["text"]), blocks, float(reply["cpu_s"]))
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return RenderProcessError("the process that renders the chat template sent nonsense")

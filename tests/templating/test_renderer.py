@@ -1,0 +1,224 @@
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from templating.errors import (
+    RenderProcessError,
+    TemplateBrokenError,
+    TemplateLimitError,
+    TemplateRefusedError,
+    TemplatingError,
+)
+from templating.fork_server import RenderForkServer, render_fork_server
+from templating.renderer import AsyncRenderer, BatchRenderer, ChatTemplates, RenderJob, RenderLimits
+
+LIMITS = RenderLimits(cpu_s=0.3, memory_bytes=64 << 20)
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+FINE = "{{ messages[0].content }}!"
+# Endless for one conversation alone.
+PICKY = "{% if messages[0].content == 'hang' %}" + ENDLESS + "{% endif %}" + FINE
+DEADLINE_S = 20.0
+
+
+def job(content: str = "fox", **fields: Any) -> RenderJob:
+    plain: RenderJob = {
+        "messages": [{"role": "user", "content": content}],
+        "tools": None,
+        "template": 0,
+        "add_generation_prompt": True,
+        "with_blocks": False,
+    }
+    return {**plain, **fields}  # type: ignore[typeddict-item]
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Any]]:
+    renderers: list[Any] = []
+    yield renderers
+    for renderer in renderers:
+        renderer.close()
+
+
+def open_one(opened: list[Any], template: str, limits: RenderLimits = LIMITS) -> AsyncRenderer:
+    renderer = AsyncRenderer(ChatTemplates((template,), {"bos_token": "<s>"}), limits)
+    opened.append(renderer)
+    return renderer
+
+
+def find_renderers() -> list[psutil.Process]:
+    assert render_fork_server._process is not None
+    return psutil.Process(render_fork_server._process.pid).children()
+
+
+@pytest.mark.parametrize(
+    ("template", "error", "message"),
+    [
+        (ENDLESS, TemplateLimitError, "took more than 0.3 s of processor time"),
+        ("{{ 2 ** (10 ** 9) }}", TemplateLimitError, "took more than 0.3 s"),
+        ("{{ 'a' * 2000000000 }}", TemplateLimitError, "needed more than 64 MiB of memory"),
+        (
+            "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}"
+            "{% set ns.x = ns.x + ns.x %}{% endfor %}",
+            TemplateLimitError,
+            "needed more than 64 MiB of memory",
+        ),
+        ("{{ 'a' * 5000000 }}", TemplateLimitError, "wrote 5,000,000 characters, more than 1,"),
+        ("{{ raise_exception('no jokes') }}", TemplateRefusedError, "no jokes"),
+        ("{{ messages[0].content.x.y }}", TemplateRefusedError, "has no attribute"),
+        ("{{ 1 / 0 }}", TemplateRefusedError, "division by zero"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", TemplateRefusedError, "recursion"),
+        ("{% if %}", TemplateBrokenError, "Expected an expression"),
+        ("{{ ''.__class__.__mro__ }}", TemplateBrokenError, "unsafe"),
+    ],
+)
+def test_what_a_template_may_not_do_is_an_error(
+    template: str, error: type[TemplatingError], message: str, opened: list[Any]
+) -> None:
+    renderer = open_one(opened, template)
+    with pytest.raises(error, match=message):
+        asyncio.run(renderer.render(job()))
+
+
+def test_the_process_is_replaced_after_it_was_killed(opened: list[Any]) -> None:
+    renderer = open_one(opened, PICKY)
+
+    async def scenario() -> None:
+        for _ in range(2):
+            with pytest.raises(TemplateLimitError):
+                await renderer.render(job("hang"))
+            assert (await renderer.render(job())).text == "fox!"
+
+    asyncio.run(scenario())
+
+
+def test_one_models_template_delays_no_other(opened: list[Any]) -> None:
+    endless = open_one(opened, ENDLESS, RenderLimits(cpu_s=30))
+    fine = open_one(opened, FINE)
+
+    async def scenario() -> None:
+        hanging = [asyncio.create_task(endless.render(job())) for _ in range(6)]
+        async with asyncio.timeout(DEADLINE_S):
+            for _ in range(20):
+                assert (await fine.render(job())).text == "fox!"
+            # What everything else in the process uses for work beside the event loop.
+            await asyncio.gather(*(asyncio.to_thread(int) for _ in range(50)))
+        assert not any(task.done() for task in hanging)
+        for task in hanging:
+            task.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_cancelling_kills_what_is_rendered(opened: list[Any]) -> None:
+    renderer = open_one(opened, PICKY, RenderLimits(cpu_s=30))
+
+    async def scenario() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await renderer.render(job("hang"))
+        async with asyncio.timeout(DEADLINE_S):
+            assert (await renderer.render(job())).text == "fox!"
+        assert len([one for one in find_renderers() if one.status() != "zombie"]) <= 1 + num_before
+
+    renderer.start()
+    num_before = len(find_renderers()) - 1
+    asyncio.run(scenario())
+
+
+def test_closing_ends_what_is_rendered(opened: list[Any]) -> None:
+    renderer = open_one(opened, ENDLESS, RenderLimits(cpu_s=30))
+    renderer.start()
+
+    async def scenario() -> None:
+        rendering = asyncio.create_task(renderer.render(job()))
+        waiting = asyncio.create_task(renderer.render(job()))
+        await asyncio.sleep(0)
+        renderer.close()
+        async with asyncio.timeout(DEADLINE_S):
+            for task in (rendering, waiting):
+                with pytest.raises(RenderProcessError):
+                    await task
+
+    asyncio.run(scenario())
+
+
+def test_a_process_killed_from_outside_is_no_fault_of_the_template(opened: list[Any]) -> None:
+    renderer = open_one(opened, FINE)
+    before = {one.pid for one in find_renderers()} if render_fork_server._process else set()
+    renderer.start()
+    (pid,) = {one.pid for one in find_renderers()} - before
+    os.kill(pid, signal.SIGKILL)
+
+    async def scenario() -> None:
+        with pytest.raises(RenderProcessError, match="has ended"):
+            await renderer.render(job())
+        assert (await renderer.render(job())).text == "fox!"
+
+    asyncio.run(scenario())
+
+
+def test_long_messages_and_odd_characters_arrive_whole(opened: list[Any]) -> None:
+    renderer = open_one(opened, FINE)
+    content = "Grüße 你好 🙂 \ud800 \x00" + "x" * 3_000_000
+    assert asyncio.run(renderer.render(job(content))).text == f"{content}!"
+
+
+def test_many_in_a_row_come_in_order_with_refusals_in_place(opened: list[Any]) -> None:
+    refusing = "{% if messages[0].content == '3' %}{{ raise_exception('odd') }}{% endif %}" + FINE
+    renderer = BatchRenderer(ChatTemplates((refusing,), {}), LIMITS)
+    opened.append(renderer)
+    renderer.send([job(str(number)) for number in range(6)])
+    found = list(renderer.receive(6))
+    assert isinstance(found[3], TemplateRefusedError)
+    texts = [getattr(one, "text", None) for one in found]
+    assert texts == ["0!", "1!", "2!", None, "4!", "5!"]
+
+
+def test_the_marked_blocks_are_told(opened: list[Any]) -> None:
+    marked = "a{% generation %}bc{% endgeneration %}d"
+    renderer = open_one(opened, marked)
+    rendering = asyncio.run(renderer.render(job(with_blocks=True)))
+    assert (rendering.text, rendering.blocks) == ("abcd", [(1, 3)])
+
+
+def test_a_template_that_is_slow_for_every_conversation_is_stopped(opened: list[Any]) -> None:
+    slow = "{% for i in range(99999) %}{% endfor %}" * 3
+    limits = RenderLimits(cpu_s=0.3, mean_cpu_s=0.0001)
+    renderer = BatchRenderer(ChatTemplates((slow,), {}), limits)
+    opened.append(renderer)
+    renderer.send([job()] * 1000)
+    with pytest.raises(TemplateLimitError, match="more than 0.0001 s each"):
+        list(renderer.receive(1000))
+
+
+def test_a_fork_server_that_has_ended_is_started_again() -> None:
+    server = RenderForkServer()
+    for _ in range(2):
+        connection, process = server.fork()
+        connection.close()
+        os.close(process)
+        assert server._process is not None
+        server._process.kill()
+        server._process.wait()
+    server._discard()
+
+
+def test_renderers_end_with_their_client() -> None:
+    server = RenderForkServer()
+    connection, process = server.fork()
+    assert server._process is not None
+    (renderer,) = psutil.Process(server._process.pid).children()
+    connection.close()
+    give_up = time.monotonic() + DEADLINE_S
+    while renderer.is_running() and time.monotonic() < give_up:
+        time.sleep(0.01)
+    assert not renderer.is_running()
+    os.close(process)
+    server._discard()

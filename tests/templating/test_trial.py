@@ -1,0 +1,50 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from templating.trial import try_chat_template
+from tests.templating.test_renderer import ENDLESS, LIMITS
+
+
+def write(directory: Path, template: object) -> Path:
+    config = {"chat_template": template, "bos_token": {"content": "<s>"}, "eos_token": None}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (ENDLESS, "the chat template was stopped: it took more than 0.3 s"),
+        ("{{ 'a' * 2000000000 }}", "it needed more than 64 MiB of memory"),
+        ("{% if %}", "the chat template cannot be used: Expected an expression"),
+        ([{"name": "default", "template": "x"}, {"name": "tool_use", "template": ENDLESS}], "took"),
+        ("x" * 1_000_001, "a chat template has 1,000,001 characters, expected at most 1,000,000"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_named(
+    template: object, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        try_chat_template(write(tmp_path, template), LIMITS)
+    own = tmp_path / "own"
+    own.mkdir()
+    if isinstance(template, str):
+        (own / "chat_template.jinja").write_text(template)
+        with pytest.raises(ValueError, match=reason):
+            try_chat_template(own, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ bos_token + messages[0].content }}", "{{ raise_exception('tools only') }}", None],
+)
+def test_other_models_pass(template: str | None, tmp_path: Path) -> None:
+    try_chat_template(write(tmp_path, template), LIMITS)
+
+
+def test_settings_that_are_no_settings_are_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("[1]")
+    with pytest.raises(ValueError, match="tokenizer_config.json holds a list"):
+        try_chat_template(tmp_path)
