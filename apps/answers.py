@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from apps.access.exchange import count_tokens
 from apps.errors import is_expected, to_response
 from apps.event_stream import write_event
 from apps.relay import UpstreamRelay
@@ -53,7 +54,7 @@ async def respond(
     """Answer a request for text, whole or in events; headers tell where the model came from."""
     answer_id = new_id(id_prefix)
     if is_streamed:
-        items = text.stream(kind, body, answer_id)
+        items = _count_items(text.stream(kind, body, answer_id), body.get("n") or 1)
         first = await anext(items)  # errors up to here are plain HTTP errors
         chunks = build_chunks(_make_head(answer_id, first["origin"]), _start_with(first, items))
         return _stream_chunks(chunks, _describe_origin(first["origin"]))
@@ -62,6 +63,7 @@ async def respond(
     usage = build_usage(
         answer["num_prompt_tokens"], sum(one["num_completion_tokens"] for one in choices)
     )
+    count_tokens(usage["total_tokens"], is_exact=True)
     content = build(_make_head(answer_id, answer["origin"]), choices, usage)
     return JSONResponse(content, headers=_describe_origin(answer["origin"]))
 
@@ -71,6 +73,7 @@ async def respond_relayed(relay: UpstreamRelay, path: str, body: dict[str, Any])
     origin, answer = await relay.ask(path, body)
     headers = _describe_origin(origin)
     if isinstance(answer, dict):
+        _count_usage(answer)
         return JSONResponse(answer, headers=headers)
     first = await anext(answer, None)  # errors up to here are plain HTTP errors
     chunks = answer if first is None else _start_with(first, answer)
@@ -80,7 +83,36 @@ async def respond_relayed(relay: UpstreamRelay, path: str, body: dict[str, Any])
 async def _batch(chunks: AsyncGenerator[Chunk, None]) -> AsyncIterator[list[Chunk]]:
     async with aclosing(chunks):
         async for chunk in chunks:
+            if not _count_usage(chunk):
+                count_tokens(1)
             yield [chunk]
+
+
+def _count_usage(answer: Mapping[str, Any]) -> bool:
+    """Count the tokens of an answer or a chunk that says how many they were."""
+    usage = answer.get("usage")
+    if not isinstance(usage, dict) or not isinstance(usage.get("total_tokens"), int):
+        return False
+    count_tokens(usage["total_tokens"], is_exact=True)
+    return True
+
+
+async def _count_items(
+    items: AsyncGenerator[Item, None], num_choices: int
+) -> AsyncGenerator[Item, None]:
+    """Count the tokens of a stream: one per piece as it goes, all of them exactly at its end."""
+    num_prompt_tokens: dict[int, int] = {}  # by the number of the prompt
+    num_completion_tokens = 0
+    async with aclosing(items):
+        async for item in items:
+            for piece in item["pieces"]:
+                count_tokens(1)
+                if piece["finish_reason"] is not None:
+                    prompt = piece["index"] // num_choices
+                    num_prompt_tokens[prompt] = piece["num_prompt_tokens"]
+                    num_completion_tokens += piece["num_completion_tokens"]
+            yield item
+    count_tokens(sum(num_prompt_tokens.values()) + num_completion_tokens, is_exact=True)
 
 
 async def _start_with(

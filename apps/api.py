@@ -15,6 +15,9 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
+from apps.access.gate import Gate, read_api_key
+from apps.access.keys import KeyStore
+from apps.access.start import check_exposure, find_serve_host
 from apps.base_models import install_base_models
 from apps.bundled import HANDBOOK_FILE_ID, find_handbook
 from apps.drain import find_drain_signal
@@ -32,6 +35,7 @@ from serving.generator import GENERATOR_CPUS, Generator, GeneratorSettings
 from serving.model_store import ModelStore
 from serving.own_thread import put_thread_last
 from serving.refusals import return_refusals
+from serving.serve_log import log_to_serve
 from serving.settings import GenerationSettings
 from storage.layout import open_storage
 from storage.library_imports import import_transformers
@@ -49,6 +53,8 @@ def build_app(settings: ApplicationSettings) -> Application:
     """Build the application that `deploy.yaml` names, with typed and checked settings."""
     keep_files_private()
     layout = open_storage(settings.storage)
+    gate = Gate(read_api_key(), KeyStore(layout), require_key=settings.require_key)
+    check_exposure(gate, find_serve_host())
     store = ModelStore(layout)
     store.clean_up()
     install_base_models(store, settings.base_models)
@@ -86,6 +92,7 @@ class FineTuningQueueReplica:
         reserved_gpus: float,
     ) -> None:
         keep_files_private()
+        log_to_serve()
         self._queue = RunQueue(
             open_storage(storage),
             RayJobRunner(),

@@ -6,6 +6,9 @@ So every checkpoint can be chatted with, and takes the room of a model only once
 import asyncio
 import re
 
+from apps.access.exchange import note_change
+from apps.access.gate import Principal
+from apps.access.roles import Permission
 from apps.errors import ApiError
 from apps.publishing import list_run_checkpoints
 from apps.runs import find_run, name_export_note, name_model
@@ -17,10 +20,11 @@ _POLL_S = 0.1
 _NAME = re.compile(r"(?P<model>.+)-step-(?P<step>\d+)")
 
 
-async def ensure_model(services: Services, name: str) -> None:
+async def ensure_model(services: Services, principal: Principal, name: str) -> None:
     """Have a model of this name in the store if it is a checkpoint's; else nothing happens.
 
-    Waits until it is there. Raises `ApiError` 503 if that takes long, 409 if it failed.
+    Waits until it is there. Raises `ApiError` 503 if that takes long, 409 if it failed, 403 if the
+    checkpoint has to be published and the key may not do that.
     """
     if _NAME.fullmatch(name) is None or services.models.has(name):
         return
@@ -29,6 +33,11 @@ async def ensure_model(services: Services, name: str) -> None:
         return
     job_id, checkpoint_id = found
     if not _is_under_way(services.layout, job_id, name):
+        if not principal.may(Permission.WRITE_JOBS):
+            reason = principal.explain_refusal(Permission.WRITE_JOBS)
+            message = f"{name!r} is a checkpoint that is not published as a model, and {reason}"
+            raise ApiError(403, message, param="model", code="insufficient_permission")
+        note_change(name)
         try:
             await services.fine_tuning.publish_checkpoint(job_id, checkpoint_id, name)
         except ApiError as exc:

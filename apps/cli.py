@@ -19,6 +19,7 @@ from apps.commands.chat import chat
 from apps.commands.doctor import doctor
 from apps.commands.files import files
 from apps.commands.jobs import jobs
+from apps.commands.keys import keys
 from apps.commands.models import models
 from apps.drain import DRAIN_FOLDER_VARIABLE, DrainSignal
 from apps.server_log import ServerLog
@@ -45,6 +46,7 @@ cli.command()(restore)
 cli.add_typer(jobs, name="jobs")
 cli.add_typer(files, name="files")
 cli.add_typer(models, name="models")
+cli.add_typer(keys, name="keys")
 DeployFile = Annotated[Path, typer.Argument(help="Settings of the application.")]
 
 

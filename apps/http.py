@@ -10,18 +10,29 @@ from typing import Any
 
 from fastapi import FastAPI
 from ray.serve.handle import DeploymentHandle
+from starlette.routing import Route
 
+from apps.access.audit import AuditLog
+from apps.access.gate import Gate, read_api_key
+from apps.access.keys import KeyStore
+from apps.access.rate_limit import RateLimiter
+from apps.access.roles import Permission, requires
+from apps.access.settings import AccessSettings
+from apps.access.start import check_exposure, find_serve_host
 from apps.errors import install_error_handlers
 from apps.files import FileStore
 from apps.http_api.description import install_description
 from apps.http_api.readiness import Readiness
 from apps.middleware.admission import Admission
-from apps.middleware.auth import AccessControl, read_api_key
+from apps.middleware.audit import RequestLog
+from apps.middleware.auth import AccessControl
 from apps.middleware.body_limit import MAX_JSON_BYTES, MAX_TEXT_BYTES, BodyLimit
 from apps.middleware.flow_control import TellUse, WindowedSending
+from apps.middleware.rate_limit import RateLimit
 from apps.relay import UpstreamRelay
 from apps.remote import RemoteQueue, RemoteText
 from apps.routes import (
+    access,
     aliases,
     chat,
     completions,
@@ -35,6 +46,7 @@ from apps.routes import (
 from apps.services import Services
 from apps.settings import ApplicationSettings
 from serving.model_store import ModelStore
+from serving.serve_log import log_to_serve
 from storage.layout import open_storage
 from storage.privacy import keep_files_private
 
@@ -42,8 +54,30 @@ MULTIPART_BYTES = 100_000  # what a form adds to the file in it
 TRANSPORT_S = 5.0  # what the way there and back may add to a generator's deadline
 
 
-def build_http(services: Services, api_key: str | None) -> AccessControl:
+def build_http(
+    services: Services, api_key: str | None, settings: AccessSettings | None = None
+) -> RequestLog:
     """Put the routes together; the same with and without Serve."""
+    settings = settings or AccessSettings()
+    app = build_routes(services)
+    limits = {
+        files.router.prefix: services.max_upload_bytes + MULTIPART_BYTES,
+        models.router.prefix: services.max_model_bytes,
+        "/v1/chat/completions": MAX_TEXT_BYTES,
+        "/v1/completions": MAX_TEXT_BYTES,
+    }
+    admitted = Admission(BodyLimit(app, MAX_JSON_BYTES, limits), services.max_streams)
+    limited = TellUse(WindowedSending(admitted))
+    gate = Gate(api_key, KeyStore(services.layout), require_key=settings.require_key)
+    audit = AuditLog(
+        services.layout, max_bytes=settings.audit_max_bytes, num_old=settings.audit_num_old
+    )
+    guarded = AccessControl(RateLimit(limited, RateLimiter()), gate, app.routes)
+    return RequestLog(guarded, audit)
+
+
+def build_routes(services: Services) -> FastAPI:
+    """Put the routes together, without what stands before them."""
     app = FastAPI(
         title="Tuneserve",
         lifespan=_open_relay if isinstance(services.text, UpstreamRelay) else None,
@@ -54,21 +88,16 @@ def build_http(services: Services, api_key: str | None) -> AccessControl:
     app.state.services = services
     app.state.readiness = Readiness(services)
     install_error_handlers(app)
-    for resource in (health, files, jobs, job_story, aliases):
+    for resource in (access, health, files, jobs, job_story, aliases):
         app.include_router(resource.router)
-    limits = {
-        files.router.prefix: services.max_upload_bytes + MULTIPART_BYTES,
-        models.router.prefix: services.max_model_bytes,
-        "/v1/chat/completions": MAX_TEXT_BYTES,
-        "/v1/completions": MAX_TEXT_BYTES,
-    }
     app.include_router(models.router)
     install_description(app)
     for resource in (relayed,) if isinstance(services.text, UpstreamRelay) else (chat, completions):
         app.include_router(resource.router)
-    limited = BodyLimit(app, MAX_JSON_BYTES, limits)
-    admitted = Admission(limited, services.max_streams)
-    return AccessControl(TellUse(WindowedSending(admitted)), api_key)
+    for route in app.routes:  # FastAPI adds it by itself
+        if isinstance(route, Route) and route.path == app.openapi_url:
+            requires(Permission.ANY_KEY)(route.endpoint)
+    return app
 
 
 @asynccontextmanager
@@ -92,7 +121,11 @@ class ApiReplica:
         queue: DeploymentHandle[Any],
     ) -> None:
         keep_files_private()
+        log_to_serve()
         layout = open_storage(Path(storage))
+        self._access = settings.read_access()
+        gate = Gate(read_api_key(), KeyStore(layout), require_key=settings.require_key)
+        check_exposure(gate, find_serve_host())
         models = ModelStore(layout)
         self._services = Services(
             layout=layout,
@@ -108,9 +141,9 @@ class ApiReplica:
             max_stream_age_s=settings.max_stream_age_s,
         )
 
-    def __serve_build_asgi_app__(self) -> AccessControl:
+    def __serve_build_asgi_app__(self) -> RequestLog:
         """Give Serve the ASGI application, once this replica is set up."""
-        return build_http(self._services, read_api_key())
+        return build_http(self._services, read_api_key(), self._access)
 
 
 def _find_text(

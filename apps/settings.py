@@ -5,6 +5,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from apps.access.settings import AccessSettings
 from apps.bundled import DEMONSTRATION_MODEL
 from apps.middleware.body_limit import DEFAULT_MAX_UPLOAD_BYTES
 from serving.settings import GenerationSettings
@@ -109,7 +110,7 @@ class UsageLimits(BaseModel):
     )
 
 
-class ApplicationSettings(GenerationSettings, UsageLimits):
+class ApplicationSettings(GenerationSettings, UsageLimits, AccessSettings):
     """Arguments of `apps.api:build_app`; a misspelt key is refused."""
 
     storage: str = Field(
@@ -174,3 +175,7 @@ class ApplicationSettings(GenerationSettings, UsageLimits):
     def to_limits(self) -> UsageLimits:
         """Return the limits alone."""
         return UsageLimits(**self.model_dump(include=set(UsageLimits.model_fields)))
+
+    def read_access(self) -> AccessSettings:
+        """Return the settings of access alone."""
+        return AccessSettings(**{name: getattr(self, name) for name in AccessSettings.model_fields})

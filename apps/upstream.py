@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 import anyio
 import httpx
 
+from apps.access.gate import read_api_key
+from apps.access.keyless import is_loopback
 from apps.errors import ApiError
-from apps.middleware.auth import is_loopback, read_api_key
 from apps.settings import UpstreamSettings
 
 logger = logging.getLogger(__name__)

@@ -11,6 +11,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from ray.serve import Application
 
+from apps.access.gate import Gate, read_api_key
+from apps.access.keys import KeyStore
+from apps.access.start import check_exposure, find_serve_host
 from serving.model_store import ModelStore, StoredModel
 from storage.layout import DEFAULT_ROOT, open_storage
 
@@ -40,6 +43,9 @@ class VllmSettings(BaseModel):
     max_requests: int = Field(
         256, ge=1, description="Requests that may be under way at once; as many may wait."
     )
+    require_key: bool = Field(
+        False, description="Whether every request needs a key, also while none exists."
+    )
 
 
 def build_app(settings: VllmSettings) -> Application:
@@ -48,7 +54,10 @@ def build_app(settings: VllmSettings) -> Application:
     Raises `ModelNotFoundError` for a model that is not there, `DamagedDirectoryError` for one whose
     files are not what they were, and `ValueError` where vLLM is not installed.
     """
-    store = ModelStore(open_storage(settings.storage))
+    layout = open_storage(settings.storage)
+    gate = Gate(read_api_key(), KeyStore(layout), require_key=settings.require_key)
+    check_exposure(gate, find_serve_host())
+    store = ModelStore(layout)
     configs = list(describe_models(store, settings))
     try:
         from apps.vllm_ingress import bind_ingress
@@ -56,7 +65,7 @@ def build_app(settings: VllmSettings) -> Application:
         raise ValueError(
             f"vLLM cannot be used here ({exc}); install it with: pip install 'tuneserve[vllm]'"
         ) from exc
-    return bind_ingress(configs, settings.max_requests)
+    return bind_ingress(configs, settings)
 
 
 def describe_models(store: ModelStore, settings: VllmSettings) -> Iterator[dict[str, Any]]:

@@ -26,6 +26,7 @@ from serving.origin import Origin, RequestKind, describe_origin
 from serving.protocol import count_items
 from serving.refusals import Refusal, return_refusals, yield_refusals
 from serving.remote_core import fork_server
+from serving.serve_log import log_to_serve
 from serving.settings import GenerationSettings
 from serving.telemetry import RequestRecord, Telemetry
 from storage.layout import open_storage
@@ -60,6 +61,7 @@ class GeneratorReplica:
     """
 
     def __init__(self, settings: GeneratorSettings) -> None:
+        log_to_serve()
         self._settings = settings
         # Serve's router prefers this replica for the models that came by here last.
         multiplexed = serve.multiplexed(max_num_models_per_replica=settings.max_loaded_models)

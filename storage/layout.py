@@ -8,6 +8,8 @@
 <root>/aliases.copy.json    the same once more, read where the first is damaged
 <root>/handovers.jsonl      what became of those moves on each replica of the generator
 <root>/handovers.1.jsonl    the same, older
+<root>/keys.json            API keys, hashed; only the owner can read it
+<root>/audit.jsonl          changes and refused requests; older lines in audit.jsonl.1 and so on
 """
 
 import re
@@ -114,6 +116,26 @@ class StorageLayout:
     def handover_lock(self, machine: str) -> Path:
         """Held by the one replica on a machine that moves an alias."""
         return self.root / f".handover-{machine}.lock"
+
+    @property
+    def keys(self) -> Path:
+        """The API keys, one JSON file."""
+        return self.root / "keys.json"
+
+    @property
+    def keys_lock(self) -> Path:
+        """Locked by the one process that changes the keys."""
+        return self.root / ".keys.lock"
+
+    @property
+    def audit(self) -> Path:
+        """The audit log, a file of JSON lines."""
+        return self.root / "audit.jsonl"
+
+    @property
+    def audit_lock(self) -> Path:
+        """Locked by the one process that rotates the audit log."""
+        return self.root / ".audit.lock"
 
     def file(self, file_id: str) -> Path:
         """The folder of one uploaded file."""

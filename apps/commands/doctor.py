@@ -17,9 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from apps import preflight
+from apps.access.keys import KeyStore
 from apps.commands.connection import AsJson
 from apps.commands.output import console, escape_controls, print_json
 from apps.deploy_file import find_storage
+from storage.layout import StorageLayout
 
 Verdict = Literal["good", "note", "fault"]
 
@@ -74,7 +76,7 @@ def examine(deploy: Path) -> Iterator[Finding]:
         text = f"there is no {str(deploy)!r} here; 'tuneserve init' writes one"
         yield Finding("settings", "note", text)
     yield from _judge("cluster", preflight.check_cluster(), _describe_cluster())
-    yield _examine_key()
+    yield _examine_key(root)
 
 
 def _examine_packages() -> Iterator[Finding]:
@@ -127,10 +129,12 @@ def _describe_cluster() -> str:
     return "Ray starts one of its own, for this machine alone"
 
 
-def _examine_key() -> Finding:
+def _examine_key(root: Path) -> Finding:
+    if root.is_dir() and KeyStore(StorageLayout(root)).has_keys():
+        return Finding("access", "good", "whoever has a key; 'tuneserve keys list' shows them")
     if os.environ.get("TUNESERVE_API_KEY", "").strip():
         return Finding("access", "good", "whoever sends TUNESERVE_API_KEY as the key")
-    return Finding("access", "note", "this machine alone; set TUNESERVE_API_KEY for others")
+    return Finding("access", "note", "this machine alone; for others: tuneserve keys create")
 
 
 def _judge(subject: str, faults: Iterator[str], good: str) -> Iterator[Finding]:

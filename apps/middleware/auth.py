@@ -1,108 +1,119 @@
-"""Who may talk to the application: programs on this machine, or whoever has the key."""
+"""Lets a request in if its key, or its coming from this machine, allows what its route requires."""
 
-import ipaddress
-import os
-import secrets
-from urllib.parse import urlsplit
+import time
+from collections.abc import Iterable
 
-from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-API_KEY_VARIABLE = "TUNESERVE_API_KEY"
+from apps.access.exchange import Exchange, begin_exchange, find_exchange
+from apps.access.gate import AccessRefusedError, Gate, Principal
+from apps.access.rate_limit import Bucket
+from apps.access.roles import Permission, match_route
+from apps.errors import error_body
+from storage.layout import new_id
 
-_LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _OPEN_PATHS = frozenset({"/livez", "/readyz", "/healthz"})
+WRONG_KEYS_PER_MINUTE = 300
+"""Wrong keys of one client address that are answered 401; more are answered 429."""
+_MAX_ADDRESSES = 10_000
 
 
 class AccessControl:
-    """Middleware that lets a request in or answers 401 or 403.
+    """Middleware that lets a request in, or answers 401, 403 or 429.
 
-    With a key, every request needs `Authorization: Bearer <key>`. Without one only this machine is
-    served: both the client and the address it asked for must be loopback ones, so that neither
-    another machine nor a web page that points its own name here gets in, and no page of another
-    origin is answered.
+    `routes` are those of the application behind it, each of which declares the permission that it
+    requires; one that declares none is closed to everybody. Without `routes` everything requires
+    the role `admin`. Requests for unknown paths need a key as well, so that they tell nothing.
     """
 
-    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+    def __init__(self, app: ASGIApp, gate: Gate, routes: Iterable[BaseRoute] | None = None) -> None:
         self.app = app
-        self.api_key = api_key
+        self._gate = gate
+        self._routes = None if routes is None else list(routes)
+        self._wrong_keys = WrongKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request, then hand it on."""
+        if scope["type"] == "websocket":  # no route has one
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+            return
         if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
             await self.app(scope, receive, send)
             return
-        refusal = find_refusal(Headers(scope=scope), self.api_key, scope.get("client"))
-        if refusal is None:
-            await self.app(scope, receive, send)
+        exchange = find_exchange(scope)
+        if exchange is None:
+            exchange = Exchange(new_id("req"))
+            begin_exchange(scope, exchange)
+        try:
+            principal = self._gate.identify(scope)
+            exchange.principal = principal
+            self._check_permission(scope, principal, exchange)
+        except AccessRefusedError as exc:
+            exchange.refusal = exc.code or ("no_api_key" if exc.status == 401 else "forbidden")
+            await self._refuse(exc, scope, receive, send)
             return
-        status, message = refusal
-        error = {"message": message, "type": "authentication_error", "param": None, "code": None}
-        await JSONResponse({"error": error}, status)(scope, receive, send)
+        await self.app(scope, receive, send)
+
+    def _check_permission(self, scope: Scope, principal: Principal, exchange: Exchange) -> None:
+        if self._routes is None:
+            required: Permission | None = Permission.ADMINISTER
+        else:
+            match = match_route(self._routes, scope)
+            if match is None:  # a 404 or 405 is the application's matter
+                return
+            required, exchange.subject = match
+        exchange.permission = required
+        if required is None:
+            raise AccessRefusedError(
+                403,
+                "this route declares no permission, so it is closed; the application must declare "
+                "one with '@requires(...)'",
+                code="undeclared_route",
+            )
+        if not principal.may(required):
+            raise AccessRefusedError(
+                403,
+                principal.explain_refusal(required),
+                code="insufficient_permission",
+                name=principal.name,
+            )
+
+    async def _refuse(
+        self, exc: AccessRefusedError, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        status, message, headers = exc.status, exc.message, {}
+        if status == 401:
+            headers["www-authenticate"] = "Bearer"
+        if exc.code == "invalid_api_key" and (wait_s := self._wrong_keys.count(scope)):
+            status, headers = 429, {"retry-after": str(wait_s)}
+            message = f"too many requests with a wrong API key; try again in {wait_s} s"
+        body = error_body(status, message, code=exc.code)
+        if status == 403 and exc.code != "insufficient_permission":
+            body["error"]["type"] = "authentication_error"
+        await JSONResponse(body, status, headers)(scope, receive, send)
 
 
-def read_api_key() -> str | None:
-    """Return the key that clients must send, if the environment sets one."""
-    return os.environ.get(API_KEY_VARIABLE, "").strip() or None
+class WrongKeys:
+    """Requests with a wrong key by the address of the client, of which only so many get a 401.
 
+    A request with a right key is never held up by those, also from the same address: behind a
+    proxy all clients have one.
+    """
 
-def find_refusal(
-    headers: Headers, api_key: str | None, client: tuple[str, int] | None = None
-) -> tuple[int, str] | None:
-    """Return the status and the reason for refusing a request, or None to let it in."""
-    if api_key is not None:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and is_key(given.strip().encode(), api_key):
-            return None
-        return 401, "a valid API key is needed: send it as 'Authorization: Bearer <key>'"
-    reason = (
-        find_foreign_client(client) or find_foreign_host(headers) or find_foreign_origin(headers)
-    )
-    return (403, reason) if reason else None
+    def __init__(self) -> None:
+        self._buckets: dict[str, Bucket] = {}
 
-
-def is_key(given: bytes, api_key: str) -> bool:
-    """Compare in a time that tells nothing about the key."""
-    return secrets.compare_digest(given, api_key.encode())
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an IP address is one of this machine's own, that no other machine can reach."""
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
-
-
-def find_foreign_client(client: tuple[str, int] | None) -> str | None:
-    """Say that a request came from another machine, or return None."""
-    if client is None or is_loopback(client[0]):
-        return None
-    return f"without a key only this machine is served; set {API_KEY_VARIABLE} and start again"
-
-
-def find_foreign_host(headers: Headers) -> str | None:
-    """Say why a request did not come to this machine's own address, or return None."""
-    host = headers.get("host", "")
-    if _read_hostname(host) in _LOOPBACK_HOSTS:
-        return None
-    return (
-        f"{host!r} is not this machine's loopback address, and without a key only that is served; "
-        f"set {API_KEY_VARIABLE} and start again"
-    )
-
-
-def find_foreign_origin(headers: Headers) -> str | None:
-    """Say which other site's page sent a request, or return None."""
-    origin = headers.get("origin")
-    if origin is None or origin.partition("://")[2] == headers.get("host", ""):
-        return None
-    return f"the page {origin!r} may not use this application: it is not part of it"
-
-
-def _read_hostname(host: str) -> str:
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    def count(self, scope: Scope) -> int:
+        """Count a request; returns the seconds to wait if there were too many, else 0."""
+        address = (scope.get("client") or ("",))[0]
+        bucket = self._buckets.pop(address, None) or Bucket(WRONG_KEYS_PER_MINUTE, time.monotonic)
+        self._buckets[address] = bucket
+        if len(self._buckets) > _MAX_ADDRESSES:
+            del self._buckets[next(iter(self._buckets))]
+        if bucket.level < 1:
+            return max(1, round(bucket.wait_s(1)))
+        bucket.take(1)
+        return 0

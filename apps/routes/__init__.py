@@ -5,6 +5,8 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from pydantic import BaseModel
 
+from apps.access.exchange import find_principal
+from apps.access.gate import Principal
 from apps.relay import UpstreamRelay
 from apps.services import Services, TextGenerator
 
@@ -16,6 +18,11 @@ def get_services(request: Request) -> Services:
 
 
 ServicesOf = Annotated[Services, Depends(get_services)]
+
+
+def get_principal(request: Request) -> Principal:
+    """Tell a route who sent the request."""
+    return find_principal(request.scope)
 
 
 def get_generator(services: ServicesOf) -> TextGenerator:
@@ -30,6 +37,7 @@ def get_relay(services: ServicesOf) -> UpstreamRelay:
     return services.text
 
 
+PrincipalOf = Annotated[Principal, Depends(get_principal)]
 GeneratorOf = Annotated[TextGenerator, Depends(get_generator)]
 RelayOf = Annotated[UpstreamRelay, Depends(get_relay)]
 

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import Field
 
+from apps.access.roles import Permission, requires
 from apps.errors import invalid_input
 from apps.http_api.json_body import JsonBody
 from apps.routes import ServicesOf, describe_body
@@ -29,6 +30,7 @@ class Promotion(RequestPart):
 
 
 @router.get("")
+@requires(Permission.READ_MODELS)
 async def list_aliases(services: ServicesOf) -> dict[str, Any]:
     """List all aliases by name."""
     aliases = services.models.read_aliases()
@@ -37,12 +39,14 @@ async def list_aliases(services: ServicesOf) -> dict[str, Any]:
 
 
 @router.get("/{name}")
+@requires(Permission.READ_MODELS)
 async def get_alias(services: ServicesOf, name: str) -> dict[str, Any]:
     """Show where one alias points, and every move that it made, oldest first."""
     return describe_alias(name, find_alias(services.models.read_aliases(), name))
 
 
 @router.get("/{name}/events")
+@requires(Permission.READ_MODELS)
 async def list_handover_events(services: ServicesOf, name: str) -> dict[str, Any]:
     """Show what became of the alias's moves on each replica of the generator, oldest first."""
     events = await asyncio.to_thread(HandoverLog(services.layout.handovers).read, name)
@@ -51,6 +55,7 @@ async def list_handover_events(services: ServicesOf, name: str) -> dict[str, Any
 
 
 @router.put("/{name}", openapi_extra=describe_body(Promotion))
+@requires(Permission.ADMINISTER)
 async def promote(services: ServicesOf, name: str, body: JsonBody) -> dict[str, Any]:
     """Point an alias, new or not, to a model."""
     promotion = parse_part(Promotion, body.value)
@@ -61,12 +66,14 @@ async def promote(services: ServicesOf, name: str, body: JsonBody) -> dict[str, 
 
 
 @router.post("/{name}/rollback")
+@requires(Permission.ADMINISTER)
 async def roll_back(services: ServicesOf, name: str) -> dict[str, Any]:
     """Point an alias to the model before; once more, to the one before that."""
     return describe_alias(name, await asyncio.to_thread(services.models.roll_back_alias, name))
 
 
 @router.delete("/{name}")
+@requires(Permission.ADMINISTER)
 async def remove_alias(services: ServicesOf, name: str) -> dict[str, Any]:
     """Remove an alias; the models stay."""
     await asyncio.to_thread(services.models.remove_alias, name)

@@ -6,10 +6,11 @@ from functools import partial
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from apps.access.roles import Permission, requires
 from apps.answers import Chunk, Item, respond
 from apps.checkpoint_models import ensure_model
 from apps.http_api.json_body import JsonBody
-from apps.routes import GeneratorOf, ServicesOf, describe_body
+from apps.routes import GeneratorOf, PrincipalOf, ServicesOf, describe_body
 from serving import openai_shapes
 from serving.chat_protocol import ChatCompletionRequest, parse_chat_request
 from serving.openai_shapes import AnswerHead
@@ -18,10 +19,13 @@ router = APIRouter(prefix="/v1")
 
 
 @router.post("/chat/completions", openapi_extra=describe_body(ChatCompletionRequest))
-async def complete_chat(services: ServicesOf, text: GeneratorOf, body: JsonBody) -> Response:
+@requires(Permission.GENERATE)
+async def complete_chat(
+    services: ServicesOf, text: GeneratorOf, principal: PrincipalOf, body: JsonBody
+) -> Response:
     """Answer a chat with the model that `model` names; headers tell where that model came from."""
     request = await body.check(parse_chat_request)
-    await ensure_model(services, request.model)
+    await ensure_model(services, principal, request.model)
     return await respond(
         text,
         "chat",

@@ -7,10 +7,11 @@ from functools import partial
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from apps.access.roles import Permission, requires
 from apps.answers import Chunk, Item, respond
 from apps.checkpoint_models import ensure_model
 from apps.http_api.json_body import JsonBody
-from apps.routes import GeneratorOf, ServicesOf, describe_body
+from apps.routes import GeneratorOf, PrincipalOf, ServicesOf, describe_body
 from serving import openai_shapes
 from serving.completion_protocol import CompletionRequest, parse_completion_request
 from serving.openai_shapes import AnswerHead
@@ -19,10 +20,13 @@ router = APIRouter(prefix="/v1")
 
 
 @router.post("/completions", openapi_extra=describe_body(CompletionRequest))
-async def complete_text(services: ServicesOf, text: GeneratorOf, body: JsonBody) -> Response:
+@requires(Permission.GENERATE)
+async def complete_text(
+    services: ServicesOf, text: GeneratorOf, principal: PrincipalOf, body: JsonBody
+) -> Response:
     """Go on with prompts; with `echo` and `logprobs`, tell how likely the prompts are."""
     request = await body.check(parse_completion_request)
-    await ensure_model(services, request.model)
+    await ensure_model(services, principal, request.model)
     return await respond(
         text,
         "completion",

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
 
+from apps.access.roles import Permission, requires
 from apps.errors import ApiError
 from apps.file_upload import IncomingFile
 from apps.full_disk import refuse_full_disk
@@ -33,6 +34,7 @@ _FORM = {
 @router.post(
     "", openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": _FORM}}}
 )
+@requires(Permission.WRITE_FILES)
 async def upload_file(services: ServicesOf, request: Request) -> dict[str, Any]:
     """Take in a file of rows; the only purpose is 'fine-tune'."""
     with refuse_full_disk():
@@ -52,6 +54,7 @@ async def upload_file(services: ServicesOf, request: Request) -> dict[str, Any]:
 
 
 @router.get("")
+@requires(Permission.READ_JOBS)
 async def list_files(
     services: ServicesOf,
     limit: Annotated[int, Query(ge=1, le=10_000, description="Entries at most.")] = 10_000,
@@ -71,12 +74,14 @@ async def list_files(
 
 
 @router.get("/{file_id}")
+@requires(Permission.READ_JOBS)
 async def get_file(services: ServicesOf, file_id: str) -> dict[str, Any]:
     """Show one file's record."""
     return services.files.get(file_id)
 
 
 @router.get("/{file_id}/content")
+@requires(Permission.READ_FILES)
 async def get_content(services: ServicesOf, file_id: str) -> FileResponse:
     """Give a file back as it was uploaded."""
     path = services.files.find_content(file_id)
@@ -84,6 +89,7 @@ async def get_content(services: ServicesOf, file_id: str) -> FileResponse:
 
 
 @router.get("/{file_id}/preview")
+@requires(Permission.READ_FILES)
 async def preview_file(
     services: ServicesOf,
     file_id: str,
@@ -109,6 +115,7 @@ def _read_settings(text: str) -> dict[str, Any]:
 
 
 @router.delete("/{file_id}")
+@requires(Permission.WRITE_FILES)
 async def delete_file(services: ServicesOf, file_id: str) -> dict[str, Any]:
     """Delete a file that no job needs which has not ended."""
     await asyncio.shield(asyncio.to_thread(_delete_file, services, file_id))

@@ -6,12 +6,14 @@ They are open without a key, so they reveal nothing but the state of each part.
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, RedirectResponse
 
+from apps.access.roles import Permission, requires
 from apps.http_api.readiness import Readiness
 
 router = APIRouter()
 
 
 @router.get("/livez")
+@requires(Permission.ANY_KEY)
 async def check_liveness() -> JSONResponse:
     """Answer 200: the process that serves HTTP runs."""
     return JSONResponse({"status": "ok"})
@@ -19,6 +21,7 @@ async def check_liveness() -> JSONResponse:
 
 @router.get("/readyz")
 @router.get("/healthz", include_in_schema=False)  # the name of earlier releases
+@requires(Permission.ANY_KEY)
 async def check_readiness(request: Request) -> JSONResponse:
     """Answer 200 if the storage can be written and generator and queue answer, else 503."""
     readiness: Readiness = request.app.state.readiness
@@ -36,6 +39,7 @@ def _name_state(is_well: bool) -> str:
 
 
 @router.get("/", include_in_schema=False)
+@requires(Permission.ANY_KEY)
 async def go_to_page() -> RedirectResponse:
     """Send a browser to the page."""
     return RedirectResponse("/ui/")

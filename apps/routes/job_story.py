@@ -8,6 +8,7 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import Field
 
+from apps.access.roles import Permission, requires
 from apps.following import (
     find_log_tail,
     find_place,
@@ -45,6 +46,7 @@ class Publication(RequestPart):
 
 
 @router.get("/events", response_model=None)
+@requires(Permission.READ_JOBS)
 async def list_events(
     services: ServicesOf,
     request: Request,
@@ -69,6 +71,7 @@ async def list_events(
 
 
 @router.get("/checkpoints")
+@requires(Permission.READ_JOBS)
 async def list_checkpoints(
     services: ServicesOf, job_id: str, limit: Limit = 10, after: After = None
 ) -> dict[str, Any]:
@@ -90,6 +93,7 @@ async def list_checkpoints(
     status_code=202,
     openapi_extra=describe_body(Publication, is_required=False),
 )
+@requires(Permission.WRITE_JOBS)
 async def publish_checkpoint(
     services: ServicesOf, job_id: str, checkpoint_id: str, body: OptionalJsonBody
 ) -> dict[str, Any]:
@@ -99,6 +103,7 @@ async def publish_checkpoint(
 
 
 @router.get("/metrics")
+@requires(Permission.READ_JOBS)
 async def list_metrics(
     services: ServicesOf,
     job_id: str,
@@ -118,6 +123,7 @@ async def list_metrics(
 
 
 @router.get("/logs")
+@requires(Permission.READ_JOBS)
 async def get_log(
     services: ServicesOf,
     job_id: str,

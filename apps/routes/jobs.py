@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from apps.access.roles import Permission, requires
 from apps.fine_tuning.run_index import UnreadableRun, describe_fault
 from apps.http_api.json_body import JsonBody, OptionalJsonBody
 from apps.jobs import (
@@ -39,12 +40,14 @@ logger = logging.getLogger(__name__)
 
 
 @router.get("/defaults")
+@requires(Permission.READ_JOBS)
 async def get_defaults(services: ServicesOf, model: str = "latest") -> dict[str, Any]:
     """Show the settings that a fine-tune of a model has unless told otherwise."""
     return await services.fine_tuning.get_defaults(model)
 
 
 @router.post("/jobs", openapi_extra=describe_body(FineTuneRequest))
+@requires(Permission.WRITE_JOBS)
 async def create_job(services: ServicesOf, body: JsonBody) -> dict[str, Any]:
     """Check a fine-tune and put it into the queue."""
     await body.check(parse_fine_tune)
@@ -52,6 +55,7 @@ async def create_job(services: ServicesOf, body: JsonBody) -> dict[str, Any]:
 
 
 @router.get("/jobs", openapi_extra={"parameters": [_METADATA]})
+@requires(Permission.READ_JOBS)
 async def list_jobs(
     services: ServicesOf, request: Request, limit: Limit = 20, after: After = None
 ) -> dict[str, Any]:
@@ -91,6 +95,7 @@ def _list_jobs(
 
 
 @router.get("/jobs/{job_id}")
+@requires(Permission.READ_JOBS)
 async def get_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
     """Show one job."""
     with expect_run(job_id):
@@ -105,18 +110,21 @@ def _get_job(run: RunFolder) -> dict[str, Any]:
 
 
 @router.post("/jobs/{job_id}/cancel")
+@requires(Permission.WRITE_JOBS)
 async def cancel_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
     """Stop a job now."""
     return await services.fine_tuning.cancel(job_id)
 
 
 @router.post("/jobs/{job_id}/pause")
+@requires(Permission.WRITE_JOBS)
 async def pause_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
     """Have a job finish its step, save a checkpoint and free its resources."""
     return await services.fine_tuning.pause(job_id)
 
 
 @router.post("/jobs/{job_id}/resume")
+@requires(Permission.WRITE_JOBS)
 async def resume_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
     """Let a job go on when it is its turn: one that was paused, failed or cancelled."""
     return await services.fine_tuning.resume(job_id)
@@ -125,6 +133,7 @@ async def resume_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
 @router.post(
     "/jobs/{job_id}/clone", openapi_extra=describe_body("FineTuneChanges", is_required=False)
 )
+@requires(Permission.WRITE_JOBS)
 async def clone_job(services: ServicesOf, job_id: str, body: OptionalJsonBody) -> dict[str, Any]:
     """Begin a job like another one, with the changes that the body has."""
     with expect_run(job_id):
@@ -133,6 +142,7 @@ async def clone_job(services: ServicesOf, job_id: str, body: OptionalJsonBody) -
 
 
 @router.delete("/jobs/{job_id}")
+@requires(Permission.WRITE_JOBS)
 async def delete_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
     """Remove a job that has ended, with its checkpoints; models that came of it stay."""
     await services.fine_tuning.delete(job_id)

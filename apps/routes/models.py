@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
+from apps.access.roles import Permission, requires
 from apps.bundled import DEMONSTRATION_MODEL
 from apps.errors import ApiError
 from apps.full_disk import refuse_full_disk
@@ -30,6 +31,7 @@ _ARCHIVE = {
 
 
 @router.get("")
+@requires(Permission.READ_MODELS)
 async def list_models(services: ServicesOf) -> dict[str, Any]:
     """List all models, newest first."""
     models = sorted(services.models.list_models(), key=lambda model: model.created_at, reverse=True)
@@ -38,18 +40,21 @@ async def list_models(services: ServicesOf) -> dict[str, Any]:
 
 
 @router.get("/{model_id}")
+@requires(Permission.READ_MODELS)
 async def get_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
     """Show one model, by its id or an alias."""
     return describe_model(services, services.models.resolve(model_id))
 
 
 @router.get("/{model_id}/lineage")
+@requires(Permission.READ_MODELS)
 async def get_lineage(services: ServicesOf, model_id: str) -> dict[str, Any]:
     """Show where a model came from: base, data, settings, step, packages; empty if unknown."""
     return services.models.resolve(model_id).lineage.model_dump(mode="json", exclude_unset=True)
 
 
 @router.put("/{model_id}", openapi_extra={"requestBody": _ARCHIVE})
+@requires(Permission.ADMINISTER)
 async def put_model(services: ServicesOf, model_id: str, request: Request) -> dict[str, Any]:
     """Take in a model that was made elsewhere; the body is a tar or zip archive of its folder."""
     # Before so much is sent.
@@ -70,6 +75,7 @@ async def put_model(services: ServicesOf, model_id: str, request: Request) -> di
 
 
 @router.post("/{model_id}/verify")
+@requires(Permission.READ_WEIGHTS)
 async def verify_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
     """Compare every file of a model with what was published; 409 names the first that differs."""
     model = services.models.resolve(model_id)
@@ -81,6 +87,7 @@ async def verify_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
 
 
 @router.get("/{model_id}/archive")
+@requires(Permission.READ_WEIGHTS)
 async def get_archive(
     services: ServicesOf,
     model_id: str,
@@ -96,6 +103,7 @@ async def get_archive(
 
 
 @router.delete("/{model_id}")
+@requires(Permission.ADMINISTER)
 async def delete_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
     """Delete a model that no alias, no unfinished job and no answer under way needs."""
     await asyncio.to_thread(delete_unneeded_model, services.layout, services.runs, model_id)

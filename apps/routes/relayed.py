@@ -6,6 +6,7 @@ Requests go on as they are, so what may stand in them is for the server to say.
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from apps.access.roles import Permission, requires
 from apps.answers import respond_relayed
 from apps.http_api.json_body import JsonBody
 from apps.routes import RelayOf, describe_body
@@ -16,12 +17,14 @@ router = APIRouter(prefix="/v1")
 
 
 @router.post("/chat/completions", openapi_extra=describe_body(ChatCompletionRequest))
+@requires(Permission.GENERATE)
 async def complete_chat(relay: RelayOf, body: JsonBody) -> Response:
     """Answer a chat with the model that `model` names; headers tell where that model came from."""
     return await respond_relayed(relay, "/v1/chat/completions", body.value)
 
 
 @router.post("/completions", openapi_extra=describe_body(CompletionRequest))
+@requires(Permission.GENERATE)
 async def complete_text(relay: RelayOf, body: JsonBody) -> Response:
     """Go on with prompts, as the server does it."""
     return await respond_relayed(relay, "/v1/completions", body.value)

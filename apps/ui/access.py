@@ -1,38 +1,68 @@
-"""Who may open the page: a browser on this machine, or whoever has the key.
+"""Who may open the page: whoever has a key of the API, or a browser on this machine without keys.
 
-The page acts with the API's key, so it must ask for that key itself.
+The page has no key of its own. Every call that it makes for a visitor has that visitor's key, so
+that the API decides what each of them may do.
 """
 
 import base64
 import binascii
+import time
+from collections.abc import Awaitable, Callable
+from enum import Enum, auto
+from hashlib import sha256
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from apps.middleware.auth import find_foreign_client, find_foreign_host, find_foreign_origin, is_key
+from apps.access.keyless import find_foreign_origin, find_foreign_request
 
 _CONTENT_POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
     "worker-src 'self' blob:; object-src 'none'; frame-ancestors 'self'; form-action 'self'"
 )
+VERDICT_AGE_S = 5.0
+"""How long the page's files are given out after a key was found valid; calls are always checked."""
+_NEEDED_AGE_S = 60.0  # how long it is remembered that a key is needed
+_MAX_VERDICTS = 1000
+
+
+class Verdict(Enum):
+    """What the API says to a key."""
+
+    VALID = auto()
+    REFUSED = auto()
+    NOT_NEEDED = auto()
+    """No key exists, and the page's own requests are served as those of this machine."""
+    UNKNOWN = auto()
+    """The API does not answer."""
+
+
+AskApi = Callable[[str | None], Awaitable[Verdict]]
 
 
 class PageGuard:
-    """Middleware that lets a request in or answers 401 or 403.
+    """Middleware that lets a request in, or answers 401, 403 or 503.
 
-    With a key, a browser asks for it as the password (any user name). Without one, only a loopback
-    address is served. A page of another origin is refused either way. The content policy keeps a
-    model's answer from making a browser load anything from elsewhere.
+    A browser asks for the key as the password (any user name). Where no key is needed, only a
+    loopback address is served. A page of another origin is refused either way. The content policy
+    keeps a model's answer from making a browser load anything from elsewhere.
     """
 
-    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+    def __init__(self, app: ASGIApp, ask_api: AskApi, *, needs_key: bool) -> None:
         self.app = app
-        self.api_key = api_key
+        self._ask_api = ask_api
+        self._needs_key = needs_key
+        self._needed_until = 0.0
+        self._valid_until: dict[bytes, float] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request, then hand it on."""
+        if scope["type"] == "websocket":  # the page uses none
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+            return
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -44,7 +74,7 @@ class PageGuard:
                 headers["referrer-policy"] = "no-referrer"
             await send(message)
 
-        refusal = find_refusal(Headers(scope=scope), self.api_key, scope.get("client"))
+        refusal = await self._find_refusal(scope)
         if refusal is None:
             await self.app(scope, receive, send_with_policy)
             return
@@ -52,26 +82,49 @@ class PageGuard:
         challenge = {"www-authenticate": 'Basic realm="Tuneserve"'} if status == 401 else None
         await PlainTextResponse(message, status, challenge)(scope, receive, send)
 
-
-def find_refusal(
-    headers: Headers, api_key: str | None, client: tuple[str, int] | None = None
-) -> tuple[int, str] | None:
-    """Return the status and the reason for refusing a request, or None to let it in."""
-    if reason := find_foreign_origin(headers):
-        return 403, reason
-    if api_key is not None:
-        if is_key(_read_password(headers.get("authorization", "")), api_key):
+    async def _find_refusal(self, scope: Scope) -> tuple[int, str] | None:
+        """Return the status and the reason for refusing a request, or None to let it in."""
+        headers = Headers(scope=scope)
+        if reason := find_foreign_origin(headers):
+            return 403, reason
+        key = read_password(headers.get("authorization", ""))
+        if key is None and (self._needs_key or time.monotonic() < self._needed_until):
+            verdict = Verdict.REFUSED
+        else:
+            verdict = await self._judge(key)
+        if verdict is Verdict.VALID:
             return None
-        return 401, "the API key is needed, as the password"
-    reason = find_foreign_client(client) or find_foreign_host(headers)
-    return (403, reason) if reason else None
+        if verdict is Verdict.REFUSED:
+            return 401, "a valid API key is needed, as the password"
+        if self._needs_key and verdict is Verdict.UNKNOWN:
+            return 503, "the API, which knows the keys, does not answer; it may still be starting"
+        version = scope.get("http_version", "1.1")
+        local = find_foreign_request(headers, scope.get("client"), version)
+        return (403, local) if local else None
+
+    async def _judge(self, key: str | None) -> Verdict:
+        """Ask the API about a key, unless it has just found it valid."""
+        digest = sha256((key or "").encode(errors="surrogateescape")).digest()
+        if self._valid_until.get(digest, 0.0) > time.monotonic():
+            return Verdict.VALID
+        verdict = await self._ask_api(key)
+        self._valid_until.pop(digest, None)
+        if key is None and verdict is Verdict.REFUSED:
+            self._needed_until = time.monotonic() + _NEEDED_AGE_S
+        if verdict is Verdict.VALID:
+            self._valid_until[digest] = time.monotonic() + VERDICT_AGE_S
+            if len(self._valid_until) > _MAX_VERDICTS:
+                del self._valid_until[next(iter(self._valid_until))]
+        return verdict
 
 
-def _read_password(authorization: str) -> bytes:
+def read_password(authorization: str) -> str | None:
+    """Read the password of an `authorization` header; None if there is none that can be sent on."""
     scheme, _, encoded = authorization.partition(" ")
     if scheme.lower() != "basic":
-        return b""
+        return None
     try:
-        return base64.b64decode(encoded, validate=True).partition(b":")[2]
-    except binascii.Error:
-        return b""
+        password = base64.b64decode(encoded, validate=True).partition(b":")[2].decode("ascii")
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+    return password.strip() if password.strip().isprintable() and password.strip() else None

@@ -1,7 +1,7 @@
 """A thin client of Tuneserve's HTTP API."""
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
@@ -9,6 +9,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from apps.event_stream import DataReader
+from apps.ui.access import Verdict
 from apps.ui.resources import Defaults, Event, File, Job, Metrics, Model, Piece, Preview
 
 TIMEOUT_S = 30.0
@@ -29,18 +30,21 @@ class ApiError(Exception):
 
 
 class ApiClient:
-    """Everything that the page asks of the API; each call raises only `ApiError`."""
+    """Everything that the page asks of the API; each call raises only `ApiError`.
+
+    `find_key` returns the key of the visitor that a call is for.
+    """
 
     def __init__(
         self,
         api_url: str,
-        api_key: str | None = None,
+        find_key: Callable[[], str | None] = lambda: None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._api_url = api_url.rstrip("/")
+        self._find_key = find_key
         self._http = httpx.AsyncClient(
             base_url=self._api_url,
-            headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
             timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             transport=transport,
             trust_env=False,  # the API is ours; no proxy stands between
@@ -49,6 +53,18 @@ class ApiClient:
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
+
+    async def check_key(self, key: str | None) -> Verdict:
+        """Ask what a key is worth."""
+        # Asked for every few seconds at most: the connection is not kept.
+        headers = {"connection": "close"}
+        request = self._http.build_request("GET", "/v1/access", headers=headers)
+        try:
+            answer = (await self._send(request, key=key)).json()
+        except ApiError as exc:
+            is_refused = exc.status in (401, 429)  # 429: one of too many wrong keys
+            return Verdict.REFUSED if is_refused else Verdict.UNKNOWN
+        return Verdict.NOT_NEEDED if answer.get("key") is None else Verdict.VALID
 
     async def list_models(self) -> list[Model]:
         """All models, newest first."""
@@ -171,7 +187,12 @@ class ApiClient:
     async def _get(self, path: str, query: Mapping[str, str] | None = None) -> httpx.Response:
         return await self._send(self._http.build_request("GET", path, params=query))
 
-    async def _send(self, request: httpx.Request, *, stream: bool = False) -> httpx.Response:
+    async def _send(
+        self, request: httpx.Request, *, stream: bool = False, key: str | None = None
+    ) -> httpx.Response:
+        """Send a request with the visitor's key, or with another one that is given."""
+        if (key := key or self._find_key()) is not None:
+            request.headers["authorization"] = f"Bearer {key}"
         try:
             response = await self._http.send(request, stream=stream)
             if response.is_error:

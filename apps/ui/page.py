@@ -18,6 +18,7 @@ from apps.ui.fine_tune import build_fine_tune_page
 from apps.ui.runs import build_runs_page
 from apps.ui.settings import UiSettings
 from apps.ui.uploads import UPLOAD_LIFETIME_S, UploadFolder
+from apps.ui.visitor import find_visitor_key
 
 STYLE_FILE = Path(__file__).with_name("style.css")
 MAX_CONCURRENT_EVENTS = 64
@@ -54,14 +55,14 @@ def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
 def build_http(settings: UiSettings) -> PageGuard:
     """Build the page's ASGI application; it works at any path that the server gives it."""
     uploads = UploadFolder()
-    app = build_gradio(settings, uploads)
+    client = ApiClient(settings.api_url, find_visitor_key)
+    app = build_gradio(settings, client, uploads)
     guarded = RouteGuard(app, uploads.has_upload, settings.max_upload_bytes)
-    return PageGuard(guarded, settings.find_api_key())
+    return PageGuard(guarded, client.check_key, needs_key=settings.needs_key())
 
 
-def build_gradio(settings: UiSettings, uploads: UploadFolder) -> FastAPI:
+def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder) -> FastAPI:
     """Build the page with every route of Gradio's, which must not be reachable as it is."""
-    client = ApiClient(settings.api_url, settings.find_api_key())
 
     @asynccontextmanager
     async def clean_up(_: FastAPI) -> AsyncIterator[None]:

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from apps.middleware.auth import read_api_key
+from apps.access.gate import read_api_key
 from apps.middleware.body_limit import DEFAULT_MAX_UPLOAD_BYTES
 
 
@@ -16,11 +16,10 @@ class UiSettings(BaseModel):
         pattern=r"^https?://[^/]",
         description="Where this process finds the HTTP API, without '/v1'.",
     )
-    api_key: str | None = Field(
-        None,
-        min_length=1,
-        description="Sent to the API, and asked of whoever opens the page; default: the "
-        "environment variable TUNESERVE_API_KEY.",
+    require_key: bool = Field(
+        False,
+        description="Whether a visitor needs a key, also while none exists; as the setting of the "
+        "API of this name.",
     )
     max_upload_bytes: int = Field(
         DEFAULT_MAX_UPLOAD_BYTES,
@@ -29,6 +28,6 @@ class UiSettings(BaseModel):
         "limit.",
     )
 
-    def find_api_key(self) -> str | None:
-        """Return the key to use, if there is one."""
-        return self.api_key or read_api_key()
+    def needs_key(self) -> bool:
+        """Whether it is known without asking the API that a visitor needs a key."""
+        return self.require_key or read_api_key() is not None

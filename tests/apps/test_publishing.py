@@ -16,8 +16,11 @@ import torch
 from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
 from transformers import AutoModelForCausalLM
 
+from apps.access.keys import KeyStore
+from apps.access.roles import Role
 from apps.errors import ApiError
 from apps.exports import execute_export
+from apps.http import build_http
 from apps.publishing import list_run_checkpoints, name_checkpoint_model, publish_checkpoint
 from apps.queue import RunQueue
 from apps.runs import name_model
@@ -26,6 +29,7 @@ from apps.tasks import Task
 from serving.model_loading import load_model
 from serving.model_store import ModelStore
 from storage import durable
+from storage.durable import read_json_lines
 from storage.layout import StorageLayout
 from storage.locks import HeldError, hold_alone
 from tests.apps.conftest import NotedJobs
@@ -355,6 +359,28 @@ async def test_a_checkpoint_answers_by_its_name(
     assert (await chat(client, name)).status_code == 200
     text = await client.post("/v1/completions", json={"model": name, "prompt": "one"})
     assert text.status_code == 200
+
+
+async def test_a_checkpoint_is_not_published_for_a_key_that_may_only_chat(
+    services: Services, layout: StorageLayout, run: RunFolder, jobs: NotedJobs
+) -> None:
+    name = name_checkpoint_model(run, 10)
+    keys = KeyStore(layout)
+    transport = httpx.ASGITransport(build_http(services, None))
+    async with httpx.AsyncClient(transport=transport, base_url="http://box") as client:
+        client.headers["authorization"] = f"Bearer {keys.create('ann', Role.CHAT).text}"
+        refused = await chat(client, name)
+        assert refused.status_code == 403
+        assert "the key 'ann' has the role 'chat'" in refused.json()["error"]["message"]
+        assert jobs.tasks == []
+        client.headers["authorization"] = f"Bearer {keys.create('bob', Role.TRAIN).text}"
+        doing = asyncio.create_task(do_tasks(layout, jobs, 1))
+        assert (await chat(client, name)).status_code == 200
+        await doing
+        client.headers["authorization"] = f"Bearer {keys.rotate('ann').text}"
+        assert (await chat(client, name)).status_code == 200, "it is a model by now"
+    (line,) = read_json_lines(layout.audit)
+    assert (line["key"], line["subject"], line["outcome"]) == ("bob", name, "done")
 
 
 async def test_a_checkpoint_that_cannot_become_a_model_says_so(

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from apps.access.gate import Gate
 from apps.middleware.auth import AccessControl
 
 CONFIGURATION = Path(__file__).parent.parent.parent / "examples" / "nginx.conf"
@@ -120,7 +121,7 @@ def port(stub: Stub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         capture_output=True,
     )
     upstream = uvicorn.Server(
-        uvicorn.Config(AccessControl(stub, KEY), port=0, lifespan="off", log_level="critical")
+        uvicorn.Config(AccessControl(stub, Gate(KEY)), port=0, lifespan="off", log_level="critical")
     )
     thread = threading.Thread(target=upstream.run)
     thread.start()

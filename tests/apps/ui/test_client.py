@@ -18,7 +18,7 @@ def ask(
     url: str, call: Callable[[ApiClient], Awaitable[Result]], api_key: str | None = None
 ) -> Result:
     async def run() -> Result:
-        client = ApiClient(url, api_key)
+        client = ApiClient(url, lambda: api_key)
         try:
             return await call(client)
         finally:

@@ -15,6 +15,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.routing import BaseRoute, Mount, Route
 
+from apps.ui.client import ApiClient
 from apps.ui.page import build_gradio
 from apps.ui.settings import UiSettings
 from apps.ui.uploads import ForeignFileError, UploadFolder
@@ -147,7 +148,7 @@ def unguarded(api: StubApi) -> Iterator[PageCaller]:
     uploads = UploadFolder()
 
     async def build() -> FastAPI:
-        return build_gradio(UiSettings(api_url=api.url), uploads)
+        return build_gradio(UiSettings(api_url=api.url), ApiClient(api.url), uploads)
 
     with LocalServer(mount_at_prefix(asyncio.run(build()))) as url:
         visitor = PageCaller(f"{url}{PREFIX}")
@@ -261,7 +262,7 @@ def routes() -> set[tuple[str, str]]:
     uploads = UploadFolder()
 
     async def build() -> FastAPI:
-        return build_gradio(UiSettings(), uploads)
+        return build_gradio(UiSettings(), ApiClient("http://127.0.0.1:8000"), uploads)
 
     app = asyncio.run(build())
     uploads.remove()

@@ -6,13 +6,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from pydantic import ValidationError
-from starlette.datastructures import Headers
 
-from apps.middleware.auth import API_KEY_VARIABLE
-from apps.ui.access import find_refusal
 from apps.ui.settings import UiSettings
-from tests.apps.ui.conftest import LocalServer, StubApi
-from tests.apps.ui.page_server import build_page, serve_page
+from tests.apps.ui.conftest import StubApi
+from tests.apps.ui.page_server import serve_page
 
 
 @pytest.fixture
@@ -40,37 +37,6 @@ def test_nothing_is_loaded_from_elsewhere(page: str) -> None:
     assert '"analytics_enabled":false' in answer.text
     assert "img-src 'self' data: blob:" in answer.headers["content-security-policy"]
     assert "@import" not in httpx.get(f"{page}/theme.css").text
-
-
-def test_with_a_key_the_page_asks_for_it(api: StubApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(API_KEY_VARIABLE, "secret")
-    with LocalServer(build_page(UiSettings(api_url=api.url))) as url:
-        refused = httpx.get(f"{url}/theme.css")
-        assert refused.status_code == 401
-        assert refused.headers["www-authenticate"].startswith("Basic")
-        assert httpx.get(f"{url}/theme.css", auth=("anyone", "wrong")).status_code == 401
-        assert httpx.get(f"{url}/theme.css", auth=("anyone", "secret")).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("headers", "api_key", "status"),
-    [
-        ({"host": "127.0.0.1:8000"}, None, None),
-        ({"host": "localhost"}, None, None),
-        ({"host": "evil.example"}, None, 403),
-        ({"host": "[broken"}, None, 403),
-        ({"host": "localhost", "origin": "http://evil.example"}, None, 403),
-        ({"host": "localhost:8000", "origin": "http://localhost:8000"}, None, None),
-        ({"host": "box", "authorization": "Basic not-base64"}, "k", 401),
-        ({"host": "box", "authorization": "Basic eDpr"}, "k", None),
-        ({"host": "box", "origin": "http://evil", "authorization": "Basic eDpr"}, "k", 403),
-    ],
-)
-def test_who_may_open_the_page(
-    headers: dict[str, str], api_key: str | None, status: int | None
-) -> None:
-    refusal = find_refusal(Headers(headers), api_key)
-    assert (refusal and refusal[0]) == status
 
 
 def test_a_misspelt_setting_is_refused() -> None:

@@ -1,0 +1,1 @@
+"""Who may do what: keys, roles, rate limits and the audit log."""

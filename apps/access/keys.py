@@ -1,0 +1,279 @@
+"""Named API keys: `<storage>/keys.json`, written by `tuneserve keys`, read by every replica.
+
+A key is `ts-<id>-<secret>`. Its secret has 256 random bits, so a plain SHA-256 of it is enough: a
+slow hash such as scrypt protects secrets that can be guessed, and would cost every request. The
+file holds only the hash; the key itself is shown once, when it is created.
+"""
+
+import hashlib
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from apps.access.roles import Role
+from storage.durable import read_json, write_json
+from storage.layout import StorageLayout
+from storage.locks import take_turn
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+KEY_PREFIX = "ts"
+_ID_BYTES = 6
+_SECRET_BYTES = 32
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NO_HASH = "0" * 64  # compared with where no key has the id, so that both take the same time
+
+
+class KeysUnreadableError(RuntimeError):
+    """The file of keys exists and cannot be used; nobody but the environment's key is let in."""
+
+
+class KeyRecord(BaseModel):
+    """A key at rest; fields of a later release are kept."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    id: str = Field(description="The public part of the key.")
+    name: str = Field(description="Its name, in logs and messages.")
+    role: Role = Field(description="What it may do.")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="The hash of its secret.")
+    created_at: float = Field(description="Unix time, in seconds.")
+    expires_at: float | None = Field(None, description="Unix time from which it is refused.")
+    revoked_at: float | None = Field(None, description="Unix time at which it was revoked.")
+    requests_per_minute: int | None = Field(None, ge=1, description="Most requests per minute.")
+    tokens_per_minute: int | None = Field(
+        None, ge=1, description="Most tokens of prompts and answers per minute."
+    )
+
+    def is_active(self, now: float) -> bool:
+        """Whether the key is accepted at a Unix time."""
+        is_expired = self.expires_at is not None and now >= self.expires_at
+        return self.revoked_at is None and not is_expired
+
+
+class CreatedKey(NamedTuple):
+    """A new key; `text` cannot be found out later."""
+
+    record: KeyRecord
+    text: str
+
+
+class KeyStore:
+    """The keys of one storage root.
+
+    A change is seen by the next request: the file is opened for each one and read again if it is
+    another. Opening it also has a network file system ask its server for the current file.
+    """
+
+    def __init__(self, layout: StorageLayout, clock: Callable[[], float] = time.time) -> None:
+        self._path, self._lock, self._clock = layout.keys, layout.keys_lock, clock
+        self._seen: tuple[int, int, int] | None = None
+        self._records: dict[str, KeyRecord] = {}
+        self._fault: str | None = None
+        self._has_keys = False
+
+    def has_keys(self) -> bool:
+        """Whether any key was ever created, be it expired, revoked or unreadable.
+
+        It stays true while this process lives: removing the file lets nobody in.
+        """
+        self._refresh()
+        return self._has_keys
+
+    def find(self, text: str) -> KeyRecord | None:
+        """Return the key that a client sent, be it expired or revoked; None if there is no such.
+
+        Raises `KeysUnreadableError` if the file cannot be used.
+        """
+        self._refresh()
+        if self._fault is not None:
+            raise KeysUnreadableError(self._fault)
+        prefix, _, rest = text.partition("-")
+        key_id, _, secret = rest.partition("-")
+        record = self._records.get(key_id) if prefix == KEY_PREFIX else None
+        expected = _NO_HASH if record is None else record.sha256
+        is_same = secrets.compare_digest(_hash(secret), expected)
+        return record if is_same else None
+
+    def list_keys(self) -> list[KeyRecord]:
+        """Return all keys, oldest first; raises `KeysUnreadableError` as `find` does."""
+        self._refresh()
+        if self._fault is not None:
+            raise KeysUnreadableError(self._fault)
+        return sorted(self._records.values(), key=lambda record: record.created_at)
+
+    def create(
+        self,
+        name: str,
+        role: Role,
+        *,
+        expires_at: float | None = None,
+        requests_per_minute: int | None = None,
+        tokens_per_minute: int | None = None,
+    ) -> CreatedKey:
+        """Create a key. Raises `ValueError` for a name that is not plain or has an active key."""
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} is not a valid key name: expected 1 to 64 letters, digits, '.', '_' or "
+                "'-', beginning with a letter or digit"
+            )
+        created = self._make(
+            name=name,
+            role=role,
+            expires_at=expires_at,
+            requests_per_minute=requests_per_minute,
+            tokens_per_minute=tokens_per_minute,
+        )
+
+        def add(entries: list[dict[str, Any]]) -> None:
+            if self._find_active(entries, name) is not None:
+                raise ValueError(
+                    f"an active key is named {name!r}; choose another name, or replace the key "
+                    f"with 'tuneserve keys rotate {name}'"
+                )
+            entries.append(created.record.model_dump(mode="json", exclude_none=True))
+
+        self._change(add)
+        return created
+
+    def rotate(self, name_or_id: str, grace_s: float = 0.0) -> CreatedKey:
+        """Replace an active key by a new one with its name, role, limits and expiry.
+
+        The old key is refused after `grace_s` seconds. Raises `ValueError` if there is no such key.
+        """
+        rotated: list[CreatedKey] = []
+
+        def replace(entries: list[dict[str, Any]]) -> None:
+            entry = self._expect_active(entries, name_or_id)
+            old = KeyRecord.model_validate(entry)
+            kept = old.model_dump(
+                include={"name", "role", "expires_at", "requests_per_minute", "tokens_per_minute"}
+            )
+            rotated.append(self._make(**kept))
+            now = self._clock()
+            if grace_s > 0:
+                entry["expires_at"] = min(now + grace_s, old.expires_at or float("inf"))
+            else:
+                entry["revoked_at"] = now
+            entries.append(rotated[0].record.model_dump(mode="json", exclude_none=True))
+
+        self._change(replace)
+        return rotated[0]
+
+    def revoke(self, name_or_id: str) -> KeyRecord:
+        """Refuse a key from now on. Raises `ValueError` if no active key has the name or id."""
+        revoked: list[KeyRecord] = []
+
+        def mark(entries: list[dict[str, Any]]) -> None:
+            entry = self._expect_active(entries, name_or_id)
+            entry["revoked_at"] = self._clock()
+            revoked.append(KeyRecord.model_validate(entry))
+
+        self._change(mark)
+        return revoked[0]
+
+    def _make(self, **fields: Any) -> CreatedKey:
+        key_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_urlsafe(_SECRET_BYTES)
+        record = KeyRecord(id=key_id, sha256=_hash(secret), created_at=self._clock(), **fields)
+        return CreatedKey(record, f"{KEY_PREFIX}-{key_id}-{secret}")
+
+    def _expect_active(self, entries: list[dict[str, Any]], name_or_id: str) -> dict[str, Any]:
+        entry = self._find_active(entries, name_or_id)
+        if entry is None:
+            raise ValueError(
+                f"no active key has the name or id {name_or_id!r}; 'tuneserve keys list' shows all"
+            )
+        return entry
+
+    def _find_active(self, entries: list[dict[str, Any]], name_or_id: str) -> dict[str, Any] | None:
+        """Find an active key; of two with one name, in the grace of a rotation, the newer."""
+        now = self._clock()
+        newest_first: list[dict[str, Any]] = entries[::-1]
+        for entry in newest_first:
+            record = _parse_record(entry, self._path)
+            if record is None or not record.is_active(now):
+                continue
+            if name_or_id in (record.name, record.id):
+                return entry
+        return None
+
+    def _change(self, change: Callable[[list[dict[str, Any]]], None]) -> None:
+        """Change the entries in the file, which no other process changes meanwhile."""
+        with take_turn(self._lock):
+            try:
+                content = _read_content(self._path)
+            except FileNotFoundError:
+                content = {"version": FORMAT_VERSION, "keys": []}
+            change(content["keys"])
+            write_json(self._path, content)
+
+    def _refresh(self) -> None:
+        """Read the file again if it is another than before."""
+        try:
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+        except FileNotFoundError:
+            if self._has_keys and self._seen is not None:
+                logger.warning("%s was removed; its keys are refused from now on", self._path)
+            self._seen, self._records, self._fault = None, {}, None
+            return
+        except OSError as exc:
+            self._note_fault(f"{self._path} cannot be read: {exc.strerror}")
+            self._seen = None
+            return
+        seen = (status.st_mtime_ns, status.st_ino, status.st_size)
+        if seen == self._seen:
+            return
+        try:
+            entries = _read_content(self._path)["keys"]
+        except (KeysUnreadableError, OSError) as exc:
+            self._note_fault(str(exc))
+        else:
+            records = [_parse_record(entry, self._path) for entry in entries]
+            self._records = {record.id: record for record in records if record is not None}
+            self._has_keys = self._has_keys or bool(entries)
+            self._fault = None
+        self._seen = seen
+
+    def _note_fault(self, fault: str) -> None:
+        if fault != self._fault:
+            logger.error("%s; every named key is refused until this is repaired", fault)
+        self._fault, self._has_keys = fault, True
+
+
+def _read_content(path: Path) -> dict[str, Any]:
+    """Read the file; raises `KeysUnreadableError`, or `FileNotFoundError` if there is none."""
+    try:
+        content = read_json(path)
+    except ValueError as exc:
+        raise KeysUnreadableError(f"{path} is not JSON: {exc}") from exc
+    version = content.get("version") if isinstance(content, dict) else None
+    if version != FORMAT_VERSION or not isinstance(content.get("keys"), list):
+        raise KeysUnreadableError(
+            f"{path} has the format version {version!r}, expected {FORMAT_VERSION}; it may have "
+            "been written by a newer release"
+        )
+    return dict(content)
+
+
+def _parse_record(entry: Any, path: Path) -> KeyRecord | None:
+    """Read one key; one that this release does not understand is refused, and the others not."""
+    try:
+        return KeyRecord.model_validate(entry)
+    except ValidationError as exc:
+        key_id = entry.get("id") if isinstance(entry, dict) else None
+        fields = ", ".join(str(fault["loc"][0]) for fault in exc.errors() if fault["loc"])
+        logger.warning("key %r in %s is ignored: %s not valid", key_id, path, fields or "entry")
+        return None
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest()

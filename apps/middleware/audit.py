@@ -1,0 +1,165 @@
+"""A line in the log for every request, and in the audit log for changes and refused requests."""
+
+import asyncio
+import json
+import logging
+import re
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from apps.access.audit import AuditEntry, AuditLog
+from apps.access.exchange import Exchange, begin_exchange
+from apps.access.roles import Permission
+from storage.layout import new_id
+
+logger = logging.getLogger(__name__)
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_UNLOGGED_PATHS = frozenset({"/healthz", "/livez", "/readyz"})  # asked for all the time
+_MAX_ANSWER_BYTES = 1 << 16
+"""Longest answer in which the id of a new thing is looked for."""
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_MAX_PATH_CHARACTERS = 200
+
+
+class RequestLog:
+    """The outermost middleware: gives a request its id, and logs what became of it.
+
+    The line of a change is written before its answer is sent. The id is that of `x-request-id`,
+    which Serve's proxy gives to every request and adds to its answer; without Serve it is done
+    here.
+    """
+
+    def __init__(self, app: ASGIApp, audit: AuditLog | None) -> None:
+        self.app = app
+        self._audit = audit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand one request on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        exchange = Exchange(given if _REQUEST_ID.fullmatch(given) else new_id("req"))
+        begin_exchange(scope, exchange)
+        answer = _AuditedAnswer(scope, send, exchange, self._audit, shows_id=not given)
+        began = time.monotonic()
+        try:
+            await self.app(scope, receive, answer.send)
+        except BaseException:
+            await answer.end()
+            raise
+        else:
+            await answer.end()
+        finally:
+            _log(scope, exchange, answer.status, time.monotonic() - began)
+
+
+class _AuditedAnswer:
+    """An answer, which is held back until its line is in the audit log, if it gets one."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        send: Send,
+        exchange: Exchange,
+        audit: AuditLog | None,
+        *,
+        shows_id: bool,
+    ) -> None:
+        self._scope, self._send, self._exchange, self._audit = scope, send, exchange, audit
+        self._shows_id = shows_id
+        self._start: Message | None = None
+        self._is_written = False
+        self.status: int | None = None
+
+    async def send(self, message: Message) -> None:
+        """Send a message on; the first two of an audited answer after its line is written."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self._shows_id:
+                MutableHeaders(scope=message)["x-request-id"] = self._exchange.request_id
+            if not self._is_written and _is_audited(self._scope, self._exchange):
+                self._start = message
+                return
+        elif message["type"] == "http.response.body" and self._start is not None:
+            self._find_subject(message.get("body", b""))
+            await self.end()
+        await self._send(message)
+
+    async def end(self) -> None:
+        """Write the line if it is not there, and send what was held back."""
+        if not self._is_written and _is_audited(self._scope, self._exchange):
+            self._is_written = True
+            await self._write()
+        if self._start is not None:
+            start, self._start = self._start, None
+            await self._send(start)
+
+    def _find_subject(self, body: bytes) -> None:
+        """Find the id of what was made in an answer that is one JSON object."""
+        if self._exchange.subject is not None or len(body) > _MAX_ANSWER_BYTES:
+            return
+        try:
+            content = json.loads(body)
+        except ValueError:
+            return
+        if isinstance(content, dict) and isinstance(content.get("id"), str):
+            self._exchange.subject = content["id"]
+
+    async def _write(self) -> None:
+        if self._audit is None:
+            return
+        exchange, principal = self._exchange, self._exchange.principal
+        if exchange.refusal is not None and not self._audit.samples_refusal():
+            return
+        client = self._scope.get("client")
+        entry = AuditEntry(
+            request_id=exchange.request_id,
+            key=principal.name if principal else None,
+            key_id=principal.key_id if principal else None,
+            role=principal.role.value if principal else None,
+            client=client[0] if client else None,
+            method=self._scope["method"],
+            path=self._scope["path"],
+            subject=exchange.subject,
+            status=self.status,
+            outcome=_find_outcome(exchange, self.status),
+            reason=exchange.refusal,
+        )
+        await asyncio.shield(asyncio.to_thread(self._audit.write, entry))
+
+
+def _is_audited(scope: Scope, exchange: Exchange) -> bool:
+    if exchange.refusal is not None or exchange.is_change:
+        return True
+    is_change = scope["method"] not in _SAFE_METHODS and exchange.permission is not None
+    return is_change and exchange.permission is not Permission.GENERATE
+
+
+def _find_outcome(exchange: Exchange, status: int | None) -> str:
+    if exchange.refusal is not None:
+        return "refused"
+    if status is None:  # the client has gone; what it asked for may have been done
+        return "unanswered"
+    return "done" if status < 400 else "failed"
+
+
+def _log(scope: Scope, exchange: Exchange, status: int | None, took_s: float) -> None:
+    """Write the line of a request: its path, never its query."""
+    path = scope["path"][:_MAX_PATH_CHARACTERS]
+    if path in _UNLOGGED_PATHS and status == 200:
+        return
+    if not path.isprintable():
+        path = repr(path)
+    logger.info(
+        "%s %s %s %.1f ms key=%s id=%s",
+        scope["method"],
+        path,
+        status or "no answer",
+        took_s * 1000,
+        exchange.principal.name if exchange.principal else "-",
+        exchange.request_id,
+    )

@@ -1,0 +1,78 @@
+"""Requests and tokens per minute of each key; what is beyond is answered 429."""
+
+import math
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from apps.access.exchange import Exchange, find_exchange
+from apps.access.rate_limit import BYTES_PER_TOKEN, KeyBuckets, RateLimiter, Refusal
+from apps.access.roles import Permission
+from apps.errors import error_body
+
+
+class RateLimit:
+    """Middleware behind the access control; a key without limits is not counted."""
+
+    def __init__(self, app: ASGIApp, limiter: RateLimiter) -> None:
+        self.app = app
+        self._limiter = limiter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Admit one request, hand it on, and count what it used."""
+        exchange = find_exchange(scope)
+        principal = None if exchange is None else exchange.principal
+        buckets = None if principal is None else self._limiter.find(principal)
+        if exchange is None or buckets is None:
+            await self.app(scope, receive, send)
+            return
+        reserved = _estimate_tokens(scope, exchange)
+        if (refusal := buckets.admit(reserved)) is not None:
+            exchange.refusal = "rate_limit_exceeded"
+            await _refuse(refusal, buckets, scope, receive, send)
+            return
+        status = 500
+
+        async def send_with_limits(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message).update(buckets.describe())
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_limits)
+        finally:
+            buckets.correct(reserved, _find_used(exchange, status, reserved))
+
+
+def _estimate_tokens(scope: Scope, exchange: Exchange) -> int:
+    """Estimate the tokens of a prompt by the length of the body; 0 where no text is generated."""
+    if exchange.permission is not Permission.GENERATE:
+        return 0
+    length = Headers(scope=scope).get("content-length", "")
+    return max(1, (int(length) if length.isdecimal() else 0) // BYTES_PER_TOKEN)
+
+
+def _find_used(exchange: Exchange, status: int, reserved: int) -> int:
+    """Return the tokens that a request used: nothing if it was refused.
+
+    A stream that was cut is counted by the estimate of its prompt and by its pieces.
+    """
+    if exchange.is_counted:
+        return exchange.num_tokens
+    return reserved + exchange.num_tokens if status < 400 else 0
+
+
+async def _refuse(
+    refusal: Refusal, buckets: KeyBuckets, scope: Scope, receive: Receive, send: Send
+) -> None:
+    wait_s = max(1, math.ceil(refusal.retry_after_s))
+    message = (
+        f"the rate limit of this key is reached: {refusal.limit:,} {refusal.kind} per minute; "
+        f"try again in {wait_s} s"
+    )
+    headers = {"retry-after": str(wait_s), **buckets.describe()}
+    body = error_body(429, message, code="rate_limit_exceeded")
+    await JSONResponse(body, 429, headers)(scope, receive, send)

@@ -1,0 +1,135 @@
+"""Without a key: programs on this machine, and nobody who may be elsewhere."""
+
+import httpx
+import pytest
+
+from apps.access.gate import Gate
+from apps.access.keys import KeyStore
+from apps.access.roles import Role
+from apps.access.start import ExposedError, check_exposure
+from storage.layout import StorageLayout
+from tests.apps.access.conftest import Connect
+
+pytestmark = pytest.mark.anyio
+
+LOCAL = {"client": ("127.0.0.1", 5), "base_url": "http://127.0.0.1:8000"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "localhost"}, 200),
+        ({"host": "[::1]:8000"}, 200),
+        ({"host": "evil.example:8000"}, 403),
+        ({"host": "10.0.0.5:8000"}, 403),
+        ({"host": ""}, 403),
+        ({"host": "["}, 403),
+        ({"origin": "http://127.0.0.1:8000"}, 200),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
+        ({"authorization": "Bearer unused"}, 200),
+        ({"x-request-id": "mine", "x-stainless-lang": "python"}, 200),
+    ],
+)
+async def test_who_gets_in_without_a_key(
+    headers: dict[str, str], status: int, connect: Connect
+) -> None:
+    async with connect(**LOCAL) as client:
+        answer = await client.get("/v1/models", headers=headers)
+    assert answer.status_code == status
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Forwarded",
+        "Via",
+        "X-Real-IP",
+        "X-Forwarded-For",
+        "X-Forwarded-Host",
+        "X-Forwarded-Proto",
+        "X-Forwarded-Anything",
+        "CF-Connecting-IP",
+        "CF-Ray",
+        "True-Client-IP",
+        "X-Client-IP",
+        "Fly-Client-IP",
+        "X-Original-Host",
+        "X-Envoy-External-Address",
+        "Tailscale-User-Login",
+    ],
+)
+async def test_a_forwarded_request_is_refused(header: str, connect: Connect) -> None:
+    async with connect(**LOCAL) as client:
+        answer = await client.get("/v1/models", headers={header: "127.0.0.1"})
+    assert answer.status_code == 403
+    assert header.lower() in answer.json()["error"]["message"]
+
+
+async def test_what_nginx_sends_by_default_is_refused(connect: Connect) -> None:
+    """HTTP/1.0, `Connection: close`, and our own address as the host: nothing else tells."""
+    async with connect(**LOCAL) as client:
+        transport = client._transport
+        assert isinstance(transport, httpx.ASGITransport)
+        app = transport.app
+
+        async def speak_http_1_0(scope: dict[str, object], receive: object, send: object) -> None:
+            await app({**scope, "http_version": "1.0"}, receive, send)  # type: ignore[arg-type]
+
+        transport.app = speak_http_1_0  # type: ignore[assignment]
+        answer = await client.get("/v1/models", headers={"connection": "close"})
+    assert answer.status_code == 403
+    assert "HTTP/1.0" in answer.json()["error"]["message"]
+
+
+async def test_another_machine_does_not_get_in_by_calling_itself_localhost(
+    connect: Connect,
+) -> None:
+    for address, status in (("127.0.0.1", 200), ("::1", 200), ("10.0.0.9", 403)):
+        async with connect(**{**LOCAL, "client": (address, 5)}) as client:
+            answer = await client.get("/v1/models", headers={"host": "localhost:8000"})
+        assert answer.status_code == status
+
+
+async def test_forwarded_requests_are_served_with_a_key(connect: Connect, keys: KeyStore) -> None:
+    async with connect(keys.create("ann", Role.READ).text) as client:
+        answer = await client.get("/v1/models", headers={"x-forwarded-for": "192.0.2.1"})
+    assert answer.status_code == 200
+
+
+async def test_with_require_key_nobody_gets_in_before_there_is_one(
+    connect: Connect, keys: KeyStore
+) -> None:
+    async with connect(require_key=True, **LOCAL) as client:
+        assert (await client.get("/v1/models")).status_code == 401
+        assert (await client.get("/healthz")).status_code == 200
+        key = keys.create("ann", Role.READ).text
+        headers = {"authorization": f"Bearer {key}"}
+        assert (await client.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def test_the_first_key_closes_a_running_application(connect: Connect, keys: KeyStore) -> None:
+    async with connect(**LOCAL) as client:
+        assert (await client.get("/v1/models")).status_code == 200
+        keys.create("ann", Role.READ)
+        assert (await client.get("/v1/models")).status_code == 401
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "box.example", ""])
+def test_an_open_port_without_a_key_does_not_start(host: str, layout: StorageLayout) -> None:
+    with pytest.raises(ExposedError, match="no API key exists"):
+        check_exposure(Gate(None, KeyStore(layout)), host)
+
+
+@pytest.mark.parametrize("host", [None, "127.0.0.1", "localhost", "::1", "127.8.0.1"])
+def test_this_machine_alone_needs_no_key(host: str | None, layout: StorageLayout) -> None:
+    check_exposure(Gate(None, KeyStore(layout)), host)
+
+
+def test_an_open_port_with_any_key_starts(layout: StorageLayout) -> None:
+    check_exposure(Gate("k" * 32, KeyStore(layout)), "0.0.0.0")
+    check_exposure(Gate(None, KeyStore(layout), require_key=True), "0.0.0.0")
+    KeyStore(layout).create("ann", Role.READ)
+    check_exposure(Gate(None, KeyStore(layout)), "0.0.0.0")

@@ -1,0 +1,162 @@
+"""Keys at rest, and how a running application follows them."""
+
+import json
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from apps.access.keys import KeyStore, KeysUnreadableError
+from apps.access.roles import Role
+from storage.layout import StorageLayout
+from tests.apps.access.conftest import Connect
+
+pytestmark = pytest.mark.anyio
+
+
+def test_the_file_has_no_key_and_belongs_to_its_owner_alone(
+    keys: KeyStore, layout: StorageLayout
+) -> None:
+    created = keys.create("ann", Role.CHAT, requests_per_minute=3)
+    secret = created.text.removeprefix(f"ts-{created.record.id}-")
+    assert len(secret) >= 43, "256 bits"
+    assert secret not in layout.keys.read_text()
+    assert stat.S_IMODE(layout.keys.stat().st_mode) == 0o600
+    assert json.loads(layout.keys.read_text())["version"] == 1
+
+
+def test_a_key_is_found_by_its_whole_text(keys: KeyStore) -> None:
+    created = keys.create("ann", Role.CHAT)
+    assert keys.find(created.text) == created.record
+    other = keys.create("bob", Role.ADMIN)
+    swapped = f"ts-{other.record.id}-{created.text.split('-', 2)[2]}"
+    for wrong in (created.text[:-1], swapped, f"ts-{created.record.id}-", "ts--", "", "é"):
+        assert keys.find(wrong) is None
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-a", "x" * 65, "é", "a\n"])
+def test_a_name_must_be_plain(name: str, keys: KeyStore) -> None:
+    with pytest.raises(ValueError, match="not a valid key name"):
+        keys.create(name, Role.READ)
+
+
+def test_two_active_keys_have_two_names(keys: KeyStore) -> None:
+    keys.create("ann", Role.READ)
+    with pytest.raises(ValueError, match="rotate ann"):
+        keys.create("ann", Role.READ)
+    keys.revoke("ann")
+    keys.create("ann", Role.READ)
+    with pytest.raises(ValueError, match="no active key"):
+        keys.revoke("bob")
+
+
+async def test_a_running_application_follows_creation_rotation_and_revocation(
+    keys: KeyStore, connect: Connect
+) -> None:
+    old = keys.create("ci", Role.READ, tokens_per_minute=7).text
+    async with connect() as client:
+
+        async def ask(key: str) -> int:
+            headers = {"authorization": f"Bearer {key}"}
+            return (await client.get("/v1/models", headers=headers)).status_code
+
+        assert await ask(old) == 200
+        rotated = keys.rotate("ci", grace_s=3600)
+        assert (rotated.record.role, rotated.record.tokens_per_minute) == (Role.READ, 7)
+        assert (await ask(old), await ask(rotated.text)) == (200, 200)
+        newest = keys.rotate("ci")
+        assert (await ask(rotated.text), await ask(newest.text)) == (401, 200)
+        keys.revoke("ci")
+        assert await ask(newest.text) == 401
+
+
+async def test_an_expired_key_is_refused_by_its_name(keys: KeyStore, connect: Connect) -> None:
+    async with connect(keys.create("old", Role.ADMIN, expires_at=1.0).text) as client:
+        error = (await client.get("/v1/models")).json()["error"]
+    assert error["code"] == "expired_api_key"
+    assert "'old' expired at 1970-01-01" in error["message"]
+
+
+async def test_the_environments_key_is_an_administrators(connect: Connect) -> None:
+    async with connect("s3cret", api_key="s3cret") as client:
+        assert (await client.get("/v1/access")).json()["role"] == "admin"
+        assert (await client.get("/v1/models")).status_code == 200
+    async with connect("S3cret", api_key="s3cret") as client:
+        assert (await client.get("/v1/models")).status_code == 401
+        assert (await client.get("/healthz")).status_code == 200
+
+
+async def test_a_damaged_file_lets_nobody_in_but_the_environments_key(
+    keys: KeyStore, connect: Connect, layout: StorageLayout
+) -> None:
+    key = keys.create("ann", Role.READ).text
+    for content in ("{", '{"version": 2, "keys": []}', "[]"):
+        layout.keys.write_text(content)
+        async with connect(key, api_key="e" * 32) as client:
+            assert (await client.get("/v1/models")).status_code == 401
+            headers = {"authorization": f"Bearer {'e' * 32}"}
+            assert (await client.get("/v1/models", headers=headers)).status_code == 200
+        async with connect(client=("127.0.0.1", 5), base_url="http://localhost") as client:
+            assert (await client.get("/v1/models")).status_code == 401
+        with pytest.raises(KeysUnreadableError):
+            KeyStore(layout).list_keys()
+
+
+async def test_removing_the_file_does_not_open_a_running_application(
+    keys: KeyStore, connect: Connect, layout: StorageLayout
+) -> None:
+    keys.create("ann", Role.READ)
+    async with connect(client=("127.0.0.1", 5), base_url="http://localhost") as client:
+        assert (await client.get("/v1/models")).status_code == 401
+        layout.keys.unlink()
+        assert (await client.get("/v1/models")).status_code == 401
+
+
+def test_revoking_the_last_key_does_not_open_the_application(
+    keys: KeyStore, layout: StorageLayout
+) -> None:
+    keys.create("ann", Role.READ)
+    keys.revoke("ann")
+    assert KeyStore(layout).has_keys()
+
+
+def test_what_a_later_release_wrote_is_kept_and_hurts_no_other_key(
+    keys: KeyStore, layout: StorageLayout
+) -> None:
+    created = keys.create("ann", Role.READ)
+    content = json.loads(layout.keys.read_text())
+    content["note"] = "kept"
+    content["keys"][0]["team"] = "kept"
+    content["keys"].append({**content["keys"][0], "id": "x", "role": "wizard"})
+    layout.keys.write_text(json.dumps(content))
+    assert [record.name for record in keys.list_keys()] == ["ann"]
+    assert keys.find(created.text) is not None
+    keys.create("bob", Role.READ)
+    after = json.loads(layout.keys.read_text())
+    assert (after["note"], after["keys"][0]["team"], after["keys"][1]["role"]) == (
+        "kept",
+        "kept",
+        "wizard",
+    )
+
+
+def test_keys_that_are_made_at_once_are_all_there(layout: StorageLayout) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda n: KeyStore(layout).create(f"k{n}", Role.READ), range(16)))
+    assert len(KeyStore(layout).list_keys()) == 16
+
+
+def test_a_file_of_the_same_size_and_time_is_read_again(
+    keys: KeyStore, layout: StorageLayout
+) -> None:
+    """It is replaced, so it is another file."""
+    created = keys.create("ann", Role.READ)
+    assert keys.find(created.text) is not None
+    before = layout.keys.stat()
+    other = layout.keys.with_name("other")
+    text = layout.keys.read_text()
+    other.write_text(text.replace(created.record.sha256, "0" * 64))
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.replace(other, layout.keys)
+    assert keys.find(created.text) is None

@@ -1,0 +1,153 @@
+"""Requests and tokens per minute of a key."""
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from apps.access.gate import Principal
+from apps.access.keys import KeyStore
+from apps.access.rate_limit import RateLimiter, show_duration
+from apps.access.roles import Role
+from apps.services import Services
+from tests.apps.access.conftest import Connect
+
+pytestmark = pytest.mark.anyio
+
+CHAT = {"model": "latest", "messages": [{"role": "user", "content": "one two"}]}
+NUM_TOKENS = 5  # of the prompt and of the answer, as the tests' generator counts them
+
+
+async def test_requests_beyond_the_limit_are_answered_429(keys: KeyStore, connect: Connect) -> None:
+    limited = keys.create("ann", Role.READ, requests_per_minute=2).text
+    free = keys.create("bob", Role.READ).text
+    async with connect(limited) as client:
+        first = await client.get("/v1/models")
+        assert first.headers["x-ratelimit-limit-requests"] == "2"
+        assert first.headers["x-ratelimit-remaining-requests"] == "1"
+        assert (await client.get("/v1/unknown")).status_code == 404
+        refused = await client.get("/v1/models")
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["retry-after"]) <= 30
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        error = refused.json()["error"]
+        assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+        assert "2 requests per minute" in error["message"]
+        other = await client.get("/v1/models", headers={"authorization": f"Bearer {free}"})
+        assert other.status_code == 200
+        assert "x-ratelimit-limit-requests" not in other.headers
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+async def test_tokens_are_those_of_the_answer(
+    path: str, is_streamed: bool, keys: KeyStore, connect: Connect
+) -> None:
+    asked = CHAT if path.startswith("chat") else {"model": "latest", "prompt": "one two"}
+    body = {**asked, "stream": is_streamed}
+    async with connect(keys.create("ann", Role.CHAT, tokens_per_minute=1000).text) as client:
+        for _ in range(2):
+            assert (await client.post(f"/v1/{path}", json=body)).status_code == 200
+        models = await client.get("/v1/models")
+    left = int(models.headers["x-ratelimit-remaining-tokens"])
+    assert left in (1000 - 2 * NUM_TOKENS, 1000 - 2 * NUM_TOKENS + 1), "it refills meanwhile"
+
+
+async def test_debt_must_be_paid_before_the_next_answer(keys: KeyStore, connect: Connect) -> None:
+    key = keys.create("ann", Role.CHAT, tokens_per_minute=NUM_TOKENS - 2).text
+    async with connect(key) as client:
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        refused = await client.post("/v1/chat/completions", json=CHAT)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) > 20
+        assert (await client.get("/v1/models")).status_code == 200, "it costs no tokens"
+
+
+async def test_what_is_refused_costs_no_tokens(keys: KeyStore, connect: Connect) -> None:
+    key = keys.create("ann", Role.CHAT, tokens_per_minute=1000).text
+    async with connect(key) as client:
+        for _ in range(3):
+            answer = await client.post("/v1/chat/completions", json={**CHAT, "model": "nobody"})
+            assert answer.status_code == 404
+        models = await client.get("/v1/models")
+    assert models.headers["x-ratelimit-remaining-tokens"] == "1000"
+
+
+async def test_a_stream_that_is_left_early_costs_what_was_sent(
+    keys: KeyStore, services: Services, connect: Connect
+) -> None:
+    key = keys.create("ann", Role.CHAT, tokens_per_minute=1000).text
+    async with connect(key) as client:
+        transport = client._transport
+        assert isinstance(transport, httpx.ASGITransport)
+        await leave_early(
+            transport.app,
+            key,
+            b'{"model": "latest", "stream": true, "messages": '
+            b'[{"role": "user", "content": "' + b"word " * 400 + b'"}]}',
+        )
+        models = await client.get("/v1/models")
+    assert int(models.headers["x-ratelimit-remaining-tokens"]) < 1000 - 400
+
+
+async def leave_early(app: Any, key: str, body: bytes) -> None:
+    """Ask for a stream and take only its beginning."""
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
+        "path": "/v1/chat/completions", "raw_path": b"/v1/chat/completions", "query_string": b"",
+        "root_path": "", "scheme": "http", "client": ("10.0.0.9", 1), "server": ("x", 80),
+        "headers": [(b"authorization", f"Bearer {key}".encode()), (b"host", b"x"),
+                    (b"content-length", str(len(body)).encode()),
+                    (b"content-type", b"application/json")],
+    }  # fmt: skip
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0) if messages else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body" and message.get("body"):
+            raise OSError("the client has gone")
+
+    with pytest.raises(BaseException):  # noqa: B017, PT011 - whatever the framework makes of it
+        await app(scope, receive, send)
+
+
+async def test_the_openai_client_raises_its_own_error(keys: KeyStore, connect: Connect) -> None:
+    key = keys.create("ann", Role.CHAT, requests_per_minute=1).text
+    async with connect(key) as http:
+        client = openai.AsyncOpenAI(
+            base_url="http://tuneserve.example/v1",
+            api_key=key,
+            http_client=http,  # type: ignore[arg-type] # it also takes httpx's
+            max_retries=0,
+        )
+        await client.chat.completions.create(**CHAT)  # type: ignore[call-overload]
+        with pytest.raises(openai.RateLimitError, match="1 requests per minute"):
+            await client.models.list()
+
+
+def test_limits_refill_evenly_and_follow_a_change_of_the_key() -> None:
+    now = 0.0
+    limiter = RateLimiter(lambda: now)
+    buckets = limiter.find(Principal("ann", Role.CHAT, "id", requests_per_minute=60))
+    assert buckets is not None
+    for _ in range(60):
+        assert buckets.admit(0) is None
+    refusal = buckets.admit(0)
+    assert refusal is not None
+    assert refusal.retry_after_s == pytest.approx(1.0)
+    now = 2.0
+    assert [buckets.admit(0) is None for _ in range(3)] == [True, True, False]
+    changed = limiter.find(Principal("ann", Role.CHAT, "id", requests_per_minute=5))
+    assert changed is not None
+    assert changed.describe()["x-ratelimit-limit-requests"] == "5"
+    assert limiter.find(Principal("local", Role.ADMIN)) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0, "0ms"), (0.25, "250ms"), (4.2, "5s"), (72, "1m12s")]
+)
+def test_durations_are_written_as_openai_does(seconds: float, shown: str) -> None:
+    assert show_duration(seconds) == shown

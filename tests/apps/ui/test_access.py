@@ -1,0 +1,204 @@
+"""Who may open the page, and that its calls have the key of the visitor that they are for."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
+
+from apps.access.keyless import API_KEY_VARIABLE
+from apps.access.keys import KeyStore
+from apps.access.roles import Role
+from apps.access.settings import AccessSettings
+from apps.http import build_http
+from apps.services import Services
+from apps.ui.settings import UiSettings
+from storage.layout import StorageLayout
+from tests.apps.ui.conftest import LocalServer
+from tests.apps.ui.page_server import build_page
+
+pytestmark = pytest.mark.anyio
+
+NUM_CHUNKS = 6
+
+
+@pytest.fixture
+def api_url(services: Services) -> Iterator[str]:
+    with LocalServer(build_http(services, None)) as url:
+        yield url
+
+
+@pytest.fixture
+def page(api_url: str) -> Iterator[str]:
+    with LocalServer(build_page(UiSettings(api_url=api_url))) as url:
+        yield url
+
+
+def open_page(page: str, key: str | None = None, **headers: str) -> httpx.Response:
+    auth = None if key is None else ("anyone", key)
+    return httpx.get(f"{page}/config", auth=auth, headers=headers, trust_env=False)
+
+
+def test_without_keys_only_this_machine_may_open_it(page: str) -> None:
+    cases: list[tuple[dict[str, str], int]] = [
+        ({}, 200),
+        ({"host": "localhost"}, 200),
+        ({"host": "evil.example"}, 403),
+        ({"host": "[broken"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"x-forwarded-for": "127.0.0.1"}, 403),
+        ({"x-real-ip": "127.0.0.1"}, 403),
+        ({"via": "1.1 proxy"}, 403),
+    ]
+    for headers, status in cases:
+        for key in (None, "anything"):
+            assert open_page(page, key, **headers).status_code == status, (headers, key)
+
+
+def test_with_keys_the_page_asks_for_one(page: str, layout: StorageLayout) -> None:
+    keys = KeyStore(layout)
+    key = keys.create("ann", Role.CHAT).text
+    refused = open_page(page)
+    assert refused.status_code == 401
+    assert refused.headers["www-authenticate"].startswith("Basic")
+    for wrong in ("wrong", "", key[:-1], "é"):
+        assert open_page(page, wrong).status_code == 401
+    assert open_page(page, key, **{"x-forwarded-for": "192.0.2.1"}).status_code == 200
+    assert open_page(page, key, origin="http://evil").status_code == 403
+    assert open_page(page, authorization="Basic not-base64").status_code == 401
+
+
+@pytest.mark.parametrize("is_api_up", [True, False])
+def test_the_environments_key_opens_it(
+    is_api_up: bool, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(API_KEY_VARIABLE, "s3cret")
+    with LocalServer(build_http(services, "s3cret")) as api_url:
+        url = api_url if is_api_up else "http://127.0.0.1:9"
+        with LocalServer(build_page(UiSettings(api_url=url))) as page:
+            assert open_page(page).status_code == 401
+            assert open_page(page, "s3cret").status_code == (200 if is_api_up else 503)
+            assert open_page(page, "wrong").status_code == (401 if is_api_up else 503)
+
+
+def test_require_key_holds_for_the_page(services: Services) -> None:
+    settings = AccessSettings(require_key=True)
+    with (
+        LocalServer(build_http(services, None, settings)) as url,
+        LocalServer(build_page(UiSettings(api_url=url, require_key=True))) as page,
+    ):
+        assert open_page(page).status_code == 401
+
+
+async def test_a_role_holds_on_the_page(page: str, layout: StorageLayout) -> None:
+    key = KeyStore(layout).create("cy", Role.CHAT).text
+    async with visit(page, key) as visitor:
+        output = await call(visitor, "open_page", [])
+    assert "&#x27;cy&#x27; has the role &#x27;chat&#x27;" in json.dumps(output)
+
+
+def test_two_visitors_at_once_never_act_with_each_others_key() -> None:
+    async def chat_at_once(page: str) -> None:
+        await asyncio.gather(*(chat(page, name) for name in ("ann", "bob") for _ in range(8)))
+
+    seen: list[tuple[str, str]] = []
+    with (
+        LocalServer(build_telling_api(seen)) as api,
+        LocalServer(build_page(UiSettings(api_url=api, require_key=True))) as page,
+    ):
+        asyncio.run(chat_at_once(page))
+    assert len(seen) == 16
+    assert all(key == f"Bearer {question}" for question, key in seen)
+
+
+async def chat(page: str, name: str) -> None:
+    """Chat as one visitor; every piece of the answer names the key that it was asked with."""
+    history = [{"role": "user", "content": [{"type": "text", "text": name}]}]
+    async with visit(page, name) as visitor:
+        output = await call(visitor, "respond", [history, None, 0, 16])
+    answer = output[0][-1]["content"][0]["text"]
+    assert answer.split() == [name] * NUM_CHUNKS
+
+
+def visit(page: str, key: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=page, auth=("anyone", key), trust_env=False, timeout=60, headers={"host": "x"}
+    )
+
+
+async def call(visitor: httpx.AsyncClient, name: str, data: list[Any]) -> Any:
+    """Have the page handle an event as a browser does; returns its outputs."""
+    config = (await visitor.get("/config")).json()
+    (fn_index,) = (one["id"] for one in config["dependencies"] if one["api_name"] == name)
+    session = f"s{id(visitor)}"
+    body = {"data": data, "fn_index": fn_index, "session_hash": session}
+    joined = await visitor.post("/gradio_api/queue/join", json=body)
+    assert joined.status_code == 200, joined.text
+    outputs: list[Any] = []
+    query = {"session_hash": session}
+    async with visitor.stream("GET", "/gradio_api/queue/data", params=query) as events:
+        async for line in events.aiter_lines():
+            if line.startswith("data:"):
+                message = json.loads(line.removeprefix("data:"))
+                if message["msg"] == "process_generating" and not outputs:
+                    outputs = message["output"]["data"]
+                elif message["msg"] == "process_generating":
+                    outputs = [
+                        apply(*pair)
+                        for pair in zip(outputs, message["output"]["data"], strict=True)
+                    ]
+                elif message["msg"] == "process_completed":
+                    assert message["success"], message
+                    return outputs or message["output"]["data"]
+    raise AssertionError("the stream of events ended")
+
+
+def apply(value: Any, changes: list[Any]) -> Any:
+    """Apply the changes that Gradio sends in place of a whole output."""
+    for action, path, new in changes:
+        if not path:
+            value = new if action == "replace" else value + new
+            continue
+        target = value
+        for step in path[:-1]:
+            target = target[step]
+        if action == "add" and isinstance(target, list):
+            target.insert(path[-1], new)
+        elif action == "append":
+            target[path[-1]] += new
+        elif action == "delete":
+            del target[path[-1]]
+        else:
+            target[path[-1]] = new
+    return value
+
+
+def build_telling_api(seen: list[tuple[str, str]]) -> FastAPI:
+    """Build an API whose answers consist of the key that they were asked with."""
+    app = FastAPI()
+
+    @app.get("/v1/access")
+    def show_access(request: Request) -> dict[str, Any]:
+        return {"key": request.headers["authorization"]}
+
+    @app.post("/v1/chat/completions")
+    async def answer(request: Request) -> StreamingResponse:
+        body = await request.json()
+        key = request.headers["authorization"]
+        seen.append((body["messages"][-1]["content"], key))
+        return StreamingResponse(
+            stream(key.removeprefix("Bearer ")), media_type="text/event-stream"
+        )
+
+    async def stream(name: str) -> AsyncIterator[str]:
+        for _ in range(NUM_CHUNKS):
+            await asyncio.sleep(0.01)  # the others come in between
+            chunk = {"model": "m", "choices": [{"delta": {"content": f"{name} "}}]}
+            yield f"data: {json.dumps(chunk)}\n\n"
+        yield "data: [DONE]\n\n"
+
+    return app
