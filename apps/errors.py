@@ -36,6 +36,7 @@ from serving.errors import (
     ServingError,
 )
 from storage.layout import new_id
+from storage.machine_faults import is_out_of_room
 from training.spec import describe_faults, describe_validation_error
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,8 @@ def invalid_input(
         raise InvalidInputError(str(exc), param=param) from exc
 
 
+FULL_DISK = "the server's disk has no room for it"
+
 _EXPECTED = (
     ApiError,
     ServingError,
@@ -104,6 +107,7 @@ _EXPECTED = (
     DeploymentUnavailableError,
     RayActorError,
     RayTaskError,
+    OSError,
 )
 
 
@@ -125,6 +129,8 @@ def to_response(exc: BaseException, request_id: str | None = None) -> JSONRespon
         message = describe_faults(exc.errors())
     elif isinstance(exc, (RayActorError, DeploymentUnavailableError)):
         message = "the process that worked on this has ended; another takes its place, try again"
+    elif is_out_of_room(exc):
+        message = FULL_DISK
     if status == 500:
         request_id = request_id or new_id("req")
         logger.error("request %s failed", request_id, exc_info=exc)
@@ -186,6 +192,8 @@ def _classify(exc: BaseException) -> tuple[int, str | None, str | None, dict[str
         return 400, None, None, {}
     if isinstance(exc, RequestValidationError):
         return 400, _find_param(exc), None, {}
+    if is_out_of_room(exc):
+        return 507, None, "disk_full", {}
     return 500, None, None, {}
 
 

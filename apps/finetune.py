@@ -9,6 +9,7 @@ import logging
 import sys
 
 from apps.endings import finish_published
+from apps.fine_tuning.cluster_connection import connect_to_cluster
 from apps.runs import name_model
 from serving.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
@@ -39,8 +40,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def execute_queued_run(layout: StorageLayout, run: RunFolder, job_id: str) -> int:
     """Train, publish, point `latest` at the result; a failure is in the record already."""
-    import ray  # slow to import; --help is not
-
     with hold_lease(run, timeout_s=_HANDOVER_S):
         record = run.read_record()
         is_ours = record.writer == "job" and record.job_id == job_id
@@ -52,27 +51,32 @@ def execute_queued_run(layout: StorageLayout, run: RunFolder, job_id: str) -> in
             run.mark_paused()
             return 0
         launch.quiet_libraries()
-        ray.init(log_to_driver=False)
         try:
-            if launch.execute_run(run, run.read_spec()) is None:
-                return 0  # paused, and in the record as that
-            record = run.read_record()
-            if record.job_id != job_id or record.is_final or run.is_cancel_requested:
-                logger.error("run %s is not job %s's to publish any more", record.id, job_id)
-                return 1
-            ModelStore(layout).publish(run.model, name_model(record))
+            with connect_to_cluster():
+                return _compute_and_publish(layout, run, job_id)
         except launch.ClusterLostError as exc:
             logger.exception("run %s was interrupted", record.id)
-            print(exc, file=sys.stderr)  # noqa: T201 - the queue reads it, and tells it
+            print(exc, file=sys.stderr)  # noqa: T201 - the queue reads it and reports it
             return 1
-        except Exception as exc:  # noqa: BLE001 - the process ends here; its record must say why
-            launch.fail_run(run, exc)
+
+
+def _compute_and_publish(layout: StorageLayout, run: RunFolder, job_id: str) -> int:
+    """Train and publish; returns the exit status, and raises `ClusterLostError`."""
+    try:
+        if launch.execute_run(run, run.read_spec()) is None:
+            return 0  # paused, and in the record as that
+        record = run.read_record()
+        if record.job_id != job_id or record.is_final or run.is_cancel_requested:
+            logger.error("run %s is not job %s's to publish any more", record.id, job_id)
             return 1
-        else:
-            # The model is there: whatever is in the way of this, the queue does it again.
-            finish_published(layout, run)
-        finally:
-            ray.shutdown()
+        ModelStore(layout).publish(run.model, name_model(record))
+    except launch.ClusterLostError:
+        raise
+    except Exception as exc:  # noqa: BLE001 - the process ends here; its record must say why
+        launch.fail_run(run, exc)
+        return 1
+    # The model is there: whatever prevents this, the queue does it again.
+    finish_published(layout, run)
     return 0
 
 

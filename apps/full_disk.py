@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from apps.errors import ApiError
+from apps.errors import FULL_DISK, ApiError
 from storage.machine_faults import is_out_of_room
 
 
@@ -14,5 +14,5 @@ def refuse_full_disk() -> Iterator[None]:
         yield
     except OSError as exc:
         if is_out_of_room(exc):
-            raise ApiError(507, "the server's disk has no room for it") from exc
+            raise ApiError(507, FULL_DISK, code="disk_full") from exc
         raise

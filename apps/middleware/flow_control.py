@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from apps.errors import error_body
 from apps.middleware.connection_limits import install_connection_limits
 from apps.middleware.drain import DrainGate
+from apps.middleware.starting import StartingGate
 
 WINDOW_BYTES = 1 << 19
 _STEP_BYTES = 1 << 17  # so much is used before it is said
@@ -42,7 +43,12 @@ def build_middlewares() -> list[Middleware]:
     Serve calls this before it starts uvicorn, which gets the limits of connections here.
     """
     install_connection_limits()
-    return [Middleware(WindowedReading), Middleware(TellTaken), Middleware(DrainGate)]
+    return [
+        Middleware(WindowedReading),
+        Middleware(TellTaken),
+        Middleware(StartingGate),
+        Middleware(DrainGate),
+    ]
 
 
 class WindowedReading:

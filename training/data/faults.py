@@ -1,6 +1,7 @@
 """What is wrong with rows: one fault of one row, and all faults of a file grouped by kind."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -8,6 +9,7 @@ RowRole = Literal["training", "validation"]
 
 MAX_LINES_SHOWN = 20
 _MAX_VALUE_CHARACTERS = 80
+_MAX_NAMES_SHOWN = 20
 
 
 class DataError(ValueError):
@@ -74,6 +76,14 @@ def describe_lines(lines: list[int], count: int, unit: str = "line") -> str:
         return f"{unit} {lines[0]}"
     more = f" and {count - len(lines)} more" if count > len(lines) else ""
     return f"{unit}s {', '.join(map(str, lines))}{more}"
+
+
+def show_names(names: Iterable[str]) -> str:
+    """Quote names that were found, at most 20 of them, each cut to a readable length."""
+    found = list(names)
+    shown = ", ".join(show_value(name) for name in found[:_MAX_NAMES_SHOWN])
+    more = len(found) - _MAX_NAMES_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def show_value(value: Any) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from training.data.faults import DataError, RowFault, show_value
+from training.data.faults import DataError, RowFault, show_names, show_value
 from training.data.messages import (
     Message,
     Turn,
@@ -83,10 +83,12 @@ def choose_parser(
     """
     keys = list(record) if isinstance(record, Mapping) else []
     if unknown := sorted(set(columns) - set(KNOWN_KEYS)):
-        raise DataError(f"columns has the keys {unknown}; the keys are {sorted(KNOWN_KEYS)}")
+        known = show_names(sorted(KNOWN_KEYS))
+        raise DataError(f"columns has the keys {show_names(unknown)}; the keys are {known}")
     if missing := sorted(theirs for theirs in columns.values() if theirs not in keys):
         raise DataError(
-            f"columns names {missing}, which the first row lacks; the columns there are {keys}"
+            f"columns names {show_names(missing)}, which the first row lacks; "
+            f"the columns there are {show_names(keys)}"
         )
     if format != "auto":
         return RowParser(format, columns)
@@ -102,7 +104,7 @@ def _recognise(keys: Iterable[str]) -> DataFormat | None:
 
 
 def _describe_unknown(record: Any, keys: list[str]) -> str:
-    found = f"the keys {sorted(keys)}" if keys else show_value(record)
+    found = f"the keys {show_names(sorted(keys))}" if keys else show_value(record)
     message = (
         f"the first row has {found}; expected 'messages', or 'conversations', or 'prompt' and "
         "'completion', or 'instruction' and 'output', or 'text'"
@@ -111,9 +113,8 @@ def _describe_unknown(record: Any, keys: list[str]) -> str:
         return message
     lists = [key for key in keys if isinstance(record[key], list) and record[key]]
     if len(keys) <= 2 and lists and isinstance(record[lists[0]][0], Mapping):
-        return f"{message}; if {lists[0]!r} holds the rows, make the file that list alone"
-    example = json.dumps({"prompt": keys[0]}, ensure_ascii=False)
-    return f"{message}; where names differ, set columns, as in {example}"
+        return f"{message}; if {show_value(lists[0])} holds the rows, make the file that list alone"
+    return f'{message}; where names differ, set columns, as in {{"prompt": {show_value(keys[0])}}}'
 
 
 def _rename(record: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from training.data.faults import RowFault, show_value
+from training.data.faults import RowFault, show_names, show_value
 
 Message = Mapping[str, Any]
 
@@ -45,7 +45,9 @@ def parse_message(place: int, message: Any) -> Turn:
             show_value(role),
         )
     if extra := sorted(set(there) - _MESSAGE_KEYS):
-        raise RowFault("message {} has the keys {}, which are not supported", place, extra)
+        raise RowFault(
+            "message {} has the keys {}, which are not supported", place, show_names(extra)
+        )
     if role == "assistant":
         return _parse_assistant(place, there)
     for key in ("weight", "tool_calls"):

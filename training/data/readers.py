@@ -7,6 +7,7 @@ faults of a file are told all together.
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from storage import durable
-from training.data.faults import DataError, RowFault, show_value
+from training.data.faults import DataError, RowFault, show_names, show_value
 from training.data.json_array import describe_json_error, read_array
 from training.spec import HubDataset, name_source
 
@@ -248,8 +249,7 @@ def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make a JSON object; raises `RowFault` if a key stands there twice, so that none is lost."""
     record = dict(pairs)
     if len(record) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
         raise RowFault("the key {} stands there twice", show_value(twice))
     return record
 
@@ -310,10 +310,11 @@ def _check_header(name: str, cells: list[str]) -> list[str]:
     header = [cell.strip() for cell in cells]
     if "" in header:
         raise DataError(
-            f"{name}: column {header.index('') + 1} of the header has no name; found {header}"
+            f"{name}: column {header.index('') + 1} of the header has no name; "
+            f"found {show_names(header)}"
         )
-    if twice := {cell for cell in header if header.count(cell) > 1}:
-        raise DataError(f"{name}: the header names {sorted(twice)} more than once")
+    if twice := sorted(cell for cell, count in Counter(header).items() if count > 1):
+        raise DataError(f"{name}: the header names {show_names(twice)} more than once")
     return header
 
 

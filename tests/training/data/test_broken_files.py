@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -130,8 +131,8 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "object at the top": (
         "rows.json",
         b'{"data": [{"text": "x"}]}',
-        "the first row has the keys ['data']; expected 'messages', or 'conversations', or 'prompt' "
-        "and 'completion', or 'instruction' and 'output', or 'text'; if 'data' holds the rows, "
+        "the first row has the keys \"data\"; expected 'messages', or 'conversations', or 'prompt' "
+        "and 'completion', or 'instruction' and 'output', or 'text'; if \"data\" holds the rows, "
         "make the file that list alone",
     ),
     "object over several lines": (
@@ -147,7 +148,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         'where names differ, set columns, as in {"prompt": "question"}',
     ),
     # CSV
-    "no header": ("rows.csv", b"How many?,Twelve.\nWhen?,At six.\n", "keys ['How many?', 'Twelve"),
+    "no header": ("rows.csv", b"How many?,Twelve.\nWhen?,At six.\n", 'keys "How many?", "Twelve'),
     "ragged": (
         "rows.csv",
         b"prompt,completion\na,b\nc\nd,e,f\n",
@@ -155,7 +156,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         "hold the separator (lines 3, 4)",
     ),
     "unnamed column": ("rows.csv", b"text,\nx,y\n", "column 2 of the header has no name"),
-    "column twice": ("rows.csv", b"text,text\nx,y\n", "the header names ['text'] more than once"),
+    "column twice": ("rows.csv", b"text,text\nx,y\n", 'the header names "text" more than once'),
     "quote not closed": ("rows.csv", b'text\n"Twelve.\n', "not CSV (unexpected end of data)"),
     "after a quote": (
         "rows.csv",
@@ -210,7 +211,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "other keys of a message": (
         "rows.jsonl",
         chat(USER, {**ANSWER, "mood": "good"}),
-        "message 2 has the keys ['mood'], which are not supported",
+        'message 2 has the keys "mood", which are not supported',
     ),
     "weight": ("rows.jsonl", chat(USER, {**ANSWER, "weight": 0.5}), "has the weight 0.5, expected"),
     "weight of a question": (
@@ -299,10 +300,10 @@ def test_a_file_of_which_all_is_dropped_is_refused(
     [
         (
             {"prompt": "question", "completion": "answer"},
-            "columns names ['answer'], which the first row lacks; the columns there are "
-            "['question', 'reply']",
+            'columns names "answer", which the first row lacks; the columns there are '
+            '"question", "reply"',
         ),
-        ({"pormpt": "question"}, "columns has the keys ['pormpt']; the keys are ['completion',"),
+        ({"pormpt": "question"}, 'columns has the keys "pormpt"; the keys are "completion",'),
     ],
 )
 def test_columns_that_are_not_there_are_named(
@@ -349,3 +350,18 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     with pytest.raises(DataError, match="'rows' is a folder: expected a file of rows"):
         list(RowFile(tmp_path / "rows").read())
+
+
+def test_many_names_in_a_row_cost_little_and_are_not_all_shown(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    names = [f"name{number}" for number in range(100_000)]
+    pairs = ", ".join(f'"{name}": 1' for name in [*names, names[-1]])
+    started = time.process_time()
+    twice = refuse(tmp_path / "rows.jsonl", f"{{{pairs}}}\n".encode(), tokenizer)
+    cells = ",".join([*names, *names])
+    header = refuse(tmp_path / "rows.csv", f"{cells}\n1\n".encode(), tokenizer)
+    assert 'the key "name99999" stands there twice' in twice
+    assert "and 99980 more" in header
+    assert len(twice + header) < 4_000
+    assert time.process_time() - started < 20.0  # looking for each name among all takes minutes

@@ -1,0 +1,55 @@
+"""Connects the process of a fine-tune to the Ray cluster that started it."""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Timer
+
+from training.launch import ClusterLostError
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 60.0
+_PROBE_TIMEOUT_S = 5.0
+_GAVE_UP_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again
+
+
+@contextmanager
+def connect_to_cluster(timeout_s: float = CONNECT_TIMEOUT_S) -> Iterator[None]:
+    """Stay connected to the cluster that `RAY_ADDRESS` names while the body runs.
+
+    Raises `ClusterLostError` if nothing listens there any more. `ray.init` waits for minutes for a
+    cluster that has ended, cannot be interrupted, and the process would hold the lease of its run
+    meanwhile: after `timeout_s` seconds the process ends.
+    """
+    import ray  # slow to import; --help is not
+
+    _probe(os.environ.get("RAY_ADDRESS", ""))
+    watchdog = Timer(timeout_s, _give_up, [timeout_s])
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        ray.init(log_to_driver=False)
+    finally:
+        watchdog.cancel()
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _probe(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():  # 'auto', or none
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT_S).close()
+    except OSError as exc:
+        raise ClusterLostError(f"the Ray cluster at {address} has ended: {exc}") from exc
+
+
+def _give_up(timeout_s: float) -> None:
+    logger.critical("the Ray cluster did not accept this process within %g s", timeout_s)
+    os._exit(_GAVE_UP_STATUS)

@@ -1,0 +1,48 @@
+import httpx
+import pytest
+from fastapi import FastAPI
+from ray.serve._private.http_util import convert_object_to_asgi_messages
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from apps.middleware.flow_control import build_middlewares
+from apps.middleware.starting import StartingGate
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def answer_as_the_proxy(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer as Serve's proxy does before it knows any application."""
+    text = f"Path '{scope['path']}' not found. Ping http://.../-/routes for available routes."
+    for message in convert_object_to_asgi_messages(text, status_code=404):
+        await send(message)
+
+
+async def get(app: object, path: str) -> httpx.Response:
+    transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        return await client.get(path)
+
+
+async def test_a_client_is_asked_to_try_again_while_the_application_starts() -> None:
+    answer = await get(StartingGate(answer_as_the_proxy), "/v1/fine_tuning/jobs/ftjob-1")
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    assert answer.json()["error"]["code"] == "starting"
+
+
+@pytest.mark.parametrize("text", ["Not Found", ""])
+async def test_a_404_of_an_application_stays(text: str) -> None:
+    answer = await get(StartingGate(PlainTextResponse(text, 404)), "/ui/none")
+    assert (answer.status_code, answer.text) == (404, text)
+    answer = await get(StartingGate(FastAPI()), "/v1/none")
+    assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
+
+
+def test_serves_proxy_loads_it() -> None:
+    assert StartingGate in [middleware.cls for middleware in build_middlewares()]

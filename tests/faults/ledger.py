@@ -1,0 +1,138 @@
+"""What the application acknowledged to its clients, and whether it is still there afterwards."""
+
+import hashlib
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from openai import OpenAI
+
+from storage import durable
+
+Losses = list[tuple[float, float]]
+
+
+@dataclass
+class Ledger:
+    """Everything that was answered with success; several client threads write into it."""
+
+    files: dict[str, str] = field(default_factory=dict)
+    """The SHA-256 of every uploaded file by its id."""
+    jobs: list[str] = field(default_factory=list)
+    moves: list[str] = field(default_factory=list)
+    """The models that the alias was pointed to, in order."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """How often each outcome of a request came: 'ok', an HTTP status, or a transport error."""
+    torn: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note_outcome(self, outcome: str) -> None:
+        """Count the outcome of one request."""
+        with self.lock:
+            self.outcomes[outcome] += 1
+
+    def note_torn(self, what: str) -> None:
+        """Note an answer that claims to be whole and is not."""
+        with self.lock:
+            self.torn.append(what)
+
+
+@dataclass
+class Verdict:
+    """What an application lost, left torn, or computed twice; empty lists are a pass."""
+
+    lost: list[str] = field(default_factory=list)
+    torn: list[str] = field(default_factory=list)
+    twice: list[str] = field(default_factory=list)
+
+
+def judge(ledger: Ledger, client: OpenAI, storage: Path, alias: str, expected: Losses) -> Verdict:
+    """Compare what is there with what was acknowledged; every job must have ended by now."""
+    verdict = Verdict(torn=list(ledger.torn))
+    _judge_files(ledger, client, verdict)
+    _judge_jobs(ledger, client, storage, expected, verdict)
+    _judge_moves(ledger, storage, alias, verdict)
+    verdict.torn += find_torn_files(storage)
+    return verdict
+
+
+def find_torn_files(storage: Path) -> list[str]:
+    """Return every JSON file and every published model under a storage root that is not whole."""
+    torn = []
+    for path in sorted(storage.rglob("*.json")):
+        if any(part.startswith(".") for part in path.relative_to(storage).parts):
+            continue  # under construction, or the remains of it
+        try:
+            durable.read_json(path)
+        except FileNotFoundError:
+            continue  # superseded meanwhile
+        except ValueError as exc:
+            torn.append(f"{path.name}: {exc}")
+    for model in sorted((storage / "models").glob("[!.]*")):
+        try:
+            durable.verify_directory(model)
+        except durable.DamagedDirectoryError as exc:
+            torn.append(str(exc))
+    return torn
+
+
+def read_losses(storage: Path, job_id: str) -> Losses:
+    """Return step and loss of every recorded step of a job."""
+    lines = durable.read_json_lines(storage / "runs" / job_id / "metrics.jsonl")
+    return [(line["step"], line["loss"]) for line in lines]
+
+
+def _judge_files(ledger: Ledger, client: OpenAI, verdict: Verdict) -> None:
+    present = {file.id for file in client.files.list()}
+    for file_id, sha256 in ledger.files.items():
+        if file_id not in present:
+            verdict.lost.append(f"file {file_id}")
+        elif hashlib.sha256(client.files.content(file_id).read()).hexdigest() != sha256:
+            verdict.torn.append(f"file {file_id} differs from what was uploaded")
+
+
+def _judge_jobs(
+    ledger: Ledger, client: OpenAI, storage: Path, expected: Losses, verdict: Verdict
+) -> None:
+    jobs = {job.id: job for job in client.fine_tuning.jobs.list(limit=100)}
+    models = [model.id for model in client.models.list()]
+    for job_id in ledger.jobs:
+        if job_id not in jobs:
+            verdict.lost.append(f"job {job_id}")
+            continue
+        job = jobs[job_id]
+        if job.status != "succeeded":
+            verdict.lost.append(f"job {job_id} {job.status}: {job.error}")
+        elif job.fine_tuned_model not in models:
+            verdict.lost.append(f"model {job.fine_tuned_model} of job {job_id}")
+        losses = read_losses(storage, job_id)
+        if losses != expected:
+            steps = [step for step, _ in losses]
+            is_doubled = len(steps) != len(set(steps))
+            fault = f"job {job_id}: {len(steps)} steps that differ from an undisturbed run's"
+            (verdict.twice if is_doubled else verdict.torn).append(fault)
+        events: list[Any] = list(client.fine_tuning.jobs.list_events(job_id, limit=100))
+        num_ends = sum(event.message == "The fine-tune succeeded" for event in events)
+        if num_ends != 1:
+            verdict.twice.append(f"job {job_id} ended {num_ends} times")
+    own = [model for model in models if any(model.endswith(job[-6:]) for job in jobs)]
+    if len(own) != len(set(own)) or len(own) > len(jobs):
+        verdict.twice.append(f"{len(own)} models of {len(jobs)} jobs")
+
+
+def _judge_moves(ledger: Ledger, storage: Path, alias: str, verdict: Verdict) -> None:
+    """Acknowledged moves must be in the alias's history, in order; others may lie between."""
+    if not ledger.moves:
+        return
+    history = durable.read_json(storage / "aliases.json")[alias]["history"]
+    made = iter(move["model"] for move in history)
+    for number, model in enumerate(_drop_repeats(ledger.moves)):
+        if model not in made:
+            verdict.lost.append(f"move {number} of {alias!r} to {model!r}")
+
+
+def _drop_repeats(moves: list[str]) -> list[str]:
+    """Pointing an alias to where it points adds nothing to its history."""
+    return [model for before, model in zip(["", *moves], moves, strict=False) if model != before]

@@ -1,0 +1,71 @@
+"""The processes of a running application, by what they do, and how they are killed."""
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from tests.e2e.conftest import Application
+
+_REPLICA = "ray::ServeReplica"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of process that is killed; `find` returns the ones that are alive now."""
+
+    name: str
+    find: Callable[[Application], list[psutil.Process]]
+
+
+def list_processes(application: Application) -> list[psutil.Process]:
+    """Return every process of the application, the supervisor first."""
+    root = psutil.Process(application.process.pid)
+    return [root, *root.children(recursive=True)]
+
+
+def find_by_command(*words: str) -> Callable[[Application], list[psutil.Process]]:
+    """Return a function that finds the processes whose command line contains all `words`."""
+
+    def find(application: Application) -> list[psutil.Process]:
+        return [
+            process
+            for process in list_processes(application)
+            if all(word in read_command(process) for word in words)
+        ]
+
+    return find
+
+
+def find_replica(deployment: str) -> Callable[[Application], list[psutil.Process]]:
+    """Return a function that finds the replicas of a Serve deployment."""
+    return find_by_command(f"{_REPLICA}:", f":{deployment}")
+
+
+def read_command(process: psutil.Process) -> str:
+    """Return the command line of a process; empty once it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
+
+
+def kill_tree(root: psutil.Process, timeout_s: float = 30.0) -> None:
+    """Kill a process and all its descendants at once; they are stopped first, so none escapes."""
+    processes = [root, *root.children(recursive=True)]
+    for process in processes:
+        send_signal(process, signal.SIGSTOP)
+    for process in processes:
+        send_signal(process, signal.SIGKILL)
+    _, alive = psutil.wait_procs(processes, timeout=timeout_s)
+    assert not alive
+
+
+def send_signal(process: psutil.Process, number: signal.Signals) -> bool:
+    """Send a signal; returns whether the process was still alive to get it."""
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return False
+    return True

@@ -1,0 +1,229 @@
+"""SIGKILL at random moments: nothing that was acknowledged is lost, torn, or computed twice.
+
+`CHAOS_KILLS` sets the number of kills per target (3 by default), `CHAOS_SEED` their order and
+moments, and `CHAOS_REPORT` a file that receives the figures as JSON. `make chaos` runs 50.
+"""
+
+import json
+import random
+import signal
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from benchmarks.application import find_free_port, write_deploy_file
+from storage import durable
+from tests.e2e.conftest import ROOT, Application, start_application, wait_until
+from tests.faults.clients import ALIAS, BASE_MODEL, OTHER_MODEL, Clients
+from tests.faults.ledger import Ledger, Losses, judge, read_losses
+from tests.faults.processes import (
+    Target,
+    find_by_command,
+    find_replica,
+    kill_tree,
+    list_processes,
+    read_command,
+    send_signal,
+)
+from tests.faults.settings import NUM_KILLS, REPORT, SEED
+from tests.tiny_model import build_tiny_model
+
+pytestmark = pytest.mark.e2e
+
+TIMEOUT_S = 240.0
+WHOLE = "the whole application"
+CONSOLIDATION = "consolidation"
+
+
+def find_consolidating(application: Application) -> list[psutil.Process]:
+    """The drivers of runs that have taken their last step, and whose model is not published."""
+    found = []
+    for driver in DRIVERS.find(application):
+        for word in read_command(driver).split():
+            metrics = application.storage / "runs" / word / "metrics.jsonl"
+            last = durable.read_last_json_line(metrics) if word.startswith("ftjob-") else None
+            if last and last["step"] == last["num_steps"]:
+                found.append(driver)
+                break
+    return found
+
+
+DRIVERS = Target("job driver", find_by_command("apps.finetune"))
+TARGETS = [
+    Target("training worker", find_by_command("RayTrainWorker")),
+    Target("train controller", find_by_command("TrainController")),
+    DRIVERS,
+    Target(CONSOLIDATION, find_consolidating),
+    Target("queue", find_replica("FineTuningQueue")),
+    Target("API", find_replica("Api")),
+    Target("generator", find_replica("Generator")),
+    Target("page", find_replica("Ui")),
+    Target(WHOLE, list_processes),
+]
+SERVING = {"queue", "API", "generator", "page"}
+
+
+@dataclass
+class Row:
+    """What became of the kills of one target; times are in seconds."""
+
+    target: str
+    num_kills: int = 0
+    recovery_s: list[float] = field(default_factory=list)
+
+    def describe(self) -> str:
+        """Return a line of a Markdown table."""
+        times = self.recovery_s or [0.0]
+        return (
+            f"| {self.target} | {self.num_kills} | {statistics.median(times):.1f} "
+            f"| {max(times):.1f} |"
+        )
+
+
+class Chaos:
+    """One application, restarted where it is killed as a whole, and the kills so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port = find_free_port()
+        self._deploy = write_deploy_file(
+            ROOT / "deploy.yaml",
+            folder,
+            self._port,
+            base_models={name: str(folder / name) for name in (BASE_MODEL, OTHER_MODEL)},
+            max_concurrent_runs=2,
+            max_restarts=1000,
+        )
+        self._killed: set[int] = set()
+        self._rng = random.Random(SEED)
+        self.rows = {target.name: Row(target.name) for target in TARGETS}
+        self.application = self._start()
+
+    def _start(self) -> Application:
+        return start_application(self._deploy, self._folder, self._port)
+
+    def run(self, clients: Clients) -> None:
+        """Kill every target as often as wanted, in random order; raises what a client met."""
+        order = [target for target in TARGETS for _ in range(NUM_KILLS)]
+        self._rng.shuffle(order)
+        for target in order:
+            self._kill(target)
+            clients.check()
+
+    def _kill(self, target: Target) -> None:
+        victim: psutil.Process = wait_until(
+            lambda: self._choose(target), TIMEOUT_S, f"there is a {target.name} to kill"
+        )
+        time.sleep(self._rng.uniform(0.0, 0.7 if target.name == CONSOLIDATION else 3.0))
+        started = time.monotonic()
+        if target.name == WHOLE:
+            kill_tree(psutil.Process(self.application.process.pid))
+            self.application.process.wait()
+            self.application.client.close()
+            self.application = self._start()
+        elif not send_signal(victim, signal.SIGKILL):
+            self._kill(target)  # it ended by itself; another one is killed instead
+            return
+        else:
+            self._killed.add(victim.pid)
+            if target.name in SERVING:
+                wait_until(lambda: self._has_recovered(target), TIMEOUT_S, f"{target.name} is back")
+        row = self.rows[target.name]
+        row.num_kills += 1
+        row.recovery_s.append(time.monotonic() - started)
+        print(f"killed {target.name} after {row.recovery_s[-1]:.1f} s of recovery", flush=True)
+
+    def _choose(self, target: Target) -> psutil.Process | None:
+        """Choose one of the processes that are alive and were not killed already."""
+        assert self.application.process.poll() is None
+        alive = [
+            process for process in target.find(self.application) if process.pid not in self._killed
+        ]
+        return self._rng.choice(alive) if alive else None
+
+    def _has_recovered(self, target: Target) -> bool:
+        path = "/ui/" if target.name == "page" else "/healthz"
+        try:
+            answer = httpx.get(f"{self.application.url}{path}", timeout=5.0)
+        except httpx.HTTPError:
+            return False
+        return answer.status_code == 200 and self._choose(target) is not None
+
+
+@pytest.fixture(scope="module")
+def chaos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+    folder = tmp_path_factory.mktemp("chaos")
+    build_tiny_model(folder / BASE_MODEL)
+    build_tiny_model(folder / OTHER_MODEL, seed=1)
+    chaos = Chaos(folder)
+    yield chaos
+    chaos.application.stop()
+
+
+def train_undisturbed(chaos: Chaos) -> Losses:
+    """Train once with nothing killed; every other job must have the same losses."""
+    ledger = Ledger()
+    clients = Clients(f"{chaos.application.url}/v1", ledger, seed=SEED, max_jobs=1)
+
+    def has_ended() -> bool:
+        clients.check()
+        return have_ended(chaos, ledger, 1)
+
+    with clients.work():
+        wait_until(has_ended, TIMEOUT_S, "the undisturbed job ends")
+    return read_losses(chaos.application.storage, ledger.jobs[0])
+
+
+def have_ended(chaos: Chaos, ledger: Ledger, num_jobs: int) -> bool:
+    jobs = {job.id: job for job in chaos.application.client.fine_tuning.jobs.list(limit=100)}
+    for job_id in ledger.jobs:
+        assert jobs[job_id].status not in ("failed", "cancelled"), jobs[job_id].error
+    return len(ledger.jobs) >= num_jobs and all(
+        jobs[job_id].status == "succeeded" for job_id in ledger.jobs
+    )
+
+
+def test_nothing_acknowledged_is_lost_torn_or_computed_twice(chaos: Chaos) -> None:
+    expected = train_undisturbed(chaos)
+    assert [step for step, _ in expected] == list(range(1, len(expected) + 1))
+    ledger = Ledger()
+    clients = Clients(f"{chaos.application.url}/v1", ledger, seed=SEED)
+    with clients.work():
+        chaos.run(clients)
+        wait_until(lambda: len(ledger.jobs) > 0, TIMEOUT_S, "a job is accepted")
+    wait_until(lambda: have_ended(chaos, ledger, 1), TIMEOUT_S, "all accepted jobs end")
+    client = chaos.application.client
+    verdict = judge(ledger, client, chaos.application.storage, ALIAS, expected)
+    report(chaos, ledger)
+    assert verdict.lost == []
+    assert verdict.torn == []
+    assert verdict.twice == []
+    assert ledger.outcomes["chat ok"] > 0
+    assert ledger.outcomes["stream ok"] > 0
+    assert ledger.files
+    assert ledger.moves
+
+
+def report(chaos: Chaos, ledger: Ledger) -> None:
+    """Print the figures as a Markdown table, and write them to the file that is asked for."""
+    print(f"\nseed {SEED}; {len(ledger.jobs)} jobs, {len(ledger.files)} files acknowledged")
+    print("| target | kills | median s | max s |\n|---|---|---|---|")
+    for row in chaos.rows.values():
+        print(row.describe())
+    print("requests:", dict(sorted(ledger.outcomes.items())))
+    if REPORT:
+        figures = {
+            "seed": SEED,
+            "jobs": len(ledger.jobs),
+            "files": len(ledger.files),
+            "alias_moves": len(ledger.moves),
+            "requests": dict(sorted(ledger.outcomes.items())),
+            "targets": [asdict(row) for row in chaos.rows.values()],
+        }
+        Path(REPORT).write_text(json.dumps(figures, indent=2) + "\n")

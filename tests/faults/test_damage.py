@@ -1,0 +1,157 @@
+"""Truncated, flipped, emptied and missing bytes in every kind of file of a storage.
+
+One damaged entry never hides the others, never stops the queue, is never answered as a client's
+error, and costs nothing: with its bytes back, everything is as it was.
+"""
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from apps.files import FileStore
+from apps.http import build_http
+from apps.queue import RunQueue
+from apps.services import Services
+from serving.handovers import HandoverEvent, HandoverLog
+from serving.model_store import ModelStore
+from storage.layout import StorageLayout, open_storage
+from tests.apps.conftest import Echo, LocalFineTuning, NotedJobs, create_run
+from training.runs import RunFolder
+
+pytestmark = pytest.mark.anyio
+
+FAULTS = ("gone", "cut", "flipped", "empty", "garbage", "folder")
+FIGURES = dict.fromkeys(
+    ("loss", "learning_rate", "num_steps", "epoch", "tokens_per_s", "elapsed_s", "remaining_s"), 1.0
+)
+ROW = b'{"prompt": "How many loaves?", "completion": "Twelve."}\n'
+LISTS = ("/v1/models", "/v1/files", "/v1/fine_tuning/jobs", "/v1/aliases")
+KINDS = {
+    "file record": "files/file-bad/file.json",
+    "uploaded rows": "files/file-bad/*.jsonl",
+    "run record": "runs/{run}/run.json",
+    "run settings": "runs/{run}/spec.json",
+    "run events": "runs/{run}/events.jsonl",
+    "run metrics": "runs/{run}/metrics.jsonl",
+    "run data summary": "runs/{run}/data/summary.json",
+    "run tokens": "runs/{run}/data/*.arrow",
+    "model configuration": "models/bad/config.json",
+    "model weights": "models/bad/model.safetensors",
+    "model tokenizer": "models/bad/tokenizer.json",
+    "model manifest": "models/bad/manifest.json",
+    "aliases": "aliases.json",
+    "hand-overs": "handovers.jsonl",
+}
+
+
+def inject(file: Path, fault: str) -> None:
+    """Leave a file as a bad disk or a careless hand does."""
+    content = bytearray(file.read_bytes())
+    file.unlink()
+    if fault == "gone":
+        return
+    if fault == "folder":
+        file.mkdir()
+    elif fault == "cut":
+        file.write_bytes(content[: len(content) // 2])
+    elif fault == "empty":
+        file.touch()
+    elif fault == "garbage":
+        file.write_bytes(bytes(range(256)))
+    else:
+        assert fault == "flipped"
+        content[len(content) // 2] ^= 0x80
+        file.write_bytes(content)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Whole:
+    """A storage with two of everything: the entry 'bad' that is damaged, and one beside it."""
+
+    def __init__(self, root: Path, tiny_model: Path) -> None:
+        self.layout: StorageLayout = open_storage(root)
+        self.models = ModelStore(self.layout)
+        self.files = FileStore(self.layout)
+        self.jobs = NotedJobs()
+        self.queue = RunQueue(self.layout, self.jobs, max_concurrent_runs=10)
+        for name in ("good", "bad"):
+            self.models.add(tiny_model, name)
+            self.files.add(f"file-{name}", ROW * 4, "rows.jsonl")
+        self.models.point_alias("latest", "good")
+        HandoverLog(self.layout.handovers).add(HandoverEvent("latest", "moved", "good", None, ""))
+        services = Services(
+            layout=self.layout,
+            files=self.files,
+            models=self.models,
+            text=Echo(self.models),
+            fine_tuning=LocalFineTuning(self.queue),
+            max_upload_bytes=10_000,
+            max_model_bytes=10_000_000,
+        )
+        transport = httpx.ASGITransport(build_http(services, None), raise_app_exceptions=False)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
+
+    async def list_ids(self) -> dict[str, set[str]]:
+        """Return the ids that every list shows."""
+        found = {}
+        for path in LISTS:
+            answer = await self.client.get(path)
+            found[path] = (
+                {entry["id"] for entry in answer.json()["data"]}
+                if answer.status_code == 200
+                else {f"status {answer.status_code}"}
+            )
+        return found
+
+
+@pytest.fixture
+async def whole(tmp_path: Path, tiny_model: Path) -> AsyncIterator[Whole]:
+    whole = Whole(tmp_path / "storage", tiny_model)
+    yield whole
+    whole.queue.close()
+
+
+async def queue_run(whole: Whole, model: str) -> RunFolder:
+    run = await create_run(whole.queue, f"file-{model}", model=model)
+    run.add_metrics({"step": 1.0, **FIGURES})
+    return run
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_damage_to_one_entry_is_that_entrys_alone(whole: Whole, kind: str) -> None:
+    bad = await queue_run(whole, "bad")
+    good = await queue_run(whole, "good")
+    await whole.queue.pause(bad.path.name)  # so that the queue reads it and does not hand it over
+    (file,) = whole.layout.root.glob(KINDS[kind].format(run=bad.path.name))
+    before = await whole.list_ids()
+    content = file.read_bytes()
+    for number, fault in enumerate(FAULTS):
+        inject(file, fault)
+        after = await whole.list_ids()
+        for path in LISTS:
+            missing = before[path] - after[path]
+            assert all("bad" in name or name == bad.path.name for name in missing), (fault, missing)
+            assert not any(name.startswith("status 4") for name in after[path]), (fault, after)
+        assert (await whole.client.get("/healthz")).status_code not in range(400, 500), fault
+        await whole.queue.reconcile()
+        if number == 0:
+            assert good.path.name in whole.jobs.started, "the queue starts the other run"
+        for path in (f"/v1/fine_tuning/jobs/{bad.path.name}", "/v1/files/file-bad"):
+            await whole.client.get(path)
+        assert file.parent.is_dir(), f"{fault}: nothing is removed"
+        restore(file, content)
+        await whole.queue.reconcile()
+        assert await whole.list_ids() == before, f"{fault}: with the bytes back all is there"
+
+
+def restore(file: Path, content: bytes) -> None:
+    if file.is_dir():
+        shutil.rmtree(file)
+    file.write_bytes(content)

@@ -1,0 +1,86 @@
+"""A disk that fills up: refusals name the cause, nothing is torn, and room lets work resume."""
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from apps.services import Services
+from serving.model_store import ModelStore
+from storage.layout import StorageLayout, open_storage
+from tests.e2e.test_recovery import ROWS, finish, read_messages, read_steps, start
+from tests.faults.conftest import SmallDisk
+from tests.faults.ledger import find_torn_files
+from tests.tiny_model import build_tiny_model
+
+pytestmark = pytest.mark.anyio
+ROOM_BYTES = 64 << 20
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def layout(small_disk: SmallDisk, tiny_model: Path) -> StorageLayout:
+    layout = open_storage(small_disk.path / "storage")
+    store = ModelStore(layout)
+    store.add(tiny_model, "tiny")
+    store.add(tiny_model, "other")
+    store.point_alias("latest", "tiny")
+    return layout
+
+
+async def test_an_upload_that_does_not_fit_leaves_nothing(
+    client: httpx.AsyncClient, services: Services, small_disk: SmallDisk, layout: StorageLayout
+) -> None:
+    small_disk.leave_free(8_192)
+    form = {"purpose": "fine-tune"}
+    rows = {"file": ("rows.jsonl", b'{"text": "Twelve."}\n' * 490)}
+    refused = await client.post("/v1/files", data=form, files=rows)
+    assert refused.status_code == 507, refused.text
+    assert (await client.get("/v1/files")).json()["data"] == []
+    assert [path.name for path in layout.files.iterdir() if not path.name.startswith(".")] == []
+    small_disk.resize(ROOM_BYTES)
+    accepted = await client.post("/v1/files", data=form, files=rows)
+    assert accepted.status_code == 200, accepted.text
+
+
+async def test_an_alias_that_cannot_be_moved_stays_where_it_is(
+    client: httpx.AsyncClient, small_disk: SmallDisk, layout: StorageLayout
+) -> None:
+    small_disk.leave_free(0)
+    refused = await client.put("/v1/aliases/latest", json={"model": "other"})
+    assert refused.status_code == 507, refused.text
+    assert (await client.get("/v1/aliases/latest")).json()["model"] == "tiny"
+    small_disk.resize(ROOM_BYTES)
+    moved = await client.put("/v1/aliases/latest", json={"model": "other"})
+    assert moved.json()["model"] == "other"
+    assert [move["model"] for move in moved.json()["history"]] == ["tiny", "other"]
+    assert find_torn_files(layout.root) == []
+
+
+@pytest.mark.e2e
+def test_a_checkpoint_and_a_model_that_do_not_fit_end_the_run_and_room_lets_it_resume(
+    small_disk: SmallDisk,
+) -> None:
+    folder = small_disk.path
+    build_tiny_model(folder / "tiny")
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    small = {"num_workers": 1, "epochs": 2, "max_failures": 0}
+    with start(folder, "whole", **small) as process:
+        assert finish(process) == 0
+    whole = read_steps(folder, "whole")
+
+    small_disk.leave_free(300_000)  # the record and the rows, but no checkpoint
+    with start(folder, "full", **small) as process:
+        assert finish(process) == 1
+    assert any("No space left" in message for message in read_messages(folder, "full"))
+    for free_bytes, status in ((1_500_000, 1), (ROOM_BYTES, 0)):
+        small_disk.leave_free(free_bytes)  # checkpoints first, then the model too
+        with start(folder, "full", **small) as process:
+            assert finish(process) == status
+        assert find_torn_files(folder / "full") == []
+    assert read_steps(folder, "full") == whole

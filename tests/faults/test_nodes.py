@@ -1,0 +1,67 @@
+"""A node of a two-node cluster dies while a training has a worker on it, and comes back."""
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from ray.cluster_utils import Cluster
+
+from tests.e2e.test_recovery import ROWS, finish, read_messages, read_steps, start, wait_for_step
+from tests.faults.processes import kill_tree
+from tests.faults.settings import NUM_KILLS, SEED
+from tests.tiny_model import build_tiny_model
+
+pytestmark = pytest.mark.e2e
+
+SETTINGS = {
+    "num_workers": 2,
+    "cpus_per_worker": 1.0,  # each node has one CPU, so each gets one worker
+    "epochs": 4 * NUM_KILLS,
+    "max_failures": 100,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    build_tiny_model(tmp_path / "tiny")
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    return tmp_path
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster of two nodes with one CPU each; `python -m training` joins it."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster.add_node(num_cpus=1)
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    yield cluster
+    cluster.shutdown()
+
+
+def kill_worker_node(cluster: Cluster) -> None:
+    """Kill the raylet of the second node and everything that it started, as a power cut does."""
+    (node,) = cluster.worker_nodes
+    (raylet,) = node.all_processes["raylet"]
+    kill_tree(psutil.Process(raylet.process.pid))
+    cluster.remove_node(node, allow_graceful=False)
+
+
+def test_a_run_survives_the_loss_of_a_node(folder: Path, cluster: Cluster) -> None:
+    rng = random.Random(SEED)
+    with start(folder, "whole", **SETTINGS) as process:
+        assert finish(process) == 0
+    whole = read_steps(folder, "whole")
+    with start(folder, "killed", **SETTINGS) as process:
+        for number in range(NUM_KILLS):
+            wait_for_step(folder, "killed", number * len(whole) // (NUM_KILLS + 1) + 1, process)
+            time.sleep(rng.uniform(0.0, 1.0))
+            kill_worker_node(cluster)
+            cluster.add_node(num_cpus=1)
+        assert finish(process) == 0
+    assert read_steps(folder, "killed") == whole
+    messages = read_messages(folder, "killed")
+    assert sum("was lost" in message for message in messages) == NUM_KILLS
