@@ -35,7 +35,9 @@ def _json(model: type[BaseModel]) -> Content:
 
 
 _ANSWERS: Mapping[tuple[str, str], Content] = {
-    ("get", "/healthz"): _json(answers.Health),
+    ("get", "/livez"): _json(answers.Liveness),
+    ("get", "/readyz"): _json(answers.Readiness),
+    ("get", "/v1/access"): _json(answers.Access),
     ("post", "/v1/files"): _json(answers.File),
     ("get", "/v1/files"): _json(answers.FilePage),
     ("get", "/v1/files/{file_id}"): _json(answers.File),
@@ -112,7 +114,7 @@ def _complete(description: dict[str, Any]) -> dict[str, Any]:
             if (method, path) == ("get", f"{_JOB}/events"):
                 text = "A stream that would have nothing to send, now or later."
                 operation["responses"]["204"] = {"description": text}
-            if path == "/healthz":
+            if path in ("/livez", "/readyz"):
                 operation["security"] = []
     components = description.setdefault("components", {})
     schemas = components.setdefault("schemas", {})

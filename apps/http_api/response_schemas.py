@@ -27,10 +27,28 @@ class Error(_Answer):
     error: ErrorDetail
 
 
-class Health(_Answer):
-    """The application answers."""
+class Liveness(_Answer):
+    """The process that serves HTTP runs."""
 
     status: Literal["ok"]
+
+
+class Readiness(_Answer):
+    """Whether the application can work; `checks` names its parts."""
+
+    status: Literal["ok", "failed"]
+    checks: dict[str, Literal["ok", "failed"]]
+
+
+class Access(_Answer):
+    """Whose key a request has, and what it may do."""
+
+    object: Literal["access"]
+    key: str | None
+    role: str
+    permissions: list[str]
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
 
 
 class File(_Answer):

@@ -224,21 +224,27 @@ def queue(layout: StorageLayout, jobs: NotedJobs) -> Iterator[RunQueue]:
     queue.close()
 
 
+def build_services(layout: StorageLayout, queue: RunQueue, **changes: Any) -> Services:
+    """Put together what the routes work with; small limits, so that tests can reach them."""
+    models = ModelStore(layout)
+    parts: dict[str, Any] = {
+        "layout": layout,
+        "files": FileStore(layout),
+        "models": models,
+        "text": Echo(models),
+        "fine_tuning": LocalFineTuning(queue),
+        "max_upload_bytes": 10_000,
+        "max_model_bytes": 10_000_000,
+        "min_free_bytes": 0,
+        "max_streams": 2,
+        "max_stream_age_s": 60.0,
+    }
+    return Services(**{**parts, **changes})
+
+
 @pytest.fixture
 def services(layout: StorageLayout, queue: RunQueue) -> Services:
-    models = ModelStore(layout)
-    return Services(
-        layout=layout,
-        files=FileStore(layout),
-        models=models,
-        text=Echo(models),
-        fine_tuning=LocalFineTuning(queue),
-        max_upload_bytes=10_000,
-        max_model_bytes=10_000_000,
-        min_free_bytes=0,
-        max_streams=2,
-        max_stream_age_s=60.0,
-    )
+    return build_services(layout, queue)
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import datasets, pyarrow, tokenizers, torch  # so that all threads come to trans
 
 from apps.checks import check_file
 from apps.files import FileStore
+from apps.fine_tuning.run_index import RunIndex
 from apps.intake import Intake
-from serving.memory import estimate_memory
+from apps.settings import UsageLimits
 from serving.model_store import ModelStore
-from serving.settings import EngineSettings
 from storage.layout import open_storage
 
 model, root = map(Path, sys.argv[1:])
@@ -27,12 +27,12 @@ store.point_alias("latest", "tiny")
 for name in ("file-a", "file-b"):
     files.add(name, b'{"prompt": "How many loaves?", "completion": "Twelve."}\\n', "rows.jsonl")
 assert "transformers" not in sys.modules
-intake = Intake(layout, 0.0, 0.0)
+intake = Intake(layout, RunIndex(layout), UsageLimits(), 0.0, 0.0)
 calls = [
-    lambda: intake.preview("file-a", "tiny", 1),
+    lambda: intake.preview("file-a", "tiny", 1, {}),
     lambda: check_file(layout, "file-a"),
     lambda: check_file(layout, "file-b"),
-    lambda: estimate_memory(model, EngineSettings()),
+    lambda: intake.preview("file-b", "tiny", 1, {}),
 ]
 failures = []
 begin = threading.Barrier(len(calls))

@@ -28,7 +28,9 @@ def test_the_token_cache_keeps_to_its_size(layout: StorageLayout) -> None:
 def test_what_killed_processes_left_is_removed_while_it_runs(layout: StorageLayout) -> None:
     for name in (".deleted-0001", ".upload-x", ".added-x"):
         (layout.models / name).mkdir()
+        (layout.models / name / ".lock").touch()  # no process holds it any more
     (layout.files / ".upload-x").mkdir()
+    (layout.files / ".upload-x" / ".lock").touch()
     layout.aliases.write_text("{")
     enforce_retention(layout, 10**9)
     assert [path.name for path in layout.models.iterdir()] == ["tiny"]

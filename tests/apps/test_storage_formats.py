@@ -13,11 +13,10 @@ import pytest
 from apps.files import FileStore
 from apps.http import build_http
 from apps.queue import RunQueue
-from apps.services import Services
 from serving.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout, open_storage
-from tests.apps.conftest import Echo, LocalFineTuning, NotedJobs
+from tests.apps.conftest import NotedJobs, build_services
 from training.runs import RunFolder
 
 pytestmark = pytest.mark.anyio
@@ -49,19 +48,7 @@ def queue(layout: StorageLayout, jobs: NotedJobs) -> Iterator[RunQueue]:
 
 @pytest.fixture
 def client(layout: StorageLayout, queue: RunQueue) -> httpx.AsyncClient:
-    models = ModelStore(layout)
-    services = Services(
-        layout=layout,
-        files=FileStore(layout),
-        models=models,
-        text=Echo(models),
-        fine_tuning=LocalFineTuning(queue),
-        max_upload_bytes=10_000,
-        max_model_bytes=10_000_000,
-        min_free_bytes=0,
-        max_streams=2,
-        max_stream_age_s=60.0,
-    )
+    services = build_services(layout, queue)
     transport = httpx.ASGITransport(build_http(services, None))
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
 

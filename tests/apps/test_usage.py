@@ -5,14 +5,11 @@ from typing import Any
 import httpx
 import pytest
 
-from apps.files import FileStore
 from apps.http import build_http
 from apps.queue import RunQueue
-from apps.services import Services
 from apps.settings import UsageLimits
-from serving.model_store import ModelStore
 from storage.layout import StorageLayout
-from tests.apps.conftest import Echo, LocalFineTuning, NotedJobs
+from tests.apps.conftest import NotedJobs, build_services
 
 pytestmark = pytest.mark.anyio
 
@@ -42,20 +39,7 @@ def queue(layout: StorageLayout, jobs: NotedJobs) -> Iterator[RunQueue]:
 
 @pytest.fixture
 def client(layout: StorageLayout, queue: RunQueue) -> httpx.AsyncClient:
-    models = ModelStore(layout)
-    services = Services(
-        layout=layout,
-        files=FileStore(layout),
-        models=models,
-        text=Echo(models),
-        fine_tuning=LocalFineTuning(queue),
-        max_upload_bytes=10_000,
-        max_model_bytes=10_000_000,
-        min_free_bytes=0,
-        max_streams=2,
-        max_stream_age_s=60.0,
-        limits=LIMITS,
-    )
+    services = build_services(layout, queue, limits=LIMITS)
     transport = httpx.ASGITransport(build_http(services, None))
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
 

@@ -14,11 +14,10 @@ import pytest
 from apps.files import FileStore
 from apps.http import build_http
 from apps.queue import RunQueue
-from apps.services import Services
 from serving.handovers import HandoverEvent, HandoverLog
 from serving.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
-from tests.apps.conftest import Echo, LocalFineTuning, NotedJobs, create_run
+from tests.apps.conftest import NotedJobs, build_services, create_run
 from training.runs import RunFolder
 
 pytestmark = pytest.mark.anyio
@@ -86,15 +85,7 @@ class Whole:
             self.files.add(f"file-{name}", ROW * 4, "rows.jsonl")
         self.models.point_alias("latest", "good")
         HandoverLog(self.layout.handovers).add(HandoverEvent("latest", "moved", "good", None, ""))
-        services = Services(
-            layout=self.layout,
-            files=self.files,
-            models=self.models,
-            text=Echo(self.models),
-            fine_tuning=LocalFineTuning(self.queue),
-            max_upload_bytes=10_000,
-            max_model_bytes=10_000_000,
-        )
+        services = build_services(self.layout, self.queue)
         transport = httpx.ASGITransport(build_http(services, None), raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
 

@@ -39,7 +39,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     cluster.add_node(num_cpus=1)
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     yield cluster
-    cluster.shutdown()
+    cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 def kill_worker_node(cluster: Cluster) -> None:

@@ -419,7 +419,7 @@ def find_engines() -> list[psutil.Process]:
     return [
         process
         for process in psutil.Process().children(recursive=True)
-        if process.ppid() != os.getpid()
+        if process.ppid() != os.getpid() and "serving.engine_process" in process.cmdline()
     ]
 
 

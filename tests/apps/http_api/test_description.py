@@ -142,7 +142,9 @@ async def test_real_answers_are_as_described(
     jobs, job_id, file_id = "/v1/fine_tuning/jobs", job.json()["id"], file.json()["id"]
     await client.put("/v1/aliases/a", json={"model": "tiny"})
     for path, values in (
-        ("/healthz", {}),
+        ("/livez", {}),
+        ("/readyz", {}),
+        ("/v1/access", {}),
         ("/v1/files", {}),
         ("/v1/files/{file_id}", {"file_id": file_id}),
         ("/v1/files/{file_id}/preview", {"file_id": file_id}),

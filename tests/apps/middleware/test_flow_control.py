@@ -126,7 +126,7 @@ def test_serve_finds_the_proxys_half() -> None:
     from ray.serve._private.http_util import validate_http_proxy_callback_return
 
     found = validate_http_proxy_callback_return(flow_control.build_middlewares())
-    names = ("WindowedReading", "TellTaken", "DrainGate")
+    names = ("WindowedReading", "TellTaken", "StartingGate", "DrainGate")
     assert list(map(repr, found)) == [f"Middleware({name})" for name in names]
 
 

@@ -60,10 +60,15 @@ class Result:
 class PageCaller:
     """A visitor without a browser."""
 
-    def __init__(self, url: str, query: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        query: dict[str, str] | None = None,
+        auth: tuple[str, str] | None = None,
+    ) -> None:
         self.url = url
         self.query = query or {}
-        self.http = httpx.Client(base_url=url, timeout=TIMEOUT_S)
+        self.http = httpx.Client(base_url=url, timeout=TIMEOUT_S, auth=auth)
         self.config: dict[str, Any] = {}
         for path in ("/", "/runs", "/chat"):  # each has its own part
             page = self.http.get(path).text
