@@ -10,7 +10,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from apps.errors import error_body
 
 DEFAULT_MAX_UPLOAD_BYTES = 5_000_000_000  # of one file of rows
-MAX_JSON_BYTES = 8_000_000  # a million characters in a request for text, but for odd ones
 MAX_TEXT_BYTES = 8_000_000  # a million characters in a request for text, but for odd ones
 MAX_JSON_BYTES = 250_000
 """Of all other JSON bodies; 16 pairs of metadata are 110 KB if every character is an escape."""
