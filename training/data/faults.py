@@ -36,7 +36,7 @@ class _Kind:
     lines: list[int] = field(default_factory=list)
 
 
-class FaultLog:
+class RowFaultLog:
     """The faults of one source of rows, by kind; its size does not depend on how many there are.
 
     `name` is the source's, `unit` is what its rows are counted in: lines of a file, or rows.

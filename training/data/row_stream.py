@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from templating.fork_server import render_fork_server
 from training.data.encoding import EncodedRow, RowEncoder, TemplateStoppedError
-from training.data.faults import MAX_LINES_SHOWN, DataError, FaultLog, RowFault, describe_lines
+from training.data.faults import MAX_LINES_SHOWN, DataError, RowFault, RowFaultLog, describe_lines
 from training.data.formats import Row, RowParser, choose_parser
 from training.data.readers import RowSource
 from training.spec import DataFormat, TrainingSpec
@@ -42,7 +42,7 @@ class RowStream:
         self._max_length = max_length
         self._fallback = fallback
         self._parser: RowParser | None = None
-        self._faults = FaultLog(source.name, source.unit)
+        self._faults = RowFaultLog(source.name, source.unit)
 
     @property
     def format(self) -> DataFormat:
