@@ -127,8 +127,10 @@ def is_application_running(port: int) -> bool:
     if not isinstance(found, dict):
         return False
     error = found.get("error")
-    is_not_ready = isinstance(error, dict) and error.get("code") == "not_ready"
-    return found.get("status") in ("ok", "draining") or is_not_ready
+    code = error.get("code") if isinstance(error, dict) else None
+    # "starting" is of the proxy (`apps.middleware.starting`), "not_ready" of earlier releases.
+    has_no_checks = found.get("status") in ("ok", "draining") or code in ("starting", "not_ready")
+    return has_no_checks or isinstance(found.get("checks"), dict)
 
 
 def check_cluster() -> Iterator[str]:

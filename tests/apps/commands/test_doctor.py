@@ -1,8 +1,11 @@
 import json
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -75,22 +78,44 @@ def test_our_own_running_application_is_no_conflict(tmp_path: Path, url: str) ->
     assert "already running" in fault
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"code": "starting"}},
+        {"status": "failed", "checks": {"storage": "ok", "generator": "failed"}},
+        {"status": "draining", "requests_in_progress": 1},
+    ],
+)
+def test_our_own_application_is_known_before_and_after_it_can_work(
+    body: dict[str, Any],
+) -> None:
+    with serve_answer(503, json.dumps(body).encode()) as port:
+        assert preflight.is_application_running(port)
+
+
 def test_another_program_on_the_port_is(tmp_path: Path) -> None:
+    with serve_answer(200, b'["ok"]') as port:
+        verdict, text = find(write_settings(tmp_path, port, tmp_path / "storage"), "port")
+    assert (verdict, "another program" in text) == ("fault", True)
+
+
+@contextmanager
+def serve_answer(status: int, body: bytes) -> Iterator[int]:
+    """Answer every GET request alike; yields the port."""
+
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
+            self.send_response(status)
             self.end_headers()
-            self.wfile.write(b'["ok"]')
+            self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Other) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        deploy = write_settings(tmp_path, server.server_port, tmp_path / "storage")
-        verdict, text = find(deploy, "port")
+        yield server.server_port
         server.shutdown()
-    assert (verdict, "another program" in text) == ("fault", True)
 
 
 def test_a_storage_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
