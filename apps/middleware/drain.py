@@ -9,6 +9,7 @@ from apps.drain import DrainSignal, find_drain_signal
 from apps.errors import error_body
 
 HEALTH_PATH = "/healthz"
+_LIVENESS_PATH = "/livez"  # a failure would have a supervisor kill what still drains
 RETRY_AFTER_S = 30
 # These responses end only when the client or the job does; clients resume them by offset.
 _ENDLESS_PATHS = re.compile(r".*/heartbeat(/.*)?|/v1/fine_tuning/jobs/[^/]+/(events|logs)/?")
@@ -18,7 +19,8 @@ class DrainGate:
     """Middleware of Serve's proxy that answers 503 once the application is stopping.
 
     While it drains, `/healthz` answers 503 with the number of requests in progress, which
-    `tuneserve run` waits for. Followed events and logs, and the page's heartbeats, do not count.
+    `tuneserve run` waits for; `/livez` is forwarded. Followed events and logs, and the page's
+    heartbeats, do not count.
     """
 
     def __init__(self, app: ASGIApp, signal: DrainSignal | None = None) -> None:
@@ -28,7 +30,7 @@ class DrainGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request, or refuse it."""
-        if scope["type"] != "http" or self._signal is None:
+        if scope["type"] != "http" or self._signal is None or scope["path"] == _LIVENESS_PATH:
             await self.app(scope, receive, send)
             return
         if self._signal.is_draining:

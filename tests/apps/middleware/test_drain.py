@@ -67,6 +67,14 @@ async def test_what_never_ends_by_itself_is_not_waited_for(tmp_path: Path, path:
     assert (await begun).status_code == 200
 
 
+async def test_the_process_counts_as_alive_while_it_drains(tmp_path: Path) -> None:
+    gated = Gated(tmp_path)
+    gated.may_answer.set()
+    gated.signal.begin()
+    assert (await gated.client.get("/livez")).status_code == 200
+    assert (await gated.client.get("/readyz")).status_code == 503
+
+
 async def test_the_proxys_middleware_follows_the_signal_of_its_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
