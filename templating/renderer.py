@@ -96,7 +96,7 @@ class _RenderProcess:
 
     def __init__(self, templates: ChatTemplates, limits: RenderLimits) -> None:
         self._cpu_limit_s = limits.cpu_s
-        self._started = 0.0
+        self._started = time.monotonic()
         self.connection, self._pidfd = render_fork_server.fork()
         hello = {
             "templates": templates.texts,

@@ -1,6 +1,8 @@
 import asyncio
 import os
 import signal
+import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -222,3 +224,17 @@ def test_renderers_end_with_their_client() -> None:
     assert not renderer.is_running()
     os.close(process)
     server._discard()
+
+
+def test_a_process_that_ends_before_its_first_conversation_exceeded_no_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fork() -> tuple[socket.socket, int]:
+        connection, there = socket.socketpair()
+        there.close()
+        return connection, os.pidfd_open(child.pid)
+
+    with subprocess.Popen(["sleep", "60"]) as child:
+        monkeypatch.setattr(render_fork_server, "fork", fork)
+        with pytest.raises(RenderProcessError, match="has ended"):
+            BatchRenderer(ChatTemplates((FINE,), {}), LIMITS)
