@@ -66,16 +66,18 @@ class AuditLog:
         self._max_bytes, self._num_old = max_bytes, num_old
         self._refusals = Bucket(REFUSALS_PER_MINUTE, clock)
         self._num_suppressed = 0
-        self._lock = Lock()  # lines are written by threads
+        self._writing = Lock()  # lines are written by threads
+        self._counting = Lock()  # for moments only: the event loop takes it
 
     def write(self, entry: AuditEntry) -> None:
         """Write a line; one that cannot be written goes to the application's log, as an error."""
         line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **vars(entry)}
         line["path"] = entry.path[:_MAX_PATH_CHARACTERS]
         line = {name: value for name, value in line.items() if value is not None}
-        with self._lock:
+        with self._counting:
             if self._num_suppressed:
                 line["num_suppressed"], self._num_suppressed = self._num_suppressed, 0
+        with self._writing:
             try:
                 _append(self._path, line)
                 self._rotate()
@@ -84,7 +86,7 @@ class AuditLog:
 
     def samples_refusal(self) -> bool:
         """Whether the next refused request gets a line; counts it if not."""
-        with self._lock:
+        with self._counting:
             if self._refusals.level >= 1:
                 self._refusals.take(1)
                 return True

@@ -2,6 +2,8 @@
 
 import logging
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from apps.access.roles import Role
 from apps.middleware.auth import WRONG_KEYS_PER_MINUTE
 from storage.durable import read_json_lines
 from storage.layout import StorageLayout
+from storage.locks import take_turn
 from tests.apps.access.conftest import Connect
 
 pytestmark = pytest.mark.anyio
@@ -145,3 +148,18 @@ async def test_the_access_line_names_path_status_and_key_but_no_query(
     assert lines[0].endswith("key=ann id=r-1")
     assert "hush" not in lines[0]
     assert "\n" not in lines[1]
+
+
+def test_a_refused_request_does_not_wait_for_a_line_that_is_being_written(
+    layout: StorageLayout,
+) -> None:
+    audit = AuditLog(layout, max_bytes=1)
+    with ThreadPoolExecutor() as threads, take_turn(layout.audit_lock):
+        writing = threads.submit(audit.write, entry())  # waits for its turn to rotate
+        while not layout.audit.exists():
+            time.sleep(0.01)
+        time.sleep(0.1)
+        counted = threads.submit(audit.samples_refusal)
+        wait([counted], timeout=10)
+        is_counted, is_written = counted.done(), writing.done()
+    assert (is_counted, is_written) == (True, False)
