@@ -26,6 +26,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from apps.access.exchange import find_exchange
 from serving.errors import (
     DeadlineExceededError,
     EngineDeadError,
@@ -222,7 +223,9 @@ def _find_param(exc: ValidationError | RequestValidationError) -> str | None:
 
 
 def _read_request_id(request: Request) -> str | None:
-    """Return the id under which Serve logs a request, if it is a plain name."""
+    """Return the id of a request in the log and the audit log, or else its client's."""
+    if (exchange := find_exchange(request.scope)) is not None:
+        return exchange.request_id
     request_id = request.headers.get(REQUEST_ID_HEADER, "")
     return request_id if _REQUEST_ID.fullmatch(request_id) else None
 

@@ -62,6 +62,22 @@ async def test_a_bug_is_never_the_clients_error(
     assert "request req-7 failed" in caplog.text
 
 
+@pytest.mark.parametrize("headers", [{}, {"x-request-id": "a:b"}, {"x-request-id": "no name"}])
+async def test_a_failed_request_has_one_id(
+    services: Services, caplog: pytest.LogCaptureFixture, headers: dict[str, str]
+) -> None:
+    caplog.set_level(logging.INFO, logger="apps")
+    cast(Echo, services.text).failure = ValueError("inside")
+    transport = httpx.ASGITransport(build_http(services, None), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+        body = {"model": "tiny", "prompt": "x"}
+        answer = await client.post("/v1/completions", json=body, headers=headers)
+    request_id = answer.headers["x-request-id"]
+    assert answer.json()["error"]["message"].endswith(f"under request {request_id}")
+    assert f"request {request_id} failed" in caplog.text
+    assert f"id={request_id}" in caplog.text
+
+
 async def test_a_failure_without_a_request_id_gets_one(caplog: pytest.LogCaptureFixture) -> None:
     answer = to_response(ValueError("inside"))
     request_id = answer.headers["x-request-id"]
