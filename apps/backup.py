@@ -37,10 +37,14 @@ def _copy_storage(layout: StorageLayout, writer: SnapshotWriter) -> None:
     with ExitStack() as held:
         with take_turn(layout.alias_lock):
             records = _read_records(layout)
-            aliases = layout.aliases.read_bytes() if layout.aliases.is_file() else None
+            aliases = {
+                path: path.read_bytes()
+                for path in (layout.aliases, layout.aliases_copy)
+                if path.is_file()
+            }
             models = _hold_models(layout, held)
-        if aliases is not None:
-            writer.add_bytes(layout.aliases, aliases)
+        for path, content in aliases.items():
+            writer.add_bytes(path, content)
         folders = [*models, layout.files, *(run.path for run in records)]
         writer.announce(sum(map(_measure, folders)))
         for model in models:
@@ -49,9 +53,9 @@ def _copy_storage(layout: StorageLayout, writer: SnapshotWriter) -> None:
         for run, record in records.items():
             _copy_run(run, record, writer)
         for path in sorted(layout.root.iterdir()):  # logs of hand-overs, keys and the like
-            is_ours = path.name[0] != "." and path != layout.aliases
+            is_ours = path.name[0] != "." and path not in (layout.aliases, layout.aliases_copy)
             if is_ours and path.is_file() and not path.is_symlink():
-                writer.add_file(path)
+                _add_if_there(path, writer)  # a log may be rotated just now
 
 
 def _read_records(layout: StorageLayout) -> dict[RunFolder, bytes]:

@@ -71,7 +71,7 @@ class AliasBook:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._copy = path.with_suffix(f".copy{path.suffix}")
+        self._copy = path.with_suffix(f".copy{path.suffix}")  # `StorageLayout.aliases_copy`
         self._reported: str | None = None
 
     def read(self) -> dict[str, Alias]:

@@ -104,6 +104,11 @@ class StorageLayout:
         return self.root / "aliases.json"
 
     @property
+    def aliases_copy(self) -> Path:
+        """The content of `aliases` once more, read where that is damaged."""
+        return self.root / "aliases.copy.json"
+
+    @property
     def alias_lock(self) -> Path:
         """Held by whoever changes an alias, or adds or deletes a model."""
         return self.root / ".aliases.lock"

@@ -18,6 +18,7 @@ from apps.queue import RunQueue
 from serving.errors import ModelInUseError, ModelNotFoundError
 from serving.model_store import ModelStore
 from storage import durable
+from storage.backup import SnapshotWriter
 from storage.layout import StorageLayout, open_storage
 from tests.apps.conftest import NotedJobs, create_run
 from training.checkpoint import list_checkpoints, name_manifest
@@ -244,3 +245,41 @@ def test_a_backup_is_consistent_while_models_come_and_go(
         restored = tmp_path / f"restored-{snapshot.name}"
         expect("restore", snapshot, restored)
         ModelStore(open_storage(restored)).resolve("latest").verify()
+
+
+def test_a_log_that_is_rotated_meanwhile_fails_no_backup(
+    layout: StorageLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout.audit.write_text("{}\n")
+    layout.keys.write_text("{}\n")
+    copy = SnapshotWriter.add_file
+
+    def rotate_and_copy(writer: SnapshotWriter, path: Path) -> None:
+        if path == layout.audit:
+            path.unlink()
+        copy(writer, path)
+
+    monkeypatch.setattr(SnapshotWriter, "add_file", rotate_and_copy)
+    expect("backup", tmp_path / "backups", layout.root)
+    expect("restore", tmp_path / "backups", tmp_path / "restored")
+    assert (tmp_path / "restored" / layout.keys.name).is_file()
+
+
+def test_both_files_of_the_aliases_are_of_one_moment(
+    layout: StorageLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ModelStore(layout)
+    store.point_alias("latest", "tiny")
+    copy = SnapshotWriter.add_tree
+
+    def move_and_copy(writer: SnapshotWriter, folder: Path) -> None:
+        store.point_alias("later", "tiny")
+        copy(writer, folder)
+
+    monkeypatch.setattr(SnapshotWriter, "add_tree", move_and_copy)
+    expect("backup", tmp_path / "backups", layout.root)
+    restored = tmp_path / "restored"
+    expect("restore", tmp_path / "backups", restored)
+    names = ("aliases.json", "aliases.copy.json")
+    first, second = ((restored / name).read_bytes() for name in names)
+    assert first == second
