@@ -141,7 +141,7 @@ class RunQueue:
         Raises `ApiError` 404 for an unknown run, 409 for one that has not ended.
         """
         run = find_run(self._layout, run_id)
-        self._check_storage()
+        await asyncio.to_thread(self._check_storage)
         with expect_run(run_id):
             await asyncio.shield(asyncio.to_thread(self._delete, run))
 
@@ -149,7 +149,7 @@ class RunQueue:
         self, run_id: str, checkpoint_id: str, model_id: str | None
     ) -> dict[str, Any]:
         """Begin to turn a checkpoint of a run into a model; see `ExportDesk.begin`."""
-        self._check_storage()
+        await asyncio.to_thread(self._check_storage)
         return await asyncio.to_thread(self._exports.begin, run_id, checkpoint_id, model_id)
 
     async def reconcile(self) -> None:
@@ -168,7 +168,7 @@ class RunQueue:
 
     async def _change(self, change: Callable[[RunFolder], None], run_id: str) -> dict[str, Any]:
         run = find_run(self._layout, run_id)
-        self._check_storage()
+        await asyncio.to_thread(self._check_storage)
         with expect_run(run_id), refuse_full_disk():
             await asyncio.shield(asyncio.to_thread(change, run))
             return describe_job(run)
@@ -199,7 +199,7 @@ class RunQueue:
             if run.requested_pause_reason == "user":
                 return
             run.request_pause()
-            if record.writer == "queue":
+            if record.writer == "queue" or record.status == "paused":
                 run.add_event("Paused")
                 run.mark_paused(waiting_for=None)
             else:
@@ -399,6 +399,7 @@ class RunQueue:
         return f"{reason}; its last output: {output.splitlines()[-1][:300]}" if output else reason
 
     def _check_storage(self) -> None:
+        """Raise `ApiError` 503 if another queue has the storage; the first call may take long."""
         if not self._holds_storage():
             raise ApiError(503, "another application looks after the jobs of this storage")
 

@@ -2,6 +2,7 @@ import errno
 import json
 import shlex
 import shutil
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -788,3 +789,40 @@ async def test_a_run_that_a_shutdown_killed_continues_too(
     assert run.read_record().status == "queued"
     assert not run.is_pause_requested
     after.close()
+
+
+async def test_what_a_shutdown_paused_stays_paused_if_a_user_pauses_it(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    await queue.drain()
+    run.mark_paused()  # as its process does
+    jobs.states[f"{run.path.name}-1"] = "ended"
+    assert (await queue.pause(run.path.name))["status"] == "paused"
+    assert run.read_record().pause_reason == "user"
+    assert run.read_events()[-1]["message"] == "Paused"
+
+
+async def test_taking_over_a_storage_blocks_no_other_request(
+    queue: RunQueue, layout: StorageLayout, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await create_run(queue, file_id)
+    is_removing, may_end = threading.Event(), threading.Event()
+    were_told: list[bool] = []
+
+    def remove_slowly(_: Path) -> None:
+        is_removing.set()
+        were_told.append(may_end.wait(5))
+
+    monkeypatch.setattr("apps.queue.remove_tombstones", remove_slowly)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(queue.pause, run.path.name)
+        with anyio.fail_after(10):
+            while not is_removing.is_set():
+                await anyio.sleep(0.01)
+        may_end.set()
+    assert were_told
+    assert all(were_told), "the event loop waited for the removal"
+    assert run.read_record().status == "paused"
