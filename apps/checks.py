@@ -63,7 +63,7 @@ def prepare_rows(layout: StorageLayout, spec: TrainingSpec) -> "PreparedData":
     try:
         with invalid_input("training", only=SettingError):
             known = find_known_files(layout, spec)
-            return prepare_data(spec, layout.token_cache, known=known)
+            return prepare_data(spec, layout.token_cache, known=known, max_cache_bytes=None)
     except DataError as exc:
         param = name_param(exc)
         raise InvalidInputError(str(exc), param=param, code=f"invalid_{param}") from exc
@@ -103,7 +103,8 @@ def check_job(layout: StorageLayout, run_id: str) -> None:
 
     try:
         known = find_known_files(layout, spec)
-        prepared = prepare_data(spec, layout.token_cache, tell_progress, known)
+        # `apps.retention` bounds the cache, by the operator's setting.
+        prepared = prepare_data(spec, layout.token_cache, tell_progress, known, None)
     except (ValueError, OSError) as exc:
         if is_machine_fault(exc):
             raise
@@ -158,7 +159,7 @@ def check_file(layout: StorageLayout, file_id: str) -> None:
         with model.hold():
             spec = build_default_spec(models, model, str(path))
             known = find_known_files(layout, spec)
-            prepared = prepare_data(spec, layout.token_cache, stop_if_deleted, known)
+            prepared = prepare_data(spec, layout.token_cache, stop_if_deleted, known, None)
             found = count_rows(prepared)
     except (ValueError, OSError, ServingError) as exc:
         if is_machine_fault(exc):

@@ -3,9 +3,12 @@
 import os
 from pathlib import Path
 
+from apps.checks import prepare_rows
 from apps.retention import enforce_retention
 from storage import durable
 from storage.layout import StorageLayout
+from training.data.token_cache import MAX_CACHE_BYTES
+from training.spec import TrainingSpec
 
 
 def add_entry(cache: Path, name: str, size: int, used_at: int) -> None:
@@ -23,6 +26,23 @@ def test_the_token_cache_keeps_to_its_size(layout: StorageLayout) -> None:
     assert sorted(path.name for path in layout.token_cache.iterdir()) == ["entry-2", "entry-3"]
     enforce_retention(layout, 0)
     assert [path.name for path in layout.token_cache.iterdir()] == ["entry-3"], "it may be in use"
+
+
+def test_only_the_setting_bounds_the_token_cache(
+    layout: StorageLayout, tiny_model: Path, tmp_path: Path
+) -> None:
+    entry = layout.token_cache / "entry"
+    entry.mkdir(parents=True)
+    with (entry / "rows").open("wb") as file:
+        file.truncate(MAX_CACHE_BYTES + 1)  # takes no room on the disk
+    durable.write_json(entry / durable.MANIFEST_NAME, {"files": {}})
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "fox"}\n')
+    spec = TrainingSpec(base_model=str(tiny_model), train_file=str(rows))
+    prepare_rows(layout, spec)
+    assert entry.is_dir(), "the operator may keep more than the default"
+    enforce_retention(layout, MAX_CACHE_BYTES)
+    assert not entry.exists()
 
 
 def test_what_killed_processes_left_is_removed_while_it_runs(layout: StorageLayout) -> None:

@@ -26,7 +26,7 @@ from training.data.faults import DataError, RowRole
 from training.data.formats import KNOWN_KEYS
 from training.data.readers import HubRows, KnownFile, RowFile, RowSource
 from training.data.row_stream import RowStream
-from training.data.token_cache import build_entry, prune_cache, use_entry
+from training.data.token_cache import MAX_CACHE_BYTES, build_entry, prune_cache, use_entry
 from training.data.token_table import TokenTable, TokenWriter, split_table
 from training.spec import DataFormat, HubDataset, TrainingSpec
 
@@ -74,16 +74,19 @@ def prepare_data(
     cache: Path,
     on_progress: OnBytes | None = None,
     known: Mapping[str, KnownFile] | None = None,
+    max_cache_bytes: int | None = MAX_CACHE_BYTES,
 ) -> PreparedData:
     """Check and tokenise the rows of a spec, or find what an earlier run made of the same.
 
     Each source of rows is an entry of the cache of its own, so that a file is tokenised once for a
     model, whatever it is used with. `known` has what is on record about files, by their paths.
+    A new entry removes the longest unused ones beyond `max_cache_bytes`; with None it removes none.
 
     Raises `DataError` for rows that cannot be used, `UnknownModelError`, or `ValueError` for a
     length that the model has no positions for.
     """
-    build = _Build(spec, load_tokenizer(spec.base_model), choose_max_length(spec), cache)
+    tokenizer, max_length = load_tokenizer(spec.base_model), choose_max_length(spec)
+    build = _Build(spec, tokenizer, max_length, cache, max_cache_bytes)
     with _note_role("training"):
         train = open_train_source(spec, known)
         fingerprint = train.compute_fingerprint()
@@ -211,11 +214,13 @@ class _Build:
         tokenizer: PreTrainedTokenizerBase,
         max_length: int,
         cache: Path,
+        max_cache_bytes: int | None,
     ) -> None:
         self._spec = spec
         self._tokenizer = tokenizer
         self._max_length = max_length
         self._cache = cache
+        self._max_cache_bytes = max_cache_bytes
         self._used: list[str] = []  # keys of entries that must not be pruned now
 
     def encode_source(
@@ -276,8 +281,8 @@ class _Build:
 
     def _take_entry(self, key: str, *, is_hit: bool) -> _Entry:
         self._used.append(key)
-        if not is_hit:
-            prune_cache(self._cache, self._used)
+        if not is_hit and self._max_cache_bytes is not None:
+            prune_cache(self._cache, self._used, self._max_cache_bytes)
         folder = self._cache / key
         return _Entry(folder, durable.read_json(folder / SUMMARY_FILE), is_hit)
 
