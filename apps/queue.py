@@ -84,6 +84,7 @@ class RunQueue:
         self._num_computing = 0
         self._storage_guard = threading.Lock()
         self._storage_lock: IO[str] | None = None
+        self._has_taken_over = False
 
     def close(self) -> None:
         """Let another queue look after the runs."""
@@ -415,9 +416,11 @@ class RunQueue:
                     logger.warning("another application looks after the runs here: %s", file.name)
                     return False
                 self._storage_lock = file
+            if not self._has_taken_over:  # also after an attempt that failed
                 self._remove_deleted()
                 if not self._is_draining:
                     self._end_shutdown_pauses()
+                self._has_taken_over = True
         return True
 
     def _remove_deleted(self) -> None:

@@ -826,3 +826,27 @@ async def test_taking_over_a_storage_blocks_no_other_request(
     assert were_told
     assert all(were_told), "the event loop waited for the removal"
     assert run.read_record().status == "paused"
+
+
+async def test_a_shutdown_pause_ends_though_the_runs_could_not_be_listed_at_first(
+    queue: RunQueue, jobs: NotedJobs, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    await queue.drain()
+    run.mark_paused()  # as its process does
+    jobs.states[f"{run.path.name}-1"] = "ended"
+    queue.close()
+
+    def fail(_: RunIndex) -> None:
+        raise OSError(errno.EIO, "I/O error")
+
+    after = RunQueue(queue._layout, jobs, reserved_cpus=0.5)
+    with monkeypatch.context() as patched:
+        patched.setattr(RunIndex, "scan_unfinished", fail)
+        with pytest.raises(OSError, match="I/O error"):
+            await after.reconcile()
+    await after.reconcile()
+    assert run.read_record().status == "queued"
+    after.close()
