@@ -9,7 +9,7 @@ PIP_AUDIT := pip-audit==2.10.1
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast lint format bench setup check wheel audit clean
+.PHONY: help run test test-fast chaos lint format bench setup check wheel audit clean
 
 help: ## show what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
