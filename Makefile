@@ -24,7 +24,7 @@ test: $(VENV)/.installed-test $(VENV)/openapi-client/.installed $(VENV)/.compile
 	$(BIN)/python -m pytest -m e2e --durations=15
 
 chaos: $(VENV)/.installed-test $(VENV)/.compiled ## kill every part of the application 50 times; takes hours
-	CHAOS_KILLS=50 CHAOS_FILES=2000 $(BIN)/python -m pytest -s tests/faults
+	CHAOS_KILLS=50 CHAOS_FILES=2000 FUZZ_REQUESTS=5000 $(BIN)/python -m pytest -s tests/faults tests/e2e/test_openapi.py
 
 test-fast: $(VENV)/.installed-test $(VENV)/openapi-client/.installed ## run the tests that need no cluster and no browser
 	$(BIN)/python -m pytest -n logical --dist loadfile -m "not e2e"
