@@ -168,7 +168,7 @@ def test_a_paused_run_goes_on_with_other_numbers_of_workers(
 
 
 def test_the_readmes_way_to_a_model_works(folder: Path, whole: list[dict[str, float]]) -> None:
-    blocks = re.findall(r"^```\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
     (example,) = (block for block in blocks if "training.consolidate" in block)
     example = example.replace("my-run", "whole").replace(".venv/bin/python", sys.executable)
     subprocess.run(["sh", "-ec", example], cwd=folder, check=True, timeout=TIMEOUT_S)
