@@ -50,8 +50,9 @@ async def follow_events(run: RunFolder, place: int, max_age_s: float) -> AsyncGe
     quiet_s = 0.0
     ends_at = time.monotonic() + max_age_s
     while True:
-        is_last = has_ended(run)  # before the look: what is told before the end is told
-        events = run.number_events(await asyncio.to_thread(lines.read_new), num_read + 1)
+        # The end is read first: what was written before it is sent.
+        is_last, added = await asyncio.to_thread(lambda: (has_ended(run), lines.read_new()))
+        events = run.number_events(added, num_read + 1)
         new = events[max(0, place - num_read) :]
         num_read += len(events)
         if new:
@@ -69,7 +70,7 @@ async def follow_events(run: RunFolder, place: int, max_age_s: float) -> AsyncGe
 async def follow_log(run: RunFolder, offset: int) -> AsyncGenerator[bytes, None]:
     """Yield what stands in a run's log from a byte on, and is added, until the run has ended."""
     while True:
-        is_last = has_ended(run)
+        is_last = await asyncio.to_thread(has_ended, run)
         for piece in read_log(run, offset):
             offset += len(piece)
             yield piece

@@ -81,7 +81,7 @@ class RunQueue:
             reserved_gpus=reserved_gpus,
         )
         self._is_draining = False
-        self._num_computing = 0
+        self._num_computing: int | None = None  # None until a pass has counted them
         self._storage_guard = threading.Lock()
         self._storage_lock: IO[str] | None = None
         self._has_taken_over = False
@@ -164,8 +164,9 @@ class RunQueue:
         computes any more; call this again until it does.
         """
         self._is_draining = True
+        self._num_computing = None  # a pass that fails has counted nothing
         await self.reconcile()
-        return not self._num_computing
+        return self._num_computing == 0
 
     async def _change(self, change: Callable[[RunFolder], None], run_id: str) -> dict[str, Any]:
         run = find_run(self._layout, run_id)
@@ -211,8 +212,10 @@ class RunQueue:
             record = run.read_record()
             if record.status in ("failed", "cancelled"):
                 check_job_counts(self._runs, self._limits, is_new=False)
-                self._take_up_ended(run, record)
-                self._runs.note_reopened(run.path.name)
+                try:
+                    self._take_up_ended(run, record)
+                finally:  # it may be queued although its event could not be written
+                    self._runs.note_reopened(run.path.name)
                 return
             record = _read_unfinished(run)
             if run.is_cancel_requested:

@@ -22,6 +22,10 @@ _Stamp = tuple[int, int, int, int]
 """Inode, size, and the times of the last change of content and of metadata in nanoseconds."""
 
 
+_MAX_ENTRIES = 1_000_000
+"""No fewer than there may be files or jobs: a scan of more than fit would find none of them."""
+
+
 class _Entry(NamedTuple, Generic[Parsed]):
     stamp: _Stamp
     is_settled: bool
@@ -35,7 +39,7 @@ class ParsedFileCache(Generic[Parsed]):
     the owner locks.
     """
 
-    def __init__(self, parse: Callable[[Path], Parsed], max_entries: int = 20_000) -> None:
+    def __init__(self, parse: Callable[[Path], Parsed], max_entries: int = _MAX_ENTRIES) -> None:
         self._parse = parse
         self._max_entries = max_entries
         self._entries: OrderedDict[str, _Entry[Parsed]] = OrderedDict()

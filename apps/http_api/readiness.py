@@ -41,10 +41,10 @@ class Readiness:
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 await self._checks[name]()
-        except Exception as exc:  # whatever a part raises, it is not ready
+        except Exception as exc:  # noqa: BLE001 - whatever a part raises, it is not ready
             kind = type(exc).__name__
             if self._failed.get(name) != kind:  # once: load balancers ask every second
-                logger.exception("not ready: %s", name)
+                logger.warning("not ready: %s: %s: %s", name, kind, exc)
             self._failed[name] = kind
             return False
         if self._failed.pop(name, None) is not None:

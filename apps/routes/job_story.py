@@ -148,9 +148,9 @@ async def get_log(
 
 
 async def _stream_events(run: RunFolder, last_event_id: str | None, max_age_s: float) -> Response:
-    is_over = has_ended(run)
+    is_over = await asyncio.to_thread(has_ended, run)
     place = await asyncio.to_thread(find_place, run, last_event_id)
-    if is_over and place == len(run.read_events()):
+    if is_over and place == len(await asyncio.to_thread(run.read_events)):
         return Response(status_code=204)  # by which a browser knows not to come back
     events = follow_events(run, place, max_age_s)
     return StreamingResponse(events, media_type="text/event-stream", headers=_UNBUFFERED)
