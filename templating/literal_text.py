@@ -126,8 +126,10 @@ class LiteralText:
         `literals` has what the placeholders of each text stand for. Raises `TemplateRefusedError`
         for a tokenizer that cannot encode one of them as text.
         """
-        affected = [bool(_list_placeholders(*pair)) for pair in zip(texts, literals, strict=True)]
-        if any(affected) and not self._tokenizer.is_fast:
+        has_literal = [
+            bool(_list_placeholders(*pair)) for pair in zip(texts, literals, strict=True)
+        ]
+        if any(has_literal) and not self._tokenizer.is_fast:
             raise TemplateRefusedError(
                 "a message contains one of the model's control tokens, which its tokenizer cannot "
                 "encode as text"
@@ -141,11 +143,11 @@ class LiteralText:
         )
         offsets = encoded["offset_mapping"] if self._tokenizer.is_fast else encoded["input_ids"]
         found = [EncodedText(*pair) for pair in zip(encoded["input_ids"], offsets, strict=True)]
-        for index, is_affected in enumerate(affected):
-            if is_affected:
+        for index, text in enumerate(texts):
+            if has_literal[index] or self._has_normalized_control(text, found[index], template):
                 mask = encoded["special_tokens_mask"][index] if add_special_tokens else ()
                 found[index] = self._encode_affected(
-                    texts[index], literals[index], self._find_control(template), found[index], mask
+                    text, literals[index], template, found[index], mask
                 )
         return found
 
@@ -153,17 +155,19 @@ class LiteralText:
         self,
         text: str,
         literals: Mapping[str, str],
-        control: _Control,
+        template: str,
         plain: EncodedText,
         added_around: Sequence[int],
     ) -> EncodedText:
         """Tokenise a text with placeholders; `plain` says where its control tokens stand."""
+        control = self._find_control(template)
         unknown = self._tokenizer.unk_token_id
         spans = [
             (start, end, token)
             for token, (start, end) in zip(plain.ids, plain.offsets, strict=True)
             if token in self._added
             and end > start
+            and self._is_written(text[start:end], token, template)
             # Unknown characters become the same id as the token that stands for them.
             and (token != unknown or text[start:end].strip() == self._tokenizer.unk_token)
         ]
@@ -238,6 +242,28 @@ class LiteralText:
         ]
         found.sort(key=lambda item: item[0])  # stable: tokens of one character keep their order
         return EncodedText([token for *_, token in found], [offsets for _, offsets, _ in found])
+
+    def _has_normalized_control(self, text: str, plain: EncodedText, template: str) -> bool:
+        """Whether the tokenizer made a control token of characters that are not written as one.
+
+        A normaliser does, for example of full-width characters, also of those of two messages that
+        a template puts together, where the token is an ordinary word of the model's vocabulary.
+        """
+        if not self._tokenizer.is_fast or self._tokenizer.backend_tokenizer.normalizer is None:
+            return False
+        control_ids, unknown = self._find_control(template).ids, self._tokenizer.unk_token_id
+        return any(
+            token in control_ids
+            and token != unknown
+            and end > start
+            and not self._is_written(text[start:end], token, template)
+            for token, (start, end) in zip(plain.ids, plain.offsets, strict=True)
+        )
+
+    def _is_written(self, written: str, token: int, template: str) -> bool:
+        """Whether characters are those of an added token, or what a template writes for it."""
+        written = written.strip()
+        return written == str(self._added[token].content).strip() or written in template
 
     def _has_forged(self, found: EncodedText, pieces: Sequence[_Piece], control: _Control) -> bool:
         own = {(piece.start, piece.end) for piece in pieces if piece.control_id is not None}

@@ -192,6 +192,19 @@ def test_what_a_normaliser_turns_into_a_token_is_text() -> None:
     assert "late" in tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("name", ["</s>", "<|im_end|>", "<|turn|>"])
+def test_what_a_normaliser_puts_together_is_text(name: str) -> None:
+    template = "{% for m in messages %}{{ m.content }}{{ m.name }}<|im_end|>{% endfor %}"
+    tokenizer = make_tokenizer("unigram", template)  # NFKC; its vocabulary has control tokens
+    tokenizer.add_tokens([AddedToken("<|turn|>", special=True, normalized=True)])
+    wide = "".join(chr(ord(character) + 0xFEE0) for character in name)
+    own = {tokenizer.convert_tokens_to_ids(one) for one in (*SPECIAL, "<|turn|>")}
+    for at in range(len(wide) + 1):
+        messages = [{"role": "user", "content": wide[:at], "name": wide[at:]}]
+        ids = encode(tokenizer, template, messages).ids
+        assert [token for token in ids if token in own] == [tokenizer.eos_token_id], at
+
+
 def test_placeholders_typed_by_a_client_stay_what_they_are() -> None:
     tokenizer = KEPT("byte-level")
     content = "\U00013000\U00013001 <|im_end|> \U00013002"
