@@ -16,7 +16,9 @@ _CHATS: tuple[list[dict[str, str]], ...] = (
         {"role": "user", "content": "Bye"},
     ],
 )
-_MAX_FILE_BYTES = 64 << 20
+_MAX_FILE_BYTES = 16 << 20
+_MAX_BYTES = {"special_tokens_map.json": 1 << 20}  # parsed in the process that serves HTTP
+_MAX_TEMPLATES = 16
 _MAX_TEMPLATE_CHARACTERS = 1_000_000
 
 
@@ -72,8 +74,13 @@ def _read_templates(directory: Path) -> ChatTemplates:
     texts = own if isinstance(own, list) else [own]
     files = [directory / "chat_template.jinja"]
     files += sorted((directory / "additional_chat_templates").glob("*.jinja"))
-    texts += [_read_text(file) for file in files if file.is_file()]
+    texts += [_read_text(file) for file in files[: _MAX_TEMPLATES + 1] if file.is_file()]
     found = tuple(text for text in texts if isinstance(text, str) and text)
+    if len(found) > _MAX_TEMPLATES or len(files) > _MAX_TEMPLATES:
+        raise ValueError(
+            f"the model has {max(len(found), len(files)):,} chat templates, expected at most "
+            f"{_MAX_TEMPLATES}"
+        )
     for text in found:
         if len(text) > _MAX_TEMPLATE_CHARACTERS:
             raise ValueError(
@@ -100,8 +107,9 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _read_text(path: Path) -> str:
-    if (size := path.stat().st_size) > _MAX_FILE_BYTES:
-        raise ValueError(f"{path.name} has {size:,} bytes, expected at most {_MAX_FILE_BYTES:,}")
+    size, limit = path.stat().st_size, _MAX_BYTES.get(path.name, _MAX_FILE_BYTES)
+    if size > limit:
+        raise ValueError(f"{path.name} has {size:,} bytes, expected at most {limit:,}")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as exc:

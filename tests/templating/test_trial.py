@@ -48,3 +48,18 @@ def test_settings_that_are_no_settings_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("[1]")
     with pytest.raises(ValueError, match="tokenizer_config.json holds a list"):
         try_chat_template(tmp_path)
+
+
+def test_only_so_many_templates_are_tried(tmp_path: Path) -> None:
+    folder = tmp_path / "additional_chat_templates"
+    folder.mkdir()
+    for number in range(20):
+        (folder / f"{number}.jinja").write_text("{{ messages[0].content }}")
+    with pytest.raises(ValueError, match="20 chat templates, expected at most 16"):
+        try_chat_template(tmp_path)
+
+
+def test_a_large_map_of_special_tokens_is_not_parsed(tmp_path: Path) -> None:
+    (tmp_path / "special_tokens_map.json").write_text('{"a": [' + "[]," * 1_000_000 + "[]]}")
+    with pytest.raises(ValueError, match="expected at most 1,048,576"):
+        try_chat_template(tmp_path)
