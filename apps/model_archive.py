@@ -22,6 +22,11 @@ _MAX_GROWTH = 4
 _MAX_EXTRA_BYTES = 50_000_000
 _MAX_ENTRIES = 10_000
 _MAX_READ_BYTES = 16 << 20
+_MAX_NAME_CHARACTERS = 1_000
+_MAX_DEPTH = 16  # Python removes and lists folders by recursion
+_MAX_ATTRIBUTES = 32
+# The zipfile module decompresses other methods in whole reads, whatever size an entry claims.
+_ZIP_METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
 _WRITE_BYTES = 4 << 20
 # What the libraries raise for archives that are cut off, damaged, encrypted or of an odd kind.
 _ARCHIVE_ERRORS = (
@@ -95,6 +100,12 @@ class IncomingModel:
             self._check_growth(len(listed), sum(entry.file_size for entry in listed))
             entries = [entry for entry in listed if _is_wanted(entry.filename)]
             for entry in entries:
+                if entry.compress_type not in _ZIP_METHODS:
+                    raise ApiError(
+                        400,
+                        f"{entry.filename!r} in the archive is compressed by method "
+                        f"{entry.compress_type}; expected deflate, or no compression",
+                    )
                 if stat.S_ISLNK(entry.external_attr >> 16):
                     raise ApiError(400, f"{entry.filename!r} in the archive is a link")
             archive.extractall(self._content, entries)  # noqa: S202 - their names were looked at
@@ -105,6 +116,7 @@ class IncomingModel:
             for number, entry in enumerate(archive, 1):
                 if entry.size < 0:  # would lead back to what was read already
                     raise ApiError(400, f"{entry.name!r} in the archive has the size {entry.size}")
+                _check_header(entry)
                 size_bytes += entry.size
                 self._check_growth(number, size_bytes)
                 if _is_wanted(entry.name):
@@ -140,9 +152,26 @@ class _CarefulReader(BufferedReader):
         return super().read(size)
 
 
+def _check_header(entry: tarfile.TarInfo) -> None:
+    """Raise `ApiError` for an entry whose header is large; the headers of all stay in memory."""
+    num_attributes = len(entry.pax_headers)
+    longest = max(map(len, (*entry.pax_headers.values(), entry.name, entry.linkname)))
+    if entry.issparse() or num_attributes > _MAX_ATTRIBUTES or longest > _MAX_NAME_CHARACTERS:
+        raise ApiError(
+            400,
+            f"{entry.name[:_MAX_NAME_CHARACTERS]!r} in the archive has {num_attributes} extended "
+            f"attributes, the longest of {longest:,} characters, or is a sparse file; expected a "
+            f"plain file with at most {_MAX_ATTRIBUTES} of {_MAX_NAME_CHARACTERS:,} characters",
+        )
+
+
 def _is_wanted(name: str) -> bool:
     """Leave out hidden files and what some systems add; raises `ApiError` if it leads away."""
     path = PurePosixPath(name)
+    if len(path.parts) > _MAX_DEPTH:
+        raise ApiError(
+            400, f"{name[:100]!r}... in the archive is nested more than {_MAX_DEPTH} folders deep"
+        )
     if path.is_absolute() or ".." in path.parts or "\\" in name:
         raise ApiError(400, f"{name!r} in the archive leads out of the model's folder")
     return not any(part.startswith(".") or part == "__MACOSX" for part in path.parts)

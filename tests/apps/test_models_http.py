@@ -366,3 +366,40 @@ async def test_a_model_in_use_is_not_deleted(
     removed = (await client.delete("/v1/aliases/latest")).json()
     assert removed == {"id": "latest", "object": "alias", "deleted": True}
     assert (await client.delete("/v1/models/tiny")).status_code == 200
+
+
+def make_entry(name: str, kind: bytes = tarfile.REGTYPE, content: bytes = b"") -> bytes:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.size, entry.mode = kind, len(content), 0o700
+    return entry.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % 512)
+
+
+async def test_an_archive_with_deep_folders_is_refused_and_removed(
+    client: httpx.AsyncClient, services: Services
+) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for depth in range(1, 1700, 100):  # deeper than Python's limit of recursion, bit by bit
+            entry = tarfile.TarInfo("/".join(["a"] * depth))
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o700
+            archive.addfile(entry)
+    assert "folders deep" in await read_message(await put(client, "deep", buffer.getvalue()), 400)
+    assert not list(services.layout.models.glob(".upload-*"))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+async def test_a_zip_archive_may_only_be_deflated(client: httpx.AsyncClient, method: int) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        archive.writestr("config.json", b"{}")
+    assert "by method" in await read_message(await put(client, "bomb", buffer.getvalue()), 400)
+
+
+async def test_headers_of_an_archive_do_not_pile_up_in_memory(client: httpx.AsyncClient) -> None:
+    attributes = b"".join(b"15 a%08d=b\n" % number for number in range(100))
+    for head in (
+        make_entry("x", tarfile.XHDTYPE, attributes),
+        make_entry("x", tarfile.GNUTYPE_LONGNAME, b"a" * 100_000 + b"\0"),
+    ):
+        content = head + make_entry("config.json", content=b"{}") + bytes(1024)
+        assert "attributes" in await read_message(await put(client, "large", content), 400)
