@@ -32,7 +32,13 @@ class RateLimit:
             exchange.refusal = "rate_limit_exceeded"
             await _refuse(refusal, buckets, scope, receive, send)
             return
-        status = 500
+        status, num_bytes = 500, 0
+
+        async def receive_and_count() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            return message
 
         async def send_with_limits(message: Message) -> None:
             nonlocal status
@@ -42,9 +48,10 @@ class RateLimit:
             await send(message)
 
         try:
-            await self.app(scope, receive, send_with_limits)
+            await self.app(scope, receive_and_count, send_with_limits)
         finally:
-            buckets.correct(reserved, _find_used(exchange, status, reserved))
+            estimate = max(reserved, num_bytes // BYTES_PER_TOKEN) if reserved else 0
+            buckets.correct(reserved, _find_used(exchange, status, estimate))
 
 
 def _estimate_tokens(scope: Scope, exchange: Exchange) -> int:
@@ -55,14 +62,14 @@ def _estimate_tokens(scope: Scope, exchange: Exchange) -> int:
     return max(1, (int(length) if length.isdecimal() else 0) // BYTES_PER_TOKEN)
 
 
-def _find_used(exchange: Exchange, status: int, reserved: int) -> int:
+def _find_used(exchange: Exchange, status: int, estimate: int) -> int:
     """Return the tokens that a request used: nothing if it was refused.
 
     A stream that was cut is counted by the estimate of its prompt and by its pieces.
     """
     if exchange.is_counted:
         return exchange.num_tokens
-    return reserved + exchange.num_tokens if status < 400 else 0
+    return estimate + exchange.num_tokens if status < 400 else 0
 
 
 async def _refuse(

@@ -74,8 +74,9 @@ async def test_what_is_refused_costs_no_tokens(keys: KeyStore, connect: Connect)
     assert models.headers["x-ratelimit-remaining-tokens"] == "1000"
 
 
+@pytest.mark.parametrize("names_length", [True, False])
 async def test_a_stream_that_is_left_early_costs_what_was_sent(
-    keys: KeyStore, services: Services, connect: Connect
+    keys: KeyStore, services: Services, connect: Connect, names_length: bool
 ) -> None:
     key = keys.create("ann", Role.CHAT, tokens_per_minute=1000).text
     async with connect(key) as client:
@@ -86,20 +87,21 @@ async def test_a_stream_that_is_left_early_costs_what_was_sent(
             key,
             b'{"model": "latest", "stream": true, "messages": '
             b'[{"role": "user", "content": "' + b"word " * 400 + b'"}]}',
+            names_length=names_length,
         )
         models = await client.get("/v1/models")
     assert int(models.headers["x-ratelimit-remaining-tokens"]) < 1000 - 400
 
 
-async def leave_early(app: Any, key: str, body: bytes) -> None:
-    """Ask for a stream and take only its beginning."""
+async def leave_early(app: Any, key: str, body: bytes, *, names_length: bool) -> None:
+    """Ask for a stream and take only its beginning; without a length the body is chunked."""
+    length = [(b"content-length", str(len(body)).encode())] if names_length else []
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
         "path": "/v1/chat/completions", "raw_path": b"/v1/chat/completions", "query_string": b"",
         "root_path": "", "scheme": "http", "client": ("10.0.0.9", 1), "server": ("x", 80),
         "headers": [(b"authorization", f"Bearer {key}".encode()), (b"host", b"x"),
-                    (b"content-length", str(len(body)).encode()),
-                    (b"content-type", b"application/json")],
+                    *length, (b"content-type", b"application/json")],
     }  # fmt: skip
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
