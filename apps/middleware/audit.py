@@ -124,7 +124,7 @@ class _AuditedAnswer:
             client=client[0] if client else None,
             method=self._scope["method"],
             path=self._scope["path"],
-            subject=exchange.subject,
+            subject=exchange.subject and exchange.subject[:_MAX_PATH_CHARACTERS],
             status=self.status,
             outcome=_find_outcome(exchange, self.status),
             reason=exchange.refusal,

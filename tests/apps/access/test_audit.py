@@ -65,6 +65,14 @@ async def test_every_change_has_a_line_with_key_subject_and_outcome(
     assert stat.S_IMODE(layout.audit.stat().st_mode) == 0o600
 
 
+async def test_a_long_id_is_shortened(
+    keys: KeyStore, connect: Connect, layout: StorageLayout
+) -> None:
+    async with connect(keys.create("ann", Role.TRAIN).text) as client:
+        assert (await client.delete(f"/v1/files/{'a' * 60_000}")).status_code == 404
+    assert len(layout.audit.read_text()) < 1000
+
+
 async def test_every_refused_request_has_a_line(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
