@@ -153,8 +153,14 @@ class _Form:
         if kind != b"multipart/form-data" or b"boundary" not in options:
             message = f"content-type is {content_type!r}, expected multipart/form-data"
             raise ApiError(400, message, param="content-type")
+        try:
+            return self._make_parser(options[b"boundary"])
+        except FormParserError as exc:
+            raise ApiError(400, f"the form cannot be read: {exc}", param="content-type") from exc
+
+    def _make_parser(self, boundary: bytes) -> MultipartParser:
         return MultipartParser(
-            options[b"boundary"],
+            boundary,
             {
                 "on_part_begin": self._begin_part,
                 "on_part_data": self._take_data,

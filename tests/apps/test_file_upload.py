@@ -91,6 +91,13 @@ async def test_only_a_form_is_taken(client: httpx.AsyncClient, kind: str) -> Non
     assert "expected multipart/form-data" in answer.json()["error"]["message"]
 
 
+async def test_a_boundary_that_is_too_long_is_the_senders_fault(client: httpx.AsyncClient) -> None:
+    kind = f"multipart/form-data; boundary={'b' * 5000}"
+    answer = await client.post("/v1/files", content=b"--b--", headers={"content-type": kind})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "content-type"
+
+
 async def test_an_upload_that_breaks_off_leaves_nothing(
     client: httpx.AsyncClient, layout: StorageLayout
 ) -> None:
