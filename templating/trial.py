@@ -74,7 +74,8 @@ def _read_templates(directory: Path) -> ChatTemplates:
     texts = own if isinstance(own, list) else [own]
     files = [directory / "chat_template.jinja"]
     files += sorted((directory / "additional_chat_templates").glob("*.jinja"))
-    texts += [_read_text(file) for file in files[: _MAX_TEMPLATES + 1] if file.is_file()]
+    files = [file for file in files if file.is_file()]
+    texts += [_read_text(file) for file in files[:_MAX_TEMPLATES]]
     found = tuple(text for text in texts if isinstance(text, str) and text)
     if len(found) > _MAX_TEMPLATES or len(files) > _MAX_TEMPLATES:
         raise ValueError(
