@@ -117,6 +117,10 @@ def find_foreign_host(headers: Headers) -> str | None:
 def find_foreign_origin(headers: Headers) -> str | None:
     """Say which other site's page sent a request, or return None."""
     origin = headers.get("origin")
+    # A browser sends no origin with what a page of another site embeds, such as a picture.
+    is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+    if origin is None and is_foreign and headers.get("sec-fetch-mode") != "navigate":
+        return "a page of another site may not use this application: it is not part of it"
     if origin is None or origin.partition("://")[2] == headers.get("host", ""):
         return None
     return f"the page {origin!r} may not use this application: it is not part of it"
