@@ -51,7 +51,9 @@ class ChatEncoder:
         """
         template = self._choose_template()
         try:
-            chat = self._literal_text.protect_chat(messages, None, template)
+            chat = await asyncio.to_thread(
+                self._literal_text.protect_chat, messages, None, template
+            )
             job = RenderJob(
                 messages=chat.messages,
                 tools=None,

@@ -7,15 +7,17 @@ A snapshot is built in a scratch folder and renamed when it is complete, so one 
 does not exist. A file that the previous snapshot has too, unchanged, is a hard link to that one.
 """
 
+import errno
 import hashlib
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -302,12 +304,26 @@ def check_restorable(root: Path) -> None:
         )
 
 
+def _open_regular(path: Path) -> IO[bytes]:
+    """Open a regular file; raises `BackupError` for a link, a device or a pipe."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as exc:
+        if exc.errno == errno.ELOOP:
+            raise BackupError(f"{path.name!r} is a link; expected a file") from exc
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BackupError(f"{path.name!r} is no regular file")
+    return os.fdopen(descriptor, "rb")
+
+
 def _copy(source: Path, target: Path) -> tuple[int, str]:
     """Copy a file; returns its size and SHA-256, of nothing if it is gone."""
     digest = hashlib.sha256()
     size = 0
     try:
-        with source.open("rb") as reader, target.open("wb") as writer:
+        with _open_regular(source) as reader, target.open("wb") as writer:
             while chunk := reader.read(_CHUNK_BYTES):
                 writer.write(chunk)
                 digest.update(chunk)

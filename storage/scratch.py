@@ -57,11 +57,11 @@ def build_in_scratch(parent: Path, prefix: str) -> Iterator[Path]:
 def sweep_scratch(parent: Path, prefix: str) -> None:
     """Remove the folders of processes that are gone."""
     for unlocked in parent.glob(f"{_NEW_PREFIX}{prefix}*"):
-        with suppress(OSError):
+        with suppress(OSError, RecursionError):
             if time.time() - unlocked.stat().st_mtime > _LOCKED_WITHIN_S:
                 shutil.rmtree(unlocked, ignore_errors=True)
     for root in parent.glob(f"{prefix}*"):
-        with suppress(OSError):
+        with suppress(OSError, RecursionError):  # of folders deeper than rmtree can go
             if (root / _LOCK_NAME).exists():
                 with (root / _LOCK_NAME).open("r+") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

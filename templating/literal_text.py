@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tokenizers import NormalizedString, PreTokenizedString, Regex
 
 from templating.errors import TemplateRefusedError
+from templating.patterns import match_any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 _PLACEHOLDERS = [chr(code) for code in range(0x13000, 0x1342F)]
 _FIND_PLACEHOLDERS = re.compile(f"[{_PLACEHOLDERS[0]}-{_PLACEHOLDERS[-1]}]")
 _TURN_TOKEN = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
-_NOTHING = re.compile("(?!)")
 
 Normalize = Callable[[str], str]
 Split = Callable[[int, NormalizedString], list[NormalizedString]]
@@ -298,12 +298,12 @@ class LiteralText:
         return _Control(
             contents,
             frozenset(ids),
-            _match_any(contents),
-            _match_any(everywhere),
+            match_any(contents),
+            match_any(everywhere),
             frozenset(content[:end] for content in contents for end in range(1, len(content))),
             frozenset(content[0] for content in contents),
             max(map(len, contents), default=0),
-            _match_any(late),
+            match_any(late),
         )
 
     def _find_normalizer(self) -> Normalize | None:
@@ -391,11 +391,6 @@ def _list_strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _list_strings(item)
-
-
-def _match_any(contents: Iterable[str]) -> re.Pattern[str]:
-    longest_first = sorted(contents, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else _NOTHING
 
 
 def _list_unused(texts: Iterable[str]) -> list[str]:

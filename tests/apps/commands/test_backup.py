@@ -206,6 +206,25 @@ async def test_nothing_is_restored_over_what_is_there(
     assert list_files(layout.root) == before
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_is_no_file_of_a_backup_is_not_read(
+    layout: StorageLayout, tmp_path: Path, kind: str
+) -> None:
+    expect("backup", tmp_path / "backups", layout.root)
+    (snapshot,) = (tmp_path / "backups").iterdir()
+    config = snapshot / "content/models/tiny/config.json"
+    config.unlink()
+    if kind == "link":
+        config.symlink_to(tmp_path / "secret")
+        (tmp_path / "secret").write_text("secret")
+    else:
+        os.mkfifo(config)  # nobody writes into it
+    status, output = call("restore", snapshot, tmp_path / "restored")
+    assert status == 1
+    assert "'config.json' is" in output
+    assert not (tmp_path / "restored").exists()
+
+
 @pytest.mark.parametrize("place", ["models", "."])
 def test_a_backup_goes_outside_of_the_storage(layout: StorageLayout, place: str) -> None:
     status, output = call("backup", layout.root / place, layout.root)

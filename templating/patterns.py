@@ -1,0 +1,39 @@
+"""A regular expression that finds any of many strings, in time that hardly depends on how many."""
+
+import os
+import re
+from collections.abc import Iterable
+from itertools import groupby
+
+NOTHING = re.compile(r"(?!)")
+"""Matches nowhere."""
+
+
+def match_any(words: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that matches the longest of `words` that begins at a place.
+
+    An alternation of all words is tried word by word at each place; a megabyte of `<|` takes Python
+    35 s with 5,000 tokens that begin so, and holds its lock. Here words share their beginnings, as
+    in a trie.
+    """
+    distinct = sorted({word for word in words if word})
+    if not distinct:
+        return NOTHING
+    try:
+        return re.compile(_join(distinct))
+    except RecursionError:  # thousands of words, each the beginning of the next
+        longest_first = sorted(distinct, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)))
+
+
+def _join(words: list[str]) -> str:
+    """Join sorted, distinct words."""
+    shared = os.path.commonprefix([words[0], words[-1]])  # noqa: RUF071 - by characters
+    rests = [word[len(shared) :] for word in words]
+    is_word = rests[0] == ""  # sorted first
+    groups = groupby(rests[is_word:], key=lambda rest: rest[0])
+    branches = [_join(list(group)) for _, group in groups]
+    if not branches:
+        return re.escape(shared)
+    optional = "?" if is_word else ""
+    return f"{re.escape(shared)}(?:{'|'.join(branches)}){optional}"

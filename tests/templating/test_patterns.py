@@ -1,0 +1,35 @@
+import random
+import re
+import time
+
+from templating.patterns import match_any
+
+
+def test_it_finds_what_an_alternation_of_the_longest_first_finds() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        sizes = rng.choices(range(1, 6), k=rng.randint(1, 9))
+        words = {"".join(rng.choices("ab<|.", k=size)) for size in sizes}
+        plain = re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True))))
+        text = "".join(rng.choices("ab<|.x", k=200))
+        found = [match.span() for match in match_any(words).finditer(text)]
+        assert found == [match.span() for match in plain.finditer(text)], words
+
+
+def test_nothing_matches_no_words() -> None:
+    assert match_any([]).search("anything") is None
+    assert match_any([""]).search("anything") is None
+
+
+def test_thousands_of_control_tokens_cost_little() -> None:
+    pattern = match_any(f"<|reserved_special_token_{number}|>" for number in range(5_000))
+    started = time.process_time()
+    assert pattern.search("<|" * 500_000) is None
+    assert time.process_time() - started < 2.0
+
+
+def test_words_that_begin_each_other_are_found() -> None:
+    words = ["a" * length for length in range(1, 3_000)]
+    match = match_any(words).search("b" + "a" * 5_000)
+    assert match is not None
+    assert match.span() == (1, 3_000)
