@@ -40,8 +40,11 @@ class ScratchFolder:
 
     def remove(self) -> None:
         """Remove the folder with all that is in it."""
-        shutil.rmtree(self._root, ignore_errors=True)
-        self._lock.close()
+        try:
+            with suppress(OSError, RecursionError):
+                _remove(self._root)
+        finally:
+            self._lock.close()
 
 
 @contextmanager
@@ -65,10 +68,23 @@ def sweep_scratch(parent: Path, prefix: str) -> None:
             if (root / _LOCK_NAME).exists():
                 with (root / _LOCK_NAME).open("r+") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(root, ignore_errors=True)
+                    _remove(root)
             elif root.is_dir() and time.time() - _find_last_change(root) > _UNLOCKED_FOR_S:
-                # Its owner was killed while removing it.
                 shutil.rmtree(root, ignore_errors=True)
+            elif root.is_dir():
+                root.rmdir()  # if it is empty: its owner was killed while removing it
+
+
+def _remove(root: Path) -> None:
+    """Remove a folder, its lock last: what is left by a kill still shows that it has no owner."""
+    for entry in root.iterdir():
+        if entry.name != _LOCK_NAME:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink()
+    (root / _LOCK_NAME).unlink(missing_ok=True)
+    root.rmdir()
 
 
 def _find_last_change(root: Path) -> float:

@@ -295,18 +295,18 @@ async def test_a_client_that_leaves_takes_nothing_with_it(
 
     def unpack_slowly(incoming: IncomingModel) -> None:
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         unpack(incoming)
 
     monkeypatch.setattr(IncomingModel, "_unpack", unpack_slowly)
     request: Any = FakeRequest(make_tar(source))
     task = asyncio.ensure_future(put_model(services, "a", request))
-    await asyncio.to_thread(begun.wait, 20)
+    await asyncio.to_thread(begun.wait, 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     go_on.set()
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while not services.models.has("a") or list(services.layout.models.glob(".upload-*")):
             await anyio.sleep(0.01)
     services.models.get("a").verify()

@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +62,24 @@ def test_a_file_is_held_by_many_or_by_one(tmp_path: Path) -> None:
         file.unlink()
     with pytest.raises(FileNotFoundError):
         hold_shared(file)
+
+
+def test_a_removal_that_was_cut_short_is_finished_by_the_next(tmp_path: Path) -> None:
+    for name in (".a-empty", ".a-unowned"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".a-unowned" / "content").mkdir()  # its lock may only be unseen
+    with build_in_scratch(tmp_path, ".a-"):
+        assert not (tmp_path / ".a-empty").exists()
+        assert (tmp_path / ".a-unowned" / "content").is_dir()
+
+
+def test_the_lock_is_removed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def be_killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", be_killed)
+        with build_in_scratch(tmp_path, ".a-") as path:
+            (path / "half").touch()
+    (left,) = tmp_path.iterdir()
+    assert (left / ".lock").is_file()
