@@ -77,9 +77,10 @@ def test_the_lock_is_removed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def be_killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
+    scratch = ScratchFolder(tmp_path, ".a-")
+    (scratch.path / "half").touch()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(shutil, "rmtree", be_killed)
-        with build_in_scratch(tmp_path, ".a-") as path:
-            (path / "half").touch()
+        scratch.remove()
     (left,) = tmp_path.iterdir()
     assert (left / ".lock").is_file()
