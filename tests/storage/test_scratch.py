@@ -79,8 +79,8 @@ def test_the_lock_is_removed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     scratch = ScratchFolder(tmp_path, ".a-")
     (scratch.path / "half").touch()
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shutil, "rmtree", be_killed)
+    monkeypatch.setattr(shutil, "rmtree", be_killed)
+    with pytest.raises(KeyboardInterrupt):
         scratch.remove()
     (left,) = tmp_path.iterdir()
     assert (left / ".lock").is_file()
