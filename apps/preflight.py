@@ -5,6 +5,12 @@
 
 from __future__ import annotations  # for Pythons too old to run anything else of ours
 
+import sys
+
+if __name__ == "__main__":  # the first entry is this folder, whose http.py would hide Python's
+    del sys.path[0]
+
+# ruff: noqa: E402
 import argparse
 import http.client
 import importlib.util
@@ -13,7 +19,6 @@ import os
 import re
 import shutil
 import socket
-import sys
 import sysconfig
 import tempfile
 import urllib.error
