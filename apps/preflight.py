@@ -10,7 +10,6 @@ import sys
 if __name__ == "__main__":  # the first entry is this folder, whose http.py would hide Python's
     del sys.path[0]
 
-# ruff: noqa: E402
 import argparse
 import http.client
 import importlib.util
