@@ -2,8 +2,9 @@
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,7 +41,7 @@ def open_trackers(
         yield []
         return
     with ExitStack() as stack:
-        trackers = [stack.enter_context(_open_tensorboard(run.path / "tensorboard", first_step))]
+        trackers = [_enter(stack, _open_tensorboard(run.path / "tensorboard", first_step))]
         for name in spec.trackers:
             try:
                 trackers.append(_enter(stack, OPENERS[name](spec, run)))
@@ -77,20 +78,37 @@ def check_trackers(spec: TrainingSpec) -> None:
 
 
 class _TensorBoard:
+    """Writes the event file in the calling thread.
+
+    tensorboardX's `SummaryWriter` has a thread for that. On a full disk the thread ends, and the
+    training waits for ever to put a figure into its queue.
+    """
+
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
         for name, value in figures.items():
             if name not in _NOT_CURVES:
-                self._writer.add_scalar(name, value, step)
+                summary = scalar(name, value)
+                self._writer.write_event(Event(step=step, wall_time=time.time(), summary=summary))
+        self._writer.flush()
 
 
 @contextmanager
 def _open_tensorboard(folder: Path, first_step: int) -> Iterator[Tracker]:
-    from tensorboardX import SummaryWriter
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-    with SummaryWriter(str(folder), purge_step=first_step + 1) as writer:
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = EventsWriter(str(folder / "events"))
+    with closing(writer):
+        # Hides what an interrupted run recorded from this step on.
+        start = SessionLog(status=SessionLog.START)
+        writer.write_event(Event(step=first_step + 1, wall_time=time.time(), session_log=start))
         yield _TensorBoard(writer)
 
 

@@ -13,6 +13,9 @@ from tests.e2e.test_recovery import ROWS, finish, read_messages, read_steps, sta
 from tests.faults.conftest import SmallDisk
 from tests.faults.ledger import find_torn_files
 from tests.tiny_model import build_tiny_model
+from training.runs import RunFolder
+from training.spec import TrainingSpec
+from training.trackers import Tracker, open_trackers
 
 pytestmark = pytest.mark.anyio
 ROOM_BYTES = 64 << 20
@@ -60,6 +63,25 @@ async def test_an_alias_that_cannot_be_moved_stays_where_it_is(
     assert moved.json()["model"] == "other"
     assert [move["model"] for move in moved.json()["history"]] == ["tiny", "other"]
     assert find_torn_files(layout.root) == []
+
+
+def log_many_steps(tracker: Tracker) -> None:
+    for step in range(2, 10_000):
+        tracker.log({"loss": 1.0}, step)
+
+
+@pytest.mark.timeout(60)
+def test_figures_for_tensorboard_never_hold_up_a_training(small_disk: SmallDisk) -> None:
+    """Its writer had a thread that ended on a full disk, and a queue that was never read again."""
+    run = RunFolder(small_disk.path / "run")
+    run.path.mkdir()
+    spec = TrainingSpec(base_model="tiny", train_file="rows.jsonl")
+    with open_trackers(spec, run, 0, speaks=True) as (tensorboard,):
+        tensorboard.log({"loss": 1.0}, 1)
+        small_disk.leave_free(0)
+        with pytest.raises(OSError, match="No space left"):
+            log_many_steps(tensorboard)
+        small_disk.resize(ROOM_BYTES)  # to close the file
 
 
 @pytest.mark.e2e
