@@ -75,7 +75,7 @@ def read_check(path: Path) -> dict[str, Any] | None:
     except NewerFormatError as exc:
         return {"status": "processed", "status_details": f"its check cannot be read: {exc.reason}"}
     except DamagedFileError:
-        logger.exception("a file is to be checked again")
+        logger.exception("the check of a file cannot be read; the file is checked again")
         return None
     return {key: value[key] for key in value if key != FORMAT_KEY}
 

@@ -1,4 +1,4 @@
-"""What is said of a disk that has no room for what comes in."""
+"""A full disk as an error of ours, where it has to cross between replicas or is one of several."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

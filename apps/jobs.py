@@ -18,7 +18,7 @@ from serving.protocol import (
 )
 from storage.durable import DamagedFileError
 from storage.layout import MAX_ID_CHARACTERS, read_creation_time
-from training.runs import RunError, RunFolder, RunRecord
+from training.runs import RunError, RunFolder
 from training.spec import TrainingSpec
 
 # Paths, accounts and switches of the machine: the operator's to set, never a client's.
@@ -199,13 +199,13 @@ def lay_over(asked: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def describe_job(run: RunFolder, record: RunRecord | None = None) -> dict[str, Any]:
+def describe_job(run: RunFolder) -> dict[str, Any]:
     """Show a run as OpenAI's `fine_tuning.job`, with our `progress` beside it.
 
     A spec that this version cannot use leaves the settings empty; `error` says why. Raises
     `FileNotFoundError` and `DamagedFileError` as `RunFolder.read_record` does.
     """
-    record = record or run.read_record()
+    record = run.read_record()
     last = run.read_last_metrics()
     is_running = record.status == "running"
     error = record.error.model_dump(include=set(RunError.model_fields)) if record.error else None

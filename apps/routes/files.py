@@ -10,7 +10,6 @@ from fastapi.responses import FileResponse
 from apps.access.roles import Permission, requires
 from apps.errors import ApiError
 from apps.file_upload import IncomingFile
-from apps.full_disk import refuse_full_disk
 from apps.paging import After, cut_page, describe_page
 from apps.routes import ServicesOf
 from apps.runs import check_file_unneeded
@@ -37,20 +36,19 @@ _FORM = {
 @requires(Permission.WRITE_FILES)
 async def upload_file(services: ServicesOf, request: Request) -> dict[str, Any]:
     """Take in a file of rows; the only purpose is 'fine-tune'."""
-    with refuse_full_disk():
-        incoming = await asyncio.to_thread(
-            IncomingFile,
-            services.layout,
-            services.files,
-            services.max_upload_bytes,
-            services.limits,
-        )
-        try:
-            await incoming.receive(request.headers.get("content-type", ""), request.stream())
-        except BaseException:
-            await asyncio.shield(asyncio.to_thread(incoming.close))
-            raise
-        return await asyncio.shield(asyncio.to_thread(incoming.publish))
+    incoming = await asyncio.to_thread(
+        IncomingFile,
+        services.layout,
+        services.files,
+        services.max_upload_bytes,
+        services.limits,
+    )
+    try:
+        await incoming.receive(request.headers.get("content-type", ""), request.stream())
+    except BaseException:
+        await asyncio.shield(asyncio.to_thread(incoming.close))
+        raise
+    return await asyncio.shield(asyncio.to_thread(incoming.publish))
 
 
 @router.get("")

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Query, Request
 from apps.access.roles import Permission, requires
 from apps.bundled import DEMONSTRATION_MODEL
 from apps.errors import ApiError
-from apps.full_disk import refuse_full_disk
 from apps.model_archive import IncomingModel
 from apps.pieces import PiecesResponse
 from apps.routes import ServicesOf
@@ -59,18 +58,17 @@ async def put_model(services: ServicesOf, model_id: str, request: Request) -> di
     """Take in a model that was made elsewhere; the body is a tar or zip archive of its folder."""
     # Before so much is sent.
     await asyncio.to_thread(check_new_model, services.layout, services.runs, model_id)
-    with refuse_full_disk():
-        incoming = await asyncio.to_thread(IncomingModel, services.layout)
-        try:
-            await incoming.receive(request.stream())
-        except BaseException:
-            await asyncio.shield(asyncio.to_thread(incoming.close))
-            raise
-        try:
-            # To its end, whether the client waits for it or not.
-            model = await asyncio.shield(asyncio.to_thread(incoming.publish, model_id))
-        except FileExistsError as exc:
-            raise ApiError(409, str(exc), param="model") from None
+    incoming = await asyncio.to_thread(IncomingModel, services.layout)
+    try:
+        await incoming.receive(request.stream())
+    except BaseException:
+        await asyncio.shield(asyncio.to_thread(incoming.close))
+        raise
+    try:
+        # To its end, whether the client waits for it or not.
+        model = await asyncio.shield(asyncio.to_thread(incoming.publish, model_id))
+    except FileExistsError as exc:
+        raise ApiError(409, str(exc), param="model") from None
     return describe_model(services, model)
 
 
