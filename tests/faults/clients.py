@@ -85,6 +85,8 @@ class Clients:
                     self._failures.append(exc)
                     return
                 self.ledger.note_outcome(f"{task.__name__[1:]} {exc.status_code}")
+                if exc.status_code == 500:
+                    self.ledger.note_error(f"{task.__name__[1:]}: {exc.response.text[:1000]}")
             except openai.APIConnectionError:
                 self.ledger.note_outcome(f"{task.__name__[1:]} broken")
             except openai.APIError:  # an error within a stream that had begun

@@ -25,6 +25,8 @@ class Ledger:
     """The models that the alias was pointed to, in order."""
     outcomes: Counter[str] = field(default_factory=Counter)
     """How often each outcome of a request came: 'ok', an HTTP status, or a transport error."""
+    errors: list[str] = field(default_factory=list)
+    """The text of every answer with status 500, which only a killed process may explain."""
     torn: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -32,6 +34,11 @@ class Ledger:
         """Count the outcome of one request."""
         with self.lock:
             self.outcomes[outcome] += 1
+
+    def note_error(self, what: str) -> None:
+        """Keep the text of an answer that says the service is at fault."""
+        with self.lock:
+            self.errors.append(what)
 
     def note_torn(self, what: str) -> None:
         """Note an answer that claims to be whole and is not."""

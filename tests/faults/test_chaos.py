@@ -217,6 +217,8 @@ def report(chaos: Chaos, ledger: Ledger) -> None:
     for row in chaos.rows.values():
         print(row.describe())
     print("requests:", dict(sorted(ledger.outcomes.items())))
+    for error in ledger.errors:
+        print("500:", error)
     if REPORT:
         figures = {
             "seed": SEED,
@@ -224,6 +226,7 @@ def report(chaos: Chaos, ledger: Ledger) -> None:
             "files": len(ledger.files),
             "alias_moves": len(ledger.moves),
             "requests": dict(sorted(ledger.outcomes.items())),
+            "errors": ledger.errors,
             "targets": [asdict(row) for row in chaos.rows.values()],
         }
         Path(REPORT).write_text(json.dumps(figures, indent=2) + "\n")
