@@ -15,7 +15,9 @@ import torch
 from openai.types.fine_tuning import FineTuningJob
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from storage import durable
 from tests.e2e.conftest import ROOT, Application, wait_until
+from tests.faults.processes import find_replica
 
 pytestmark = pytest.mark.e2e
 
@@ -272,6 +274,28 @@ def test_a_job_that_was_not_at_fault_goes_on_by_itself(
         "Ray Train's controller was lost" in message
         for message in read_messages(application.client, long_job.id)
     )
+
+
+def test_a_killed_queue_leaves_a_fine_tune_alone(
+    application: Application, long_job: FineTuningJob
+) -> None:
+    client = application.client
+    processes = find_run_processes(application, long_job.id)
+    continuations = count_continuations(client, long_job.id)
+    metrics = application.storage / "runs" / long_job.id / "metrics.jsonl"
+    find_queues = find_replica("FineTuningQueue")
+    (queue,) = find_queues(application)
+    queue.kill()
+    wait_until(lambda: set(find_queues(application)) - {queue}, 120, "there is another queue")
+    num_steps = len(durable.read_json_lines(metrics))
+    wait_until(
+        lambda: httpx.get(f"{application.url}/readyz").status_code == 200, 120, "the queue answers"
+    )
+    wait_until(
+        lambda: len(durable.read_json_lines(metrics)) > num_steps, 120, "it takes more steps"
+    )
+    assert set(processes) <= set(find_run_processes(application, long_job.id))
+    assert count_continuations(client, long_job.id) == continuations
 
 
 def test_cancelling_frees_everything(application: Application, long_job: FineTuningJob) -> None:

@@ -12,11 +12,10 @@ from itertools import count
 import openai
 from openai import OpenAI
 
-from tests.faults.ledger import Ledger
+from tests.faults.ledger import ALIAS, MAX_RUNNING, Ledger
 
-ALIAS = "chaos"
 BASE_MODEL, OTHER_MODEL = "tiny", "other"
-MAX_UNFINISHED = 2
+MAX_UNFINISHED = 3  # so that one of them is queued
 ROWS = [
     {"prompt": f"What comes after {number}{' please' * (number % 5)}?", "completion": f"{number}."}
     for number in range(60)
@@ -117,6 +116,7 @@ class Clients:
             file = self._client.files.create(file=("rows.jsonl", content), purpose="fine-tune")
             self._rows_file = file.id
         jobs = self._client.fine_tuning.jobs.list(limit=100).data
+        assert sum(job.status == "running" for job in jobs) <= MAX_RUNNING
         if sum(job.status not in _FINAL for job in jobs) >= MAX_UNFINISHED:
             return
         job = self._client.fine_tuning.jobs.create(

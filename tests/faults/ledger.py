@@ -11,6 +11,8 @@ from openai import OpenAI
 
 from storage import durable
 
+ALIAS = "chaos"
+MAX_RUNNING = 2
 Losses = list[tuple[float, float]]
 
 
@@ -48,19 +50,24 @@ class Ledger:
 
 @dataclass
 class Verdict:
-    """What an application lost, left torn, or computed twice; empty lists are a pass."""
+    """What an application lost, left torn, computed twice or started out of turn.
+
+    Empty lists are a pass.
+    """
 
     lost: list[str] = field(default_factory=list)
     torn: list[str] = field(default_factory=list)
     twice: list[str] = field(default_factory=list)
+    out_of_turn: list[str] = field(default_factory=list)
 
 
-def judge(ledger: Ledger, client: OpenAI, storage: Path, alias: str, expected: Losses) -> Verdict:
+def judge(ledger: Ledger, client: OpenAI, storage: Path, expected: Losses) -> Verdict:
     """Compare what is there with what was acknowledged; every job must have ended by now."""
     verdict = Verdict(torn=list(ledger.torn))
     _judge_files(ledger, client, verdict)
     _judge_jobs(ledger, client, storage, expected, verdict)
-    _judge_moves(ledger, storage, alias, verdict)
+    _judge_order(ledger, client, verdict)
+    _judge_moves(ledger, storage, verdict)
     verdict.torn += find_torn_files(storage)
     return verdict
 
@@ -129,15 +136,26 @@ def _judge_jobs(
         verdict.twice.append(f"{len(own)} models of {len(jobs)} jobs")
 
 
-def _judge_moves(ledger: Ledger, storage: Path, alias: str, verdict: Verdict) -> None:
+def _judge_order(ledger: Ledger, client: OpenAI, verdict: Verdict) -> None:
+    """Jobs start in the order in which they were created; those that start together, in any."""
+    started = {
+        job.id: (job.model_extra or {})["started_at"]
+        for job in client.fine_tuning.jobs.list(limit=100)
+    }
+    for earlier, later in zip(ledger.jobs, ledger.jobs[MAX_RUNNING:], strict=False):
+        if started[later] < started[earlier]:
+            verdict.out_of_turn.append(f"job {later} started before job {earlier}")
+
+
+def _judge_moves(ledger: Ledger, storage: Path, verdict: Verdict) -> None:
     """Acknowledged moves must be in the alias's history, in order; others may lie between."""
     if not ledger.moves:
         return
-    history = durable.read_json(storage / "aliases.json")[alias]["history"]
+    history = durable.read_json(storage / "aliases.json")[ALIAS]["history"]
     made = iter(move["model"] for move in history)
     for number, model in enumerate(_drop_repeats(ledger.moves)):
         if model not in made:
-            verdict.lost.append(f"move {number} of {alias!r} to {model!r}")
+            verdict.lost.append(f"move {number} of {ALIAS!r} to {model!r}")
 
 
 def _drop_repeats(moves: list[str]) -> list[str]:
