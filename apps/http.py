@@ -21,6 +21,7 @@ from apps.access.settings import AccessSettings
 from apps.access.start import check_exposure, find_serve_host
 from apps.errors import install_error_handlers
 from apps.files import FileStore
+from apps.http_api.allocator import return_large_blocks
 from apps.http_api.description import install_description
 from apps.http_api.readiness import Readiness
 from apps.middleware.admission import Admission
@@ -121,6 +122,7 @@ class ApiReplica:
         queue: DeploymentHandle[Any],
     ) -> None:
         keep_files_private()
+        return_large_blocks()
         log_to_serve()
         layout = open_storage(Path(storage))
         self._access = settings.read_access()
