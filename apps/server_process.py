@@ -39,9 +39,14 @@ RAY_SETTINGS = {
     # Answers go first; by default everything that computes is as nice as a training should be.
     "RAY_worker_niceness": "0",
 }
-# Whoever reaches a port of Ray's and has its token can have it run code. By default it listens to
-# the whole network; by this its node, as on those systems, is 127.0.0.1.
-_ONLY_THIS_MACHINE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+_OWN_CLUSTER = {
+    # Whoever reaches a port of Ray's and has its token can have it run code. By default it listens
+    # to the whole network; by this its node, as on those systems, is 127.0.0.1.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # If `serve run` is killed, nothing restarts the head of the cluster; its other processes end
+    # after this time (60 s by default).
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
+}
 _TOKEN_VARIABLES = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 
 
@@ -62,8 +67,8 @@ def build_environment(python: Path = Path(sys.executable)) -> dict[str, str]:
     """Build the environment for `serve run`; what the user has set of it stays."""
     # The environment's own `serve` and `ninja`, whether it is activated or not.
     path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    binding = {} if preflight.joins_cluster() else _ONLY_THIS_MACHINE
-    return {**RAY_SETTINGS, **binding, **os.environ, "PATH": path}
+    cluster = {} if preflight.joins_cluster() else _OWN_CLUSTER
+    return {**RAY_SETTINGS, **cluster, **os.environ, "PATH": path}
 
 
 def keep_token_private() -> None:

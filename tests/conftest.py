@@ -7,3 +7,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Two processes with two threads each on two cores are several times slower than with one.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+from tests.training_process import trained_folder, whole
+
+__all__ = ["trained_folder", "whole"]

@@ -4,11 +4,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +14,7 @@ from openai import OpenAI
 
 from apps.server_process import build_environment, stop_server
 from benchmarks.application import find_free_port, write_deploy_file
+from tests.waiting import wait_until
 
 START_TIMEOUT_S = 240.0
 ROOT = Path(__file__).parent.parent.parent
@@ -39,15 +38,6 @@ class Application:
     def stop(self) -> None:
         self.client.close()
         stop_server(self.process)
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """Wait for a condition to be true, and return what it returned; fail after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
-        time.sleep(0.2)
-    return result
 
 
 def start_application(

@@ -15,13 +15,8 @@ import yaml
 from apps.server_process import build_environment
 from benchmarks.application import find_free_port, write_deploy_file
 from storage.durable import read_json_lines
-from tests.e2e.conftest import (
-    ROOT,
-    START_TIMEOUT_S,
-    Application,
-    start_application,
-    wait_until,
-)
+from tests.e2e.conftest import ROOT, START_TIMEOUT_S, Application, start_application
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 

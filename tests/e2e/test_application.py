@@ -16,8 +16,9 @@ from openai.types.fine_tuning import FineTuningJob
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from storage import durable
-from tests.e2e.conftest import ROOT, Application, wait_until
+from tests.e2e.conftest import ROOT, Application
 from tests.faults.processes import find_replica
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 

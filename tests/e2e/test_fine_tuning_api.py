@@ -14,7 +14,8 @@ import pytest
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
 
-from tests.e2e.conftest import ROOT, Application, wait_until
+from tests.e2e.conftest import ROOT, Application
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 

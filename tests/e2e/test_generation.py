@@ -15,7 +15,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.e2e.conftest import ROOT, Application, wait_until
+from tests.e2e.conftest import ROOT, Application
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 

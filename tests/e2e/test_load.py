@@ -15,12 +15,8 @@ import psutil
 import pytest
 
 from benchmarks.application import find_free_port, write_deploy_file
-from tests.e2e.conftest import (
-    ROOT,
-    Application,
-    start_application,
-    wait_until,
-)
+from tests.e2e.conftest import ROOT, Application, start_application
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from tests.e2e.conftest import Application, wait_until
+from tests.e2e.conftest import Application
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 

@@ -19,8 +19,9 @@ from openai import OpenAI
 
 from benchmarks.application import find_free_port, write_deploy_file
 from storage import durable
-from tests.e2e.conftest import ROOT, START_TIMEOUT_S, wait_until
+from tests.e2e.conftest import ROOT, START_TIMEOUT_S
 from tests.tiny_model import build_tiny_model
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -213,5 +214,4 @@ def test_sigterm_drains_and_the_next_start_continues(
 
     second.family = psutil.Process(second.process.pid).children(recursive=True)
     second.process.kill()
-    # Ray's processes wait up to a minute for a cluster whose head has ended.
-    wait_until(lambda: not second.find_survivors(), 150, "no process outlives a killed supervisor")
+    wait_until(lambda: not second.find_survivors(), 100, "no process outlives a killed supervisor")

@@ -8,7 +8,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.conftest import Application, wait_until
+from tests.e2e.conftest import Application
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 

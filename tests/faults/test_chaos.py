@@ -20,7 +20,7 @@ import pytest
 
 from benchmarks.application import find_free_port, write_deploy_file
 from storage import durable
-from tests.e2e.conftest import ROOT, Application, start_application, wait_until
+from tests.e2e.conftest import ROOT, Application, start_application
 from tests.faults.clients import BASE_MODEL, OTHER_MODEL, Clients
 from tests.faults.ledger import MAX_RUNNING, Ledger, Losses, judge, read_losses
 from tests.faults.processes import (
@@ -34,6 +34,7 @@ from tests.faults.processes import (
 )
 from tests.faults.settings import NUM_KILLS, REPORT, SEED
 from tests.tiny_model import build_tiny_model
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 

@@ -1,6 +1,5 @@
 """A disk that fills up: refusals name the cause, nothing is torn, and room lets work resume."""
 
-import json
 from pathlib import Path
 
 import httpx
@@ -9,10 +8,16 @@ import pytest
 from apps.services import Services
 from serving.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
-from tests.e2e.test_recovery import ROWS, finish, read_messages, read_steps, start
 from tests.faults.conftest import SmallDisk
 from tests.faults.ledger import find_torn_files
-from tests.tiny_model import build_tiny_model
+from tests.training_process import (
+    Steps,
+    finish,
+    read_messages,
+    read_steps,
+    start,
+    write_inputs,
+)
 from training.runs import RunFolder
 from training.spec import TrainingSpec
 from training.trackers import Tracker, open_trackers
@@ -86,22 +91,15 @@ def test_figures_for_tensorboard_never_hold_up_a_training(small_disk: SmallDisk)
 
 @pytest.mark.e2e
 def test_a_checkpoint_that_does_not_fit_ends_the_run_and_room_lets_it_resume(
-    small_disk: SmallDisk,
+    small_disk: SmallDisk, whole: Steps
 ) -> None:
-    folder = small_disk.path
-    build_tiny_model(folder / "tiny")
-    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
-    small = {"num_workers": 1, "epochs": 2, "max_failures": 0}
-    with start(folder, "whole", **small) as process:
-        assert finish(process) == 0
-    whole = read_steps(folder, "whole")
-
+    folder = write_inputs(small_disk.path)
     small_disk.leave_free(300_000)  # the record and the rows, but no checkpoint
-    with start(folder, "full", **small) as process:
+    with start(folder, "full", max_failures=0) as process:
         assert finish(process) == 1
     assert any("No space left" in message for message in read_messages(folder, "full"))
     small_disk.resize(ROOM_BYTES)
-    with start(folder, "full", **small) as process:
+    with start(folder, "full", max_failures=0) as process:
         assert finish(process) == 0
     assert find_torn_files(folder / "full") == []
     assert read_steps(folder, "full") == whole

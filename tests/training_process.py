@@ -1,0 +1,117 @@
+"""`python -m training` as a process, and the steps of a run that nobody interrupts."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from storage import durable
+from tests.tiny_model import build_tiny_model
+from tests.waiting import wait_until
+
+TIMEOUT_S = 240.0
+Steps = list[dict[str, float]]
+ROWS = [
+    {"prompt": f"What comes after {number}{' please' * (number % 5)}?", "completion": f"{number}."}
+    for number in range(90)
+]
+SPEC: dict[str, Any] = {
+    "base_model": "tiny",
+    "train_file": "rows.jsonl",
+    "epochs": 4,
+    "learning_rate": 0.01,
+    "micro_batch_tokens": 128,
+    "validation_fraction": 0.1,
+    "evaluate_every_steps": 7,
+    "save_every_steps": 5,
+}
+
+
+@dataclass(frozen=True)
+class TrainedFolder:
+    """The folder of a run called "whole" that nobody interrupted, and the steps that it took."""
+
+    path: Path
+    steps: Steps
+
+
+@pytest.fixture(scope="session")
+def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> TrainedFolder:
+    folder = write_inputs(tmp_path_factory.mktemp("trained"))
+    with start(folder, "whole") as process:
+        assert finish(process) == 0
+    return TrainedFolder(folder, read_steps(folder, "whole"))
+
+
+@pytest.fixture
+def whole(trained_folder: TrainedFolder) -> Steps:
+    """The steps of a run that nobody interrupted."""
+    return trained_folder.steps
+
+
+def write_inputs(folder: Path) -> Path:
+    """Write what the spec names into a folder; returns the folder."""
+    build_tiny_model(folder / "tiny")
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    return folder
+
+
+@contextmanager
+def start(folder: Path, output: str, **changes: Any) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start `python -m training`; what it leaves behind is killed at the end."""
+    spec = folder / f"{output}.json"
+    spec.write_text(json.dumps({**SPEC, **changes}))
+    command = [sys.executable, "-m", "training", spec.name, "--output", output, "--cache", "cache"]
+    with (folder / f"{output}.log").open("ab") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+    family = psutil.Process(process.pid)
+    children: list[psutil.Process] = []
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            children = family.children(recursive=True)
+            process.kill()
+            process.wait()
+        end(children)
+
+
+def end(processes: list[psutil.Process]) -> None:
+    """Kill processes whose parent is gone, and wait for their end."""
+    for process in processes:
+        if process.is_running():
+            process.kill()
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert not alive
+
+
+def finish(process: "subprocess.Popen[bytes]") -> int:
+    return process.wait(timeout=TIMEOUT_S)
+
+
+def read_steps(folder: Path, output: str) -> Steps:
+    """What a step computed, without how long it took."""
+    keys = ("step", "epoch", "loss", "learning_rate", "grad_norm", "tokens", "eval_loss")
+    lines = durable.read_json_lines(folder / output / "metrics.jsonl")
+    return [{key: line[key] for key in keys if key in line} for line in lines]
+
+
+def wait_for_step(folder: Path, output: str, step: int, process: "subprocess.Popen[bytes]") -> None:
+    def has_come() -> bool:
+        assert process.poll() is None, (folder / f"{output}.log").read_text()[-4000:]
+        steps = read_steps(folder, output)
+        return bool(steps) and steps[-1]["step"] >= step
+
+    wait_until(has_come, TIMEOUT_S, f"step {step}")
+
+
+def read_messages(folder: Path, output: str) -> list[str]:
+    events = durable.read_json_lines(folder / output / "events.jsonl")
+    return [event["message"] for event in events]

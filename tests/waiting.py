@@ -1,0 +1,14 @@
+"""Waiting for conditions instead of sleeping."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    """Wait for a condition to be true, and return what it returned; fail after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
+        time.sleep(0.2)
+    return result
