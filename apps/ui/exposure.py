@@ -20,6 +20,8 @@ MAX_CALL_BYTES = 1_000_000
 MAX_FORM_BYTES = 100_000  # around the file of an upload
 JOIN_ROUTE = "/gradio_api/queue/join"
 UPLOAD_ROUTE = "/gradio_api/upload"
+HasFunction = Callable[[str, int], bool]
+SESSION_HASH = re.compile(r"\w{1,100}", re.ASCII)
 
 # Method to the paths that it may ask for, below the page's prefix.
 OPEN_ROUTES = {
@@ -35,15 +37,21 @@ OPEN_ROUTES["HEAD"] = OPEN_ROUTES["GET"]
 class RouteGuard:
     """Middleware that answers 404 to every route but those of `OPEN_ROUTES`.
 
-    A call of a function is read first: it may have at most `MAX_CALL_BYTES`, and every file that it
-    names must be an upload, as `is_upload` tells from a path; otherwise the answer is 400.
+    A call of a function is read first: it may have at most `MAX_CALL_BYTES`. The answer is 400
+    unless its text is valid Unicode, its session has the function that it calls, as `has_function`
+    tells, and every file that it names is an upload, as `is_upload` tells from a path.
     """
 
     def __init__(
-        self, app: ASGIApp, is_upload: Callable[[str], bool], max_upload_bytes: int
+        self,
+        app: ASGIApp,
+        is_upload: Callable[[str], bool],
+        max_upload_bytes: int,
+        has_function: HasFunction,
     ) -> None:
         self.app = app
         self.is_upload = is_upload
+        self.has_function = has_function
         self._calls = BodyLimit(self._check_call, MAX_CALL_BYTES)
         self._uploads = BodyLimit(app, max_upload_bytes + MAX_FORM_BYTES)
 
@@ -70,7 +78,7 @@ class RouteGuard:
             body = await Request(scope, receive).body()
         except ClientDisconnect:
             return
-        if reason := find_foreign_file(body, self.is_upload):
+        if reason := find_fault(body, self.is_upload, self.has_function):
             await _refuse(400, reason)(scope, receive, send)
             return
         await self.app(scope, _replay(body, receive), send)
@@ -88,15 +96,28 @@ def is_open(method: str, route: str) -> bool:
     return pattern is not None and pattern.fullmatch(route) is not None
 
 
-def find_foreign_file(body: bytes, is_upload: Callable[[str], bool]) -> str | None:
-    """Return why a call is refused, which names a file that is no upload; None if it names none.
+def find_fault(
+    body: bytes, is_upload: Callable[[str], bool], has_function: HasFunction
+) -> str | None:
+    """Return why a call, or the cancellation of one, is refused; None if it may pass.
 
-    Gradio takes any object with a "path" for a file, in the input of any component.
+    Gradio answers 500 to the ids of functions and sessions that it does not expect, and takes any
+    object with a "path" for a file, in the input of any component.
     """
     try:
         call = json.loads(body)
+        json.dumps(call, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "the body contains half of a surrogate pair"
     except (ValueError, RecursionError):
         return "the body is not JSON"
+    if not isinstance(call, dict):
+        return f"the body is a JSON {type(call).__name__}, expected an object"
+    function, session = call.get("fn_index"), call.get("session_hash")
+    if not isinstance(session, str) or not SESSION_HASH.fullmatch(session):
+        return "session_hash must be 1 to 100 letters, digits or underscores"
+    if type(function) is not int or not has_function(session, function):
+        return f"this session has no function {str(function)[:40]!r}; load the page again"
     for entry in _walk(call):
         path = entry.get("path")
         if path is not None and not (isinstance(path, str) and is_upload(path)):

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import gradio as gr
@@ -57,12 +58,15 @@ def build_http(settings: UiSettings) -> PageGuard:
     uploads = UploadFolder()
     client = ApiClient(settings.api_url, find_visitor_key)
     app = build_gradio(settings, client, uploads)
-    guarded = RouteGuard(app, uploads.has_upload, settings.max_upload_bytes)
+    guarded = RouteGuard(app, uploads.has_upload, settings.max_upload_bytes, app.state.has_function)
     return PageGuard(guarded, client.check_key, needs_key=settings.needs_key())
 
 
 def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder) -> FastAPI:
-    """Build the page with every route of Gradio's, which must not be reachable as it is."""
+    """Build the page with every route of Gradio's, which must not be reachable as it is.
+
+    `state.has_function` of the result tells whether a session has a function, from their ids.
+    """
 
     @asynccontextmanager
     async def clean_up(_: FastAPI) -> AsyncIterator[None]:
@@ -98,7 +102,14 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
         )
     # Unless Gradio itself launches the application, it imports files from anywhere.
     blocks.has_launched = True
+    app.state.has_function = partial(_has_function, blocks)
     return app
+
+
+def _has_function(blocks: gr.Blocks, session: str, function: int) -> bool:
+    """Whether a session can call a function; what `gr.render` builds exists in its session only."""
+    found = blocks.state_holder.session_data.get(session)
+    return function in (blocks if found is None else found.blocks_config).fns
 
 
 def build_theme() -> gr.themes.Base:

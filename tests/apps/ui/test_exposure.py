@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import json
 import os
 import re
 import stat
@@ -244,6 +245,42 @@ def test_a_call_may_not_be_large_or_compressed(visitor: PageCaller) -> None:
     answer = visitor.http.post(JOIN, content=gzip.compress(b"{}"), headers=headers)
     assert answer.status_code == 415
     assert visitor.http.post(JOIN, content=b"[" * 100_000).status_code == 400
+
+
+CALL: dict[str, Any] = {"fn_index": 0, "data": [], "session_hash": "abc", "event_id": "x"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fn_index": -1},
+        {"fn_index": 999},
+        {"fn_index": 10**30},
+        {"fn_index": None},
+        {"fn_index": "0"},
+        {"fn_index": True},
+        {"session_hash": ""},
+        {"session_hash": "\0"},
+        {"session_hash": "x" * 101},
+        {"session_hash": None},
+        {"session_hash": "\ud800"},
+        {"event_id": "\ud800"},
+        {"data": ["\ud800"]},
+        {"event_data": {"\ud800": 1}},
+    ],
+)
+@pytest.mark.parametrize("route", [JOIN, "/gradio_api/cancel"])
+def test_a_call_that_gradio_cannot_answer_is_refused(
+    visitor: PageCaller, route: str, change: dict[str, Any]
+) -> None:
+    answer = visitor.http.post(route, content=json.dumps({**CALL, **change}))
+    assert answer.status_code == 400, answer.text
+
+
+@pytest.mark.parametrize("body", [b"[]", b"5", b"null", b"\xff", b"{}", b""])
+@pytest.mark.parametrize("route", [JOIN, "/gradio_api/cancel"])
+def test_a_body_that_is_no_call_is_refused(visitor: PageCaller, route: str, body: bytes) -> None:
+    assert visitor.http.post(route, content=body).status_code == 400
 
 
 def list_routes(routes: Sequence[BaseRoute], prefix: str = "") -> Iterator[tuple[str, str]]:
