@@ -17,7 +17,7 @@ _CHATS: tuple[list[dict[str, str]], ...] = (
     ],
 )
 _MAX_FILE_BYTES = 16 << 20
-_MAX_BYTES = {"special_tokens_map.json": 1 << 20}  # parsed in the process that serves HTTP
+_MAX_BYTES = {"special_tokens_map.json": 1 << 20}  # a dozen names
 _MAX_TEMPLATES = 16
 _MAX_TEMPLATE_CHARACTERS = 1_000_000
 

@@ -1,50 +1,76 @@
 """The check of a model from elsewhere, in a process of its own with limits of time and memory.
 
-`python -m serving.store.import_check DIRECTORY` prints one JSON object: `{"memory": ...}` as
-`ModelMemory` for a model that may be imported, `{"refusal": "..."}` for one that may not.
-`serving.store.import_process` starts it; only this process imports torch.
+`python -m serving.store.import_check DIRECTORY` prints JSON objects, one per line. Before each
+step it prints `{"step": ...}`, so that the reader knows which step ended the process. The last line
+is `{"memory": ...}` as `ModelMemory` for a model that may be imported, `{"refusal": "..."}` for one
+that may not, or `{"error": "..."}` if it could not be checked.
+`serving.store.import_process` starts it; only this process imports torch and parses the JSON files
+of the model.
 """
 
 import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from serving.model_checks import check_model_directory, find_cache_repository
+from serving.store.import_steps import CheckStep
 from serving.store.process_limits import lift_memory_limit, limit_cpu, limit_memory
+from templating.trial import try_chat_template
 
 logger = logging.getLogger(__name__)
 
 _NICENESS = 10
+_SAMPLE_TEXT = "Hello, world! 1 + 1 = 2.\nGr\u00fc\u00dfe, \u4f60\u597d"
 
 
-def check_directory(directory: Path) -> dict[str, Any]:
-    """Check a model under limits; returns the JSON object that the module describes."""
+def check_directory(directory: Path, report_step: Callable[[CheckStep], None]) -> dict[str, Any]:
+    """Check a model under limits; returns the last JSON object that the module describes."""
     weights = directory.glob("*.safetensors")
     mapped_bytes = sum(path.stat().st_size for path in weights if path.is_file())
     limit_cpu()
+    step: CheckStep = "files"
     try:
         limit_memory(mapped_bytes)
+        report_step(step)
         check_model_directory(directory, links_stay_in=find_cache_repository(directory))
         # The libraries are our own and map more than the model may take.
         lift_memory_limit()
         from transformers.utils import logging as transformers_logging
 
-        from serving.store.inspection import inspect_model
+        from serving.store.inspection import inspect_model, try_tokenizer
 
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
         limit_memory(mapped_bytes)
+        report_step(step := "model")
         memory = inspect_model(directory)
+        report_step(step := "tokenizer")
+        try_tokenizer(directory, _SAMPLE_TEXT)
+        report_step(step := "chat template")
+        if (fault := _try_template(directory)) is not None:
+            return {"error": fault}
     except MemoryError:
-        return {"refusal": "checking it takes more memory than a model's description may"}
-    except Exception as exc:  # whatever fails here, the model's content is what made it fail
+        return {"refusal": f"checking its {step} takes more memory than is allowed"}
+    # Whatever fails here, the model's content is what made it fail; a panic of a library in Rust
+    # is no `Exception`.
+    except BaseException as exc:
         logger.info("the model is refused", exc_info=exc)
         reason = str(exc).replace(str(directory), directory.name) or type(exc).__name__
         return {"refusal": reason}
     return {"memory": memory.model_dump()}
+
+
+def _try_template(directory: Path) -> str | None:
+    """Try the chat templates; returns why that was not possible, through no fault of the model."""
+    try:
+        try_chat_template(directory)
+    except OSError as exc:
+        return str(exc)
+    return None
 
 
 def main() -> None:
@@ -52,8 +78,12 @@ def main() -> None:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     with os.fdopen(os.dup(1), "w") as output:
         os.dup2(2, 1)  # what a library prints must not mix with the answer
+
+        def report_step(step: CheckStep) -> None:
+            print(json.dumps({"step": step}), file=output, flush=True)
+
         os.nice(_NICENESS)  # answers to requests go first
-        json.dump(check_directory(Path(sys.argv[1])), output)
+        json.dump(check_directory(Path(sys.argv[1]), report_step), output)
     os._exit(0)  # the end of the interpreter would only free what the end of the process frees
 
 

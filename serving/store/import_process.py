@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 from pydantic import ValidationError
 
+from serving.store.import_steps import CAUSES, CheckStep
 from serving.store.model_memory import ModelMemory
-from templating.trial import try_chat_template
 
 logger = logging.getLogger(__name__)
 
@@ -51,18 +53,12 @@ def check_import(directory: Path, *, timeout_s: float = _TIMEOUT_S) -> ModelMemo
                 "OMP_NUM_THREADS": "1",
             },
         )
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired as exc:
         raise ModelRefusedError(
-            f"checking the model took longer than {timeout_s:g} s; its config.json may claim more "
-            "than its weights hold"
+            f"checking {_name_step(exc.stdout)} took longer than {timeout_s:g} s; "
+            f"{CAUSES[_find_step(exc.stdout)]}"
         ) from None
     memory = _read_result(ended.returncode, ended.stdout)
-    try:
-        try_chat_template(directory)
-    except ValueError as exc:
-        raise ModelRefusedError(str(exc)) from exc
-    except OSError as exc:
-        raise ImportCheckError(str(exc)) from exc
     logger.info("checked model %s in %.1f s", directory.name, time.monotonic() - started)
     return memory
 
@@ -73,15 +69,35 @@ def _read_result(code: int, output: bytes) -> ModelMemory:
             raise ImportCheckError(f"the check of a model was ended by signal {-code}")
         reason = "time" if -code == signal.SIGXCPU else "memory"
         raise ModelRefusedError(
-            f"checking the model takes more {reason} than allowed (ended by signal {-code}); its "
-            "config.json may claim more than its weights hold"
+            f"checking {_name_step(output)} takes more {reason} than allowed (ended by signal "
+            f"{-code}); {CAUSES[_find_step(output)]}"
         )
     try:
-        result = json.loads(output)
-        if "refusal" not in result:
+        result = json.loads(output.splitlines()[-1])
+        if "memory" in result:
             return ModelMemory.model_validate(result["memory"])
-    except (ValueError, KeyError, TypeError, ValidationError) as exc:
+        error, refusal = result.get("error"), result.get("refusal")
+    except (ValueError, LookupError, TypeError, AttributeError, ValidationError) as exc:
         raise ImportCheckError(
             f"the check of a model ended with code {code} and no result; the log says why"
         ) from exc
-    raise ModelRefusedError(str(result["refusal"])[:_MAX_REASON_CHARACTERS])
+    if refusal is not None:
+        raise ModelRefusedError(str(refusal)[:_MAX_REASON_CHARACTERS])
+    raise ImportCheckError(
+        f"the check of a model ended with code {code}: "
+        f"{str(error or 'no result')[:_MAX_REASON_CHARACTERS]}"
+    )
+
+
+def _find_step(output: bytes | None) -> CheckStep:
+    """Return the step in which a check ended, from the lines that it printed."""
+    for line in reversed((output or b"").splitlines()):
+        with suppress(ValueError, LookupError, TypeError):
+            if (step := json.loads(line)["step"]) in CAUSES:
+                return cast("CheckStep", step)
+    return "files"
+
+
+def _name_step(output: bytes | None) -> str:
+    step = _find_step(output)
+    return "the model" if step == "model" else f"the model's {step}"

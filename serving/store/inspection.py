@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import load_state_dict
 
-from serving.model_loading import check_loading_report
+from serving.model_loading import check_loading_report, load_tokenizer
 from serving.store.config_sizes import check_config_sizes
 from serving.store.model_memory import ModelMemory
 
@@ -50,6 +50,19 @@ def inspect_model(directory: Path) -> ModelMemory:
         tied_head_bytes=_measure_tied_head(model),
         cache_token_bytes=_measure_cache_token(model.config.get_text_config(), model.dtype),
     )
+
+
+def try_tokenizer(directory: Path, text: str) -> None:
+    """Load a directory's tokenizer, and encode and decode `text` with it.
+
+    Raises `EngineDeadError` for a tokenizer that cannot be loaded, and `ValueError` for one that
+    cannot encode.
+    """
+    tokenizer = load_tokenizer(directory)
+    ids = tokenizer(text)["input_ids"]
+    if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
+        raise ValueError("the tokenizer gives no list of token ids for a short text")
+    tokenizer.decode(ids)
 
 
 def _read_headers(directory: Path) -> dict[str, torch.Tensor]:

@@ -21,7 +21,7 @@ from transformers import (
 from serving.model_loading import load_model
 from serving.model_store import ModelStore
 from serving.store.config_sizes import check_config_sizes
-from serving.store.import_process import ModelRefusedError, check_import
+from serving.store.import_process import ImportCheckError, ModelRefusedError, check_import
 from serving.store.inspection import inspect_model
 from storage.layout import StorageLayout
 
@@ -139,4 +139,62 @@ def test_large_and_deep_json_is_refused(
 ) -> None:
     spoil(source)
     with pytest.raises(ModelRefusedError, match=message):
+        check_import(source)
+
+
+def _change_tokenizer(model: Path, **changes: Any) -> None:
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    (model / "tokenizer.json").write_text(json.dumps({**tokenizer, **changes}))
+
+
+def _break_tokenizer(model: Path) -> None:
+    (model / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "none"}}')
+
+
+def _multiply_letters(model: Path) -> None:
+    """Let the tokenizer make 10^12 letters of one."""
+    replace = {"type": "Replace", "pattern": {"String": "l"}, "content": "l" * 1000}
+    _change_tokenizer(model, normalizer={"type": "Sequence", "normalizers": [replace] * 4})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_break_tokenizer, "cannot be loaded"),
+        (_multiply_letters, "checking the model's tokenizer takes more .* than allowed"),
+    ],
+)
+def test_a_tokenizer_that_harms_its_process_is_refused(
+    source: Path, spoil: Callable[[Path], None], message: str
+) -> None:
+    spoil(source)
+    with pytest.raises(ModelRefusedError, match=message):
+        check_import(source)
+
+
+def test_a_chat_template_is_tried_in_the_process_of_the_check(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's own process must not parse tokenizer_config.json, which may be large."""
+    monkeypatch.setattr("templating.trial._read_object", None)
+    (source / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(ModelRefusedError, match="the chat template cannot be used"):
+        check_import(source)
+
+
+def test_a_template_that_could_not_be_tried_is_not_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check's process finds a module that replaces the fork server's."""
+    package = tmp_path / "first" / "sitecustomize.py"
+    package.parent.mkdir()
+    package.write_text(
+        "import templating.fork_server as module\n"
+        "from templating.errors import RenderProcessError\n"
+        "def fork(self): raise RenderProcessError('no process')\n"
+        "module.RenderForkServer.fork = fork\n"
+    )
+    (source / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    monkeypatch.syspath_prepend(package.parent)
+    with pytest.raises(ImportCheckError, match="the chat template was not tried: no process"):
         check_import(source)
