@@ -1,6 +1,7 @@
 """Requests and tokens per minute of each key; what is beyond is answered 429."""
 
 import math
+from http import HTTPStatus
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -32,7 +33,8 @@ class RateLimit:
             exchange.refusal = "rate_limit_exceeded"
             await _refuse(refusal, buckets, scope, receive, send)
             return
-        status, num_bytes = 500, 0
+        status: int | None = None
+        num_bytes = 0
 
         async def receive_and_count() -> Message:
             nonlocal num_bytes
@@ -62,14 +64,17 @@ def _estimate_tokens(scope: Scope, exchange: Exchange) -> int:
     return max(1, (int(length) if length.isdecimal() else 0) // BYTES_PER_TOKEN)
 
 
-def _find_used(exchange: Exchange, status: int, estimate: int) -> int:
-    """Return the tokens that a request used: nothing if it was refused.
+def _find_used(exchange: Exchange, status: int | None, estimate: int) -> int:
+    """Return the tokens that a request used: nothing if it was refused or we were at fault.
 
-    A stream that was cut is counted by the estimate of its prompt and by its pieces.
+    A stream that was cut is counted by the estimate of its prompt and by its pieces. A request
+    that its client left before the answer (`status` is None), or whose time was up, by the
+    estimate alone.
     """
     if exchange.is_counted:
         return exchange.num_tokens
-    return estimate + exchange.num_tokens if status < 400 else 0
+    was_computed = status is None or status < 400 or status == HTTPStatus.GATEWAY_TIMEOUT
+    return estimate + exchange.num_tokens if was_computed else 0
 
 
 async def _refuse(
