@@ -24,7 +24,6 @@ from apps.commands.models import models
 from apps.drain import DRAIN_FOLDER_VARIABLE, DrainSignal
 from apps.server_log import ServerLog
 from apps.server_process import (
-    STOP_TIMEOUT_S,
     drain_server,
     keep_token_private,
     start_server,
@@ -34,7 +33,6 @@ from apps.stop_signals import StopRequested, StopSignals
 from storage.privacy import keep_files_private
 
 _POLL_S = 0.5
-_STOP_AT_ONCE_S = 5.0
 _DEPLOY_NAME = "deploy.yaml"
 _VLLM_DEPLOY_NAME = "deploy.vllm.yaml"
 
@@ -136,7 +134,7 @@ def _supervise(deploy: Path, log: ServerLog, folder: Path, drain_timeout_s: floa
         return 0
     finally:
         stop.disarm()
-        stop_server(server, _STOP_AT_ONCE_S if stop.is_repeated else STOP_TIMEOUT_S)
+        stop_server(server, is_urgent=lambda: stop.is_repeated)
         log.close()
 
 

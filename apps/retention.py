@@ -40,7 +40,10 @@ def start_retention(layout: StorageLayout, max_token_cache_bytes: int) -> None:
     def keep_enforcing() -> None:
         put_thread_last()
         while True:
-            enforce_retention(layout, max_token_cache_bytes)
+            try:
+                enforce_retention(layout, max_token_cache_bytes)
+            except Exception:
+                logger.exception("what is no longer needed cannot be removed; trying again later")
             time.sleep(_INTERVAL_S)
 
     Thread(target=keep_enforcing, name="retention", daemon=True).start()

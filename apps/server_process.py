@@ -19,6 +19,7 @@ from apps import preflight
 from apps.drain import DrainSignal
 
 STOP_TIMEOUT_S = 30.0
+URGENT_TIMEOUT_S = 5.0
 _POLL_S = 0.2
 _HEALTH_TIMEOUT_S = 5.0
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -101,19 +102,30 @@ def start_server(command: Sequence[str | Path], **environment: str) -> "subproce
     )
 
 
-def stop_server(server: "subprocess.Popen[bytes]", timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """End `serve run` and with it the whole application; kill what outlives it."""
+def stop_server(
+    server: "subprocess.Popen[bytes]",
+    timeout_s: float = STOP_TIMEOUT_S,
+    *,
+    is_urgent: Callable[[], bool] = lambda: False,
+) -> None:
+    """End `serve run` and with it the whole application; kill what outlives it.
+
+    It has `timeout_s` seconds, and at most `URGENT_TIMEOUT_S` as soon as `is_urgent` says so.
+    """
     family: list[psutil.Process] = []
     if server.poll() is None:
         with suppress(psutil.NoSuchProcess):
             family = psutil.Process(server.pid).children(recursive=True)
         server.terminate()
-        try:
-            server.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-    for process in psutil.wait_procs(family, timeout=min(timeout_s, 5.0))[1]:
+        started = time.monotonic()
+        while server.poll() is None:
+            limit_s = min(timeout_s, URGENT_TIMEOUT_S) if is_urgent() else timeout_s
+            if time.monotonic() - started > limit_s:
+                server.kill()
+                server.wait()
+            else:
+                time.sleep(_POLL_S)
+    for process in psutil.wait_procs(family, timeout=min(timeout_s, URGENT_TIMEOUT_S))[1]:
         with suppress(psutil.NoSuchProcess):
             process.kill()
 

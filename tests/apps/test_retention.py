@@ -1,10 +1,14 @@
 """What is removed without anybody asking for it."""
 
 import os
+from itertools import count
 from pathlib import Path
+from threading import Event
+
+import pytest
 
 from apps.checks import prepare_rows
-from apps.retention import enforce_retention
+from apps.retention import enforce_retention, start_retention
 from storage import durable
 from storage.layout import StorageLayout
 from training.data.token_cache import MAX_CACHE_BYTES
@@ -43,6 +47,24 @@ def test_only_the_setting_bounds_the_token_cache(
     assert entry.is_dir(), "the operator may keep more than the default"
     enforce_retention(layout, MAX_CACHE_BYTES)
     assert not entry.exists()
+
+
+def test_it_continues_after_an_unexpected_fault(
+    layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = Event()
+    calls = count()
+
+    def fail(*_: object) -> None:
+        if next(calls):
+            again.set()
+        raise KeyError("unexpected")
+
+    monkeypatch.setattr("apps.retention.prune_cache", fail)
+    monkeypatch.setattr("apps.retention._INTERVAL_S", 0.01)
+    start_retention(layout, 0)
+    assert again.wait(30)
+    monkeypatch.setattr("apps.retention._INTERVAL_S", 3600.0)
 
 
 def test_what_killed_processes_left_is_removed_while_it_runs(layout: StorageLayout) -> None:

@@ -1,5 +1,6 @@
 """The process of `serve run`: its environment, Ray's token, and how it ends."""
 
+import signal
 import stat
 import subprocess
 import sys
@@ -117,6 +118,24 @@ def test_stopping_a_server_ends_its_family() -> None:
     stop_server(server, timeout_s=1)
     server.stdout.close()
     assert not psutil.wait_procs([child], timeout=10)[1]
+
+
+def test_a_second_signal_shortens_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes while the server, which ignores the first one, is waited for."""
+    monkeypatch.setattr("apps.server_process.URGENT_TIMEOUT_S", 0.1)
+    program = (
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print(flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    server = start_server([sys.executable, "-c", program])
+    assert server.stdout is not None
+    server.stdout.readline()
+    answers = iter([False, False])
+    stop_server(server, timeout_s=50, is_urgent=lambda: next(answers, True))
+    server.stdout.close()
+    assert server.returncode == -signal.SIGKILL
 
 
 def test_the_first_signal_asks_to_stop_and_the_second_is_noted() -> None:
