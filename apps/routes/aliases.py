@@ -31,7 +31,7 @@ class Promotion(RequestPart):
 
 @router.get("")
 @requires(Permission.READ_MODELS)
-async def list_aliases(services: ServicesOf) -> dict[str, Any]:
+def list_aliases(services: ServicesOf) -> dict[str, Any]:
     """List all aliases by name."""
     aliases = services.models.read_aliases()
     data = [describe_alias(name, aliases[name]) for name in sorted(aliases)]
@@ -40,7 +40,7 @@ async def list_aliases(services: ServicesOf) -> dict[str, Any]:
 
 @router.get("/{name}")
 @requires(Permission.READ_MODELS)
-async def get_alias(services: ServicesOf, name: str) -> dict[str, Any]:
+def get_alias(services: ServicesOf, name: str) -> dict[str, Any]:
     """Show where one alias points, and every move that it made, oldest first."""
     return describe_alias(name, find_alias(services.models.read_aliases(), name))
 

@@ -73,14 +73,14 @@ async def list_files(
 
 @router.get("/{file_id}")
 @requires(Permission.READ_JOBS)
-async def get_file(services: ServicesOf, file_id: str) -> dict[str, Any]:
+def get_file(services: ServicesOf, file_id: str) -> dict[str, Any]:
     """Show one file's record."""
     return services.files.get(file_id)
 
 
 @router.get("/{file_id}/content")
 @requires(Permission.READ_FILES)
-async def get_content(services: ServicesOf, file_id: str) -> FileResponse:
+def get_content(services: ServicesOf, file_id: str) -> FileResponse:
     """Give a file back as it was uploaded."""
     path = services.files.find_content(file_id)
     return FileResponse(path, filename=services.files.get(file_id)["filename"])

@@ -31,7 +31,7 @@ _ARCHIVE = {
 
 @router.get("")
 @requires(Permission.READ_MODELS)
-async def list_models(services: ServicesOf) -> dict[str, Any]:
+def list_models(services: ServicesOf) -> dict[str, Any]:
     """List all models, newest first."""
     models = sorted(services.models.list_models(), key=lambda model: model.created_at, reverse=True)
     aliases = services.models.read_aliases()
@@ -40,14 +40,14 @@ async def list_models(services: ServicesOf) -> dict[str, Any]:
 
 @router.get("/{model_id}")
 @requires(Permission.READ_MODELS)
-async def get_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
+def get_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
     """Show one model, by its id or an alias."""
     return describe_model(services, services.models.resolve(model_id))
 
 
 @router.get("/{model_id}/lineage")
 @requires(Permission.READ_MODELS)
-async def get_lineage(services: ServicesOf, model_id: str) -> dict[str, Any]:
+def get_lineage(services: ServicesOf, model_id: str) -> dict[str, Any]:
     """Show where a model came from: base, data, settings, step, packages; empty if unknown."""
     return services.models.resolve(model_id).lineage.model_dump(mode="json", exclude_unset=True)
 
@@ -74,11 +74,11 @@ async def put_model(services: ServicesOf, model_id: str, request: Request) -> di
 
 @router.post("/{model_id}/verify")
 @requires(Permission.READ_WEIGHTS)
-async def verify_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
+def verify_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
     """Compare every file of a model with what was published; 409 names the first that differs."""
     model = services.models.resolve(model_id)
     try:
-        await asyncio.to_thread(model.verify)
+        model.verify()
     except DamagedDirectoryError as exc:
         raise ApiError(409, str(exc), param="model", code="model_damaged") from exc
     return {"id": model.id, "object": "model.verification", "verified": True}
@@ -86,7 +86,7 @@ async def verify_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
 
 @router.get("/{model_id}/archive")
 @requires(Permission.READ_WEIGHTS)
-async def get_archive(
+def get_archive(
     services: ServicesOf,
     model_id: str,
     kind: Annotated[ArchiveFormat, Query(alias="format")] = "tar",
