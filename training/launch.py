@@ -230,7 +230,7 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
     )
     run.add_event("Starting the workers", data={"num_workers": spec.num_workers})
     try:
-        result = _fit(trainer)
+        result = _fit_and_restart(trainer, run, spec.max_failures)
     except ray.train.TrainingFailedError as exc:
         raise TrainingFailedError(_describe_failure(exc)) from exc
     except ray.exceptions.RayActorError as exc:  # a worker's death comes as the error above
@@ -241,6 +241,28 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
     if "error" in outcome:
         raise TrainingFailedError(outcome["error"], outcome["code"])
     return outcome["ending"]
+
+
+def _fit_and_restart(trainer: Any, run: RunFolder, max_failures: int) -> Any:
+    """Call `trainer.fit()`, and again where a worker ended as it received the training function.
+
+    Ray Train replaces a worker that ends before or after that moment, and gives up where one ends
+    at it. Raises what `fit` raises.
+    """
+    import ray.exceptions
+    import ray.train
+
+    from training.failures import summarise_exception
+
+    for _ in range(max_failures):
+        try:
+            return _fit(trainer)
+        except ray.train.ControllerError as exc:
+            if not isinstance(exc.controller_failure, ray.exceptions.RayActorError):
+                raise
+            reason = summarise_exception(exc.controller_failure)
+            run.add_event(f"A worker was lost as it started: {reason}", level="warn")
+    return _fit(trainer)
 
 
 def _fit(trainer: Any) -> Any:
@@ -322,6 +344,6 @@ def _describe_failure(exc: Any) -> str:
 
     failures: Mapping[int, Any] | None = getattr(exc, "worker_failures", None)
     if not failures:
-        return str(exc).strip().splitlines()[-1]
+        return summarise_exception(getattr(exc, "controller_failure", exc))
     rank, failure = choose_failure(failures)
     return f"worker {rank} failed: {summarise_exception(failure)}"

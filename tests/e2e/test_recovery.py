@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -22,6 +23,7 @@ from tests.training_process import (
     start,
     wait_for_step,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -31,20 +33,33 @@ def folder(trained_folder: TrainedFolder) -> Path:
     return trained_folder.path
 
 
-def test_a_killed_worker_is_replaced(folder: Path, whole: Steps) -> None:
+def find_workers(process: "subprocess.Popen[bytes]", doing: str = "") -> list[psutil.Process]:
+    """The training's workers, whose titles Ray sets to what they do."""
+    assert process.poll() is None
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if f"RayTrainWorker{doing}" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
+
+
+def test_killed_workers_are_replaced(folder: Path, whole: Steps) -> None:
     with start(folder, "worker") as process:
+        # Ray Train itself gives up where a worker ends as it receives the training function.
+        starting = wait_until(
+            lambda: find_workers(process, ".run_train_fn"), TIMEOUT_S, "a worker starts"
+        )
+        starting[0].kill()
         wait_for_step(folder, "worker", 12, process)
-        workers = [
-            child
-            for child in psutil.Process(process.pid).children(recursive=True)
-            if "RayTrainWorker" in " ".join(child.cmdline())
-        ]
+        workers = find_workers(process)
         assert len(workers) == 2
         workers[1].kill()
         assert finish(process) == 0
     assert read_steps(folder, "worker") == whole
     messages = read_messages(folder, "worker")
-    assert any("was lost" in message for message in messages)
+    assert any("A worker was lost as it started" in message for message in messages)
+    assert any(re.match(r"Worker \d was lost", message) for message in messages)
     assert any(message.startswith("Going on after step") for message in messages)
 
 
