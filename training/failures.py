@@ -19,6 +19,7 @@ _KILLED = re.compile(r"[Tt]he actor (?:is dead|died) because (it was .+?)\.?$", 
 _EXIT_CODE = re.compile(r"exit code (-?\d+)")
 _OUT_OF_MEMORY_WORDS = ("killed due to the node running low on memory", "NODE_OUT_OF_MEMORY")
 _DIED_WORDS = ("worker process has died", "worker died unexpectedly", "actor died unexpectedly")
+_SILENT = re.compile(r"health check has been hanging for (\d+)")
 _NODE_WORDS = ("its node has died", "node is dead", "node died")
 
 
@@ -33,6 +34,8 @@ def summarise_exception(exception: BaseException) -> str:
         return "Ray's memory monitor killed its process, because its node ran low on memory"
     if any(words in text for words in _NODE_WORDS):
         return "its node has left the cluster"
+    if silent := _SILENT.search(text):
+        return f"it did not answer for {silent[1]} s"
     if killed := _KILLED.search(text):
         return killed[1]
     if (exit_type := _EXIT_TYPE.search(text)) or any(words in text for words in _DIED_WORDS):

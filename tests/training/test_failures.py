@@ -51,6 +51,12 @@ def test_the_cause_is_told_and_not_what_followed_from_it(tmp_path: Path) -> None
             "was killed by `ray.kill`.",
             "it was killed by `ray.kill`",
         ),
+        (
+            "A worker health check has been hanging for 600.25 seconds. Marking the worker as dead."
+            "\nWorker info: Worker(...)\nSet the RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S "
+            "environment variable to increase the timeout (current value: 600 seconds).",
+            "it did not answer for 600 s",
+        ),
     ],
 )
 def test_only_what_ray_recorded_is_reported_of_a_process_that_ended(
