@@ -24,6 +24,7 @@ from apps.commands.models import models
 from apps.drain import DRAIN_FOLDER_VARIABLE, DrainSignal
 from apps.server_log import ServerLog
 from apps.server_process import (
+    build_command,
     drain_server,
     keep_token_private,
     start_server,
@@ -102,8 +103,7 @@ def _supervise(deploy: Path, log: ServerLog, folder: Path, drain_timeout_s: floa
     console = Console()
     stop = StopSignals()
     is_up = False
-    command: list[str | Path] = [Path(sys.executable).parent / "serve", "run", deploy]
-    server = start_server(command, **{DRAIN_FOLDER_VARIABLE: str(folder)})
+    server = start_server(build_command(deploy), **{DRAIN_FOLDER_VARIABLE: str(folder)})
     try:
         stop.arm()
         assert server.stdout is not None

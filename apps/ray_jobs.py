@@ -26,6 +26,11 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _ADDRESS_VARIABLE, _API_ADDRESS_VARIABLE = "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"
+_NO_AGENT = "No available agent"
+_NO_AGENT_ADVICE = (
+    "the agent of the Ray cluster does not answer; it is starting, or another cluster on this "
+    "machine uses its port: then start with 'tuneserve run', which chooses a free one"
+)
 _SHELL_SIGNAL_BASE = 128  # a shell reports signal N of its command as exit status 128 + N
 
 
@@ -43,11 +48,16 @@ class RayJobRunner:
         """Submit a job of this cluster unless one of this id is known.
 
         The command names the cluster: the `RAY_ADDRESS` that Ray gives a job is that of any cluster
-        of the machine where several run.
+        of the machine where several run. Raises `RuntimeError` if the cluster accepts no job now.
         """
         if self.find_state(job_id) == "unknown":
             environment = shlex.join(["env", f"{_ADDRESS_VARIABLE}={self._address}"])
-            self._client.submit_job(entrypoint=f"{environment} {command}", submission_id=job_id)
+            try:
+                self._client.submit_job(entrypoint=f"{environment} {command}", submission_id=job_id)
+            except RuntimeError as exc:
+                if _NO_AGENT not in str(exc):
+                    raise
+                raise RuntimeError(_NO_AGENT_ADVICE) from exc
 
     def find_state(self, job_id: str) -> JobState:
         """Ask the cluster about a job."""

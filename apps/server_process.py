@@ -64,6 +64,11 @@ class DrainState:
         return not self.num_requests and self.are_runs_paused
 
 
+def build_command(deploy: Path, python: Path = Path(sys.executable)) -> list[str]:
+    """Build the command that serves a deploy file from the folder that it is in."""
+    return [str(python), "-m", "apps.serve_command", "run", str(deploy)]
+
+
 def build_environment(python: Path = Path(sys.executable)) -> dict[str, str]:
     """Build the environment for `serve run`; what the user has set of it stays."""
     # The environment's own `serve` and `ninja`, whether it is activated or not.
@@ -87,7 +92,7 @@ def keep_token_private() -> None:
         token.write_text(secrets.token_hex(32))
 
 
-def start_server(command: Sequence[str | Path], **environment: str) -> "subprocess.Popen[bytes]":
+def start_server(command: Sequence[str], **environment: str) -> "subprocess.Popen[bytes]":
     """Start `serve run` with its output in a pipe.
 
     The kernel sends it SIGTERM if this process is killed, so that no cluster is orphaned.

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from apps.server_process import build_environment, stop_server
+from apps.server_process import build_command, build_environment, stop_server
 from benchmarks.application import find_free_port, write_deploy_file
 from tests.waiting import wait_until
 
@@ -50,7 +50,7 @@ def start_application(
         environment.pop("PYTHONPATH", None)
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [python.parent / "serve", "run", deploy.name],
+            build_command(Path(deploy.name), python),
             cwd=folder,
             stdout=output,
             stderr=subprocess.STDOUT,

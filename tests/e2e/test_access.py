@@ -12,7 +12,7 @@ import openai
 import pytest
 import yaml
 
-from apps.server_process import build_environment
+from apps.server_process import build_command, build_environment
 from benchmarks.application import find_free_port, write_deploy_file
 from storage.durable import read_json_lines
 from tests.e2e.conftest import ROOT, START_TIMEOUT_S, Application, start_application
@@ -142,7 +142,7 @@ def test_an_open_port_without_a_key_is_not_served(tmp_path: Path) -> None:
     log = tmp_path / "serve.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [Path(sys.executable).parent / "serve", "run", deploy.name],
+            build_command(Path(deploy.name)),
             cwd=tmp_path,
             stdout=output,
             stderr=subprocess.STDOUT,

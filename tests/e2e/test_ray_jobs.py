@@ -16,9 +16,7 @@ pytestmark = pytest.mark.e2e
 TIMEOUT_S = 90.0
 START_CLUSTER = """
 import sys, ray
-from training.agent_port import choose_free_agent_port
-with choose_free_agent_port():
-    ray.init(address="local", num_cpus=1, log_to_driver=False)
+ray.init(address="local", num_cpus=1, log_to_driver=False)
 print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()
 """
@@ -30,7 +28,9 @@ open(sys.argv[1], "w").write(ray.get_runtime_context().gcs_address)
 SUBMIT = """
 import sys, time, ray
 from apps.ray_jobs import RayJobRunner
-ray.init(address="local", num_cpus=1, include_dashboard=True, log_to_driver=False)
+from training.agent_port import choose_free_agent_port
+with choose_free_agent_port():
+    ray.init(address="local", num_cpus=1, include_dashboard=True, log_to_driver=False)
 own = ray.get_runtime_context().gcs_address
 print("own", own, flush=True)
 sys.stdin.readline()
