@@ -47,9 +47,12 @@ def find_workers(process: "subprocess.Popen[bytes]", doing: str = "") -> list[ps
 def test_lost_workers_are_replaced(
     folder: Path, whole: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is killed as it starts, one as it trains, and one no longer answers."""
+    """One is killed as it starts, one as it trains, and one no longer answers.
+
+    The cluster has no room for two groups of workers at once where it has two CPUs.
+    """
     monkeypatch.setenv("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "10")
-    with start(folder, "worker") as process:
+    with start(folder, "worker", cpus_per_worker=0.9) as process:
         # Ray Train itself gives up where a worker ends as it receives the training function.
         starting = wait_until(
             lambda: find_workers(process, ".run_train_fn"), TIMEOUT_S, "a worker starts"

@@ -4,9 +4,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from apps.services import Services
 from serving.model_store import ModelStore
+from storage import durable
 from storage.layout import StorageLayout, open_storage
 from tests.faults.conftest import SmallDisk
 from tests.faults.ledger import find_torn_files
@@ -18,6 +21,8 @@ from tests.training_process import (
     start,
     write_inputs,
 )
+from tests.written_checkpoint import write_whole
+from training.consolidate import consolidate_checkpoint
 from training.runs import RunFolder
 from training.spec import TrainingSpec
 from training.trackers import Tracker, open_trackers
@@ -68,6 +73,32 @@ async def test_an_alias_that_cannot_be_moved_stays_where_it_is(
     assert moved.json()["model"] == "other"
     assert [move["model"] for move in moved.json()["history"]] == ["tiny", "other"]
     assert find_torn_files(layout.root) == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.98])
+def test_a_model_that_does_not_fit_leaves_nothing(
+    small_disk: SmallDisk, tiny_model: Path, share: float
+) -> None:
+    """The disk is full at the weights, or at one of the files after them."""
+    checkpoint = write_whole(
+        small_disk.path / "checkpoint", AutoModelForCausalLM.from_pretrained(tiny_model)
+    )
+
+    def consolidate(output: str) -> None:
+        consolidate_checkpoint(
+            checkpoint, str(tiny_model), small_disk.path / output, dtype=torch.float32
+        )
+
+    before = small_disk.count_used_bytes()
+    consolidate("whole")
+    size = small_disk.count_used_bytes() - before
+    small_disk.leave_free(int(share * size))
+    with pytest.raises(OSError, match="No space left"):
+        consolidate("model")
+    assert {path.name for path in small_disk.path.iterdir()} == {"checkpoint", "whole"}
+    small_disk.resize(ROOM_BYTES)
+    consolidate("model")
+    durable.verify_directory(small_disk.path / "model")
 
 
 def log_many_steps(tracker: Tracker) -> None:
