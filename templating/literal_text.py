@@ -6,10 +6,12 @@ put back and tokenised, and no added token is looked for in it.
 """
 
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from tokenizers import NormalizedString, PreTokenizedString, Regex
 
 from templating.errors import TemplateRefusedError
@@ -25,6 +27,7 @@ _FIND_PLACEHOLDERS = re.compile(f"[{_PLACEHOLDERS[0]}-{_PLACEHOLDERS[-1]}]")
 _TURN_TOKEN = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
 
 Normalize = Callable[[str], str]
+IntArray = npt.NDArray[np.int64]
 Split = Callable[[int, NormalizedString], list[NormalizedString]]
 
 
@@ -54,6 +57,18 @@ class _Control(NamedTuple):
     first_characters: frozenset[str]
     longest: int
     normalized: re.Pattern[str]
+
+
+class _Tokens(NamedTuple):
+    """Tokens as arrays, since a text may have a million; `spans` has shape (tokens, 2)."""
+
+    ids: IntArray
+    spans: IntArray
+
+    def to_encoded(self) -> EncodedText:
+        """Return them as lists."""
+        begin, end = self.spans.T
+        return EncodedText(self.ids.tolist(), list(zip(begin.tolist(), end.tolist(), strict=True)))
 
 
 class _Piece(NamedTuple):
@@ -172,14 +187,15 @@ class LiteralText:
             and (token != unknown or text[start:end].strip() == self._tokenizer.unk_token)
         ]
         pieces = _cut(text, spans, literals)
-        found = self._run_pipeline(text, pieces, literals, control, is_split=False)
-        if self._has_forged(found, pieces, control):
-            found = self._run_pipeline(text, pieces, literals, control, is_split=True)
-            if self._has_forged(found, pieces, control):
+        tokens = self._run_pipeline(text, pieces, literals, control, is_split=False)
+        if self._has_forged(tokens, pieces, control):
+            tokens = self._run_pipeline(text, pieces, literals, control, is_split=True)
+            if self._has_forged(tokens, pieces, control):
                 raise TemplateRefusedError(
                     "a message contains one of the model's control tokens, which its tokenizer "
                     "cannot encode as text"
                 )
+        found = tokens.to_encoded()
         if not any(added_around):
             return found
         # Tokens that the tokenizer puts before and after a text, such as that of its beginning.
@@ -199,7 +215,7 @@ class LiteralText:
         control: _Control,
         *,
         is_split: bool,
-    ) -> EncodedText:
+    ) -> _Tokens:
         """Normalise, split and tokenise as the tokenizer does between added tokens.
 
         A separator stands for each control token, one kind for those that the tokenizer looks for
@@ -210,14 +226,18 @@ class LiteralText:
         if len(unused) < 2:
             raise TemplateRefusedError("the messages contain too many different characters")
         raw, after = unused[:2]
-        written, starts = "", []
-        for piece in pieces:
-            starts.append(len(written))
-            is_control = piece.control_id is not None
-            is_late = is_control and self._added[piece.control_id or 0].normalized
-            written += (after if is_late else raw) if is_control else piece.text
+        separators = {
+            piece.control_id: after if self._added[piece.control_id].normalized else raw
+            for piece in pieces
+            if piece.control_id is not None
+        }
+        parts = [
+            piece.text if piece.control_id is None else separators[piece.control_id]
+            for piece in pieces
+        ]
+        starts = [0, *accumulate(map(len, parts))][: len(parts)]
         backend = self._tokenizer.backend_tokenizer
-        tokens = PreTokenizedString(written)
+        tokens = PreTokenizedString("".join(parts))
         tokens.split(_split_at(raw))
         if (normalizer := backend.normalizer) is not None:
             tokens.normalize(normalizer.normalize)
@@ -230,18 +250,7 @@ class LiteralText:
                 tokens.split(_split_at(Regex(pattern)))
         tokens.tokenize(backend.model.tokenize)
         encoding = tokens.to_encoding()
-        found = [
-            (start, _map_token(pieces, starts, start, end), token)
-            for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
-            if pieces[bisect_right(starts, start) - 1].control_id is None
-        ]
-        found += [
-            (start, (piece.start, piece.end), piece.control_id)
-            for start, piece in zip(starts, pieces, strict=True)
-            if piece.control_id is not None
-        ]
-        found.sort(key=lambda item: item[0])  # stable: tokens of one character keep their order
-        return EncodedText([token for *_, token in found], [offsets for _, offsets, _ in found])
+        return _merge_controls(pieces, starts, encoding.ids, encoding.offsets)
 
     def _has_normalized_control(self, text: str, plain: EncodedText, template: str) -> bool:
         """Whether the tokenizer made a control token of characters that are not written as one.
@@ -265,13 +274,11 @@ class LiteralText:
         written = written.strip()
         return written == str(self._added[token].content).strip() or written in template
 
-    def _has_forged(self, found: EncodedText, pieces: Sequence[_Piece], control: _Control) -> bool:
+    def _has_forged(self, tokens: _Tokens, pieces: Sequence[_Piece], control: _Control) -> bool:
         own = {(piece.start, piece.end) for piece in pieces if piece.control_id is not None}
-        unknown = self._tokenizer.unk_token_id
-        return any(
-            token in control.ids and token != unknown and offsets not in own
-            for token, offsets in zip(found.ids, found.offsets, strict=True)
-        )
+        forbidden = sorted(control.ids - {self._tokenizer.unk_token_id})
+        spans = tokens.spans[np.isin(tokens.ids, forbidden)].tolist()
+        return any((start, end) not in own for start, end in spans)
 
     def _find_control(self, template: str) -> _Control:
         if template not in self._controls:
@@ -429,16 +436,45 @@ def _cut(
     return pieces
 
 
-def _map_token(
-    pieces: Sequence[_Piece], starts: Sequence[int], start: int, end: int
-) -> tuple[int, int]:
-    """Find a token's characters in the text with placeholders."""
-    first = bisect_right(starts, start) - 1
-    last = max(first, bisect_right(starts, max(start, end - 1)) - 1)
-    one, other = pieces[first], pieces[last]
-    mapped_start = min(one.start + start - starts[first], one.end - 1)
-    mapped_end = min(other.start + end - starts[last], other.end)
-    return mapped_start, max(mapped_end, mapped_start)
+def _merge_controls(
+    pieces: Sequence[_Piece],
+    starts: Sequence[int],
+    token_ids: Sequence[int],
+    offsets: Sequence[tuple[int, int]],
+) -> _Tokens:
+    """Put the control tokens among the tokens of the other pieces.
+
+    `starts` says where each piece begins in the text that was tokenised, `offsets` from and to
+    where each token reaches in it; returned are those in the text with placeholders.
+    """
+    piece_starts = np.array(starts, dtype=np.int64)
+    piece_spans = _to_spans((piece.start, piece.end) for piece in pieces)
+    controls = np.array(
+        [-1 if piece.control_id is None else piece.control_id for piece in pieces], dtype=np.int64
+    )
+    ids, spans = np.array(token_ids, dtype=np.int64), _to_spans(offsets)
+    first = np.searchsorted(piece_starts, spans[:, 0], side="right") - 1
+    is_kept = controls[first] < 0  # what is left out stands for a control token
+    ids, first = ids[is_kept], first[is_kept]
+    begin, end = spans[is_kept].T
+    last = np.searchsorted(piece_starts, np.maximum(begin, end - 1), side="right") - 1
+    last = np.maximum(first, last)
+    # A literal is longer than its placeholder.
+    from_ = piece_spans[first, 0] + begin - piece_starts[first]
+    from_ = np.minimum(from_, piece_spans[first, 1] - 1)
+    to = piece_spans[last, 0] + end - piece_starts[last]
+    to = np.maximum(np.minimum(to, piece_spans[last, 1]), from_)
+    is_control = controls >= 0
+    places = np.concatenate((begin, piece_starts[is_control]))
+    order = np.argsort(places, kind="stable")  # tokens of one character keep their order
+    return _Tokens(
+        np.concatenate((ids, controls[is_control]))[order],
+        np.concatenate((np.stack((from_, to), axis=1), piece_spans[is_control]))[order],
+    )
+
+
+def _to_spans(pairs: Iterable[tuple[int, int]]) -> IntArray:
+    return np.fromiter(chain.from_iterable(pairs), dtype=np.int64).reshape(-1, 2)
 
 
 def _split_at(pattern: str | Regex) -> Split:
