@@ -9,6 +9,7 @@ from serving.answer import Piece
 from serving.chat_protocol import ChatCompletionRequest
 from serving.choices import Pieces, gather
 from serving.completion_protocol import CompletionRequest
+from serving.encoding_threads import run_encoding
 from serving.engine import Engine
 from serving.errors import DeadlineExceededError, InvalidRequestError
 from serving.model_store import StoredModel
@@ -133,7 +134,8 @@ async def _encode(
 ) -> list[EncodedPrompt]:
     if isinstance(request, ChatCompletionRequest):
         return [EncodedPrompt(await engine.encode_chat(request.to_template_messages()))]
-    return await asyncio.to_thread(_encode_prompts, request, engine)
+    num_characters = sum(len(prompt) for prompt in request.prompt if isinstance(prompt, str))
+    return await run_encoding(num_characters, _encode_prompts, request, engine)
 
 
 def _encode_prompts(request: CompletionRequest, engine: Engine) -> list[EncodedPrompt]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from serving.encoding_threads import run_encoding
 from serving.errors import EngineLostError, InvalidRequestError
 from templating.errors import RenderProcessError, TemplateLimitError, TemplateRefusedError
 from templating.renderer import AsyncRenderer, ChatTemplates, RenderJob, RenderLimits
@@ -62,8 +63,8 @@ class ChatEncoder:
                 with_blocks=False,
             )
             text = (await self._renderer.render(job)).text
-            (encoded,) = await asyncio.to_thread(
-                self._literal_text.encode, [text], [chat.literals], template
+            (encoded,) = await run_encoding(
+                len(text), self._literal_text.encode, [text], [chat.literals], template
             )
         except TemplateRefusedError as exc:
             raise InvalidRequestError(

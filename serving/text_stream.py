@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# More tokens than one character can have: they are what the text says, or special tokens. To decode
+# all of them again with each further one would take ever longer.
+_MAX_HELD_BACK = 16
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -29,10 +32,15 @@ class Detokenizer:
         self._window.append(token_id)
         text = self._decode(self._window)
         certain = text.rstrip(_REPLACEMENT)
+        is_held_too_long = len(self._window) - self._num_context > _MAX_HELD_BACK
+        if is_held_too_long:
+            certain = text
         piece = certain[self._num_given_out :]
         self._num_given_out = max(self._num_given_out, len(certain))
         if piece and certain == text:
             self._drop_context()
+        elif is_held_too_long:  # special tokens, which have no text
+            del self._window[self._num_context :]
         return piece
 
     def finish(self) -> str:

@@ -51,6 +51,27 @@ def test_special_tokens_are_left_out(tokenizer: PreTrainedTokenizerBase) -> None
     assert "".join(_split(tokenizer, ids)) == "ab"
 
 
+class Counting:
+    """A tokenizer that counts the tokens that it decodes."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self.num_decoded = 0
+
+    def decode(self, ids: list[int], **options: bool) -> str:
+        self.num_decoded += len(ids)
+        return str(self._tokenizer.decode(ids, **options))
+
+
+@pytest.mark.parametrize("text", ["\ufffd" * 2000, "<|pad|>" * 2000, "a" + "<|pad|>" * 2000 + "b"])
+def test_time_per_token_does_not_grow(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+    ids = tokenizer(text)["input_ids"]
+    counting = Counting(tokenizer)
+    pieces = _split(counting, ids)
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True)
+    assert counting.num_decoded < 50 * len(ids)
+
+
 def _cut(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
     cutter = StopCutter(stops)
     text = "".join(cutter.push(piece) for piece in pieces)

@@ -10,6 +10,8 @@ from training.data.prepare import open_train_source
 from training.data.row_stream import RowStream
 from training.spec import DataFormat, TrainingSpec
 
+_MAX_PARTS = 4  # bytes of a character in UTF-8
+
 
 @dataclass(frozen=True)
 class Preview:
@@ -36,16 +38,31 @@ def preview_rows(spec: TrainingSpec, num_rows: int) -> Preview:
 def split_tokens(row: EncodedRow, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:
     """Show an encoded row piece by piece: the text of each token and whether it is learned.
 
-    Tokens that hold part of a character are joined until the character is whole.
+    Tokens that hold part of a character are joined until the character is whole, which it is after
+    as many tokens as it can have bytes; then the row itself has replacement characters.
     """
     pieces: list[tuple[str, bool]] = []
+    learned = row.learned.tolist()
     pending: list[int] = []
-    for token, learned in zip(row.input_ids.tolist(), row.learned.tolist(), strict=True):
+    for place, token in enumerate(row.input_ids.tolist()):
         pending.append(token)
         text = str(tokenizer.decode(pending))
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            pieces.append((text, learned))
-            pending = []
+        num_kept = 0
+        if text.endswith("\N{REPLACEMENT CHARACTER}"):
+            if len(pending) < _MAX_PARTS:
+                continue
+            num_kept = _count_tail(pending, text, tokenizer)
+        whole, pending = pending[: len(pending) - num_kept], pending[len(pending) - num_kept :]
+        pieces.append((str(tokenizer.decode(whole)), learned[place - num_kept]))
     if pending:
-        pieces.append((str(tokenizer.decode(pending)), bool(row.learned[-1])))
+        pieces.append((str(tokenizer.decode(pending)), learned[-1]))
     return pieces
+
+
+def _count_tail(tokens: list[int], text: str, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Count the last tokens that may begin a character, such that those before them are whole."""
+    for num_tail in range(1, len(tokens)):
+        parts = tokens[:-num_tail], tokens[-num_tail:]
+        if "".join(str(tokenizer.decode(part)) for part in parts) == text:
+            return num_tail
+    return 0

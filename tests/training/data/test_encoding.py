@@ -216,6 +216,17 @@ def test_a_row_is_shown_token_by_token(tokenizer: PreTrainedTokenizerBase) -> No
     assert "".join(text for text, learned in pieces if learned) == "Grüße 🚀<|im_end|>"
 
 
+def test_replacement_characters_are_shown_as_the_text_that_they_are(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    text = "\ufffd" * 50 + "é\ufffdé"
+    row = encode(Row(1, text=text), tokenizer)
+    pieces = split_tokens(row, tokenizer)
+    assert "".join(piece for piece, _ in pieces) == f"{text}{tokenizer.eos_token}"
+    assert len(pieces) > 30
+    assert all(len(piece) <= 4 for piece, _ in pieces[:-1])
+
+
 def test_a_character_of_several_tokens_is_learned_wholly(
     tokenizer: PreTrainedTokenizerBase, tiny_model: Path
 ) -> None:
