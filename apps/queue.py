@@ -27,6 +27,7 @@ from apps.runs import expect_run, find_run, has_exports, is_resumable, list_wait
 from apps.settings import UsageLimits
 from apps.starter import RunStarter, tell_waiting
 from apps.usage import check_job_counts
+from serving.own_thread import OwnThread
 from storage.fault_log import FaultLog
 from storage.layout import StorageLayout
 from storage.tombstones import bury_folder, remove_tombstones
@@ -83,6 +84,7 @@ class RunQueue:
         self._is_draining = False
         self._num_computing: int | None = None  # None until a pass has counted them
         self._storage_guard = threading.Lock()
+        self._previews = OwnThread("preview")
         self._storage_lock: IO[str] | None = None
         self._has_taken_over = False
 
@@ -106,7 +108,7 @@ class RunQueue:
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Show how the first rows of a file become tokens for a model."""
-        return await asyncio.to_thread(self._intake.preview, file_id, model, num_rows, training)
+        return await self._previews.run(self._intake.preview, file_id, model, num_rows, training)
 
     def get_defaults(self, model: str) -> dict[str, Any]:
         """The settings that a fine-tune of `model` has unless told otherwise, and their schema."""

@@ -28,7 +28,7 @@ RAY_SETTINGS = {
     "RAY_SERVE_PROXY_USE_GRPC": "1",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     # Large uploads come no faster than they are written down.
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "apps.middleware.flow_control:build_middlewares",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "apps.middleware.proxy:build_middlewares",
     # A window of an upload goes in a message, not by shared memory, of which pages stay: a third
     # faster, and 45 MB less in the replica.
     "RAY_max_direct_call_object_size": "1000000",
@@ -115,7 +115,8 @@ def stop_server(
 ) -> None:
     """End `serve run` and with it the whole application; kill what outlives it.
 
-    It has `timeout_s` seconds, and at most `URGENT_TIMEOUT_S` as soon as `is_urgent` says so.
+    It has `timeout_s` seconds from now, and only `URGENT_TIMEOUT_S` of them once `is_urgent` says
+    so.
     """
     family: list[psutil.Process] = []
     if server.poll() is None:

@@ -2,15 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import ParamSpec, TypeVar
+
+from serving.own_thread import OwnThread
 
 LONG_CHARACTERS = 100_000
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_LONG = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode-long")
+_LONG = OwnThread("encode-long")
 
 
 async def run_encoding(
@@ -21,6 +21,6 @@ async def run_encoding(
     Long texts are encoded one at a time, so that those of one client do not hold the threads that
     short ones need.
     """
-    threads = _LONG if num_characters > LONG_CHARACTERS else None  # None: the loop's own
-    work = partial(function, *args, **kwargs)
-    return await asyncio.get_running_loop().run_in_executor(threads, work)
+    if num_characters > LONG_CHARACTERS:
+        return await _LONG.run(function, *args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)

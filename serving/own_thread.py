@@ -27,6 +27,22 @@ async def run_in_own_thread(function: Callable[_P, _T], *args: _P.args, **kwargs
         thread.shutdown(wait=False)
 
 
+class OwnThread:
+    """One thread for one kind of work that takes long.
+
+    The work is done in order, one piece at a time, and holds none of the threads that everything
+    else shares. A piece whose caller is cancelled before its turn is never begun.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    async def run(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Run a function when it is its turn, and return what it returns."""
+        work = partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
 def put_thread_last() -> None:
     """Have this thread, and those that it starts, go after all others; it cannot be undone.
 

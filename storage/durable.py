@@ -64,13 +64,14 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_bytes())
 
 
-def append_json_line(path: Path, value: Any) -> None:
+def append_json_line(path: Path, value: Any, *, is_ascii: bool = False) -> None:
     """Append one line of JSON in a single write, so that lines of two processes never mix.
 
-    A line that a crash left half written is ended first, so that it spoils no other. Raises
+    `is_ascii` escapes all other characters, for lines of strangers that are shown in terminals. A
+    line that a crash left half written is ended first, so that it spoils no other. Raises
     `OSError` if there is no room for all of it.
     """
-    line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    line = json.dumps(value, ensure_ascii=is_ascii, separators=(",", ":")).encode() + b"\n"
     with path.open("a+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))

@@ -117,7 +117,7 @@ def _append(path: Path, line: dict[str, object]) -> None:
     """Append a line to a file that only its owner can read."""
     if not path.exists():
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-    append_json_line(path, line)
+    append_json_line(path, line, is_ascii=True)
 
 
 def _number(path: Path, number: int) -> Path:

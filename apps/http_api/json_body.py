@@ -4,17 +4,16 @@ Parsing a body costs memory for every value in it, and validating costs more: ei
 `{}` are two million objects. So the number of values and the depth are counted in the bytes first.
 """
 
-import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn, TypeVar
 
 from fastapi import Depends, Request
 
 from apps.errors import ApiError, InvalidInputError
+from serving.own_thread import OwnThread
 
 MAX_VALUES = 1_010_000
 """The longest prompt is a million token ids."""
@@ -25,7 +24,7 @@ LARGE_BYTES = 1 << 16
 _SLICE_BYTES = 1 << 16
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
-_ONE_AT_A_TIME = ThreadPoolExecutor(max_workers=1, thread_name_prefix="json-body")
+_LARGE_BODIES = OwnThread("json-body")
 
 Checked = TypeVar("Checked")
 
@@ -41,8 +40,7 @@ class JsonObject:
         """Validate the body; a large one in a thread, so that other requests are answered."""
         if not self.is_large:
             return validate(self.value)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_ONE_AT_A_TIME, validate, self.value)
+        return await _LARGE_BODIES.run(validate, self.value)
 
 
 async def read_json_object(request: Request) -> JsonObject:
@@ -66,8 +64,7 @@ async def _read(request: Request, *, is_optional: bool) -> JsonObject:
     _check_content_type(request.headers.get("content-type", ""))
     if len(body) < LARGE_BYTES:
         return JsonObject(parse_json_object(body))
-    loop = asyncio.get_running_loop()
-    value = await loop.run_in_executor(_ONE_AT_A_TIME, parse_json_object, body)
+    value = await _LARGE_BODIES.run(parse_json_object, body)
     return JsonObject(value, is_large=True)
 
 

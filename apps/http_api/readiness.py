@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from apps.services import Services
+from serving.own_thread import OwnThread
 from storage.free_space import check_writable
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class Readiness:
             "generator": services.text.check,
             "queue": services.fine_tuning.check,
         }
+        self._thread = OwnThread("probe-storage")
         self._probe: asyncio.Task[None] | None = None
         self._probed_at = -_STORAGE_INTERVAL_S
         self._failed: dict[str, str] = {}
@@ -56,7 +58,7 @@ class Readiness:
         is_over = self._probe is None or self._probe.done()
         if is_over and time.monotonic() - self._probed_at >= _STORAGE_INTERVAL_S:
             self._probed_at = time.monotonic()
-            self._probe = asyncio.create_task(asyncio.to_thread(self._probe_storage))
+            self._probe = asyncio.create_task(self._thread.run(self._probe_storage))
         assert self._probe is not None
         await asyncio.shield(self._probe)
 

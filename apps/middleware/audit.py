@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import re
 import time
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -12,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from apps.access.audit import AuditEntry, AuditLog
 from apps.access.exchange import Exchange, begin_exchange
 from apps.access.roles import Permission
+from apps.middleware.proxy_limits import REQUEST_ID
 from storage.layout import new_id
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,6 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _UNLOGGED_PATHS = frozenset({"/healthz", "/livez", "/readyz"})  # asked for all the time
 _MAX_ANSWER_BYTES = 1 << 16
 """Longest answer in which the id of a new thing is looked for."""
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _MAX_PATH_CHARACTERS = 200
 
 
@@ -42,7 +41,7 @@ class RequestLog:
             await self.app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        exchange = Exchange(given if _REQUEST_ID.fullmatch(given) else new_id("req"))
+        exchange = Exchange(given if REQUEST_ID.fullmatch(given) else new_id("req"))
         begin_exchange(scope, exchange)
         answer = _AuditedAnswer(scope, send, exchange, self._audit, shows_id=not given)
         began = time.monotonic()

@@ -36,6 +36,12 @@ class ConnectionLimits(BaseModel):
     body_idle_timeout_s: float = Field(
         60.0, gt=0, description="Seconds that a client may send nothing of an unfinished body."
     )
+    max_body_bytes: int = Field(
+        10_000_000,
+        ge=1024,
+        description="Body of a request, in bytes; uploads of files and models have limits of "
+        "their own.",
+    )
     max_connections: int = Field(1024, ge=1, description="Open connections; more get a 503.")
 
 

@@ -8,7 +8,7 @@ in messages of its own among those of the exchange, and the other goes only a wi
 credit-based flow control, as in HTTP/2.
 
 The proxy's half is middleware that Serve loads by an environment variable
-(`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`, set by `tuneserve run`); it marks the requests that it
+(`apps.middleware.proxy`, set by `tuneserve run`); it marks the requests that it
 looks after. Where it is not there, all works as before.
 """
 
@@ -16,14 +16,10 @@ import asyncio
 import re
 from collections.abc import Callable
 
-from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.errors import error_body
-from apps.middleware.connection_limits import install_connection_limits
-from apps.middleware.drain import DrainGate
-from apps.middleware.starting import StartingGate
 
 WINDOW_BYTES = 1 << 19
 _STEP_BYTES = 1 << 17  # so much is used before it is said
@@ -31,24 +27,10 @@ _HEADER = b"x-tuneserve-window"
 _USED = "tuneserve.used"
 _TAKEN = "tuneserve.taken"
 # Whole paths: another application behind the same proxy would never say anything.
-_LARGE_BODIES = re.compile(r"/v1/(files|models/[^/]+)/?")
+_LARGE_BODIES = re.compile(r"/v1/(files|models/[^/]+)/?|/ui/gradio_api/upload")
 _LARGE_ANSWERS = re.compile(
     r"/v1/(files/[^/]+/content|models/[^/]+/archive|fine_tuning/jobs/[^/]+/logs)/?"
 )
-
-
-def build_middlewares() -> list[Middleware]:
-    """List the middleware of the proxy, as Serve asks for it; the last one is outermost.
-
-    Serve calls this before it starts uvicorn, which gets the limits of connections here.
-    """
-    install_connection_limits()
-    return [
-        Middleware(WindowedReading),
-        Middleware(TellTaken),
-        Middleware(StartingGate),
-        Middleware(DrainGate),
-    ]
 
 
 class WindowedReading:
@@ -59,7 +41,7 @@ class WindowedReading:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand one request on, and keep what the application says of its body to itself."""
-        if not _matches(scope, _LARGE_BODIES):
+        if not takes_large_body(scope):
             await self.app(scope, receive, send)
             return
         num_read = num_used = 0
@@ -98,7 +80,7 @@ class TellUse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand one request on."""
-        if not _matches(scope, _LARGE_BODIES) or not _is_marked(scope):
+        if not takes_large_body(scope) or not _is_marked(scope):
             await self.app(scope, receive, send)
             return
         num_used = num_told = 0
@@ -224,6 +206,11 @@ async def _listen(
         if message["type"] == "http.disconnect":
             note_taken(None)
             return
+
+
+def takes_large_body(scope: Scope) -> bool:
+    """Whether a request's body is read as fast as the application uses it."""
+    return _matches(scope, _LARGE_BODIES)
 
 
 def _matches(scope: Scope, paths: re.Pattern[str]) -> bool:

@@ -65,16 +65,16 @@ def _estimate_tokens(scope: Scope, exchange: Exchange) -> int:
 
 
 def _find_used(exchange: Exchange, status: int | None, estimate: int) -> int:
-    """Return the tokens that a request used: nothing if it was refused or we were at fault.
+    """Return the tokens that a request used: nothing if it was refused, or failed with a 5xx.
 
     A stream that was cut is counted by the estimate of its prompt and by its pieces. A request
-    that its client left before the answer (`status` is None), or whose time was up, by the
-    estimate alone.
+    that its client left before the answer (`status` is None), or whose time was up (504), by the
+    estimate alone: whether the model had begun with it is not known here.
     """
     if exchange.is_counted:
         return exchange.num_tokens
-    was_computed = status is None or status < 400 or status == HTTPStatus.GATEWAY_TIMEOUT
-    return estimate + exchange.num_tokens if was_computed else 0
+    is_charged = status is None or status < 400 or status == HTTPStatus.GATEWAY_TIMEOUT
+    return estimate + exchange.num_tokens if is_charged else 0
 
 
 async def _refuse(

@@ -1,4 +1,8 @@
-"""The HTTP API, one module per resource; each offers a `router`."""
+"""The HTTP API, one module per resource; each offers a `router`.
+
+What every request depends on is `async`: FastAPI would run it on one of the threads that routes
+share, and wait for one while they are all in use.
+"""
 
 from typing import Annotated, Any
 
@@ -11,7 +15,7 @@ from apps.relay import UpstreamRelay
 from apps.services import Services, TextGenerator
 
 
-def get_services(request: Request) -> Services:
+async def get_services(request: Request) -> Services:
     """Hand a route what it works with."""
     services: Services = request.app.state.services
     return services
@@ -20,18 +24,18 @@ def get_services(request: Request) -> Services:
 ServicesOf = Annotated[Services, Depends(get_services)]
 
 
-def get_principal(request: Request) -> Principal:
+async def get_principal(request: Request) -> Principal:
     """Tell a route who sent the request."""
     return find_principal(request.scope)
 
 
-def get_generator(services: ServicesOf) -> TextGenerator:
+async def get_generator(services: ServicesOf) -> TextGenerator:
     """Hand a route the generators; there are none where other servers answer."""
     assert not isinstance(services.text, UpstreamRelay)
     return services.text
 
 
-def get_relay(services: ServicesOf) -> UpstreamRelay:
+async def get_relay(services: ServicesOf) -> UpstreamRelay:
     """Hand a route what hands requests on to other servers."""
     assert isinstance(services.text, UpstreamRelay)
     return services.text

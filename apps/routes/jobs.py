@@ -136,8 +136,7 @@ async def resume_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
 @requires(Permission.WRITE_JOBS)
 async def clone_job(services: ServicesOf, job_id: str, body: OptionalJsonBody) -> dict[str, Any]:
     """Begin a job like another one, with the changes that the body has."""
-    with expect_run(job_id):
-        asked = find_run(services.layout, job_id).read_record().request
+    asked = await asyncio.to_thread(_read_request, services, job_id)
     return await services.fine_tuning.create(await body.check(partial(lay_over, asked)))
 
 
@@ -147,6 +146,12 @@ async def delete_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
     """Remove a job that has ended, with its checkpoints; models that came of it stay."""
     await services.fine_tuning.delete(job_id)
     return {"id": job_id, "object": "fine_tuning.job", "deleted": True}
+
+
+def _read_request(services: ServicesOf, job_id: str) -> dict[str, Any]:
+    """Read what a job was asked for with."""
+    with expect_run(job_id):
+        return find_run(services.layout, job_id).read_record().request
 
 
 def _read_metadata(request: Request) -> dict[str, str]:

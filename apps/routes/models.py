@@ -17,10 +17,13 @@ from apps.services import Services
 from serving.aliases import Alias, find_names
 from serving.model_export import ArchiveFormat, stream_archive
 from serving.model_store import StoredModel
+from serving.own_thread import OwnThread
 from storage.durable import DamagedDirectoryError
 
 router = APIRouter(prefix="/v1/models")
 
+_IMPORTS = OwnThread("import-model")
+_VERIFICATIONS = OwnThread("verify-model")
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ARCHIVE = {
     "required": True,
@@ -66,19 +69,19 @@ async def put_model(services: ServicesOf, model_id: str, request: Request) -> di
         raise
     try:
         # To its end, whether the client waits for it or not.
-        model = await asyncio.shield(asyncio.to_thread(incoming.publish, model_id))
+        model = await asyncio.shield(_IMPORTS.run(incoming.publish, model_id))
     except FileExistsError as exc:
         raise ApiError(409, str(exc), param="model") from None
-    return describe_model(services, model)
+    return await asyncio.to_thread(describe_model, services, model)
 
 
 @router.post("/{model_id}/verify")
 @requires(Permission.READ_WEIGHTS)
-def verify_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
+async def verify_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
     """Compare every file of a model with what was published; 409 names the first that differs."""
-    model = services.models.resolve(model_id)
+    model = await asyncio.to_thread(services.models.resolve, model_id)
     try:
-        model.verify()
+        await _VERIFICATIONS.run(model.verify)
     except DamagedDirectoryError as exc:
         raise ApiError(409, str(exc), param="model", code="model_damaged") from exc
     return {"id": model.id, "object": "model.verification", "verified": True}

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from apps.access.roles import Permission
 from apps.event_stream import DataReader
 from apps.ui.access import Verdict
 from apps.ui.resources import Defaults, Event, File, Job, Metrics, Model, Piece, Preview
@@ -65,6 +66,15 @@ class ApiClient:
             is_refused = exc.status in (401, 429)  # 429: one of too many wrong keys
             return Verdict.REFUSED if is_refused else Verdict.UNKNOWN
         return Verdict.NOT_NEEDED if answer.get("key") is None else Verdict.VALID
+
+    async def may_write_files(self, key: str | None) -> bool:
+        """Ask whether a key may upload files; False also where the API does not answer."""
+        request = self._http.build_request("GET", "/v1/access")
+        try:
+            answer = (await self._send(request, key=key)).json()
+        except ApiError:
+            return False
+        return Permission.WRITE_FILES.value in answer["permissions"]
 
     async def list_models(self) -> list[Model]:
         """All models, newest first."""

@@ -4,29 +4,35 @@ Gradio mounts about eighty routes whether an application uses them or not. docs/
 each of them; a test compares that list with the routes that exist.
 """
 
+import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.middleware.body_limit import BodyLimit
+from apps.ui.access import read_password
+from apps.ui.uploads import UploadFolder
 
 MAX_CALL_BYTES = 1_000_000
 MAX_FORM_BYTES = 100_000  # around the file of an upload
 JOIN_ROUTE = "/gradio_api/queue/join"
+DATA_ROUTE = "/gradio_api/queue/data"
 UPLOAD_ROUTE = "/gradio_api/upload"
 HasFunction = Callable[[str, int], bool]
 SESSION_HASH = re.compile(r"\w{1,100}", re.ASCII)
 
+_SESSION_RULE = "1 to 100 letters, digits or underscores"
+
 # Method to the paths that it may ask for, below the page's prefix.
 OPEN_ROUTES = {
     "GET": re.compile(
-        r"/|/(runs|chat)/?|/theme\.css|/favicon\.ico|/(assets|static)/.+"
+        r"/|/(runs|chat)/?|/theme\.css|/favicon\.ico|/(assets|static)/[\w./@%~+-]{1,200}"
         r"|/gradio_api/(queue/data|heartbeat/\w+)"
     ),
     "POST": re.compile(rf"{JOIN_ROUTE}|{UPLOAD_ROUTE}|/gradio_api/cancel"),
@@ -39,19 +45,23 @@ class RouteGuard:
 
     A call of a function is read first: it may have at most `MAX_CALL_BYTES`. The answer is 400
     unless its text is valid Unicode, its session has the function that it calls, as `has_function`
-    tells, and every file that it names is an upload, as `is_upload` tells from a path.
+    tells, and every file that it names is in `uploads`. An upload needs the permission to write
+    files, and is refused where as many bytes as one may have wait to be imported.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        is_upload: Callable[[str], bool],
+        uploads: UploadFolder,
         max_upload_bytes: int,
         has_function: HasFunction,
+        may_write_files: Callable[[str | None], Awaitable[bool]],
     ) -> None:
         self.app = app
-        self.is_upload = is_upload
         self.has_function = has_function
+        self.uploads = uploads
+        self.may_write_files = may_write_files
+        self._max_waiting_bytes = max_upload_bytes
         self._calls = BodyLimit(self._check_call, MAX_CALL_BYTES)
         self._uploads = BodyLimit(app, max_upload_bytes + MAX_FORM_BYTES)
 
@@ -64,11 +74,25 @@ class RouteGuard:
         if scope["type"] != "http" or not is_open(scope["method"], route):
             await _refuse(404, "not found")(scope, receive, send)
         elif route == UPLOAD_ROUTE:
-            await self._uploads(scope, receive, send)
+            await self._take_upload(scope, receive, send)
         elif scope["method"] == "POST":
             await self._calls(scope, receive, send)
+        elif route == DATA_ROUTE and not SESSION_HASH.fullmatch(_read_session(scope)):
+            await _refuse(400, f"session_hash must be {_SESSION_RULE}")(scope, receive, send)
         else:
             await self.app(scope, receive, send)
+
+    async def _take_upload(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the file of a visitor in who may upload it, unless too many wait to be imported."""
+        key = read_password(Headers(scope=scope).get("authorization", ""))
+        if not await self.may_write_files(key):
+            message = "this key may not upload files"
+            await _refuse(403, message)(scope, receive, send)
+        elif await asyncio.to_thread(self.uploads.count_bytes) > self._max_waiting_bytes:
+            message = "too many uploads wait to be imported; try again later"
+            await _refuse(507, message)(scope, receive, send)
+        else:
+            await self._uploads(scope, receive, send)
 
     async def _check_call(self, scope: Scope, receive: Receive, send: Send) -> None:
         if Headers(scope=scope).get("content-encoding"):
@@ -78,7 +102,7 @@ class RouteGuard:
             body = await Request(scope, receive).body()
         except ClientDisconnect:
             return
-        if reason := find_fault(body, self.is_upload, self.has_function):
+        if reason := find_fault(body, self.uploads.has_upload, self.has_function):
             await _refuse(400, reason)(scope, receive, send)
             return
         await self.app(scope, _replay(body, receive), send)
@@ -115,7 +139,7 @@ def find_fault(
         return f"the body is a JSON {type(call).__name__}, expected an object"
     function, session = call.get("fn_index"), call.get("session_hash")
     if not isinstance(session, str) or not SESSION_HASH.fullmatch(session):
-        return "session_hash must be 1 to 100 letters, digits or underscores"
+        return f"session_hash must be {_SESSION_RULE}"
     if type(function) is not int or not has_function(session, function):
         return f"this session has no function {str(function)[:40]!r}; load the page again"
     for entry in _walk(call):
@@ -123,6 +147,11 @@ def find_fault(
         if path is not None and not (isinstance(path, str) and is_upload(path)):
             return "the call names a file that was not uploaded to this page"
     return None
+
+
+def _read_session(scope: Scope) -> str:
+    """Read the session that a stream of events is for; empty if the query names none."""
+    return QueryParams(scope.get("query_string", b"")).get("session_hash", "")
 
 
 def _walk(value: Any) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,7 @@ import gradio as gr
 from fastapi import FastAPI
 from fastapi.responses import RedirectResponse
 
+from apps.middleware.flow_control import TellUse
 from apps.ui import markup
 from apps.ui.access import PageGuard
 from apps.ui.chat import build_chat_page
@@ -58,8 +59,14 @@ def build_http(settings: UiSettings) -> PageGuard:
     uploads = UploadFolder()
     client = ApiClient(settings.api_url, find_visitor_key)
     app = build_gradio(settings, client, uploads)
-    guarded = RouteGuard(app, uploads.has_upload, settings.max_upload_bytes, app.state.has_function)
-    return PageGuard(guarded, client.check_key, needs_key=settings.needs_key())
+    guarded = RouteGuard(
+        app,
+        uploads,
+        settings.max_upload_bytes,
+        app.state.has_function,
+        client.may_write_files,
+    )
+    return PageGuard(TellUse(guarded), client.check_key, needs_key=settings.needs_key())
 
 
 def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder) -> FastAPI:

@@ -72,6 +72,15 @@ class UploadFolder:
                 if path.is_file() and time.time() - path.lstat().st_mtime > age_s:
                     path.unlink()
 
+    def count_bytes(self) -> int:
+        """Count the bytes of all uploads that are younger than `UPLOAD_LIFETIME_S`."""
+        self.delete_older_than(UPLOAD_LIFETIME_S)
+        num_bytes = 0
+        for path in self.path.rglob("*"):
+            with suppress(OSError):
+                num_bytes += path.lstat().st_size if path.is_file() else 0
+        return num_bytes
+
     def remove(self) -> None:
         """Remove the folder with all uploads."""
         self._finalizer()

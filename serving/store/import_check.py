@@ -55,6 +55,8 @@ def check_directory(directory: Path, report_step: Callable[[CheckStep], None]) -
             return {"error": fault}
     except MemoryError:
         return {"refusal": f"checking its {step} takes more memory than is allowed"}
+    except KeyboardInterrupt:  # a signal to this process says nothing of the model
+        raise
     # Whatever fails here, the model's content is what made it fail; a panic of a library in Rust
     # is no `Exception`.
     except BaseException as exc:

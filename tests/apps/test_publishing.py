@@ -34,7 +34,7 @@ from storage.layout import StorageLayout
 from storage.locks import HeldError, hold_alone
 from tests.apps.conftest import NotedJobs
 from tests.damage import damage
-from tests.training.test_consolidate import write_sharded
+from tests.written_checkpoint import write_sharded
 from training.base_model import UnknownModelError, find_revision
 from training.checkpoint import CheckpointError
 from training.progress import Progress

@@ -719,6 +719,15 @@ async def test_a_preview_marks_what_is_learned(queue: RunQueue, file_id: str) ->
     assert learned == "Twelve.<|im_end|>"
 
 
+async def test_a_preview_follows_the_settings(queue: RunQueue, layout: StorageLayout) -> None:
+    rows = b'{"question": "How many?", "answer": "Twelve."}\n' * 4
+    FileStore(layout).add("file-columns", rows, "rows.jsonl")
+    columns = {"columns": {"prompt": "question", "completion": "answer"}}
+    preview = await queue.preview("file-columns", "latest", 1, columns)
+    learned = "".join(t["text"] for t in preview["rows"][0]["tokens"] if t["learned"])
+    assert learned == "Twelve.<|im_end|>"
+
+
 def test_defaults_come_with_their_schema(queue: RunQueue) -> None:
     defaults = queue.get_defaults("latest")
     assert set(defaults["training"]) == set(defaults["schema"])

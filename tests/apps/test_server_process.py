@@ -4,6 +4,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,14 @@ from apps.server_process import (
 )
 
 BINDING = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+
+
+def test_rays_logs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = build_environment()
+    num_files = 1 + int(environment["RAY_ROTATION_BACKUP_COUNT"])
+    assert int(environment["RAY_ROTATION_MAX_BYTES"]) * num_files <= 100_000_000
+    monkeypatch.setenv("RAY_ROTATION_MAX_BYTES", "7")
+    assert build_environment()["RAY_ROTATION_MAX_BYTES"] == "7"
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +142,9 @@ def test_a_second_signal_shortens_the_wait(monkeypatch: pytest.MonkeyPatch) -> N
     assert server.stdout is not None
     server.stdout.readline()
     answers = iter([False, False])
+    started = time.monotonic()
     stop_server(server, timeout_s=50, is_urgent=lambda: next(answers, True))
+    assert time.monotonic() - started < 40
     server.stdout.close()
     assert server.returncode == -signal.SIGKILL
 

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from typing import Any
 
 import openai
 from openai import OpenAI
 
-from tests.faults.ledger import ALIAS, MAX_RUNNING, Ledger
+from tests.faults.ledger import ALIAS, MAX_RUNNING, Ledger, Move
 
 BASE_MODEL, OTHER_MODEL = "tiny", "other"
 MAX_UNFINISHED = 3  # so that one of them is queued
@@ -128,9 +129,9 @@ class Clients:
 
     def _move_alias(self, rng: random.Random, turn: int) -> None:
         model = (BASE_MODEL, OTHER_MODEL)[turn % 2]
-        self._client.put(f"/aliases/{ALIAS}", body={"model": model}, cast_to=object)
+        alias: Any = self._client.put(f"/aliases/{ALIAS}", body={"model": model}, cast_to=object)
         with self.ledger.lock:
-            self.ledger.moves.append(model)
+            self.ledger.moves.append(Move(len(alias["history"]), alias["history"][-1]))
         self.ledger.note_outcome("move_alias ok")
         self._over.wait(2.0)
 

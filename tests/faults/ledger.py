@@ -16,6 +16,14 @@ MAX_RUNNING = 2
 Losses = list[tuple[float, float]]
 
 
+@dataclass(frozen=True)
+class Move:
+    """A move of the alias: its place in the history that was answered, from 1, and its entry."""
+
+    place: int
+    entry: dict[str, Any]
+
+
 @dataclass
 class Ledger:
     """Everything that was answered with success; several client threads write into it."""
@@ -23,8 +31,7 @@ class Ledger:
     files: dict[str, str] = field(default_factory=dict)
     """The SHA-256 of every uploaded file by its id."""
     jobs: list[str] = field(default_factory=list)
-    moves: list[str] = field(default_factory=list)
-    """The models that the alias was pointed to, in order."""
+    moves: list[Move] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     """How often each outcome of a request came: 'ok', an HTTP status, or a transport error."""
     errors: list[str] = field(default_factory=list)
@@ -131,9 +138,10 @@ def _judge_jobs(
         num_ends = sum(event.message == "The fine-tune succeeded" for event in events)
         if num_ends != 1:
             verdict.twice.append(f"job {job_id} ended {num_ends} times")
-    own = [model for model in models if any(model.endswith(job[-6:]) for job in jobs)]
-    if len(own) != len(set(own)) or len(own) > len(jobs):
-        verdict.twice.append(f"{len(own)} models of {len(jobs)} jobs")
+    for job_id in jobs:
+        own = [model for model in models if model.endswith(job_id[-6:])]
+        if len(own) > 1:
+            verdict.twice.append(f"job {job_id} has {len(own)} models")
 
 
 def _judge_order(ledger: Ledger, client: OpenAI, verdict: Verdict) -> None:
@@ -148,16 +156,11 @@ def _judge_order(ledger: Ledger, client: OpenAI, verdict: Verdict) -> None:
 
 
 def _judge_moves(ledger: Ledger, storage: Path, verdict: Verdict) -> None:
-    """Acknowledged moves must be in the alias's history, in order; others may lie between."""
+    """The history of the alias must have each acknowledged move in the place that it had then."""
     if not ledger.moves:
         return
     history = durable.read_json(storage / "aliases.json")[ALIAS]["history"]
-    made = iter(move["model"] for move in history)
-    for number, model in enumerate(_drop_repeats(ledger.moves)):
-        if model not in made:
-            verdict.lost.append(f"move {number} of {ALIAS!r} to {model!r}")
-
-
-def _drop_repeats(moves: list[str]) -> list[str]:
-    """Pointing an alias to where it points adds nothing to its history."""
-    return [model for before, model in zip(["", *moves], moves, strict=False) if model != before]
+    for move in ledger.moves:
+        found = history[move.place - 1] if move.place <= len(history) else None
+        if found is None or any(found[key] != move.entry[key] for key in ("model", "at")):
+            verdict.lost.append(f"move {move.place} of {ALIAS!r} to {move.entry['model']!r}")

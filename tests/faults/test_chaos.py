@@ -232,6 +232,7 @@ def test_nothing_acknowledged_is_lost_torn_or_computed_twice(chaos: Chaos) -> No
     assert ledger.outcomes["stream ok"] > 0
     assert ledger.files
     assert ledger.moves
+    assert len(ledger.jobs) > MAX_RUNNING, "enough jobs to judge their order"
 
 
 def report(chaos: Chaos, ledger: Ledger) -> None:

@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from apps.middleware.connection_limits import read_connection_limits
-from apps.middleware.flow_control import build_middlewares
+from apps.middleware.proxy import build_middlewares
 
 PATIENCE_S = 5.0
 BODY_HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from apps.drain import DRAIN_FOLDER_VARIABLE, DrainSignal
 from apps.middleware.drain import DrainGate
-from apps.middleware.flow_control import build_middlewares
+from apps.middleware.proxy import build_middlewares
 
 pytestmark = pytest.mark.anyio
 

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.middleware import flow_control
 from apps.middleware.flow_control import TellTaken, TellUse, WindowedReading, WindowedSending
+from apps.middleware.proxy import build_middlewares
 
 pytestmark = pytest.mark.anyio
 PIECE = b"x" * 1_000
@@ -125,8 +126,15 @@ async def test_a_client_cannot_mark_its_requests() -> None:
 def test_serve_finds_the_proxys_half() -> None:
     from ray.serve._private.http_util import validate_http_proxy_callback_return
 
-    found = validate_http_proxy_callback_return(flow_control.build_middlewares())
-    names = ("WindowedReading", "TellTaken", "StartingGate", "DrainGate")
+    found = validate_http_proxy_callback_return(build_middlewares())
+    names = (
+        "WindowedReading",
+        "TellTaken",
+        "StartingGate",
+        "BodyCap",
+        "DrainGate",
+        "CleanScope",
+    )
     assert list(map(repr, found)) == [f"Middleware({name})" for name in names]
 
 

@@ -5,7 +5,7 @@ from ray.serve._private.http_util import convert_object_to_asgi_messages
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from apps.middleware.flow_control import build_middlewares
+from apps.middleware.proxy import build_middlewares
 from apps.middleware.starting import StartingGate
 
 pytestmark = pytest.mark.anyio

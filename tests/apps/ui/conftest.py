@@ -29,6 +29,7 @@ class StubApi:
         self.queries: list[tuple[str, dict[str, str]]] = []
         self.latest = "base-tuned"
         self.closed_streams = 0
+        self.permissions = ["files.write"]
 
     def add_job(self, job_id: str, status: str, **changes: Any) -> dict[str, Any]:
         """Put a run into the list, newest first."""
@@ -79,6 +80,10 @@ def build_stub(stub: StubApi) -> FastAPI:
 
 
 def _add_files(app: FastAPI, stub: StubApi) -> None:
+    @app.get("/v1/access")
+    def show_access() -> dict[str, Any]:
+        return {"object": "access", "key": None, "permissions": stub.permissions}
+
     @app.get("/v1/files")
     def list_files(request: Request) -> dict[str, Any]:
         stub.keys.append(request.headers.get("authorization"))

@@ -8,6 +8,7 @@ import re
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from apps.ui.client import ApiClient
 from apps.ui.page import build_gradio
 from apps.ui.settings import UiSettings
-from apps.ui.uploads import ForeignFileError, UploadFolder
+from apps.ui.uploads import UPLOAD_LIFETIME_S, ForeignFileError, UploadFolder
 from tests.apps.ui.conftest import LocalServer, StubApi, build_stub
 from tests.apps.ui.page_server import (
     PREFIX,
@@ -210,6 +211,52 @@ def test_uploads_lie_in_a_private_folder(visitor: PageCaller) -> None:
     root = upload.parent.parent
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
     assert root.stat().st_uid == os.getuid()
+
+
+def send_upload(visitor: PageCaller, content: bytes) -> int:
+    answer = visitor.http.post("/gradio_api/upload", files={"files": ("rows.jsonl", content)})
+    return answer.status_code
+
+
+def test_an_upload_needs_the_permission_to_write_files(
+    visitor: PageCaller, api: StubApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "permissions", ["files.read"])
+    assert send_upload(visitor, b"{}") == 403
+    monkeypatch.setattr(api, "permissions", ["files.write"])
+    assert send_upload(visitor, b"{}") == 200
+
+
+def test_uploads_that_nobody_imports_do_not_fill_the_disk(
+    visitor: PageCaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(UploadFolder, "count_bytes", lambda _: 10**15)
+    assert send_upload(visitor, b"{}") == 507
+
+
+def test_an_upload_folder_counts_what_is_young(tmp_path: Path) -> None:
+    uploads = UploadFolder(tmp_path)
+    for name, age_s in (("new", 0), ("old", UPLOAD_LIFETIME_S + 10)):
+        (uploads.path / name).write_bytes(bytes(100))
+        os.utime(uploads.path / name, (time.time() - age_s,) * 2)
+    assert 100 <= uploads.count_bytes() < 200  # and the lock of the folder
+    assert not (uploads.path / "old").exists()
+    uploads.remove()
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/assets/" + "x" * 300, 404),
+        ("/static/" + "x" * 5000, 404),
+        ("/gradio_api/queue/data", 400),
+        ("/gradio_api/queue/data?session_hash=", 400),
+        ("/gradio_api/queue/data?session_hash=%00", 400),
+        ("/gradio_api/queue/data?session_hash=" + "a" * 101, 400),
+    ],
+)
+def test_odd_addresses_are_refused(visitor: PageCaller, path: str, status: int) -> None:
+    assert visitor.http.get(path).status_code == status
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "device", "folder", "outside"])

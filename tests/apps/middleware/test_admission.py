@@ -1,0 +1,52 @@
+"""Each class of request has slots of its own."""
+
+import asyncio
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from apps.middleware import admission
+from apps.middleware.admission import Admission
+
+pytestmark = pytest.mark.anyio
+MAX_STREAMS, MAX_ORDINARY = 2, 3
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Hanging:
+    """Answers requests for health at once, and all others when told."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] not in ("/healthz", "/livez", "/readyz"):
+            await self.may_end.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def test_full_slots_of_one_class_leave_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MAX_ORDINARY_REQUESTS", MAX_ORDINARY)
+    hanging = Hanging()
+    transport = httpx.ASGITransport(Admission(hanging, MAX_STREAMS))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        paths = ["/v1/files"] * MAX_ORDINARY + ["/v1/jobs/a/events?stream=true"] * MAX_STREAMS
+        tasks = [asyncio.create_task(client.get(path)) for path in paths]
+        await asyncio.sleep(0)  # each task runs up to the application
+        await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            for path in ("/v1/files", "/v1/jobs/a/logs?follow=true"):
+                answer = await client.get(path)
+                assert answer.status_code == 429, path
+                assert "retry-after" in answer.headers
+            for path in ("/healthz", "/livez", "/readyz"):
+                assert (await client.get(path)).status_code == 200, path
+            hanging.may_end.set()
+            assert [(await task).status_code for task in tasks] == [200] * len(paths)
+            assert (await client.get("/v1/files")).status_code == 200
