@@ -11,7 +11,7 @@ from apps.errors import invalid_input
 from apps.files import FileStore
 from apps.fine_tuning.run_index import RunIndex
 from apps.full_disk import refuse_full_disk
-from apps.jobs import SERVER_SETTINGS, FineTuneRequest
+from apps.jobs import SERVER_SETTINGS, FineTuneRequest, parse_fine_tune
 from apps.settings import UsageLimits
 from apps.usage import check_job_counts, check_job_size
 from serving.model_store import ModelStore, StoredModel
@@ -74,7 +74,9 @@ class Intake:
 
         stored = self._models.resolve(model)
         file = self._files.find_content(file_id)
-        request = FineTuneRequest(model=model, training_file=file_id, training=dict(training))
+        request = parse_fine_tune(
+            {"model": model, "training_file": file_id, "training": dict(training)}
+        )
         spec = request.resolve_settings(build_default_spec(self._models, stored, str(file)))
         with invalid_input("model", only=SettingError), invalid_input("file", only=DataError):
             shown = preview_rows(spec, num_rows)

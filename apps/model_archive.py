@@ -21,6 +21,7 @@ from storage.scratch import ScratchFolder
 _MAX_GROWTH = 4
 _MAX_EXTRA_BYTES = 50_000_000
 _MAX_ENTRIES = 10_000
+_MAX_HEADER_BYTES = 1 << 20  # of one entry of a tar
 _MAX_READ_BYTES = 16 << 20
 _MAX_NAME_CHARACTERS = 1_000
 _MAX_DEPTH = 16  # Python removes and lists folders by recursion
@@ -110,19 +111,22 @@ class IncomingModel:
                     raise ApiError(400, f"{entry.filename!r} in the archive is a link")
             archive.extractall(self._content, entries)  # noqa: S202 - their names were looked at
 
-    def _unpack_tar(self, file: BufferedReader) -> None:
+    def _unpack_tar(self, file: "_CarefulReader") -> None:
+        file.num_left = _MAX_HEADER_BYTES
         with tarfile.open(fileobj=file, mode="r:") as archive:
             entries, size_bytes = [], 0
             for number, entry in enumerate(archive, 1):
                 if entry.size < 0:  # would lead back to what was read already
                     raise ApiError(400, f"{entry.name!r} in the archive has the size {entry.size}")
                 _check_header(entry)
+                file.num_left = _MAX_HEADER_BYTES  # for the headers of the next one
                 size_bytes += entry.size
                 self._check_growth(number, size_bytes)
                 if _is_wanted(entry.name):
                     if not (entry.isfile() or entry.isdir()):
                         raise ApiError(400, f"{entry.name!r} in the archive is no file or folder")
                     entries.append(entry)
+            file.num_left = None
             archive.extractall(self._content, entries, filter="data")
 
     def _check_growth(self, num_entries: int, size_bytes: int) -> None:
@@ -142,12 +146,20 @@ class IncomingModel:
 
 
 class _CarefulReader(BufferedReader):
-    """A file of which little is read at once: an archive's headers may say that they are huge."""
+    """A file of which little is read at once: an archive's headers may say that they are huge.
+
+    `num_left` is the number of bytes that may still be read, if there is a limit: a tar may chain
+    any number of headers before an entry, and all of them stay in memory.
+    """
+
+    num_left: int | None = None
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or size < 0:  # all that there is
             size = os.fstat(self.fileno()).st_size - self.tell()
-        if size > _MAX_READ_BYTES:
+        if self.num_left is not None:
+            self.num_left -= size
+        if size > _MAX_READ_BYTES or (self.num_left or 0) < 0:
             raise tarfile.ReadError("a header is too long")
         return super().read(size)
 

@@ -12,6 +12,7 @@ from apps.access.audit import AuditEntry, AuditLog
 from apps.access.exchange import Exchange, begin_exchange
 from apps.access.roles import Permission
 from apps.middleware.proxy_limits import REQUEST_ID
+from serving.own_thread import OwnThread
 from storage.layout import new_id
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ _UNLOGGED_PATHS = frozenset({"/healthz", "/livez", "/readyz"})  # asked for all 
 _MAX_ANSWER_BYTES = 1 << 16
 """Longest answer in which the id of a new thing is looked for."""
 _MAX_PATH_CHARACTERS = 200
+_WRITING = OwnThread("audit")
 
 
 class RequestLog:
@@ -128,7 +130,7 @@ class _AuditedAnswer:
             outcome=_find_outcome(exchange, self.status),
             reason=exchange.refusal,
         )
-        await asyncio.shield(asyncio.to_thread(self._audit.write, entry))
+        await asyncio.shield(_WRITING.run(self._audit.write, entry))
 
 
 def _is_audited(scope: Scope, exchange: Exchange) -> bool:

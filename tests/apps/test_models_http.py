@@ -403,3 +403,9 @@ async def test_headers_of_an_archive_do_not_pile_up_in_memory(client: httpx.Asyn
     ):
         content = head + make_entry("config.json", content=b"{}") + bytes(1024)
         assert "attributes" in await read_message(await put(client, "large", content), 400)
+
+
+async def test_a_chain_of_headers_is_refused(client: httpx.AsyncClient) -> None:
+    name = make_entry("x", tarfile.GNUTYPE_LONGNAME, b"a" * 300_000 + b"\0")
+    content = name * 8 + make_entry("config.json", content=b"{}") + bytes(1024)
+    assert "a header is too long" in await read_message(await put(client, "large", content), 400)

@@ -728,6 +728,12 @@ async def test_a_preview_follows_the_settings(queue: RunQueue, layout: StorageLa
     assert learned == "Twelve.<|im_end|>"
 
 
+async def test_a_preview_refuses_settings_as_a_job_does(queue: RunQueue, file_id: str) -> None:
+    for training in ({f"unknown_{number}": 1 for number in range(70)}, {"epochs": "many"}):
+        with pytest.raises((InvalidRequestError, InvalidInputError)):
+            await queue.preview(file_id, "latest", 1, training)
+
+
 def test_defaults_come_with_their_schema(queue: RunQueue) -> None:
     defaults = queue.get_defaults("latest")
     assert set(defaults["training"]) == set(defaults["schema"])
