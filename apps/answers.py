@@ -25,6 +25,9 @@ BuildAnswer = Callable[[AnswerHead, Sequence[Choice], dict[str, int]], dict[str,
 BuildChunks = Callable[[AnswerHead, AsyncIterator[Item]], AsyncIterator[list[Chunk]]]
 
 
+_MAX_HEADER_CHARACTERS = 200
+
+
 def _make_head(answer_id: str, origin: Mapping[str, Any]) -> AnswerHead:
     """Make the head of an answer that came from a model."""
     return AnswerHead(answer_id, int(time.time()), origin["model_id"], origin["system_fingerprint"])
@@ -38,7 +41,11 @@ def _describe_origin(origin: Mapping[str, Any]) -> dict[str, str]:
         "x-checkpoint": origin["checkpoint"],
         "x-dataset-sha256": origin["dataset_sha256"],
     }
-    return {key: str(value) for key, value in named.items() if value is not None}
+    return {
+        key: str(value).encode("unicode_escape").decode()[:_MAX_HEADER_CHARACTERS]
+        for key, value in named.items()
+        if value is not None
+    }
 
 
 async def respond(

@@ -7,6 +7,7 @@ folder for temporary files may be small, or lie in memory itself.
 import asyncio
 import codecs
 import hashlib
+import threading
 from collections.abc import AsyncIterable
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -39,6 +40,23 @@ class _Part:
     value: bytearray = field(default_factory=bytearray)
 
 
+class _BytesUnderWay:
+    """Counts the bytes of all unfinished uploads of this process."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._num_bytes = 0
+
+    def add(self, num_bytes: int) -> int:
+        """Add bytes, or take some away; returns how many there are now."""
+        with self._guard:
+            self._num_bytes += num_bytes
+            return self._num_bytes
+
+
+_UNDER_WAY = _BytesUnderWay()
+
+
 class IncomingFile:
     """A form being received, in a folder of its own that is gone when it is closed.
 
@@ -48,7 +66,8 @@ class IncomingFile:
     def __init__(
         self, layout: StorageLayout, files: FileStore, max_bytes: int, limits: UsageLimits
     ) -> None:
-        check_stored_files(files.measure(), limits)
+        self._stored = files.measure()
+        check_stored_files(self._stored, limits)
         self._layout = layout
         self._files = files
         self._max_bytes = max_bytes
@@ -56,19 +75,22 @@ class IncomingFile:
         self._scratch = ScratchFolder(layout.files, UPLOAD_PREFIX)
         self._content = self._scratch.path / "content"
         self._form = _Form()
-        self._size_bytes = 0
+        self._size_bytes = self._num_counted = 0
         self._digest = hashlib.sha256()
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def close(self) -> None:
         """Remove what was not published."""
         self._scratch.remove()
+        _UNDER_WAY.add(-self._num_counted)
+        self._num_counted = 0
 
     async def receive(self, content_type: str, chunks: AsyncIterable[bytes]) -> None:
         """Write the file of a form down as it comes, in pieces, off the event loop.
 
         Raises `ApiError` 400 for a form that is none, a purpose that there is not, or a file that
-        is empty or not text, 413 beyond the limit.
+        is empty or not text, 413 beyond the limit, and 507 where all uploads under way together
+        would exceed what may be stored.
         """
         parser = self._form.start(content_type)
         with self._content.open("wb") as file:
@@ -120,6 +142,8 @@ class IncomingFile:
                     413,
                     f"the file is larger than {self._max_bytes:,} bytes, the most that is accepted",
                 )
+            self._num_counted += len(piece)
+            check_stored_files(self._stored, self._limits, _UNDER_WAY.add(len(piece)))
             self._check_text(piece)
             self._digest.update(piece)
             file.write(piece)

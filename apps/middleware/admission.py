@@ -4,6 +4,7 @@ Ray Serve counts all requests of a replica together. Its limit is above the sum 
 that requests for health always reach the replica.
 """
 
+from collections import Counter
 from typing import Literal
 from urllib.parse import parse_qs
 
@@ -11,11 +12,13 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from apps.access.exchange import find_exchange
 from apps.errors import error_body
 
 RequestClass = Literal["health", "stream", "ordinary"]
 
 MAX_ORDINARY_REQUESTS = 512
+MAX_ORDINARY_PER_KEY = 384
 HEALTH_SLOTS = 64
 _HEALTH_PATHS = frozenset({"/healthz", "/livez", "/readyz"})
 _RETRY_AFTER_S = 5
@@ -32,6 +35,7 @@ class Admission:
             "ordinary": MAX_ORDINARY_REQUESTS,
         }
         self._num_ongoing: dict[RequestClass, int] = {"stream": 0, "ordinary": 0}
+        self._num_by_key: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Work on one request, or refuse it."""
@@ -39,18 +43,37 @@ class Admission:
         if kind == "health":
             await self._app(scope, receive, send)
             return
-        if self._num_ongoing[kind] >= self._limits[kind]:
-            what = "streams of events and logs are" if kind == "stream" else "requests are"
-            message = f"{self._limits[kind]} {what} open, the most at once; try again later"
-            error = error_body(429, message, code="overloaded")
+        key = _find_key(scope) if kind == "ordinary" else None
+        if (reason := self._find_refusal(kind, key)) is not None:
+            error = error_body(429, f"{reason}; try again later", code="overloaded")
             headers = {"retry-after": str(_RETRY_AFTER_S)}
             await JSONResponse(error, 429, headers)(scope, receive, send)
             return
         self._num_ongoing[kind] += 1
+        if key is not None:
+            self._num_by_key[key] += 1
         try:
             await self._app(scope, receive, send)
         finally:
             self._num_ongoing[kind] -= 1
+            if key is not None:
+                self._num_by_key[key] -= 1
+                self._num_by_key += Counter()  # drops those that have none left
+
+    def _find_refusal(self, kind: RequestClass, key: str | None) -> str | None:
+        """Return why a further request is refused, or None."""
+        if self._num_ongoing[kind] >= self._limits[kind]:
+            what = "streams of events and logs are" if kind == "stream" else "requests are"
+            return f"{self._limits[kind]} {what} open, the most at once"
+        if key is not None and self._num_by_key[key] >= MAX_ORDINARY_PER_KEY:
+            return f"{MAX_ORDINARY_PER_KEY} requests of this key are open, the most at once"
+        return None
+
+
+def _find_key(scope: Scope) -> str | None:
+    """Return the id of the key that a request came with; none where no key exists."""
+    exchange = find_exchange(scope)
+    return exchange.principal.key_id if exchange and exchange.principal else None
 
 
 def classify_request(scope: Scope) -> RequestClass:

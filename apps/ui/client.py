@@ -25,9 +25,9 @@ Message = dict[str, str]
 class ApiError(Exception):
     """The API refused or did not answer; the message is meant for the person at the page."""
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.message, self.status = message, status
+        self.message, self.status, self.code = message, status, code
 
 
 class ApiClient:
@@ -63,7 +63,8 @@ class ApiClient:
         try:
             answer = (await self._send(request, key=key)).json()
         except ApiError as exc:
-            is_refused = exc.status in (401, 429)  # 429: one of too many wrong keys
+            is_wrong = exc.status == 429 and exc.code == "invalid_api_key"
+            is_refused = exc.status == 401 or is_wrong
             return Verdict.REFUSED if is_refused else Verdict.UNKNOWN
         return Verdict.NOT_NEEDED if answer.get("key") is None else Verdict.VALID
 
@@ -232,15 +233,17 @@ def _quote_id(name: str) -> str:
 def _describe_error(response: httpx.Response) -> ApiError:
     """Take the message out of an error body, or find words for a status without one."""
     status = response.status_code
+    code = None
     try:
-        message = str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+        error = response.json()["error"]
+        message, code = str(error["message"]), error.get("code")
+    except (ValueError, KeyError, TypeError, AttributeError):
         message = f"The API answered with status {status}."
     if message.partition(" ")[0].isalpha():  # else it is a name, such as a setting or a file
         message = message[:1].upper() + message[1:]
     if status in (429, 503):
         message = f"{message.rstrip('.')}. Please try again in a moment."
-    return ApiError(message, status)
+    return ApiError(message, status, code)
 
 
 def _read(kind: type[Item], response: httpx.Response) -> Item:

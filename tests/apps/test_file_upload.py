@@ -1,5 +1,6 @@
 """Forms that are cut off, crafted or plain wrong; and what they leave: nothing."""
 
+import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator
@@ -8,6 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from apps.errors import ApiError
+from apps.file_upload import IncomingFile
 from apps.services import Services
 from storage.layout import StorageLayout
 
@@ -153,3 +156,36 @@ async def test_writing_goes_on_beside_the_event_loop(
     monkeypatch.setattr(IncomingFile, "_write", note)
     assert (await send(client, PURPOSE, part("file", ROW, "a"), END)).status_code == 200
     assert threading.main_thread() not in writers
+
+
+async def test_unfinished_uploads_count_as_stored_bytes(services: Services) -> None:
+    limits = services.limits.model_copy(update={"max_stored_bytes": 600_000})
+    piece = part("file", ROW * 30_000, "rows.jsonl")[:400_000]
+    uploads: list[IncomingFile] = []
+
+    async def receive(pause: asyncio.Event) -> int | None:
+        """Begin a form that does not end; returns the status that it is refused with."""
+
+        async def stream() -> AsyncIterator[bytes]:
+            yield piece
+            await pause.wait()
+
+        upload = IncomingFile(services.layout, services.files, 10**9, limits)
+        uploads.append(upload)
+        try:
+            await upload.receive(HEADERS["content-type"], stream())
+        except ApiError as exc:
+            return exc.status
+        finally:
+            upload.close()
+        return None
+
+    never, now = asyncio.Event(), asyncio.Event()
+    now.set()
+    first = asyncio.create_task(receive(never))
+    while not any(upload._num_counted for upload in uploads):
+        await asyncio.sleep(0.01)
+    assert await receive(now) == 507
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    assert await receive(now) == 400, "there is room, and the form is cut"

@@ -1,14 +1,20 @@
 """Each class of request has slots of its own."""
 
 import asyncio
+import threading
 
 import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from apps.access.keys import KeyStore
+from apps.access.roles import Role
 from apps.middleware import admission
 from apps.middleware.admission import Admission
+from serving.model_store import ModelStore
+from tests.apps.access.conftest import Connect, connect, keys
 
+__all__ = ["connect", "keys"]
 pytestmark = pytest.mark.anyio
 MAX_STREAMS, MAX_ORDINARY = 2, 3
 
@@ -29,6 +35,35 @@ class Hanging:
             await self.may_end.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
+
+
+async def test_one_key_does_not_take_all_slots(
+    keys: KeyStore, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MAX_ORDINARY_PER_KEY", MAX_ORDINARY)
+    may_end = threading.Event()
+    monkeypatch.setattr(ModelStore, "list_models", lambda _: may_end.wait(20) and [])
+    client = connect(keys.create("one", Role.CHAT).text)
+    other = connect_beside(client, keys.create("other", Role.CHAT).text)
+    async with client, other:
+        tasks = [asyncio.create_task(client.get("/v1/models")) for _ in range(MAX_ORDINARY)]
+        async with asyncio.timeout(20):
+            while (answer := await client.get("/v1/access")).status_code != 429:
+                await asyncio.sleep(0.01)
+            assert "requests of this key are open" in answer.json()["error"]["message"]
+            assert (await other.get("/v1/access")).status_code == 200
+            may_end.set()
+            assert [(await task).status_code for task in tasks] == [200] * MAX_ORDINARY
+            assert (await client.get("/v1/access")).status_code == 200
+
+
+def connect_beside(client: httpx.AsyncClient, key: str) -> httpx.AsyncClient:
+    """Another client of the same application."""
+    return httpx.AsyncClient(
+        transport=client._transport,
+        base_url=client.base_url,
+        headers={"authorization": f"Bearer {key}"},
+    )
 
 
 async def test_full_slots_of_one_class_leave_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

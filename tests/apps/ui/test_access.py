@@ -19,6 +19,8 @@ from apps.access.roles import Role
 from apps.access.settings import AccessSettings
 from apps.http import build_http
 from apps.services import Services
+from apps.ui.access import Verdict
+from apps.ui.client import ApiClient
 from apps.ui.settings import UiSettings
 from storage.layout import StorageLayout
 from tests.apps.ui.conftest import LocalServer
@@ -168,3 +170,20 @@ def build_telling_api(seen: list[tuple[str, str]]) -> FastAPI:
         yield "data: [DONE]\n\n"
 
     return app
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "verdict"),
+    [
+        (401, "invalid_api_key", Verdict.REFUSED),
+        (429, "invalid_api_key", Verdict.REFUSED),
+        (429, "overloaded", Verdict.UNKNOWN),
+        (503, "starting", Verdict.UNKNOWN),
+    ],
+)
+def test_a_busy_api_does_not_make_a_key_wrong(status: int, code: str, verdict: Verdict) -> None:
+    def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(status, json={"error": {"message": "no", "code": code}})
+
+    client = ApiClient("http://api", transport=httpx.MockTransport(answer))
+    assert asyncio.run(client.check_key("key")) is verdict

@@ -1,0 +1,62 @@
+"""Every kind of file in a storage, by glob patterns below its root.
+
+`tests/e2e/test_application.py` compares them with the storage of a real application.
+"""
+
+from fnmatch import fnmatch
+from pathlib import Path
+
+DAMAGED = {
+    "file record": "files/{file}/file.json",
+    "uploaded rows": "files/{file}/data_*.jsonl",
+    "result of a file's check": "files/{file}/check.json",
+    "run record": "runs/{run}/run.json",
+    "run settings": "runs/{run}/spec.json",
+    "run events": "runs/{run}/events.jsonl",
+    "run metrics": "runs/{run}/metrics.jsonl",
+    "run log": "runs/{run}/log.txt",
+    "run data summary": "runs/{run}/data/summary.json",
+    "run tokens": "runs/{run}/data/*.arrow",
+    "checkpoint manifest": "runs/{run}/ray/checkpoints/checkpoint_*/manifest-*.json",
+    "checkpoint": "runs/{run}/ray/checkpoints/checkpoint_*/state/*.pt",
+    "model configuration": "models/{model}/config.json",
+    "model weights": "models/{model}/model.safetensors",
+    "model tokenizer": "models/{model}/tokenizer.json",
+    "model lineage": "models/{model}/lineage.json",
+    "model manifest": "models/{model}/manifest.json",
+    "aliases": "aliases.json",
+    "copy of the aliases": "aliases.copy.json",
+    "hand-overs": "handovers.jsonl",
+    "audit log": "audit.jsonl",
+}
+"""What `test_damage` damages; a run, a file and a model are each named in braces."""
+
+NOT_DAMAGED = {
+    ".*.lock": "empty; its lock is in the kernel",
+    ".queue.lock": "empty",
+    "runs/*/.*.lock": "empty; its lock is in the kernel",
+    "runs/*/heartbeat": "its time is what counts",
+    "runs/*/ray/.validate_storage_marker": "Ray Train's, never read",
+    "runs/*/ray/checkpoints/checkpoint_*/latest": "as the checkpoint: tests/training",
+    "runs/*/ray/checkpoints/checkpoint_*/probe.safetensors": "as the checkpoint: tests/training",
+    "runs/*/ray/checkpoints/checkpoint_*/zero_to_*.py": "DeepSpeed's, never read",
+    "runs/*/tensorboard/events.*": "written for others, never read",
+    "models/*/*_config.json": "as the model's configuration, by its manifest",
+    "models/*/chat_template.jinja": "as the model's tokenizer, by its manifest",
+    "models/*/README.md": "written for others, never read",
+    "models/*/verification.json": "written for others, never read",
+    "cache/tokens/*/manifest.json": "tests/training/data/test_token_cache.py",
+    "cache/tokens/*/summary.json": "tests/training/data/test_token_cache.py",
+    "cache/tokens/*/*.arrow": "tests/training/data/test_token_cache.py",
+    "files/*/data_*.csv": "as uploaded rows; the metrics of a run",
+}
+"""What it does not damage, and why."""
+
+
+def find_unknown_files(root: Path) -> list[str]:
+    """Return the files below a storage root that are of no kind; all but temporary ones."""
+    anything = dict.fromkeys(("file", "run", "model"), "*")
+    patterns = [pattern.format(**anything) for pattern in DAMAGED.values()]
+    patterns += NOT_DAMAGED
+    found = (str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+    return sorted(name for name in found if not any(fnmatch(name, pattern) for pattern in patterns))
