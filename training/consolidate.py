@@ -120,7 +120,13 @@ def _check_values(written: WrittenWeights, probe: Probe | None) -> Check:
 
 def _copy_companions(base_model: str, config: Any, directory: Path) -> None:
     """Save tokenizer, chat template and generation settings beside the weights."""
-    AutoTokenizer.from_pretrained(base_model, trust_remote_code=False).save_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(base_model, trust_remote_code=False)
+    try:
+        tokenizer.save_pretrained(directory)
+    except Exception as exc:
+        if type(exc) is not Exception:
+            raise
+        raise OSError(str(exc)) from exc  # its library has no other type for a full disk
     try:
         generation = GenerationConfig.from_pretrained(base_model)
     except OSError:  # the base model has none

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from storage import durable
 from tests.e2e.conftest import ROOT, Application
 from tests.faults.processes import find_replica
+from tests.faults.stored_kinds import find_unknown_files
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -384,3 +385,9 @@ def test_ray_takes_orders_from_nobody_else(application: Application) -> None:
             with pytest.raises(grpc.RpcError) as refused:
                 call(b"", timeout=10)
         assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_every_kind_of_stored_file_is_known_to_the_tests_of_damage(
+    application: Application,
+) -> None:
+    assert find_unknown_files(application.storage) == []

@@ -5,12 +5,14 @@ error, and costs nothing: with its bytes back, everything is as it was.
 """
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+import torch.distributed
 
+from apps.checks import check_file
 from apps.files import FileStore
 from apps.http import build_http
 from apps.queue import RunQueue
@@ -18,6 +20,9 @@ from serving.handovers import HandoverEvent, HandoverLog
 from serving.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from tests.apps.conftest import NotedJobs, build_services, create_run
+from tests.faults.stored_kinds import DAMAGED
+from tests.training.test_checkpoint import ALONE, FakeEngine, make_progress
+from training.checkpoint_writer import CheckpointWriter
 from training.runs import RunFolder
 
 pytestmark = pytest.mark.anyio
@@ -28,22 +33,6 @@ FIGURES = dict.fromkeys(
 )
 ROW = b'{"prompt": "How many loaves?", "completion": "Twelve."}\n'
 LISTS = ("/v1/models", "/v1/files", "/v1/fine_tuning/jobs", "/v1/aliases")
-KINDS = {
-    "file record": "files/file-bad/file.json",
-    "uploaded rows": "files/file-bad/*.jsonl",
-    "run record": "runs/{run}/run.json",
-    "run settings": "runs/{run}/spec.json",
-    "run events": "runs/{run}/events.jsonl",
-    "run metrics": "runs/{run}/metrics.jsonl",
-    "run data summary": "runs/{run}/data/summary.json",
-    "run tokens": "runs/{run}/data/*.arrow",
-    "model configuration": "models/bad/config.json",
-    "model weights": "models/bad/model.safetensors",
-    "model tokenizer": "models/bad/tokenizer.json",
-    "model manifest": "models/bad/manifest.json",
-    "aliases": "aliases.json",
-    "hand-overs": "handovers.jsonl",
-}
 
 
 def inject(file: Path, fault: str) -> None:
@@ -80,8 +69,10 @@ class Whole:
         self.files = FileStore(self.layout)
         self.jobs = NotedJobs()
         self.queue = RunQueue(self.layout, self.jobs, max_concurrent_runs=10)
+        source = Path(shutil.copytree(tiny_model, root.parent / "source"))
+        (source / "lineage.json").write_text('{"run_id": "ftjob-1"}\n')
         for name in ("good", "bad"):
-            self.models.add(tiny_model, name)
+            self.models.add(source, name)
             self.files.add(f"file-{name}", ROW * 4, "rows.jsonl")
         self.models.point_alias("latest", "good")
         HandoverLog(self.layout.handovers).add(HandoverEvent("latest", "moved", "good", None, ""))
@@ -115,12 +106,36 @@ async def queue_run(whole: Whole, model: str) -> RunFolder:
     return run
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    """What saving a checkpoint needs, even alone."""
+    store = f"file://{tmp_path / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+async def add_results(whole: Whole, run: RunFolder) -> None:
+    """Add what jobs, checks and requests leave."""
+    check_file(whole.layout, "file-bad")
+    run.log_file.write_text("a line of the log\n")
+    writer = CheckpointWriter(run.checkpoints, ALONE, num_kept=2)
+    writer.save(FakeEngine(), make_progress(3))
+    writer.finish()
+    for model in ("bad", "good"):
+        moved = await whole.client.put("/v1/aliases/latest", json={"model": model})
+        assert moved.status_code == 200
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("kind", DAMAGED)
 async def test_damage_to_one_entry_is_that_entrys_alone(whole: Whole, kind: str) -> None:
     bad = await queue_run(whole, "bad")
     good = await queue_run(whole, "good")
     await whole.queue.pause(bad.path.name)  # so that the queue reads it and does not hand it over
-    (file,) = whole.layout.root.glob(KINDS[kind].format(run=bad.path.name))
+    await add_results(whole, bad)
+    names = {"run": bad.path.name, "model": "bad", "file": "file-bad"}
+    (file,) = whole.layout.root.glob(DAMAGED[kind].format_map(names))
     before = await whole.list_ids()
     content = file.read_bytes()
     for number, fault in enumerate(FAULTS):
@@ -134,7 +149,13 @@ async def test_damage_to_one_entry_is_that_entrys_alone(whole: Whole, kind: str)
         await whole.queue.reconcile()
         if number == 0:
             assert good.path.name in whole.jobs.started, "the queue starts the other run"
-        for path in (f"/v1/fine_tuning/jobs/{bad.path.name}", "/v1/files/file-bad"):
+        for path in (
+            f"/v1/fine_tuning/jobs/{bad.path.name}",
+            f"/v1/fine_tuning/jobs/{bad.path.name}/checkpoints",
+            f"/v1/fine_tuning/jobs/{bad.path.name}/logs",
+            "/v1/files/file-bad",
+            "/v1/models/bad/lineage",
+        ):
             await whole.client.get(path)
         assert file.parent.is_dir(), f"{fault}: nothing is removed"
         restore(file, content)

@@ -75,7 +75,7 @@ async def test_an_alias_that_cannot_be_moved_stays_where_it_is(
     assert find_torn_files(layout.root) == []
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.98])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.96])
 def test_a_model_that_does_not_fit_leaves_nothing(
     small_disk: SmallDisk, tiny_model: Path, share: float
 ) -> None:
