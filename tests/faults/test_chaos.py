@@ -40,6 +40,7 @@ pytestmark = pytest.mark.e2e
 
 TIMEOUT_S = 240.0
 WHOLE = "the whole application"
+PAGE = "page"
 CONSOLIDATION = "consolidation"
 
 
@@ -65,10 +66,10 @@ TARGETS = [
     Target("queue", find_replica("FineTuningQueue")),
     Target("API", find_replica("Api")),
     Target("generator", find_replica("Generator")),
-    Target("page", find_replica("Ui")),
+    Target(PAGE, find_replica("Ui")),
     Target(WHOLE, list_processes),
 ]
-SERVING = {"queue", "API", "generator", "page"}
+SERVING = {"queue", "API", "generator", PAGE}
 
 
 @dataclass
@@ -104,8 +105,8 @@ class Chaos:
         )
         self._killed: set[int] = set()
         self._rng = random.Random(SEED)
-        self._pool = ThreadPoolExecutor(1)
-        self._recovery: Future[None] | None = None
+        self._pool = ThreadPoolExecutor(2)
+        self._recoveries: dict[str, Future[None]] = {}
         self.rows = {target.name: Row(target.name) for target in TARGETS}
         self.application = self._start()
 
@@ -115,21 +116,25 @@ class Chaos:
     def run(self, clients: Clients) -> None:
         """Kill every target as often as wanted, in random order; raises what a client met.
 
-        What serves is killed one at a time, each once the one before has recovered; what trains
-        is killed meanwhile.
+        What answers programs is killed one at a time, each once the one before has recovered; the
+        page and what trains are killed meanwhile.
         """
         order = [target for target in TARGETS for _ in range(NUM_KILLS)]
         self._rng.shuffle(order)
         for target in order:
-            if target.name in SERVING or target.name == WHOLE:
-                self._finish_recovery()
+            if target.name == PAGE:
+                self._finish_recoveries({PAGE})
+            elif target.name in SERVING:
+                self._finish_recoveries(SERVING - {PAGE})
+            elif target.name == WHOLE:
+                self._finish_recoveries(SERVING)
             self._kill(target)
             clients.check()
-        self._finish_recovery()
+        self._finish_recoveries(SERVING)
 
-    def _finish_recovery(self) -> None:
-        if self._recovery:
-            self._recovery.result()
+    def _finish_recoveries(self, names: set[str]) -> None:
+        for name in names & self._recoveries.keys():
+            self._recoveries.pop(name).result()
 
     def _kill(self, target: Target) -> None:
         victim: psutil.Process = wait_until(
@@ -149,7 +154,8 @@ class Chaos:
         else:
             self._killed.add(victim.pid)
             if target.name in SERVING:
-                self._recovery = self._pool.submit(self._await_recovery, target, started)
+                recovery = self._pool.submit(self._await_recovery, target, started)
+                self._recoveries[target.name] = recovery
         self.rows[target.name].num_kills += 1
         print(f"killed {target.name}", flush=True)
 
@@ -171,7 +177,7 @@ class Chaos:
         return self._rng.choice(alive) if alive else None
 
     def _has_recovered(self, target: Target) -> bool:
-        path = "/ui/" if target.name == "page" else "/healthz"
+        path = "/ui/" if target.name == PAGE else "/healthz"
         try:
             answer = httpx.get(f"{self.application.url}{path}", timeout=5.0)
         except httpx.HTTPError:
