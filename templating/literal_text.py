@@ -7,27 +7,30 @@ put back and tokenised, and no added token is looked for in it.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import NormalizedString, PreTokenizedString, Regex
 
 from templating.errors import TemplateRefusedError
 from templating.patterns import match_any
+from templating.text_pieces import (
+    PLACEHOLDER,
+    PLACEHOLDERS,
+    EncodedText,
+    Piece,
+    Tokens,
+    cut_text,
+    merge_controls,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Letters of a dead script: no template, normaliser or pre-tokenizer treats them specially, and
-# neither `repr` nor `tojson` escapes them as they would private-use characters.
-_PLACEHOLDERS = [chr(code) for code in range(0x13000, 0x1342F)]
-_FIND_PLACEHOLDERS = re.compile(f"[{_PLACEHOLDERS[0]}-{_PLACEHOLDERS[-1]}]")
 _TURN_TOKEN = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
 
 Normalize = Callable[[str], str]
-IntArray = npt.NDArray[np.int64]
 Split = Callable[[int, NormalizedString], list[NormalizedString]]
 
 
@@ -37,13 +40,6 @@ class ProtectedChat(NamedTuple):
     messages: list[dict[str, Any]]
     tools: list[Any] | None
     literals: Mapping[str, str]
-
-
-class EncodedText(NamedTuple):
-    """Tokens, and the characters from and to of each in the text with its placeholders."""
-
-    ids: list[int]
-    offsets: list[tuple[int, int]]
 
 
 class _Control(NamedTuple):
@@ -57,27 +53,6 @@ class _Control(NamedTuple):
     first_characters: frozenset[str]
     longest: int
     normalized: re.Pattern[str]
-
-
-class _Tokens(NamedTuple):
-    """Tokens as arrays, since a text may have a million; `spans` has shape (tokens, 2)."""
-
-    ids: IntArray
-    spans: IntArray
-
-    def to_encoded(self) -> EncodedText:
-        """Return them as lists."""
-        begin, end = self.spans.T
-        return EncodedText(self.ids.tolist(), list(zip(begin.tolist(), end.tolist(), strict=True)))
-
-
-class _Piece(NamedTuple):
-    """A part of a rendered text, and what is tokenised for it; or the control token that it is."""
-
-    start: int
-    end: int
-    text: str
-    control_id: int | None = None
 
 
 class LiteralText:
@@ -186,7 +161,7 @@ class LiteralText:
             # Unknown characters become the same id as the token that stands for them.
             and (token != unknown or text[start:end].strip() == self._tokenizer.unk_token)
         ]
-        pieces = _cut(text, spans, literals)
+        pieces = cut_text(text, spans, literals)
         tokens = self._run_pipeline(text, pieces, literals, control, is_split=False)
         if self._has_forged(tokens, pieces, control):
             tokens = self._run_pipeline(text, pieces, literals, control, is_split=True)
@@ -210,12 +185,12 @@ class LiteralText:
     def _run_pipeline(
         self,
         text: str,
-        pieces: Sequence[_Piece],
+        pieces: Sequence[Piece],
         literals: Mapping[str, str],
         control: _Control,
         *,
         is_split: bool,
-    ) -> _Tokens:
+    ) -> Tokens:
         """Normalise, split and tokenise as the tokenizer does between added tokens.
 
         A separator stands for each control token, one kind for those that the tokenizer looks for
@@ -250,7 +225,7 @@ class LiteralText:
                 tokens.split(_split_at(Regex(pattern)))
         tokens.tokenize(backend.model.tokenize)
         encoding = tokens.to_encoding()
-        return _merge_controls(pieces, starts, encoding.ids, encoding.offsets)
+        return merge_controls(pieces, starts, encoding.ids, encoding.offsets)
 
     def _has_normalized_control(self, text: str, plain: EncodedText, template: str) -> bool:
         """Whether the tokenizer made a control token of characters that are not written as one.
@@ -274,7 +249,7 @@ class LiteralText:
         written = written.strip()
         return written == str(self._added[token].content).strip() or written in template
 
-    def _has_forged(self, tokens: _Tokens, pieces: Sequence[_Piece], control: _Control) -> bool:
+    def _has_forged(self, tokens: Tokens, pieces: Sequence[Piece], control: _Control) -> bool:
         own = {(piece.start, piece.end) for piece in pieces if piece.control_id is not None}
         forbidden = sorted(control.ids - {self._tokenizer.unk_token_id})
         spans = tokens.spans[np.isin(tokens.ids, forbidden)].tolist()
@@ -402,79 +377,12 @@ def _list_strings(value: Any) -> Iterator[str]:
 
 def _list_unused(texts: Iterable[str]) -> list[str]:
     """List the placeholders that no text has."""
-    used = {character for text in texts for character in _FIND_PLACEHOLDERS.findall(text)}
-    return [character for character in _PLACEHOLDERS if character not in used]
+    used = {character for text in texts for character in PLACEHOLDER.findall(text)}
+    return [character for character in PLACEHOLDERS if character not in used]
 
 
 def _list_placeholders(text: str, literals: Mapping[str, str]) -> list[str]:
     return [placeholder for placeholder in literals if placeholder in text]
-
-
-def _cut(
-    text: str, spans: Iterable[tuple[int, int, int]], literals: Mapping[str, str]
-) -> list[_Piece]:
-    """Cut a text with placeholders into control tokens, literals, and what lies between them."""
-    pieces: list[_Piece] = []
-
-    def add_text(start: int, end: int) -> None:
-        place = start
-        for match in _FIND_PLACEHOLDERS.finditer(text, start, end):
-            if match.group() in literals:
-                if place < match.start():
-                    pieces.append(_Piece(place, match.start(), text[place : match.start()]))
-                pieces.append(_Piece(*match.span(), literals[match.group()]))
-                place = match.end()
-        if place < end:
-            pieces.append(_Piece(place, end, text[place:end]))
-
-    done = 0
-    for start, end, token in spans:
-        add_text(done, start)
-        pieces.append(_Piece(start, end, "", token))
-        done = end
-    add_text(done, len(text))
-    return pieces
-
-
-def _merge_controls(
-    pieces: Sequence[_Piece],
-    starts: Sequence[int],
-    token_ids: Sequence[int],
-    offsets: Sequence[tuple[int, int]],
-) -> _Tokens:
-    """Put the control tokens among the tokens of the other pieces.
-
-    `starts` says where each piece begins in the text that was tokenised, `offsets` from and to
-    where each token reaches in it; returned are those in the text with placeholders.
-    """
-    piece_starts = np.array(starts, dtype=np.int64)
-    piece_spans = _to_spans((piece.start, piece.end) for piece in pieces)
-    controls = np.array(
-        [-1 if piece.control_id is None else piece.control_id for piece in pieces], dtype=np.int64
-    )
-    ids, spans = np.array(token_ids, dtype=np.int64), _to_spans(offsets)
-    first = np.searchsorted(piece_starts, spans[:, 0], side="right") - 1
-    is_kept = controls[first] < 0  # what is left out stands for a control token
-    ids, first = ids[is_kept], first[is_kept]
-    begin, end = spans[is_kept].T
-    last = np.searchsorted(piece_starts, np.maximum(begin, end - 1), side="right") - 1
-    last = np.maximum(first, last)
-    # A literal is longer than its placeholder.
-    from_ = piece_spans[first, 0] + begin - piece_starts[first]
-    from_ = np.minimum(from_, piece_spans[first, 1] - 1)
-    to = piece_spans[last, 0] + end - piece_starts[last]
-    to = np.maximum(np.minimum(to, piece_spans[last, 1]), from_)
-    is_control = controls >= 0
-    places = np.concatenate((begin, piece_starts[is_control]))
-    order = np.argsort(places, kind="stable")  # tokens of one character keep their order
-    return _Tokens(
-        np.concatenate((ids, controls[is_control]))[order],
-        np.concatenate((np.stack((from_, to), axis=1), piece_spans[is_control]))[order],
-    )
-
-
-def _to_spans(pairs: Iterable[tuple[int, int]]) -> IntArray:
-    return np.fromiter(chain.from_iterable(pairs), dtype=np.int64).reshape(-1, 2)
 
 
 def _split_at(pattern: str | Regex) -> Split:

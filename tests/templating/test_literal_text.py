@@ -7,7 +7,8 @@ from tokenizers import AddedToken
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from templating.errors import TemplateRefusedError
-from templating.literal_text import EncodedText, LiteralText
+from templating.literal_text import LiteralText
+from templating.text_pieces import EncodedText
 from tests.tokenizer_kinds import CHATML, KINDS, MARKUP, SPECIAL, TEMPLATES, make_tokenizer
 
 KEPT = cache(make_tokenizer)

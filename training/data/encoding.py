@@ -14,8 +14,9 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from templating.errors import RenderProcessError, TemplateLimitError, TemplateRefusedError
-from templating.literal_text import EncodedText, LiteralText
+from templating.literal_text import LiteralText
 from templating.renderer import BatchRenderer, ChatTemplates, Rendering, RenderJob, RenderLimits
+from templating.text_pieces import EncodedText
 from training.data.faults import RowFault
 from training.data.formats import Row
 from training.data.messages import name_tool
