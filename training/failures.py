@@ -20,6 +20,7 @@ _EXIT_CODE = re.compile(r"exit code (-?\d+)")
 _OUT_OF_MEMORY_WORDS = ("killed due to the node running low on memory", "NODE_OUT_OF_MEMORY")
 _DIED_WORDS = ("worker process has died", "worker died unexpectedly", "actor died unexpectedly")
 _SILENT = re.compile(r"health check has been hanging for (\d+)")
+_UNAVAILABLE_WORDS = "The actor is temporarily unavailable"
 _NODE_WORDS = ("its node has died", "node is dead", "node died")
 
 
@@ -36,6 +37,8 @@ def summarise_exception(exception: BaseException) -> str:
         return "its node has left the cluster"
     if silent := _SILENT.search(text):
         return f"it did not answer for {silent[1]} s"
+    if _UNAVAILABLE_WORDS in text:  # Ray does not know yet whether the process or its node ended
+        return "the connection to its process was lost"
     if killed := _KILLED.search(text):
         return killed[1]
     if (exit_type := _EXIT_TYPE.search(text)) or any(words in text for words in _DIED_WORDS):

@@ -47,11 +47,11 @@ def find_workers(process: "subprocess.Popen[bytes]", doing: str = "") -> list[ps
 def test_lost_workers_are_replaced(
     folder: Path, whole: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is killed as it starts, one as it trains, and one no longer answers.
+    """One is killed as it starts, and one no longer answers; the chaos test kills one at work.
 
     The cluster has no room for two groups of workers at once where it has two CPUs.
     """
-    monkeypatch.setenv("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "10")
+    monkeypatch.setenv("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "6")
     with start(folder, "worker", cpus_per_worker=0.9) as process:
         # Ray Train itself gives up where a worker ends as it receives the training function.
         starting = wait_until(
@@ -61,15 +61,12 @@ def test_lost_workers_are_replaced(
         wait_for_step(folder, "worker", 12, process)
         workers = find_workers(process)
         assert len(workers) == 2
-        workers[1].kill()
-        wait_for_step(folder, "worker", 30, process)
-        find_workers(process)[0].suspend()
+        workers[0].suspend()
         assert finish(process) == 0
     assert read_steps(folder, "worker") == whole
     messages = read_messages(folder, "worker")
     assert any("A worker was lost as it started" in message for message in messages)
-    assert any("was lost: its process ended" in message for message in messages)
-    assert any("was lost: it did not answer for 1" in message for message in messages)
+    assert any(re.search(r"was lost: it did not answer for \d", message) for message in messages)
     assert any(message.startswith("Going on after step") for message in messages)
 
 

@@ -52,6 +52,11 @@ def test_the_cause_is_told_and_not_what_followed_from_it(tmp_path: Path) -> None
             "it was killed by `ray.kill`",
         ),
         (
+            "The actor ad01 is unavailable: The actor is temporarily unavailable: RpcError: RPC "
+            "Error message: Socket closed; RPC Error details:  rpc_code: 14.",
+            "the connection to its process was lost",
+        ),
+        (
             "A worker health check has been hanging for 600.25 seconds. Marking the worker as dead."
             "\nWorker info: Worker(...)\nSet the RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S "
             "environment variable to increase the timeout (current value: 600 seconds).",
