@@ -1,0 +1,141 @@
+"""The cost of runs that have ended: the queue's processor time, and the time to list jobs.
+
+    python -m benchmarks.ended_runs
+
+Starts the application on the embedded default, creates one fine-tune and cancels it. Then copies
+its run and its file until there are as many as requested, and measures both states of the same
+application. There is no peer. Last line: one JSON object:
+
+    queue_cpu_share   CPU-seconds per second of the queue's process, with the copies
+    queue_cpu_extra   the same, less what that process takes with one ended run
+    list_jobs_ms      the median time of `GET /v1/fine_tuning/jobs`
+    list_jobs_max_ms  the longest one
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import httpx
+import psutil
+
+from apps.bundled import DEMONSTRATION_MODEL, HANDBOOK_FILE_ID
+from benchmarks.application import find_free_port, write_deploy_file
+from benchmarks.machine import describe_machine
+from benchmarks.serve_peers.server import Server
+from benchmarks.workbench import ROOT
+from storage import durable
+from storage.layout import StorageLayout, new_id
+
+_QUEUE = "ray::ServeReplica:tuneserve:FineTuningQueue"
+_TIMEOUT_S = 120.0
+_SETTLE_S = 35.0  # the queue reads ended runs again every half a minute
+_NUM_REQUESTS = 50
+
+
+def main() -> int:
+    """Measure with one ended run and with many, and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=2000, help="number of ended runs")
+    parser.add_argument("--files", type=int, default=4000, help="number of uploaded files")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of a measurement")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="benchmark-ended-runs-") as name:
+        folder = Path(name)
+        port = find_free_port()
+        url = f"http://127.0.0.1:{port}"
+        server = Server(
+            log=folder / "server.log",
+            command=[
+                Path(sys.executable).parent / "tuneserve",
+                "run",
+                write_deploy_file(ROOT / "deploy.yaml", folder, port),
+            ],
+            environment={},
+            ready=f"{url}/healthz",
+            url=url,
+            body={},
+        )
+        layout = StorageLayout(folder / "storage")
+        with server.start() as process, httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
+            queue = _find_queue(process.pid)
+            run_id = _end_a_run(client)
+            time.sleep(_SETTLE_S)
+            alone = _measure_cpu_share(queue, options.seconds)
+            _copy_entries(layout.run(run_id), options.runs - 1, "run.json", "ftjob")
+            _copy_entries(layout.file(HANDBOOK_FILE_ID), options.files - 1, "file.json", "file")
+            time.sleep(_SETTLE_S)
+            among_many = _measure_cpu_share(queue, options.seconds)
+            times_ms = _time_lists(client, options.runs)
+    result = {
+        "queue_cpu_share": round(among_many, 4),
+        "queue_cpu_extra": round(among_many - alone, 4),
+        "list_jobs_ms": round(median(times_ms), 1),
+        "list_jobs_max_ms": round(max(times_ms), 1),
+        "runs": options.runs,
+        "files": options.files,
+        **describe_machine(),
+    }
+    print(json.dumps(result))
+    return 0
+
+
+def _find_queue(server_pid: int) -> psutil.Process:
+    """Return the process of the queue; raises `RuntimeError` if there is not exactly one."""
+    found = [
+        process
+        for process in psutil.Process(server_pid).children(recursive=True)
+        if " ".join(process.cmdline()).startswith(_QUEUE)
+    ]
+    if len(found) != 1:
+        raise RuntimeError(f"{len(found)} processes are called {_QUEUE}, expected one")
+    return found[0]
+
+
+def _end_a_run(client: httpx.Client) -> str:
+    """Create a fine-tune and cancel it; returns its id."""
+    body = {"model": DEMONSTRATION_MODEL, "training_file": HANDBOOK_FILE_ID}
+    job_id: str = client.post("/v1/fine_tuning/jobs", json=body).raise_for_status().json()["id"]
+    client.post(f"/v1/fine_tuning/jobs/{job_id}/cancel").raise_for_status()
+    return job_id
+
+
+def _copy_entries(source: Path, number: int, record_name: str, prefix: str) -> None:
+    """Copy a folder of the storage under new ids; `record_name` is the file that has the id."""
+    record = durable.read_json(source / record_name)
+    for _ in range(number):
+        folder = source.with_name(new_id(prefix))
+        hidden = source.with_name(f".{folder.name}")
+        shutil.copytree(source, hidden)
+        (hidden / record_name).write_text(json.dumps({**record, "id": folder.name}))
+        hidden.rename(folder)
+
+
+def _measure_cpu_share(process: psutil.Process, duration_s: float) -> float:
+    """Return the CPU-seconds that a process takes per second."""
+    started, before = time.monotonic(), process.cpu_times()
+    time.sleep(duration_s)
+    after = process.cpu_times()
+    used_s = after.user + after.system - before.user - before.system
+    return used_s / (time.monotonic() - started)
+
+
+def _time_lists(client: httpx.Client, num_runs: int) -> list[float]:
+    """Return how long each list of jobs takes, in ms; the first, which reads all, included."""
+    times_ms = []
+    for _ in range(_NUM_REQUESTS):
+        started = time.monotonic()
+        listed = client.get("/v1/fine_tuning/jobs").raise_for_status().json()
+        times_ms.append((time.monotonic() - started) * 1000)
+        if not listed["has_more"]:
+            raise RuntimeError(f"one page has all jobs, expected {num_runs}")
+    return times_ms
+
+
+if __name__ == "__main__":
+    sys.exit(main())
