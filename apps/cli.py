@@ -110,9 +110,10 @@ def _supervise(deploy: Path, log: ServerLog, folder: Path, drain_timeout_s: floa
         log.follow(server.stdout)
         with console.status("Starting Ray, the API, the model and the page"):
             has_page = "apps.ui:" in deploy.read_text()
-            paths = ("/healthz", "/ui/") if has_page else ("/healthz",)
-            _wait_until_up(server, [address + path for path in paths], log)
-        is_up = True
+            _wait_until_up(server, f"{address}/healthz", log)
+            is_up = True  # the queue may train from here on
+            if has_page:
+                _wait_until_up(server, f"{address}/ui/", log)
         if has_page:
             console.print(f"\n  The page:  [bold]{address}/ui/[/bold]")
         console.print(f"  The API:   {address}/v1")
@@ -129,7 +130,8 @@ def _supervise(deploy: Path, log: ServerLog, folder: Path, drain_timeout_s: floa
             )
             if not left.is_done:
                 runs = "paused" if left.are_runs_paused else "not paused"
-                message = f"{left.num_requests} requests unfinished, fine-tunes {runs}"
+                num_requests = "unknown" if left.num_requests is None else left.num_requests
+                message = f"unfinished requests: {num_requests}, fine-tunes: {runs}"
                 console.print(f"Not drained: {message}", highlight=False)
         return 0
     finally:
@@ -143,9 +145,9 @@ def main() -> None:
     cli()
 
 
-def _wait_until_up(server: "subprocess.Popen[bytes]", urls: list[str], log: ServerLog) -> None:
+def _wait_until_up(server: "subprocess.Popen[bytes]", url: str, log: ServerLog) -> None:
     """Wait for as long as the server lives: a base model from the hub may take its time."""
-    while not all(_answers(url) for url in urls):
+    while not _answers(url):
         if server.poll() is not None:
             _fail(f"the application did not start:\n{log.read_last_lines()}")
         time.sleep(_POLL_S)

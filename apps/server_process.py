@@ -55,13 +55,14 @@ _TOKEN_VARIABLES = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 class DrainState:
     """What a stopping application still waits for."""
 
-    num_requests: int
+    num_requests: int | None
+    """Requests in progress; None while the proxy has not reported a number."""
     are_runs_paused: bool
 
     @property
     def is_done(self) -> bool:
         """Whether every request is finished and no fine-tune computes."""
-        return not self.num_requests and self.are_runs_paused
+        return self.num_requests == 0 and self.are_runs_paused
 
 
 def build_command(deploy: Path, python: Path = Path(sys.executable)) -> list[str]:
@@ -150,21 +151,30 @@ def drain_server(
     """
     signal_folder.begin()
     deadline = time.monotonic() + timeout_s
+    num_requests: int | None = None
     while True:
-        state = DrainState(_count_requests(url), signal_folder.are_runs_paused)
+        num_requests = _count_requests(url, num_requests)
+        state = DrainState(num_requests, signal_folder.are_runs_paused)
         if state.is_done or is_over() or time.monotonic() > deadline:
             return state
         time.sleep(_POLL_S)
 
 
-def _count_requests(url: str) -> int:
-    """Ask the proxy how many requests are in progress; 0 from one that is gone or cannot count."""
+def _count_requests(url: str, last: int | None) -> int | None:
+    """Return the number of requests in progress, as the proxy reports it.
+
+    A proxy that accepts no connection has ended and has none; one that does not respond in time is
+    busy, so the `last` number stays. A response without a number comes from a proxy that does not
+    count, which leaves nothing to wait for.
+    """
     try:
-        answer = httpx.get(f"{url}/healthz", timeout=_HEALTH_TIMEOUT_S)
-    except httpx.HTTPError:
+        response = httpx.get(f"{url}/healthz", timeout=_HEALTH_TIMEOUT_S)
+    except httpx.ConnectError:
         return 0
+    except httpx.HTTPError:
+        return last
     with suppress(ValueError, AttributeError):
-        return int(answer.json().get("requests_in_progress", 0))
+        return int(response.json().get("requests_in_progress", 0))
     return 0
 
 

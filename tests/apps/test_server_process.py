@@ -1,6 +1,7 @@
 """The process of `serve run`: its environment, Ray's token, and how it ends."""
 
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from apps.drain import DrainSignal
 from apps.server_process import (
     build_environment,
+    drain_server,
     keep_token_private,
     start_server,
     stop_server,
@@ -164,3 +167,30 @@ def test_the_first_signal_asks_to_stop_and_the_second_is_noted() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("SIGTERM False\nTrue\n", "")
+
+
+@pytest.fixture
+def paused_runs(tmp_path: Path) -> DrainSignal:
+    """The signal of an application whose fine-tunes are paused already."""
+    signal_folder = DrainSignal(tmp_path)
+    signal_folder.report_runs_paused()
+    return signal_folder
+
+
+def test_a_proxy_that_does_not_respond_is_busy_and_not_drained(
+    paused_runs: DrainSignal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.server_process._HEALTH_TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        left = drain_server(url, paused_runs, 0.5, is_over=lambda: False)
+    assert left.num_requests is None
+    assert not left.is_done
+
+
+def test_a_proxy_that_has_ended_has_no_requests_left(paused_runs: DrainSignal) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    left = drain_server(url, paused_runs, 5.0, is_over=lambda: False)
+    assert left.num_requests == 0
+    assert left.is_done
