@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.bundled import DEMONSTRATION_MODEL, read_demonstration_settings
-from apps.errors import InvalidInputError, invalid_input
+from apps.errors import ApiError, InvalidInputError, invalid_input
 from apps.files import FileStore
 from apps.runs import find_run
 from serving.errors import ServingError
@@ -18,7 +18,6 @@ from serving.model_store import LATEST_ALIAS, ModelStore, StoredModel
 from storage import durable
 from storage.layout import StorageLayout
 from storage.library_imports import import_transformers
-from storage.machine_faults import is_machine_fault
 from training import launch
 from training.data.faults import DataError
 from training.runs import RunFolder
@@ -40,6 +39,10 @@ _COUNTS = ("num_rows", "num_tokens", "num_learned_tokens", "num_truncated_rows",
 _PROGRESS_INTERVAL_S = 1.0
 
 
+class _CheckAbandonedError(Exception):
+    """The job has ended, or the file was deleted, while the rows were read."""
+
+
 def build_default_spec(models: ModelStore, model: StoredModel, train_file: str) -> TrainingSpec:
     """Make the spec of a fine-tune of `model` as it is unless something is set."""
     settings = {}
@@ -56,15 +59,20 @@ def are_quick(files: Sequence[Path]) -> bool:
 
 
 def prepare_rows(layout: StorageLayout, spec: TrainingSpec) -> "PreparedData":
-    """Read the rows of a job; raises `InvalidInputError` that names the file at fault."""
+    """Read the rows of a job.
+
+    Raises `InvalidInputError` that names the file at fault, and `ApiError` 500 for a file whose
+    bytes are no longer those that were uploaded.
+    """
     import_transformers()
     from training.data.prepare import prepare_data
 
+    known = find_known_files(layout, spec)
     try:
         with invalid_input("training", only=SettingError):
-            known = find_known_files(layout, spec)
             return prepare_data(spec, layout.token_cache, known=known, max_cache_bytes=None)
     except DataError as exc:
+        FileStore(layout).check_unchanged(known)
         param = name_param(exc)
         raise InvalidInputError(str(exc), param=param, code=f"invalid_{param}") from exc
 
@@ -83,7 +91,8 @@ def name_param(exc: DataError) -> str:
 def check_job(layout: StorageLayout, run_id: str) -> None:
     """Read the rows of a job that waits for it, and leave them, or the refusal, in its folder.
 
-    Raises `OSError` for what is no fault of the rows', such as a full disk.
+    A refusal is about the rows or the settings. Everything else is raised, as `OSError` on a full
+    disk, and the check is repeated.
     """
     import_transformers()
     from training.data.prepare import link_data, prepare_data
@@ -96,18 +105,19 @@ def check_job(layout: StorageLayout, run_id: str) -> None:
     def tell_progress(num_done: int, num_all: int) -> None:
         nonlocal told_at
         if run.read_record().is_final:
-            raise ValueError("the job has ended")
+            raise _CheckAbandonedError
         if time.monotonic() - told_at > _PROGRESS_INTERVAL_S:
             told_at = time.monotonic()
             durable.write_json(run.path / _PROGRESS_NAME, {"done": num_done, "all": num_all})
 
+    known = find_known_files(layout, spec)
     try:
-        known = find_known_files(layout, spec)
         # `apps.retention` bounds the cache, by the operator's setting.
         prepared = prepare_data(spec, layout.token_cache, tell_progress, known, None)
-    except (ValueError, OSError) as exc:
-        if is_machine_fault(exc):
-            raise
+    except _CheckAbandonedError:
+        logger.info("job %s has ended before its files were checked", run_id)
+    except (DataError, SettingError) as exc:
+        FileStore(layout).check_unchanged(known)
         logger.warning("the files of job %s cannot be used: %s", run_id, exc)
         message = str(exc).replace(str(layout.root), "<storage>")
         param = name_param(exc) if isinstance(exc, DataError) else None
@@ -142,7 +152,8 @@ def read_share(run: RunFolder) -> float | None:
 def check_file(layout: StorageLayout, file_id: str) -> None:
     """Read an upload as a fine-tune of `latest` would, and leave with it what was found.
 
-    Raises `OSError` for what is no fault of the rows', such as a full disk.
+    What is found is about the rows or the model. Everything else is raised, as `OSError` on a full
+    disk, and the check is repeated.
     """
     import_transformers()
     from training.data.prepare import prepare_data
@@ -152,7 +163,7 @@ def check_file(layout: StorageLayout, file_id: str) -> None:
 
     def stop_if_deleted(*_: int) -> None:
         if not path.exists():
-            raise FileNotFoundError("the file has been deleted")
+            raise _CheckAbandonedError
 
     try:
         model = models.resolve(LATEST_ALIAS)
@@ -161,10 +172,14 @@ def check_file(layout: StorageLayout, file_id: str) -> None:
             known = find_known_files(layout, spec)
             prepared = prepare_data(spec, layout.token_cache, stop_if_deleted, known, None)
             found = count_rows(prepared)
-    except (ValueError, OSError, ServingError) as exc:
-        if is_machine_fault(exc):
-            raise
+    except _CheckAbandonedError:
+        logger.info("file %s was deleted before it was checked", file_id)
+    except (DataError, SettingError, ServingError) as exc:
         message = str(exc).replace(str(layout.root), "<storage>")
+        try:
+            files.check_unchanged(files.find_known([str(path)]))
+        except ApiError as damage:
+            message = damage.message
         files.note_check(file_id, "error", message, None)
     else:
         files.note_check(file_id, "processed", None, {"model": model.id, **found})

@@ -1,9 +1,10 @@
 """Uploaded files: each has its own folder with the bytes, a `file.json` and what a check found."""
 
 import hashlib
+import logging
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -24,6 +25,8 @@ from storage.layout import StorageLayout, new_id
 from storage.locks import HeldError, hold_alone, hold_shared
 from storage.tombstones import bury_folder, remove_tombstones
 from training.data.readers import KnownFile
+
+logger = logging.getLogger(__name__)
 
 Purpose = Literal["fine-tune", "fine-tune-results"]
 
@@ -107,8 +110,18 @@ class FileStore:
         return {**record, **(check or describe_unchecked(record["purpose"]))}
 
     def find_content(self, file_id: str) -> Path:
-        """The path of a file's bytes; raises `ApiError` 404."""
-        return self._folder(file_id) / make_safe_name(self.get(file_id)["filename"])
+        """Return the path of a file's bytes, which have the recorded size.
+
+        Raises `ApiError` 404 for an unknown file, and 500 if its record or its bytes are damaged.
+        """
+        record = self.get(file_id)
+        path = self._folder(file_id) / make_safe_name(record["filename"])
+        size_bytes = path.stat().st_size if path.is_file() else None
+        if size_bytes != record["bytes"]:
+            found = "there is no such file" if size_bytes is None else f"found {size_bytes:,} bytes"
+            logger.error("%s: %s, expected %d bytes", path, found, record["bytes"])
+            raise _describe_damaged(record["filename"])
+        return path
 
     def find_known(self, paths: Iterable[str]) -> dict[str, KnownFile]:
         """Return what was recorded of uploads when they were received, by their paths."""
@@ -118,6 +131,16 @@ class FileStore:
                 record = read_file_record(Path(path).parent / RECORD_NAME)
                 found[path] = KnownFile(record["filename"], record["bytes"], record.get("sha256"))
         return found
+
+    def check_unchanged(self, known: Mapping[str, KnownFile]) -> None:
+        """Compare the bytes of files, by their paths, with the hashes of their uploads.
+
+        Raises `ApiError` 500 for the first one that differs.
+        """
+        for path, file in known.items():
+            if file.sha256 is not None and durable.hash_file(Path(path)) != file.sha256:
+                logger.error("%s: its hash is not that of the upload, %s", path, file.sha256)
+                raise _describe_damaged(file.name)
 
     def hold(self, file_id: str) -> IO[bytes]:
         """Keep a file until what is returned is closed; raises `ApiError` 404."""
@@ -155,6 +178,11 @@ def make_safe_name(filename: str) -> str:
     """The name under which a file's bytes are kept: the client's, with nothing that leads away."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", filename.replace("\\", "/").rpartition("/")[2])[-100:]
     return f"data_{name.lstrip('.')}"
+
+
+def _describe_damaged(name: str) -> ApiError:
+    message = f"the server's copy of file {name!r} is damaged: it is not what was uploaded"
+    return ApiError(500, f"{message}; upload the file again", code="file_unreadable")
 
 
 def _write_record(folder: Path, record: dict[str, Any]) -> None:

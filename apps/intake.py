@@ -6,8 +6,14 @@ from contextlib import ExitStack
 from threading import Lock
 from typing import Any
 
-from apps.checks import are_quick, build_default_spec, count_rows, prepare_rows
-from apps.errors import invalid_input
+from apps.checks import (
+    are_quick,
+    build_default_spec,
+    count_rows,
+    find_known_files,
+    prepare_rows,
+)
+from apps.errors import InvalidInputError, invalid_input
 from apps.files import FileStore
 from apps.fine_tuning.run_index import RunIndex
 from apps.full_disk import refuse_full_disk
@@ -78,8 +84,13 @@ class Intake:
             {"model": model, "training_file": file_id, "training": dict(training)}
         )
         spec = request.resolve_settings(build_default_spec(self._models, stored, str(file)))
-        with invalid_input("model", only=SettingError), invalid_input("file", only=DataError):
-            shown = preview_rows(spec, num_rows)
+        known = find_known_files(self._layout, spec)
+        try:
+            with invalid_input("model", only=SettingError):
+                shown = preview_rows(spec, num_rows, known)
+        except DataError as exc:
+            self._files.check_unchanged(known)
+            raise InvalidInputError(str(exc), param="file") from exc
         counts: dict[str, Any] = {"format": shown.format, "max_length": shown.max_length}
         if are_quick([file]):
             counts = count_rows(prepare_rows(self._layout, spec))

@@ -1,5 +1,6 @@
 """Which file a fault of rows is reported for, by which name, and how often files are read."""
 
+import errno
 import json
 from typing import Any
 
@@ -102,3 +103,48 @@ async def test_an_upload_is_hashed_and_tokenised_once_for_a_model(
         for summary in (run.read_data_summary() for run in runs)
     ]
     assert sizes == [(4, None), (4, 4), (3, 1)]
+
+
+async def test_a_preview_names_the_file_as_it_was_uploaded(
+    queue: RunQueue, layout: StorageLayout
+) -> None:
+    FileStore(layout).add("file-train", GOOD, "rows.jsonl")
+    with pytest.raises(ApiError) as refused:
+        await queue.preview("file-train", "latest", 1, {"columns": {"prompt": "nope"}})
+    assert str(refused.value).startswith("rows.jsonl: ")
+
+
+@pytest.mark.parametrize("fault", [ValueError("of our own"), OSError(errno.EROFS, "read-only")])
+async def test_a_fault_that_is_not_in_the_rows_is_neither_the_jobs_nor_the_files(
+    queue: RunQueue, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    monkeypatch.setattr("apps.checks.MAX_QUICK_BYTES", 0)
+    run = await create_run(queue, **add_files(layout, GOOD, GOOD))
+
+    def fail(*_: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr("training.data.prepare.prepare_data", fail)
+    with pytest.raises(type(fault)):
+        check_job(layout, run.path.name)
+    assert read_refusal(run) is None
+    with pytest.raises(type(fault)):
+        check_file(layout, "file-train")
+    assert FileStore(layout).get("file-train")["status"] == "uploaded"
+
+
+@pytest.mark.parametrize("damage", [GOOD.replace(b"{", b"}"), GOOD[:-9], None])
+async def test_damaged_bytes_on_the_server_are_not_the_clients_fault(
+    queue: RunQueue, layout: StorageLayout, damage: bytes | None
+) -> None:
+    files = FileStore(layout)
+    files.add("file-train", GOOD, "rows.jsonl")
+    path = files.find_content("file-train")
+    path.unlink() if damage is None else path.write_bytes(damage)
+    for ask in (
+        lambda: queue.preview("file-train", "latest", 1, {}),
+        lambda: create_run(queue, "file-train"),
+    ):
+        with pytest.raises(ApiError, match="'rows.jsonl' is damaged") as refused:
+            await ask()
+        assert (refused.value.status, refused.value.code) == (500, "file_unreadable")

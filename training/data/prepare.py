@@ -154,10 +154,11 @@ def _note_role(role: RowRole) -> Iterator[None]:
         raise
 
 
-def open_train_source(
-    spec: TrainingSpec, known: Mapping[str, KnownFile] | None = None
-) -> RowSource:
-    """The rows that a spec learns from; nothing is read yet."""
+def open_train_source(spec: TrainingSpec, known: Mapping[str, KnownFile] | None) -> RowSource:
+    """Open the rows that a spec learns from; nothing is read yet.
+
+    `known` has what is on record about files, by their paths; errors name files as it does.
+    """
     return _open_source(spec.train_file, spec.train_dataset, spec, known)
 
 

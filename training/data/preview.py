@@ -1,5 +1,6 @@
 """The first rows of a data set as tokens, to be looked at before anything starts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -7,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from training.base_model import choose_max_length, load_tokenizer
 from training.data.encoding import EncodedRow
 from training.data.prepare import open_train_source
+from training.data.readers import KnownFile
 from training.data.row_stream import RowStream
 from training.spec import DataFormat, TrainingSpec
 
@@ -23,14 +25,17 @@ class Preview:
     tokenizer: PreTrainedTokenizerBase
 
 
-def preview_rows(spec: TrainingSpec, num_rows: int) -> Preview:
+def preview_rows(
+    spec: TrainingSpec, num_rows: int, known: Mapping[str, KnownFile] | None = None
+) -> Preview:
     """Encode the first `num_rows` rows and read no further.
 
-    Rows that a fine-tune would drop are missing. Raises as `prepare_data` does.
+    Rows that a fine-tune would drop are missing. `known` and what is raised are those of
+    `prepare_data`.
     """
     max_length = choose_max_length(spec)
     tokenizer = load_tokenizer(spec.base_model)
-    stream = RowStream(open_train_source(spec), spec, tokenizer, max_length)
+    stream = RowStream(open_train_source(spec, known), spec, tokenizer, max_length)
     rows = list(stream.encode(num_rows))
     return Preview(stream.format, max_length, rows, tokenizer)
 
