@@ -26,12 +26,13 @@ class ConnectionLimits(BaseModel):
     max_header_bytes: int = Field(
         65_536,
         ge=1024,
-        description="Request line and headers, in bytes; a read of up to 256 KiB may exceed it.",
+        description="Request line and headers, and the trailers after a chunked body, in bytes; a "
+        "read of up to 256 KiB may exceed it.",
     )
     header_timeout_s: float = Field(
         20.0,
         gt=0,
-        description="Seconds until the last header.",
+        description="Seconds until the last header, from the first byte after a request on.",
     )
     body_idle_timeout_s: float = Field(
         60.0, gt=0, description="Seconds that a client may send nothing of an unfinished body."
@@ -65,7 +66,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._limits = read_connection_limits()
         self._is_in_headers = True
+        self._is_in_message = False
         self._num_header_bytes = 0
+        """Bytes received that complete neither headers nor a message, and are no body."""
+        self._has_advanced = False
         self._has_new_body = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -78,39 +82,58 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the timer."""
         self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse on; refuse headers that do not come to an end."""
+        """Parse bytes; refuse headers or trailers that are too long, and limit their time."""
+        self._has_advanced = False
         super().data_received(data)
-        if self._is_in_headers:
-            self._num_header_bytes += len(data)
-            if self._num_header_bytes > self._limits.max_header_bytes:
-                self._refuse(431, f"Headers exceed {self._limits.max_header_bytes} bytes.")
+        if self._has_advanced:
+            self._num_header_bytes = 0
+            return
+        self._num_header_bytes += len(data)
+        if self._num_header_bytes > self._limits.max_header_bytes:
+            self._refuse(431, f"Headers exceed {self._limits.max_header_bytes} bytes.")
+        elif self._timer is None and not self.transport.is_closing() and self._is_idle:
+            # Empty lines before a request begin no message, but end uvicorn's own time limit.
+            self._expect_headers()
 
     def on_message_begin(self) -> None:
-        """Begin with the headers of a request; on a kept connection, that is where waiting ends."""
+        """Begin with the headers of a request."""
         super().on_message_begin()
+        self._is_in_message = True
         self._expect_headers()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; drop a trailer, which no application reads."""
+        if self._is_in_headers:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Wait for the body instead."""
         self._is_in_headers = False
-        self._num_header_bytes = 0
+        self._has_advanced = True
         self._set_timer(self._limits.body_idle_timeout_s, self._check_body)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Note that the client is sending."""
-        self._has_new_body = True
+        self._has_new_body = self._has_advanced = True
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Wait for nothing more; uvicorn's own limit holds between requests."""
+        """Wait for nothing more; uvicorn's own limit applies until the client sends again."""
+        self._is_in_message = False
+        self._has_advanced = True
         self._stop_timer()
         super().on_message_complete()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request is being received and no response is being sent."""
+        return not self._is_in_message and (self.cycle is None or self.cycle.response_complete)
 
     def _expect_headers(self) -> None:
         self._is_in_headers = True

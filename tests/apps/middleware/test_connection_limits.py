@@ -82,6 +82,44 @@ def test_a_half_open_connection_is_closed(port: int, begun: bytes) -> None:
         assert read_all(client).startswith(b"HTTP/1.1 408")
 
 
+def test_an_empty_line_after_a_request_does_not_keep_a_connection_open(port: int) -> None:
+    with connect(port) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        client.sendall(b"\r\n")
+        assert read_all(client).startswith(b"HTTP/1.1 408")
+
+
+def test_an_empty_line_during_a_response_does_not_cut_it(port: int) -> None:
+    with connect(port) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        time.sleep(0.05)
+        client.sendall(b"\r\n")  # the response takes longer than headers may
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_pipelined_requests_are_answered_however_many_arrive_at_once(port: int) -> None:
+    with connect(port) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 3)
+        received = b""
+        while received.count(b"HTTP/1.1 200") < 3:
+            assert (piece := client.recv(1000)), received
+            received += piece
+
+
+@pytest.mark.parametrize("trailers", [b"a:b\r\n" * 10_000, b"a:" + b"b" * 65536])
+def test_trailers_without_end_are_refused(port: int, trailers: bytes) -> None:
+    with connect(port) as client:
+        head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        client.sendall(head + b"5\r\nhello\r\n0\r\n")
+        num_sent = 0
+        with suppress(OSError):
+            while num_sent < 48_000_000:
+                num_sent += client.send(trailers)
+        assert num_sent < 16_000_000, "no more than the sockets' buffers"
+        assert read_all(client)[:12] in (b"HTTP/1.1 431", b"")
+
+
 def test_an_idle_body_is_not_waited_for(port: int) -> None:
     with connect(port) as client:
         client.sendall(BODY_HEAD + b"a" * 50)
