@@ -5,17 +5,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from apps.errors import InvalidInputError, invalid_input
+from apps.errors import ApiError, InvalidInputError, invalid_input
 from apps.fine_tuning.run_index import UnreadableRun, describe_fault
 from apps.runs import is_resumable
 from serving.protocol import (
     MAX_INTEGER,
     MAX_MODEL_CHARACTERS,
     Metadata,
+    Neutral,
     RequestPart,
     limit_items,
     parse_part,
 )
+from serving.request_faults import translate_validation_error
 from storage.durable import DamagedFileError
 from storage.layout import MAX_ID_CHARACTERS, read_creation_time
 from training.runs import RunError, RunFolder
@@ -102,15 +104,17 @@ class FineTuneRequest(RequestPart):
         max_length=MAX_ID_CHARACTERS,
         description="Id of an uploaded file of rows to evaluate on.",
     )
-    integrations: None = Field(
-        None, description="Where figures go besides is the operator's to set ('trackers')."
-    )
     priority: int = Field(0, ge=-100, le=100, description="Jobs with a higher one go first.")
     training: Annotated[dict[str, Any], limit_items(MAX_SETTINGS, "settings")] = Field(
         default_factory=dict,
         max_length=MAX_SETTINGS,
         description="Any setting of our own training spec; these win.",
     )
+
+    @classmethod
+    def list_neutral_values(cls) -> Neutral:
+        """List what OpenAI's jobs have besides; trackers are the operator's to set."""
+        return {"integrations": ([],)}
 
     def list_files(self) -> list[str]:
         """The ids of the files that the job reads, the training file first."""
@@ -178,12 +182,19 @@ def parse_fine_tune(body: Any) -> FineTuneRequest:
 def lay_over(asked: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Lay changes over the body of a request for a fine-tune; settings are changed one by one.
 
-    What is changed by OpenAI's name for it is no longer what it was by ours. Fields of the stored
-    body that only a newer version knows are left out. Raises `InvalidRequestError` for changes that
-    cannot be.
+    A change that is null is none. What is changed by OpenAI's name for it is no longer what it was
+    by ours. Fields of the stored body that only a newer version knows are left out. Raises
+    `InvalidRequestError` for changes that cannot be, and `ApiError` 409 for a stored body with
+    values that only a newer version knows.
     """
     asked = {name: asked[name] for name in asked if name in FineTuneRequest.model_fields}
-    before = FineTuneRequest.model_validate(asked)
+    changes = {name: value for name, value in changes.items() if value is not None}
+    try:
+        before = FineTuneRequest.model_validate(asked)
+    except ValidationError as exc:
+        reason = translate_validation_error(exc)
+        message = f"the job cannot be cloned, since its request cannot be read: {reason}"
+        raise ApiError(409, f"{message}; create a new job", code="settings_unreadable") from exc
     rest = {name: value for name, value in asked.items() if name not in _HYPERPARAMETER_PLACES}
     after = parse_part(FineTuneRequest, {**rest, **changes})
     named = after.find_hyperparameters().model_dump(exclude_unset=True)

@@ -51,7 +51,7 @@ class RunStarter:
         self._lock = lock
         self._max_concurrent_runs = max_concurrent_runs
         self._reserved = reserved_cpus, reserved_gpus
-        self._faults = FaultLog(logger)
+        self._faults, self._start_faults = FaultLog(logger), FaultLog(logger)
 
     def start_next(self, waiting: Sequence[RunFolder], computing: Sequence[RunFolder]) -> None:
         """Start the first ones that wait, as many as may compute, and tell the others why not.
@@ -61,6 +61,7 @@ class RunStarter:
         specs = [spec for run in computing if isinstance(spec := _read_spec(run), TrainingSpec)]
         state = _Pass(self._runner.list_nodes(), specs, len(computing))
         self._faults.keep_only(run.path.name for run in waiting)
+        self._start_faults.keep_only(f"run {run.path.name}" for run in waiting)
         for run in waiting:
             with self._faults.guard(run.path.name):
                 self._start_or_wait(run, state)
@@ -108,10 +109,11 @@ class RunStarter:
         try:
             self._runner.start(record.job_id, shlex.join([*command, record.id, record.job_id]))
         except (RuntimeError, OSError) as exc:  # the cluster's; it is asked again soon
-            logger.exception("run %s could not be started", record.id)
+            self._start_faults.report(f"run {record.id}", f"could not be started: {exc}")
             message = f"The cluster cannot start it at present, trying again: {exc}"
             tell_once(run, message, level="warn")
         else:
+            self._start_faults.clear(f"run {record.id}")
             logger.info("started run %s as job %s", record.id, record.job_id)
         return True
 

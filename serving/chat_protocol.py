@@ -34,7 +34,7 @@ _NOT_SUPPORTED: Neutral = {
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "tool_choice": ("none",),
+    "tool_choice": ("none", "auto"),
     "tools": ([],),
     "verbosity": (),
     "web_search_options": (),
@@ -109,7 +109,7 @@ class ChatMessage(RequestPart):
     def _fill_content(cls, value: Any) -> Any:
         """Take a turn in which an assistant said nothing, as OpenAI's clients write it."""
         is_assistant = isinstance(value, dict) and value.get("role") == "assistant"
-        if is_assistant and "content" in value and value["content"] is None:
+        if is_assistant and value.get("content") is None:
             return {**value, "content": ""}
         return value
 

@@ -19,6 +19,7 @@ from pydantic import (
 
 from serving.errors import InvalidRequestError
 from serving.request_faults import (
+    describe_boolean,
     describe_unknown_keys,
     describe_unsupported,
     translate_validation_error,
@@ -126,6 +127,9 @@ class RequestPart(BaseModel):
                 raise describe_unsupported(name, value[name])
         if unknown := [key for key in given if key not in cls.model_fields]:
             raise describe_unknown_keys(unknown)
+        for name, item in given.items():  # pydantic would take true for 1, and "yes" for true
+            if isinstance(item, bool) != (cls.model_fields[name].annotation is bool):
+                raise describe_boolean(name, item)
         return given
 
     @classmethod

@@ -44,6 +44,13 @@ def describe_unsupported(key: str, value: Any) -> RequestFault:
     return RequestFault(message, key=key, code="unsupported_parameter")
 
 
+def describe_boolean(key: str, value: Any) -> RequestFault:
+    """Make the fault of a boolean that stands for another value, or of the reverse."""
+    expected = "found a boolean" if isinstance(value, bool) else "expected true or false, found"
+    message = f"{key!r}: {expected} {shorten(value)}"
+    return RequestFault(message, key=key, code="invalid_value")
+
+
 def translate_validation_error(exc: ValidationError) -> InvalidRequestError:
     """Describe the first fault that pydantic found in a request."""
     errors = exc.errors(include_url=False)

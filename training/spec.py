@@ -227,6 +227,17 @@ class TrainingSpec(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
+    def _check_booleans(cls, values: Any) -> Any:
+        """Refuse true for 1, and 'yes' for true, which pydantic would accept."""
+        for name, value in values.items() if isinstance(values, dict) else ():
+            field = cls.model_fields.get(name)
+            if field is not None and isinstance(value, bool) != (field.annotation is bool):
+                expected = "true or false" if field.annotation is bool else "no boolean"
+                raise ValueError(f"{name} is {_show(value)}, expected {expected}")
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
     def _adopt_deepspeed(cls, values: Any) -> Any:
         return (
             adopt_settings(values)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -159,10 +159,15 @@ def read_settings(given: list[str] | None) -> dict[str, Any]:
         if not is_set or not name:
             fail(f"--set {one!r}: expected NAME=VALUE, as in --set learning_rate=0.001")
         try:
-            settings[name] = json.loads(value)
+            settings[name] = json.loads(value, parse_constant=_refuse_constant)
         except ValueError:
             settings[name] = value
     return settings
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    """Refuse NaN and infinities, which JSON does not have; the server names them as texts."""
+    raise ValueError(text)
 
 
 def _read_log(connection: Connection, job_id: str, tail: int, *, follow: bool) -> Iterator[bytes]:

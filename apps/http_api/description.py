@@ -116,6 +116,10 @@ def _complete(description: dict[str, Any]) -> dict[str, Any]:
                 operation["responses"]["204"] = {"description": text}
             if path in ("/livez", "/readyz"):
                 operation["security"] = []
+            if path == "/readyz":
+                content = {"application/json": {"schema": _refer(answers.Readiness)}}
+                text = "A part of the application cannot work; `checks` names it."
+                operation["responses"]["503"] = {"description": text, "content": content}
     components = description.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):

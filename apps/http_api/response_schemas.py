@@ -119,7 +119,14 @@ class FineTuningJob(_Answer):
     finished_at: int | None
     estimated_finish: int | None
     status: Literal[
-        "validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"
+        "validating_files",
+        "queued",
+        "running",
+        "paused",
+        "succeeded",
+        "failed",
+        "cancelled",
+        "unreadable",
     ]
     model: str
     fine_tuned_model: str | None

@@ -83,7 +83,8 @@ def get_file(services: ServicesOf, file_id: str) -> dict[str, Any]:
 def get_content(services: ServicesOf, file_id: str) -> FileResponse:
     """Give a file back as it was uploaded."""
     path = services.files.find_content(file_id)
-    return FileResponse(path, filename=services.files.get(file_id)["filename"])
+    name = services.files.get(file_id)["filename"]
+    return FileResponse(path, filename=name, media_type="application/octet-stream")
 
 
 @router.get("/{file_id}/preview")

@@ -112,9 +112,17 @@ async def test_a_clone_differs_in_what_was_changed(client: httpx.AsyncClient, fi
     assert (other["hyperparameters"]["n_epochs"], other["user_provided_suffix"]) == (5, "b")
     assert other["training"]["learning_rate"] == 2 * first["training"]["learning_rate"]
     FineTuningJob.model_validate(other)
+    unchanged = (await client.post(url, json={"suffix": None})).json()
+    assert unchanged["user_provided_suffix"] == "a"
     refused = await client.post(url, json={"sufix": "c"})
     assert refused.status_code == 400
     assert "sufix" in refused.json()["error"]["message"]
+
+
+async def test_a_job_without_integrations_may_say_so(
+    client: httpx.AsyncClient, file_id: str
+) -> None:
+    assert (await create(client, file_id, integrations=[]))["integrations"] is None
 
 
 async def test_openais_names_change_what_ours_have_set(

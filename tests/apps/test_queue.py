@@ -181,7 +181,7 @@ async def test_a_queue_killed_before_it_started_a_job_starts_it_again(
 
 
 async def test_a_cluster_that_cannot_start_a_job_is_asked_again(
-    queue: RunQueue, jobs: NotedJobs, file_id: str
+    queue: RunQueue, jobs: NotedJobs, file_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = await create_run(queue, file_id)
     jobs.refusal = RuntimeError("no agent is available")
@@ -189,6 +189,8 @@ async def test_a_cluster_that_cannot_start_a_job_is_asked_again(
         await queue.reconcile()
     told = [event["message"] for event in run.read_events() if event["level"] == "warn"]
     assert told == ["The cluster cannot start it at present, trying again: no agent is available"]
+    logged = [record for record in caplog.records if "no agent is available" in record.getMessage()]
+    assert [(record.levelname, record.exc_info) for record in logged] == [("ERROR", None)]
     jobs.refusal = None
     await queue.reconcile()
     assert jobs.started == [run.path.name]

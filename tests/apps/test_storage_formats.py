@@ -164,6 +164,17 @@ async def test_an_unknown_value_of_a_newer_version_keeps_a_job_in_sight(
     assert (await client.post(f"{JOBS}/{QUEUED}/cancel")).json()["status"] == "cancelled"
 
 
+async def test_a_job_with_a_request_of_a_newer_version_is_not_cloned(
+    client: httpx.AsyncClient, layout: StorageLayout
+) -> None:
+    run = RunFolder(layout.run(QUEUED))
+    request = {**run.read_record().request, "method": {"type": "dpo"}}
+    change(run.record_file, format_version="1.7", request=request)
+    refused = await client.post(f"{JOBS}/{QUEUED}/clone")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "settings_unreadable")
+    assert "'dpo'" in refused.json()["error"]["message"]
+
+
 async def test_a_newer_major_version_is_shown_with_the_reason_and_never_touched(
     client: httpx.AsyncClient, queue: RunQueue, layout: StorageLayout, jobs: NotedJobs
 ) -> None:

@@ -54,7 +54,13 @@ def test_stop_is_a_string_or_a_few() -> None:
     assert _parse(stop=["a", "b"]).stop == ("a", "b")
 
 
+def test_a_turn_in_which_an_assistant_said_nothing_needs_no_content() -> None:
+    request = _parse(messages=[*_HELLO, {"role": "assistant"}, *_HELLO])
+    assert request.to_template_messages()[1] == {"role": "assistant", "content": ""}
+
+
 def test_what_asks_for_nothing_is_let_through() -> None:
+    _parse(tools=[], tool_choice="auto")
     _parse(n=1, logprobs=False, tools=[], frequency_penalty=0.0, seed=None, top_logprobs=None)
     _parse(response_format={"type": "text"}, user="u", metadata={"k": "v"})
 
@@ -67,6 +73,8 @@ def test_what_asks_for_nothing_is_let_through() -> None:
         ({"seed": 2**63}, "seed", "found 9223372036854775808"),
         ({"seed": 1.5}, "seed", "found 1.5"),
         ({"logprobs": 3}, "logprobs", "found 3"),
+        ({"n": True}, "n", "'n': found a boolean True"),
+        ({"stream": "yes"}, "stream", "'stream': expected true or false, found 'yes'"),
         ({"top_logprobs": 3}, None, "together with logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "found 21"),
         ({"tools": [{"type": "function"}]}, "tools", "not supported yet"),

@@ -60,6 +60,9 @@ def test_paths_are_relative_to_the_spec_not_to_the_caller(tmp_path: Path) -> Non
         ({"trackers": ["aim"]}, "trackers.0 is \"aim\": it should be 'mlflow' or 'wandb'"),
         ({"columns": {"prompt": 3}}, "columns.prompt is 3"),
         ({"adam_betas": [0.9]}, "adam_betas.1 is missing"),
+        ({"epochs": True}, "epochs is true, expected no boolean"),
+        ({"max_failures": False}, "max_failures is false, expected no boolean"),
+        ({"offload_optimizer": "yes"}, 'offload_optimizer is "yes", expected true or false'),
         ({"adam_betas": [0.9, 1.5]}, "adam_betas"),
         (
             {"max_length": 600, "micro_batch_tokens": 512},

@@ -87,6 +87,12 @@ def test_an_application_that_is_not_there_is_named(call: Call) -> None:
     assert "tuneserve run" in said
 
 
+def test_what_is_no_json_number_is_sent_as_text(call: Call, rows: Path) -> None:
+    assert read_settings(["learning_rate=NaN"]) == {"learning_rate": "NaN"}
+    status, said = call("jobs", "create", str(rows), "--set", "learning_rate=NaN")
+    assert (status, "learning_rate" in said) == (1, True)
+
+
 def test_settings_are_json_or_text() -> None:
     given = ["epochs=3", "keep=best", "adam_betas=[0.9, 0.99]", "columns={}", "format=a=b"]
     assert read_settings(given) == {

@@ -1,6 +1,7 @@
 """`/openapi.json`: exact enough that a generated client works, and every part of it is bounded."""
 
 import json
+import shutil
 import subprocess
 import threading
 import time
@@ -166,6 +167,42 @@ async def test_real_answers_are_as_described(
         content = description["paths"][path]["get"]["responses"]["200"]["content"]
         schema = {**content["application/json"]["schema"], "components": description["components"]}
         jsonschema.Draft202012Validator(schema).validate(answer.json())
+
+
+def validate(answer: httpx.Response, description: dict[str, Any], path: str) -> None:
+    """Compare an answer with what the description says of its status."""
+    responses = description["paths"][path]["get"]["responses"]
+    content = responses[str(answer.status_code)]["content"]
+    kind = answer.headers["content-type"].partition(";")[0]
+    schema = {**content[kind]["schema"], "components": description["components"]}
+    if kind == "application/json":
+        jsonschema.Draft202012Validator(schema).validate(answer.json())
+
+
+async def test_answers_about_what_is_broken_are_as_described(
+    client: httpx.AsyncClient, description: dict[str, Any], services: Services
+) -> None:
+    run = services.layout.run("ftjob-186d0f3c5e0a1b2c00000001")
+    run.mkdir()
+    (run / "run.json").write_text("{")
+    jobs = await client.get("/v1/fine_tuning/jobs")
+    assert [job["status"] for job in jobs.json()["data"]] == ["unreadable"]
+    validate(jobs, description, "/v1/fine_tuning/jobs")
+    shutil.rmtree(services.layout.root)
+    unready = await client.get("/readyz")
+    assert unready.status_code == 503
+    validate(unready, description, "/readyz")
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.json", "rows.html"])
+async def test_a_files_content_has_one_type_whatever_its_name(
+    client: httpx.AsyncClient, description: dict[str, Any], name: str
+) -> None:
+    upload = {"file": (name, json.dumps(ROW).encode())}
+    file = await client.post("/v1/files", files=upload, data={"purpose": "fine-tune"})
+    content = await client.get(f"/v1/files/{file.json()['id']}/content")
+    assert content.headers["content-type"] == "application/octet-stream"
+    validate(content, description, "/v1/files/{file_id}/content")
 
 
 @contextmanager

@@ -103,7 +103,8 @@ def test_pipelined_requests_are_answered_however_many_arrive_at_once(port: int) 
         client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 3)
         received = b""
         while received.count(b"HTTP/1.1 200") < 3:
-            assert (piece := client.recv(1000)), received
+            piece = client.recv(1000)
+            assert piece, received
             received += piece
 
 
