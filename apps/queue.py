@@ -84,7 +84,9 @@ class RunQueue:
         self._is_draining = False
         self._num_computing: int | None = None  # None until a pass has counted them
         self._storage_guard = threading.Lock()
-        self._previews = OwnThread("preview")
+        # None of these waits for a thread that any of the others occupies.
+        self._creations, self._previews = OwnThread("create"), OwnThread("preview")
+        self._passes = OwnThread("reconcile")
         self._storage_lock: IO[str] | None = None
         self._has_taken_over = False
 
@@ -102,7 +104,7 @@ class RunQueue:
         """
         request = parse_fine_tune(body)
         nodes = self._runner.list_nodes()
-        return describe_job(await asyncio.to_thread(self._intake.create, request, nodes))
+        return describe_job(await self._creations.run(self._intake.create, request, nodes))
 
     async def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
@@ -157,7 +159,7 @@ class RunQueue:
 
     async def reconcile(self) -> None:
         """Bring what is on disk and what computes together: end what died, start what waits."""
-        await asyncio.to_thread(self._reconcile)
+        await self._passes.run(self._reconcile)
 
     async def drain(self) -> bool:
         """Start no more runs, and have those that compute save a checkpoint and pause.
@@ -330,7 +332,8 @@ class RunQueue:
                     self._take_up(run)
             return "neither"
         if is_ours and record.status == "validating_files":
-            self._look_after_check(run)
+            if not self._is_draining:
+                self._look_after_check(run)
             return "neither"
         if is_ours or self._is_unstarted(record):
             return "waiting"

@@ -180,6 +180,42 @@ async def test_a_queue_killed_before_it_started_a_job_starts_it_again(
     assert jobs.started == [run.path.name]
 
 
+async def test_many_slow_creations_hold_up_neither_a_pass_nor_a_cancel(
+    queue: RunQueue, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await create_run(queue, file_id)
+    may_go_on = threading.Event()
+
+    def wait(*_: Any) -> None:
+        may_go_on.wait(30)
+        raise ApiError(400, "not today")
+
+    async def create() -> None:
+        with pytest.raises(ApiError, match="not today"):
+            await create_run(queue, file_id)
+
+    monkeypatch.setattr("apps.intake.prepare_rows", wait)
+    async with anyio.create_task_group() as creations:
+        for _ in range(50):
+            creations.start_soon(create)
+        await anyio.wait_all_tasks_blocked()
+        try:
+            with anyio.fail_after(20):
+                await queue.reconcile()
+                await queue.cancel(run.path.name)
+        finally:
+            may_go_on.set()
+
+
+async def test_no_check_of_files_begins_while_the_application_stops(
+    queue: RunQueue, jobs: NotedJobs, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.checks.MAX_QUICK_BYTES", 0)
+    await create_run(queue, file_id)
+    await queue.drain()
+    assert jobs.tasks == []
+
+
 async def test_a_cluster_that_cannot_start_a_job_is_asked_again(
     queue: RunQueue, jobs: NotedJobs, file_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -87,7 +87,7 @@ def test_an_empty_line_after_a_request_does_not_keep_a_connection_open(port: int
         client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
         client.sendall(b"\r\n")
-        assert read_all(client).startswith(b"HTTP/1.1 408")
+        assert b"HTTP/1.1 408" in read_all(client)
 
 
 def test_an_empty_line_during_a_response_does_not_cut_it(port: int) -> None:
