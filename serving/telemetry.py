@@ -114,13 +114,14 @@ class Telemetry:
 
     def show_load(self, loads: dict[str, EngineLoad]) -> None:
         """Show how busy the engines are, by the ids of their models."""
-        self._loaded.set(len(loads))
-        for model_id in self._shown | loads.keys():
-            load = loads.get(model_id, EngineLoad(0, 0, 0.0))
-            tags = {"model": model_id}
-            self._running.set(load.num_running, tags=tags)
-            self._waiting.set(load.num_waiting, tags=tags)
-            self._cache.set(load.cache_use, tags=tags)
+        with _log_failure():
+            self._loaded.set(len(loads))
+            for model_id in self._shown | loads.keys():
+                load = loads.get(model_id, EngineLoad(0, 0, 0.0))
+                tags = {"model": model_id}
+                self._running.set(load.num_running, tags=tags)
+                self._waiting.set(load.num_waiting, tags=tags)
+                self._cache.set(load.cache_use, tags=tags)
         self._shown = set(loads)
 
     def _note(self, record: RequestRecord, outcome: str) -> None:

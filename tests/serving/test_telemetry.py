@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray.serve.metrics import Counter
+from ray.serve.metrics import Counter, Gauge
 
 from serving.model_store import ModelStore
 from storage.layout import StorageLayout
@@ -35,6 +35,29 @@ def test_counting_never_changes_an_answer(
             (choice,) = (await replica.answer("completion", ECHO, "id"))["choices"]
             assert choice["text"] == "one fox"
             assert "a metric was not recorded" in caplog.text
+
+    store.add(tiny_model, "a")
+    asyncio.run(scenario())
+
+
+def test_a_gauge_that_fails_does_not_end_the_watch_of_aliases(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_failed = 0
+
+    def fail(*_: Any, **__: Any) -> None:
+        nonlocal num_failed
+        num_failed += 1
+        raise ValueError("no such tag")
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            await replica.check_health()
+            monkeypatch.setattr(Gauge, "set", fail)
+            async with asyncio.timeout(20):
+                while num_failed < 3:
+                    await asyncio.sleep(0.01)
+            await replica.check_health()
 
     store.add(tiny_model, "a")
     asyncio.run(scenario())
