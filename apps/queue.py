@@ -328,6 +328,8 @@ class RunQueue:
             return "neither"
         if record.status == "paused":
             with self._lock:
+                if not self._is_draining and run.requested_pause_reason == "shutdown":
+                    run.pause_file.unlink(missing_ok=True)  # unreadable when we took over
                 if run.read_record().status == "paused" and not run.is_pause_requested:
                     self._take_up(run)
             return "neither"

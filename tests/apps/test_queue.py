@@ -903,3 +903,23 @@ async def test_a_shutdown_pause_ends_though_the_runs_could_not_be_listed_at_firs
     await after.reconcile()
     assert run.read_record().status == "queued"
     after.close()
+
+
+async def test_a_shutdown_pause_ends_though_the_record_could_not_be_read_at_first(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    await queue.drain()
+    run.mark_paused()  # as its process does
+    jobs.states[f"{run.path.name}-1"] = "ended"
+    queue.close()
+    content = run.record_file.read_bytes()
+    run.record_file.write_bytes(b"{")
+    after = RunQueue(queue._layout, jobs, reserved_cpus=0.5)
+    await after.reconcile()
+    run.record_file.write_bytes(content)
+    await after.reconcile()
+    assert run.read_record().status == "queued"
+    after.close()
