@@ -51,6 +51,9 @@ class Asked:
         """
         is_chat = isinstance(request, ChatCompletionRequest)
         with _blaming("messages" if is_chat else "prompt"):
+            for num_characters in _count_characters(request):
+                engine.check_length(num_characters)
+            engine.check_room(_count_answers(request))
             try:
                 async with asyncio.timeout_at(deadline):
                     prompts = await _encode(request, engine)
@@ -62,7 +65,7 @@ class Asked:
             num_free = 0 if request.max_new_tokens == 0 else 1
             for prompt in prompts:
                 engine.check_prompt(prompt.token_ids, num_free=num_free)
-        engine.check_room(len(prompts) * request.n)
+        engine.check_room(_count_answers(request))  # others may have come meanwhile
         sampling = engine.fill_sampling(
             max_new_tokens=request.max_new_tokens,
             temperature=request.temperature,
@@ -127,6 +130,18 @@ class Asked:
 
     def _find_timeout_s(self) -> float:
         return max(0.0, self.deadline - asyncio.get_running_loop().time())
+
+
+def _count_characters(request: ChatCompletionRequest | CompletionRequest) -> list[int]:
+    """Count the characters of each prompt that is a text."""
+    if isinstance(request, ChatCompletionRequest):
+        return [sum(len(message.content) for message in request.messages)]
+    return [len(prompt) for prompt in request.prompt if isinstance(prompt, str)]
+
+
+def _count_answers(request: ChatCompletionRequest | CompletionRequest) -> int:
+    num_prompts = 1 if isinstance(request, ChatCompletionRequest) else len(request.prompt)
+    return num_prompts * request.n
 
 
 async def _encode(

@@ -73,6 +73,9 @@ class Core(Protocol):
         """End all requests and free the memory; blocks until then."""
 
 
+_MAX_CHARACTERS_PER_TOKEN = 128
+
+
 @dataclass(frozen=True)
 class _Waiting:
     """A request that waits for what the core tells; None stands for its deadline."""
@@ -279,6 +282,20 @@ class Engine:
             self._speller.tell(token_id, likelihood)
             for token_id, likelihood in zip(token_ids, likelihoods, strict=True)
         ]
+
+    def check_length(self, num_characters: int) -> None:
+        """Raise `InvalidRequestError` for a text that is too long before it is encoded.
+
+        Encoding takes about a kilobyte of memory per character, and the tokens of no vocabulary in
+        use have `_MAX_CHARACTERS_PER_TOKEN` characters on average.
+        """
+        limit = self.context_length * _MAX_CHARACTERS_PER_TOKEN
+        if num_characters > limit:
+            raise InvalidRequestError(
+                f"the prompt has {num_characters} characters, but the model's context of "
+                f"{self.context_length} tokens holds at most {limit}; shorten it",
+                code="context_length_exceeded",
+            )
 
     def check_prompt(self, token_ids: Sequence[int], *, num_free: int = 1) -> None:
         """Raise `InvalidRequestError` for a prompt that does not leave so much of the context."""

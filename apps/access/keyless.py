@@ -6,13 +6,14 @@ leaves a trace. For the rest there is `require_key`; `docs/security.md` says wha
 """
 
 import ipaddress
-from urllib.parse import urlsplit
+import re
 
 from starlette.datastructures import Headers
 
 API_KEY_VARIABLE = "TUNESERVE_API_KEY"
 
 _LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+_HOST = re.compile(r"(?:([A-Za-z0-9.-]+)|\[([0-9A-Fa-f:.]+)\])(?::[0-9]{1,5})?")
 _FORWARDING_HEADERS = frozenset(
     {
         "client-ip",
@@ -20,6 +21,8 @@ _FORWARDING_HEADERS = frozenset(
         "fly-client-ip",
         "forwarded",
         "forwarded-for",
+        "front-end-https",
+        "incap-client-ip",
         "proxy-client-ip",
         "true-client-ip",
         "via",
@@ -34,12 +37,15 @@ _FORWARDING_HEADERS = frozenset(
         "x-proxyuser-ip",
         "x-remote-addr",
         "x-remote-ip",
+        "x-scheme",
+        "x-sucuri-clientip",
     }
 )
 _FORWARDING_PREFIXES = (
     "cdn-",
     "cf-",
     "tailscale-",
+    "x-akamai-",
     "x-azure-",
     "x-arr-",
     "x-envoy-",
@@ -105,8 +111,10 @@ def find_forwarding(headers: Headers, http_version: str = "1.1") -> str | None:
 
 def find_foreign_host(headers: Headers) -> str | None:
     """Say why a request did not come to this machine's own address, or return None."""
-    host = headers.get("host", "")
-    if _read_hostname(host) in _LOOPBACK_HOSTS:
+    hosts = headers.getlist("host")
+    host = ", ".join(hosts)
+    found = _HOST.fullmatch(host)
+    if found is not None and (found[1] or found[2]).lower() in _LOOPBACK_HOSTS:
         return None
     return (
         f"{host!r} is not this machine's loopback address, and without a key only that is served; "
@@ -124,10 +132,3 @@ def find_foreign_origin(headers: Headers) -> str | None:
     if origin is None or origin.partition("://")[2] == headers.get("host", ""):
         return None
     return f"the page {origin!r} may not use this application: it is not part of it"
-
-
-def _read_hostname(host: str) -> str:
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""

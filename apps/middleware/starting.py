@@ -22,7 +22,7 @@ class StartingGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request, and replace the answer if no application got it."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["path"] == "*":  # `OPTIONS *` has no route ever
             await self.app(scope, receive, send)
             return
         held: Message | None = None

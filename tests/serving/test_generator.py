@@ -673,6 +673,7 @@ def test_a_refused_prompt_is_named(
     wrong: list[tuple[Any, str]] = [
         ([1] * 200, "has 200 tokens, but the model's context holds 128"),
         ([10**6], "the token id 1000000"),
+        ("a" * 128 * 129, "has 16512 characters, but the model's context of 128 tokens"),
     ]
 
     async def scenario() -> None:

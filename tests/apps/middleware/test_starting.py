@@ -3,7 +3,7 @@ import pytest
 from fastapi import FastAPI
 from ray.serve._private.http_util import convert_object_to_asgi_messages
 from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from apps.middleware.proxy import build_middlewares
 from apps.middleware.starting import StartingGate
@@ -34,6 +34,20 @@ async def test_a_client_is_asked_to_try_again_while_the_application_starts() -> 
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) > 0
     assert answer.json()["error"]["code"] == "starting"
+
+
+async def test_a_request_for_the_server_as_a_whole_is_never_starting() -> None:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "OPTIONS", "path": "*", "headers": []}
+    await StartingGate(answer_as_the_proxy)(scope, receive, send)
+    assert sent[0]["status"] == 404
 
 
 @pytest.mark.parametrize("text", ["Not Found", ""])
