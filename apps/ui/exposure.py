@@ -8,6 +8,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 from starlette.datastructures import Headers, QueryParams
@@ -17,13 +18,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.middleware.body_limit import BodyLimit
 from apps.ui.access import read_password
+from apps.ui.unread_calls import StreamSlots, UnreadCalls
 from apps.ui.uploads import UploadFolder
 
-MAX_CALL_BYTES = 1_000_000
+MAX_CALL_BYTES = 100_000
 MAX_FORM_BYTES = 100_000  # around the file of an upload
 JOIN_ROUTE = "/gradio_api/queue/join"
 DATA_ROUTE = "/gradio_api/queue/data"
 UPLOAD_ROUTE = "/gradio_api/upload"
+_HEARTBEAT_PREFIX = "/gradio_api/heartbeat/"
 HasFunction = Callable[[str, int], bool]
 SESSION_HASH = re.compile(r"\w{1,100}", re.ASCII)
 
@@ -46,7 +49,8 @@ class RouteGuard:
     A call of a function is read first: it may have at most `MAX_CALL_BYTES`. The answer is 400
     unless its text is valid Unicode, its session has the function that it calls, as `has_function`
     tells, and every file that it names is in `uploads`. An upload needs the permission to write
-    files, and is refused where as many bytes as one may have wait to be imported.
+    files, and is refused where as many bytes as one may have wait to be imported. A call is
+    answered with 429 if too many results are unread, and a stream if too many are open.
     """
 
     def __init__(
@@ -56,8 +60,11 @@ class RouteGuard:
         max_upload_bytes: int,
         has_function: HasFunction,
         may_write_files: Callable[[str | None], Awaitable[bool]],
+        unread: UnreadCalls,
     ) -> None:
         self.app = app
+        self._unread = unread
+        self._slots = StreamSlots()
         self.has_function = has_function
         self.uploads = uploads
         self.may_write_files = may_write_files
@@ -79,7 +86,22 @@ class RouteGuard:
             await self._calls(scope, receive, send)
         elif route == DATA_ROUTE and not SESSION_HASH.fullmatch(_read_session(scope)):
             await _refuse(400, f"session_hash must be {_SESSION_RULE}")(scope, receive, send)
+        elif route == DATA_ROUTE or route.startswith(_HEARTBEAT_PREFIX):
+            await self._open_stream(scope, receive, send, is_data=route == DATA_ROUTE)
         else:
+            await self.app(scope, receive, send)
+
+    async def _open_stream(
+        self, scope: Scope, receive: Receive, send: Send, *, is_data: bool
+    ) -> None:
+        """Send a stream that lasts as long as its tab, unless too many are open."""
+        key = read_password(Headers(scope=scope).get("authorization", ""))
+        if reason := self._slots.find_refusal(key):
+            await _refuse(429, reason)(scope, receive, send)
+            return
+        with self._slots.occupy(key), ExitStack() as stack:
+            if is_data:
+                stack.enter_context(self._unread.read(_read_session(scope)))
             await self.app(scope, receive, send)
 
     async def _take_upload(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,6 +126,10 @@ class RouteGuard:
             return
         if reason := find_fault(body, self.uploads.has_upload, self.has_function):
             await _refuse(400, reason)(scope, receive, send)
+            return
+        is_join = find_route(scope) == JOIN_ROUTE
+        if is_join and (reason := self._unread.add(json.loads(body)["session_hash"])):
+            await _refuse(429, reason)(scope, receive, send)
             return
         await self.app(scope, _replay(body, receive), send)
 

@@ -19,6 +19,7 @@ from apps.ui.exposure import RouteGuard
 from apps.ui.fine_tune import build_fine_tune_page
 from apps.ui.runs import build_runs_page
 from apps.ui.settings import UiSettings
+from apps.ui.unread_calls import UnreadCalls
 from apps.ui.uploads import UPLOAD_LIFETIME_S, UploadFolder
 from apps.ui.visitor import find_visitor_key
 
@@ -65,6 +66,7 @@ def build_http(settings: UiSettings) -> PageGuard:
         settings.max_upload_bytes,
         app.state.has_function,
         client.may_write_files,
+        app.state.unread,
     )
     return PageGuard(TellUse(guarded), client.check_key, needs_key=settings.needs_key())
 
@@ -72,7 +74,8 @@ def build_http(settings: UiSettings) -> PageGuard:
 def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder) -> FastAPI:
     """Build the page with every route of Gradio's, which must not be reachable as it is.
 
-    `state.has_function` of the result tells whether a session has a function, from their ids.
+    `state.has_function` of the result tells whether a session has a function, from their ids;
+    `state.unread` counts the calls whose results were not read.
     """
 
     @asynccontextmanager
@@ -110,6 +113,7 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
     # Unless Gradio itself launches the application, it imports files from anywhere.
     blocks.has_launched = True
     app.state.has_function = partial(_has_function, blocks)
+    app.state.unread = UnreadCalls(partial(_count_events, blocks), partial(_forget, blocks))
     return app
 
 
@@ -117,6 +121,20 @@ def _has_function(blocks: gr.Blocks, session: str, function: int) -> bool:
     """Whether a session can call a function; what `gr.render` builds exists in its session only."""
     found = blocks.state_holder.session_data.get(session)
     return function in (blocks if found is None else found.blocks_config).fns
+
+
+def _count_events(blocks: gr.Blocks, session: str) -> int:
+    """Return how many events wait for the stream of a session."""
+    events = blocks._queue.pending_messages_per_session.get(session)
+    return 0 if events is None else events.qsize()
+
+
+def _forget(blocks: gr.Blocks, session: str) -> None:
+    """Drop the unread results and the state of a session."""
+    blocks._queue.pending_messages_per_session.pop(session, None)
+    blocks._queue.pending_event_ids_session.pop(session, None)
+    blocks.state_holder.session_data.pop(session, None)
+    blocks.state_holder.time_last_used.pop(session, None)
 
 
 def build_theme() -> gr.themes.Base:
