@@ -40,6 +40,7 @@ NOT_DAMAGED = {
     "runs/*/pause": "that it exists is what counts, beside one word",
     "runs/*/heartbeat": "its time is what counts",
     "runs/*/ray/.validate_storage_marker": "Ray Train's, never read",
+    "runs/*/ray/checkpoints/last_complete.json": "tests/training/test_checkpoint.py",
     "runs/*/ray/checkpoints/checkpoint_*/latest": "as the checkpoint: tests/training",
     "runs/*/ray/checkpoints/checkpoint_*/state/*.pt": "as the checkpoint: tests/training",
     "runs/*/ray/checkpoints/checkpoint_*/probe.safetensors": "as the checkpoint: tests/training",
