@@ -98,8 +98,11 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
     """
     from training.base_model import hold_base_model
 
-    started_at = run.read_record().started_at or int(time.time())
-    run.update_record(status="running", started_at=started_at, pause_reason=None)
+    now = int(time.time())
+    started_at = run.read_record().started_at or now
+    run.update_record(
+        status="running", started_at=started_at, computing_since=now, pause_reason=None
+    )
     try:
         with hold_base_model(spec.base_model):
             model = _compute(run, spec)
@@ -114,8 +117,6 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
             raise ClusterLostError("the Ray cluster that computed the run has ended") from exc
         fail_run(run, exc)
         raise
-    if metrics := run.read_last_metrics():
-        run.update_record(trained_tokens=int(metrics["trained_tokens"]))
     if model is None:
         run.mark_paused()
     return model

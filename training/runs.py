@@ -83,9 +83,11 @@ class RunRecord(BaseModel):
     id: str
     status: RunStatus = "queued"
     created_at: int = Field(description="Unix seconds.")
-    started_at: int | None = None
+    started_at: int | None = Field(None, description="When it first computed, in Unix seconds.")
+    computing_since: int | None = Field(
+        None, description="When it began to compute, or last resumed, in Unix seconds."
+    )
     finished_at: int | None = None
-    trained_tokens: int | None = None
     model_id: str | None = Field(None, description="The model that came of it, once published.")
     error: RunError | None = None
     extends: tuple[Extension, ...] = Field((), description="Earlier ends, oldest first.")
@@ -287,8 +289,9 @@ class RunFolder:
         ]
 
     def add_metrics(self, metrics: dict[str, float]) -> None:
-        """Append the figures of one optimizer step."""
-        durable.append_json_line(self.metrics_file, metrics)
+        """Append the figures of one optimizer step, and when they were recorded."""
+        line = {**metrics, "created_at": int(time.time())}
+        durable.append_json_line(self.metrics_file, line)
 
     def read_metrics(self) -> list[dict[str, float]]:
         """Read the figures of all steps, oldest first."""

@@ -104,13 +104,13 @@ def test_the_run_tells_what_it_did(folder: Path) -> None:
     record = durable.read_json(run / "run.json")
     assert record["status"] == "succeeded"
     table = TokenTable(run / "data" / "train.arrow")
-    assert record["trained_tokens"] == 2 * table.lengths.sum()
     messages = [event["message"] for event in durable.read_json_lines(run / "events.jsonl")]
     assert messages[0].startswith("24 rows (chat)")
     assert messages[-1] == "The fine-tune succeeded"
     last = durable.read_json_lines(run / "metrics.jsonl")[-1]
     assert last["step"] == last["num_steps"]
     assert last["remaining_s"] == 0
+    assert last["trained_tokens"] == 2 * table.lengths.sum()
     assert "Epoch 2 of 2" in (run / "log.txt").read_text()
 
 

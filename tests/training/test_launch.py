@@ -31,6 +31,7 @@ def test_a_run_does_not_start_from_another_base_model_than_before(
         execute_run(run, spec)
     record = run.read_record()
     assert record.status == "failed"
+    assert record.started_at == record.computing_since is not None
     assert record.error is not None
     assert "its content was" in record.error.message
 
