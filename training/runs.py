@@ -11,7 +11,7 @@ heartbeat      a line that changes every few seconds while somebody computes the
 cancel         there once somebody asked for the run to be cancelled
 pause          there once somebody asked for the run to be paused, until it goes on; contains
                'shutdown' if the application paused it because it was stopping
-log.txt        the log
+log.txt        the log, of which log.<begin>-<end>.txt is the part before (`training.run_log`)
 data/          the rows as tokens
 ray/           Ray Train's folder with the sharded checkpoints
 tensorboard/   the same figures for TensorBoard
@@ -31,6 +31,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storage import durable, versioned
+from training.run_log import RunLog, RunLogHandler
 from training.spec import TrainingSpec, describe_validation_error, read_stored_spec
 
 RunStatus = Literal[
@@ -313,8 +314,8 @@ class RunFolder:
 
 @contextmanager
 def log_to_file(path: Path) -> Iterator[None]:
-    """Append what this process logs to the run's own file; for processes of one run alone."""
-    handler = logging.FileHandler(path)
+    """Append what this process logs to the run's own log; for processes of one run alone."""
+    handler = RunLogHandler(RunLog(path))
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     level = root.level
