@@ -44,6 +44,9 @@ PauseReason = Literal["user", "shutdown"]
 REJECTED_SUFFIX = ".rejected"
 """Ending of the folder of a model that failed its verification, beside where it was to be."""
 
+MAX_EVENTS_BYTES = 4_000_000
+"""Size of a run's events at which no more are added; warnings and errors are up to twice that."""
+
 _LOCK_INTERVAL_S = 0.1
 _SPEC_KEYS = TrainingSpec.model_fields.keys()
 
@@ -269,14 +272,32 @@ class RunFolder:
     def add_event(
         self, message: str, *, level: EventLevel = "info", data: dict[str, Any] | None = None
     ) -> None:
-        """Append one event: what happened, in words and in figures."""
-        event = {
-            "created_at": int(time.time()),
-            "level": level,
-            "message": message,
-            "data": data or {},
-        }
+        """Append one event: what happened, in words and in figures.
+
+        Dropped once there are `MAX_EVENTS_BYTES` of events, which a last one reports: pausing and
+        resuming a run again and again must not fill the disk. Raises `OSError` if there is no room.
+        """
+        size_bytes = self._measure_events()
+        if size_bytes >= (MAX_EVENTS_BYTES if level == "info" else 2 * MAX_EVENTS_BYTES):
+            return
+        self._append_event(message, level, data or {})
+        if size_bytes < MAX_EVENTS_BYTES <= self._measure_events():
+            self._append_event(
+                f"The events of this job have reached {MAX_EVENTS_BYTES / 1e6:g} MB; from here on "
+                "only warnings and errors are added. Its log and metrics continue",
+                "warn",
+                {"max_bytes": MAX_EVENTS_BYTES},
+            )
+
+    def _append_event(self, message: str, level: EventLevel, data: dict[str, Any]) -> None:
+        event = {"created_at": int(time.time()), "level": level, "message": message, "data": data}
         durable.append_json_line(self.events_file, event)
+
+    def _measure_events(self) -> int:
+        try:
+            return self.events_file.stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def read_events(self) -> list[dict[str, Any]]:
         """Read all events, oldest first; an event's id is its place in the file."""
