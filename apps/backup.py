@@ -14,7 +14,7 @@ from storage import durable
 from storage.backup import OnBytes, Snapshot, SnapshotWriter, take_snapshot
 from storage.layout import StorageLayout
 from storage.locks import hold_shared, take_turn
-from training.checkpoint import hold_checkpoint, list_checkpoints
+from training.checkpoint import LAST_COMPLETE_NAME, hold_checkpoint, list_checkpoints
 from training.runs import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -82,6 +82,8 @@ def _hold_models(layout: StorageLayout, held: ExitStack) -> list[Path]:
 def _copy_run(run: RunFolder, record: bytes, writer: SnapshotWriter) -> None:
     """Copy a run with its complete checkpoints; one that is deleted meanwhile is left out."""
     try:
+        # Before the checkpoints: it must not name one that is completed after they are listed.
+        _copy_last_complete(run, writer)
         # Before the rest: a run that resumes drops what is newer than its checkpoint.
         with _hold_checkpoints(run) as checkpoints:
             for checkpoint in checkpoints:
@@ -101,6 +103,13 @@ def _copy_run(run: RunFolder, record: bytes, writer: SnapshotWriter) -> None:
         writer.add_bytes(run.record_file, record)
     else:
         writer.drop(run.path)
+
+
+def _copy_last_complete(run: RunFolder, writer: SnapshotWriter) -> None:
+    """Copy the record of the checkpoint that was completed last, of a run that has one."""
+    path = run.checkpoints / LAST_COMPLETE_NAME
+    if path.is_file():
+        writer.add_bytes(path, path.read_bytes())
 
 
 @contextmanager

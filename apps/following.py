@@ -1,22 +1,20 @@
 """A run's events and log as they come, for as long as it has not ended."""
 
 import asyncio
-import os
 import time
-from collections.abc import AsyncGenerator, Generator
-from contextlib import suppress
+from collections.abc import AsyncGenerator
 
 from apps.errors import not_found
 from apps.event_stream import write_event
 from apps.jobs import describe_event
 from storage import durable
+from training.run_log import LogRange, RunLog
 from training.runs import RunFolder
 
 POLL_S = 0.25
 ALIVE_S = 15.0
 """After so long without anything to tell, a comment says that the connection is alive."""
 
-_PIECE_BYTES = 1 << 20
 _CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # those of a character in UTF-8 after its first
 _MAX_CONTINUATION_BYTES = 3
 
@@ -68,10 +66,17 @@ async def follow_events(run: RunFolder, place: int, max_age_s: float) -> AsyncGe
 
 
 async def follow_log(run: RunFolder, offset: int) -> AsyncGenerator[bytes, None]:
-    """Yield what stands in a run's log from a byte on, and is added, until the run has ended."""
+    """Yield a run's log from an offset on, and what is added, until the run has ended.
+
+    Ends early if the log has begun a new part so often that the next byte has been removed. The
+    client requests the rest by its offset, and is told where the log begins now.
+    """
+    log = RunLog(run.log_file)
     while True:
         is_last = await asyncio.to_thread(has_ended, run)
-        for piece in read_log(run, offset):
+        if offset < log.measure().begin:
+            return
+        for piece in log.read(offset):
             offset += len(piece)
             yield piece
         if is_last:
@@ -79,23 +84,14 @@ async def follow_log(run: RunFolder, offset: int) -> AsyncGenerator[bytes, None]
         await asyncio.sleep(POLL_S)
 
 
-def read_log(run: RunFolder, begin: int, end: int | None = None) -> Generator[bytes, None, None]:
-    """Yield the bytes of a run's log from one on, up to another or to what its end is now."""
-    with suppress(FileNotFoundError), run.log_file.open("rb") as file:
-        file.seek(begin)
-        while piece := file.read(_PIECE_BYTES if end is None else min(_PIECE_BYTES, end - begin)):
-            begin += len(piece)
-            yield piece
+def find_log_range(log: RunLog, num_bytes: int, offset: int | None = None) -> LogRange:
+    """Find the last bytes of a log, or those from an offset on, as far as they are there.
 
-
-def find_log_tail(run: RunFolder, num_bytes: int) -> tuple[int, int]:
-    """Return where the last bytes of a run's log begin, and its size; no character is cut."""
-    try:
-        with run.log_file.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            begin = max(0, size - num_bytes)
-            file.seek(begin)
-            head = file.read(min(num_bytes, _MAX_CONTINUATION_BYTES))
-    except FileNotFoundError:
-        return 0, 0
-    return begin + len(head) - len(head.lstrip(_CONTINUATION_BYTES)), size
+    The last bytes begin with a whole character.
+    """
+    written = log.measure()
+    if offset is not None:
+        return LogRange(min(max(offset, written.begin), written.end), written.end)
+    begin = max(written.begin, written.end - num_bytes)
+    head = b"".join(log.read(begin, min(written.end, begin + _MAX_CONTINUATION_BYTES)))
+    return LogRange(begin + len(head) - len(head.lstrip(_CONTINUATION_BYTES)), written.end)

@@ -20,7 +20,7 @@ from serving.protocol import (
 from serving.request_faults import translate_validation_error
 from storage.durable import DamagedFileError
 from storage.layout import MAX_ID_CHARACTERS, read_creation_time
-from training.runs import RunError, RunFolder
+from training.runs import RunError, RunFolder, RunRecord
 from training.spec import TrainingSpec
 
 # Paths, accounts and switches of the machine: the operator's to set, never a client's.
@@ -218,7 +218,6 @@ def describe_job(run: RunFolder) -> dict[str, Any]:
     """
     record = run.read_record()
     last = run.read_last_metrics()
-    is_running = record.status == "running"
     error = record.error.model_dump(include=set(RunError.model_fields)) if record.error else None
     settings = _NO_SETTINGS
     try:
@@ -234,7 +233,7 @@ def describe_job(run: RunFolder) -> dict[str, Any]:
         "created_at": record.created_at,
         "started_at": record.started_at,
         "finished_at": record.finished_at,
-        "estimated_finish": int(time.time() + last["remaining_s"]) if last and is_running else None,
+        "estimated_finish": _estimate_finish(record, last),
         "status": record.status,
         "model": record.request.get("model") or "",
         "fine_tuned_model": record.model_id,
@@ -242,7 +241,7 @@ def describe_job(run: RunFolder) -> dict[str, Any]:
         "training_file": record.request.get("training_file") or "",
         "validation_file": record.request.get("validation_file"),
         "result_files": [record.result_file] if record.result_file else [],
-        "trained_tokens": record.trained_tokens,
+        "trained_tokens": _find_trained_tokens(record, last),
         **settings,
         "error": error,
         "user_provided_suffix": record.request.get("suffix"),
@@ -253,6 +252,23 @@ def describe_job(run: RunFolder) -> dict[str, Any]:
         "waiting_for": record.waiting_for,
         "resumable": is_resumable(run, record),
     }
+
+
+def _estimate_finish(record: RunRecord, last: dict[str, float] | None) -> int | None:
+    """Estimate when a run ends, in Unix seconds, from a step taken since it last resumed."""
+    if last is None or record.status != "running" or record.computing_since is None:
+        return None
+    # Workers need seconds to start; figures of release 0.1 have no time.
+    measured_at = last.get("created_at", 0)
+    if measured_at <= record.computing_since:
+        return None
+    return int(max(time.time(), measured_at + last["remaining_s"]))
+
+
+def _find_trained_tokens(record: RunRecord, last: dict[str, float] | None) -> int | None:
+    """Return the tokens that a run which has ended was trained on; None before its end."""
+    tokens = last.get("trained_tokens") if last else None
+    return int(tokens) if tokens is not None and record.is_final else None
 
 
 _NO_HYPERPARAMETERS = {

@@ -1,4 +1,4 @@
-"""What the application removes by itself: tokens beyond a size, and killed processes' folders."""
+"""What the application removes by itself: tokens beyond a size, and what killed processes left."""
 
 import logging
 import time
@@ -9,6 +9,7 @@ from serving.model_store import ModelStore
 from serving.own_thread import put_thread_last
 from storage.layout import UPLOAD_PREFIX, StorageLayout
 from storage.scratch import sweep_scratch
+from storage.temporary_files import remove_old_temporaries
 from training.data.token_cache import prune_cache
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,10 @@ def enforce_retention(layout: StorageLayout, max_token_cache_bytes: int) -> None
         logger.exception("what killed processes left in the store of models cannot be removed")
     sweep_scratch(layout.files, UPLOAD_PREFIX)
     sweep_scratch(layout.runs, BUILDING_PREFIX)
+    try:
+        remove_old_temporaries(layout)
+    except OSError:
+        logger.exception("the temporary files that killed processes left cannot be listed")
 
 
 def start_retention(layout: StorageLayout, max_token_cache_bytes: int) -> None:

@@ -45,7 +45,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace `path` by write-temp, fsync, rename, fsync of the folder."""
+    """Replace `path` by write-temp, fsync, rename, fsync of the folder.
+
+    What a killed process leaves is removed by `storage.temporary_files`, which lists the names of
+    all files of a storage root that are written so.
+    """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

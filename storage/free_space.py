@@ -6,6 +6,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+PROBE_PREFIX = ".probe-"
+"""Begins the name of the file that is written."""
 _PROBE_BYTES = 4096
 
 
@@ -15,7 +17,7 @@ def check_writable(root: Path, min_free_bytes: int) -> None:
     Raises `OSError` if that fails, as on a read-only or broken disk, or if fewer than
     `min_free_bytes` are free.
     """
-    with tempfile.NamedTemporaryFile(dir=root, prefix=".probe-") as file:
+    with tempfile.NamedTemporaryFile(dir=root, prefix=PROBE_PREFIX) as file:
         file.write(bytes(_PROBE_BYTES))
         file.flush()
     free_bytes = shutil.disk_usage(root).free

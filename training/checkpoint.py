@@ -5,23 +5,37 @@ A checkpoint is a folder `checkpoint_<step>` that every worker fills with its ow
 the manifests of all its workers do: Ray Train's own snapshot is replaced in place, and a kill can
 tear it. One that exists and whose files differ from its manifests is damaged: it is passed over,
 never taken for one that was not there.
+
+A file that is not seen may be there: a network file system lags behind. So `last_complete.json`
+records the step of the checkpoint that was completed last, 0 before the first, and a run starts at
+step 0 only if none has been complete. What the run will write again is quarantined, and removed
+once the next checkpoint is complete. Entries with other names are not ours and are left alone.
 """
 
 import logging
 import math
-import shutil
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from storage import durable
+from storage.layout import new_id
 from storage.locks import hold_shared
+from storage.tombstones import bury_folder, remove_tombstones
 from training.progress import Progress
 
 logger = logging.getLogger(__name__)
 
 TAG = "state"
-PREFIX = "checkpoint_"
+_NAME = re.compile(r"checkpoint_([0-9]{10,})")
+LAST_COMPLETE_NAME = "last_complete.json"
+_QUARANTINE_PREFIX = ".quarantined-"
+HOW_TO_RESTART = (
+    "To train from step 0 instead, remove 'ray/checkpoints' and 'metrics.jsonl' from the run's "
+    "folder"
+)
 
 
 class CheckpointError(RuntimeError):
@@ -47,6 +61,18 @@ class Checkpoint:
         return self.progress.measured_loss
 
 
+@dataclass(frozen=True)
+class CheckpointSurvey:
+    """The checkpoints of a run, as far as they can be seen."""
+
+    complete: list[Checkpoint]
+    """Newest first."""
+    damaged: list[str]
+    """Names of those with a manifest that cannot be read."""
+    incomplete: dict[str, int]
+    """Names of those that lack a manifest, with the number of manifests that they have."""
+
+
 def find_shards(checkpoint: Path) -> Path:
     """Return the folder of shards that a checkpoint's `latest` file names.
 
@@ -67,7 +93,7 @@ def find_shards(checkpoint: Path) -> Path:
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
     """List the complete checkpoints under `folder`, newest first; others are not there."""
-    return survey_checkpoints(folder)[0]
+    return survey_checkpoints(folder).complete
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
@@ -99,12 +125,74 @@ def hold_checkpoint(checkpoint: Checkpoint) -> IO[bytes]:
     return hold_shared(name_manifest(checkpoint.path, 0))
 
 
-def remove_leftovers(folder: Path, newest: Checkpoint | None) -> None:
-    """Remove what is newer than the checkpoint a run goes on from, and what is incomplete."""
-    complete = {checkpoint.path for checkpoint in list_checkpoints(folder)}
-    for path in folder.glob(f"{PREFIX}*"):
-        if path not in complete or newest is None or path.name > newest.path.name:
-            shutil.rmtree(path)
+def record_complete(folder: Path, step: int) -> None:
+    """Record the step of the checkpoint that was completed last; 0 if none has been.
+
+    Raises `OSError` if that cannot be written.
+    """
+    if read_last_complete(folder) != step:
+        folder.mkdir(parents=True, exist_ok=True)
+        durable.write_json(folder / LAST_COMPLETE_NAME, {"step": step})
+
+
+def read_last_complete(folder: Path) -> int | None:
+    """Return what `record_complete` recorded; None if there is no record, or a damaged one."""
+    try:
+        return int(durable.read_json(folder / LAST_COMPLETE_NAME)["step"])
+    except FileNotFoundError:  # a run of an earlier release, one that never trained, or not seen
+        return None
+    except (ValueError, KeyError, TypeError):
+        logger.exception("%s is damaged and is ignored", LAST_COMPLETE_NAME)
+        return None
+
+
+def explain_missing(folder: Path, survey: CheckpointSurvey, last_step: int) -> str | None:
+    """Explain why a run without a complete checkpoint must not start at step 0; None if it may.
+
+    It may if no checkpoint of it has ever been complete. `last_step` is the last step in its
+    metrics. Without a record, steps and manifests are evidence of a complete checkpoint. Manifests
+    of two checkpoints always are, because the second is begun after the first is complete.
+    """
+    recorded = read_last_complete(folder)
+    begun = [name for name, num_manifests in survey.incomplete.items() if num_manifests]
+    if recorded:
+        reason = f"the checkpoint of step {recorded} was complete"
+    elif len(begun) > 1 or (recorded is None and begun):
+        reason = f"{', '.join(begun)} may have been complete"
+    elif recorded is None and last_step > 0:
+        reason = f"the run has trained {last_step} steps"
+    else:
+        return None
+    found = ", ".join(
+        f"{name} with {num_manifests} of its manifests"
+        for name, num_manifests in survey.incomplete.items()
+    )
+    return (
+        f"no complete checkpoint is found, although {reason}; found {found or 'no checkpoint'}. "
+        "Nothing was removed. If files are only invisible for the moment, resume the run later; if "
+        f"they are lost, restore them from a backup. {HOW_TO_RESTART}"
+    )
+
+
+def quarantine_newer(folder: Path, start: Checkpoint | None) -> None:
+    """Rename the checkpoints of steps that a run takes again, as it resumes from `start`.
+
+    Each may be whole although a file of it is not seen or damaged, so none is removed: see
+    `remove_quarantined`. Raises `OSError` if one cannot be renamed.
+    """
+    for step, path in _list_folders(folder):
+        if start is None or step > start.step:
+            aside = path.with_name(new_id(f"{_QUARANTINE_PREFIX}{path.name}"))
+            os.rename(path, aside)
+            durable.fsync_directory(folder)
+            logger.warning("%s is not resumed from and is kept as %s", path.name, aside.name)
+
+
+def remove_quarantined(folder: Path) -> None:
+    """Remove what is quarantined; called once the run has completed a checkpoint of its own."""
+    for path in folder.glob(f"{_QUARANTINE_PREFIX}*"):
+        bury_folder(path)
+    remove_tombstones(folder)
 
 
 def choose_superseded(checkpoints: list[Checkpoint], *, num_kept: int) -> list[Checkpoint]:
@@ -133,18 +221,32 @@ def choose_result(checkpoints: list[Checkpoint], keep: Literal["last", "best"]) 
     return max(checkpoints, key=lambda found: found.step)
 
 
-def survey_checkpoints(folder: Path) -> tuple[list[Checkpoint], int]:
-    """List the complete checkpoints, newest first, and count those that cannot be read."""
-    complete, num_unreadable = [], 0
-    for path in folder.glob(f"{PREFIX}*"):
+def survey_checkpoints(folder: Path) -> CheckpointSurvey:
+    """Read the manifests of all checkpoints; raises `OSError` if they cannot be listed."""
+    survey = CheckpointSurvey([], [], {})
+    for _, path in reversed(_list_folders(folder)):
         try:
-            complete.append(_read_checkpoint(path))
-        except FileNotFoundError:  # not complete
-            continue
+            survey.complete.append(_read_checkpoint(path))
+        except FileNotFoundError:
+            survey.incomplete[path.name] = len(list(path.glob("manifest-*.json")))
         except (ValueError, KeyError, TypeError):
             logger.exception("%s has a damaged manifest and is passed over", path.name)
-            num_unreadable += 1
-    return sorted(complete, key=lambda checkpoint: checkpoint.step, reverse=True), num_unreadable
+            survey.damaged.append(path.name)
+    survey.complete.sort(key=lambda checkpoint: checkpoint.step, reverse=True)
+    return survey
+
+
+def _list_folders(folder: Path) -> list[tuple[int, Path]]:
+    """List the folders of checkpoints by the steps in their names; other entries are left out."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(
+                (int(name[1]), Path(entry.path))
+                for entry in entries
+                if (name := _NAME.fullmatch(entry.name)) and entry.is_dir()
+            )
+    except FileNotFoundError:
+        return []
 
 
 def _read_checkpoint(path: Path) -> Checkpoint:
@@ -158,6 +260,11 @@ def _read_checkpoint(path: Path) -> Checkpoint:
 def _read_manifest(path: Path, rank: int) -> dict[str, Any]:
     manifest: dict[str, Any] = durable.read_json(name_manifest(path, rank))
     return manifest
+
+
+def name_checkpoint(folder: Path, step: int) -> Path:
+    """The folder of the checkpoint of a step."""
+    return folder / f"checkpoint_{step:010d}"
 
 
 def name_manifest(path: Path, rank: int) -> Path:

@@ -6,7 +6,6 @@ Each worker copies its files in the background while training goes on, its manif
 import hashlib
 import logging
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,15 +18,21 @@ import torch.distributed as dist
 from storage import durable
 from storage.locks import HeldError, hold_alone
 from storage.scratch import ScratchFolder
+from storage.tombstones import bury_folder, remove_tombstones
 from training.checkpoint import (
-    PREFIX,
+    HOW_TO_RESTART,
     TAG,
     Checkpoint,
     CheckpointError,
     choose_superseded,
+    explain_missing,
     find_damage,
     list_checkpoints,
+    name_checkpoint,
     name_manifest,
+    read_checkpoint,
+    record_complete,
+    remove_quarantined,
     survey_checkpoints,
 )
 from training.engine import Place, sum_over_workers
@@ -51,6 +56,7 @@ class CheckpointWriter:
         self._num_kept = num_kept
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._upload: Future[None] | None = None
+        self._saved_step = 0
         folder.mkdir(parents=True, exist_ok=True)
 
     def save(self, engine: Any, progress: Progress, probe: Probe | None = None) -> None:
@@ -60,7 +66,7 @@ class CheckpointWriter:
         Raises `OSError` if that one failed.
         """
         self.finish()
-        target = self._folder / f"{PREFIX}{progress.step:010d}"
+        target = name_checkpoint(self._folder, progress.step)
         # What a worker that was killed has left there goes with it.
         staging = ScratchFolder(Path(tempfile.gettempdir()), "tuneserve-shards-")
         try:
@@ -73,45 +79,80 @@ class CheckpointWriter:
         manifest: dict[str, Any] = {"rank": self._place.rank, "world_size": self._place.world_size}
         if self._place.rank == 0:
             manifest["progress"] = progress.model_dump()
+        self._saved_step = progress.step
         self._upload = self._thread.submit(_upload, staging, target, manifest)
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is complete, and let go of superseded ones.
+        """Wait until the last checkpoint is complete, and remove what it supersedes.
 
-        Raises `OSError` if the upload failed, on any worker.
+        Raises `OSError` if the upload failed, on any worker; what there is of it is removed.
         """
         if self._upload is None:
             return
         error = self._upload.exception()
         self._upload = None
-        if failures := _gather_failures(error, self._place):
-            raise OSError(f"a checkpoint could not be written: {'; '.join(failures)}") from error
+        failures = _gather_failures(error, self._place)
         if self._place.rank == 0:
-            complete = list_checkpoints(self._folder)
-            for old in choose_superseded(complete, num_kept=self._num_kept):
-                _remove(old.path)
+            if failures:
+                self._remove_unfinished()
+            else:
+                self._remove_superseded()
+        if failures:
+            raise OSError(f"a checkpoint could not be written: {'; '.join(failures)}") from error
+
+    def _remove_superseded(self) -> None:
+        """Record that the checkpoint just saved is complete, and remove what it supersedes.
+
+        What was quarantined stays as long as the new checkpoint cannot be seen.
+        """
+        record_complete(self._folder, self._saved_step)
+        complete = list_checkpoints(self._folder)
+        for old in choose_superseded(complete, num_kept=self._num_kept):
+            _bury(old.path)
+        remove_tombstones(self._folder)
+        if any(found.step == self._saved_step for found in complete):
+            remove_quarantined(self._folder)
+
+    def _remove_unfinished(self) -> None:
+        """Remove what a failed upload wrote: the disk may be full, and it would never be read.
+
+        It stays if all manifests are there, because then only what follows them failed.
+        """
+        target = name_checkpoint(self._folder, self._saved_step)
+        try:
+            if target.is_dir() and read_checkpoint(target) is None:
+                bury_folder(target)
+                remove_tombstones(self._folder)
+        except OSError:  # the failure of the upload is raised, which may well have the same cause
+            logger.exception("the unfinished %s cannot be removed", target.name)
 
 
-def agree_on_checkpoint(folder: Path, place: Place) -> Checkpoint | None:
+def agree_on_checkpoint(folder: Path, place: Place, last_step: int = 0) -> Checkpoint | None:
     """Find the newest checkpoint that is whole, hashing every file; the same on all workers.
 
-    A damaged one is passed over with a warning, for the one before it. Raises `CheckpointError`,
-    on all workers, if there are some and every one is damaged.
+    A damaged one is passed over with a warning, for the one before it. `last_step` is the last
+    step in the run's metrics, which rank 0 knows. Raises `CheckpointError`, on all workers, if
+    every one is damaged, or if none is complete although one has been.
     """
-    survey: list[Any] = [survey_checkpoints(folder) if place.rank == 0 else None]
-    dist.broadcast_object_list(survey, src=0, device=place.device)
-    complete, num_unreadable = survey[0]
-    for checkpoint in complete:
+    found: list[Any] = [None]
+    if place.rank == 0:
+        survey = survey_checkpoints(folder)
+        found = [(survey, None if survey.complete else explain_missing(folder, survey, last_step))]
+    dist.broadcast_object_list(found, src=0, device=place.device)
+    survey, refusal = found[0]
+    for checkpoint in survey.complete:
         damage = find_damage(checkpoint, place.rank, place.world_size)
         if damage is not None:
             logger.warning("checkpoint of step %d is damaged: %s", checkpoint.step, damage)
         if sum_over_workers(damage is not None, place) == 0:
             return checkpoint  # type: ignore[no-any-return]
-    if num_damaged := len(complete) + num_unreadable:
+    if num_damaged := len(survey.complete) + len(survey.damaged):
         raise CheckpointError(
-            f"all {num_damaged} checkpoints are damaged; nothing was removed. Restore one, or "
-            "remove them to begin anew"
+            f"all {num_damaged} checkpoints are damaged; nothing was removed. Restore one from a "
+            f"backup. {HOW_TO_RESTART}"
         )
+    if refusal is not None:
+        raise CheckpointError(refusal)
     return None
 
 
@@ -127,6 +168,8 @@ def _upload(staging: ScratchFolder, target: Path, manifest: Mapping[str, Any]) -
             durable.fsync_directory(folder)
         durable.write_json(name_manifest(target, manifest["rank"]), {**manifest, "files": files})
         durable.fsync_directory(target.parent)
+        if complete := read_checkpoint(target):  # ours was the last manifest
+            record_complete(target.parent, complete.step)
     finally:
         staging.remove()
 
@@ -152,12 +195,7 @@ def _copy(source: Path, target: Path) -> dict[str, Any]:
         return {"size_bytes": writer.tell(), "sha256": digest.hexdigest()}
 
 
-def _remove(path: Path) -> None:
-    """Remove a checkpoint; its first manifest goes first, so that half of it is none.
-
-    One that is being read stays, and goes after the next checkpoint.
-    """
-    with suppress(HeldError):
-        with hold_alone(name_manifest(path, 0)):
-            name_manifest(path, 0).unlink()
-        shutil.rmtree(path)
+def _bury(path: Path) -> None:
+    """Rename a checkpoint to a tombstone; one that is being read, or is not seen, stays for now."""
+    with suppress(HeldError, FileNotFoundError), hold_alone(name_manifest(path, 0)):
+        bury_folder(path)

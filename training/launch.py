@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from training.cluster_state import find_cluster_loss
 from training.cpu_op import ensure_cpu_op
 from training.data.faults import describe_lines
 from training.resources import check_resources, settle_precision, wants_gpu
@@ -25,7 +26,6 @@ logger = logging.getLogger(__name__)
 # system after each use, to be zeroed again at the next: 110,000 page faults a step for a model of
 # 21 million parameters, 6 % of its time. One arena that keeps up to 1 GiB has a tenth of them.
 _KEPT_BYTES = str(1 << 30)
-_ASK_CLUSTER_S = 10.0
 _CPU_WORKER_ENV = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": _KEPT_BYTES,
@@ -42,7 +42,10 @@ class TrainingFailedError(RuntimeError):
 
 
 class ClusterLostError(RuntimeError):
-    """The Ray cluster or its part that led a run has ended, which is no fault of the run's."""
+    """The Ray cluster, or its part that led a run, has ended or does not answer.
+
+    That is no fault of the run's, which resumes.
+    """
 
 
 def quiet_libraries() -> None:
@@ -98,8 +101,11 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
     """
     from training.base_model import hold_base_model
 
-    started_at = run.read_record().started_at or int(time.time())
-    run.update_record(status="running", started_at=started_at, pause_reason=None)
+    now = int(time.time())
+    started_at = run.read_record().started_at or now
+    run.update_record(
+        status="running", started_at=started_at, computing_since=now, pause_reason=None
+    )
     try:
         with hold_base_model(spec.base_model):
             model = _compute(run, spec)
@@ -110,39 +116,14 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
     except ClusterLostError:
         raise
     except Exception as exc:
-        if not _has_cluster():
-            raise ClusterLostError("the Ray cluster that computed the run has ended") from exc
+        if loss := find_cluster_loss():
+            reason = " ".join(str(exc).split()) or type(exc).__name__
+            raise ClusterLostError(f"{loss}; the run ended with: {reason}") from exc
         fail_run(run, exc)
         raise
-    if metrics := run.read_last_metrics():
-        run.update_record(trained_tokens=int(metrics["trained_tokens"]))
     if model is None:
         run.mark_paused()
     return model
-
-
-def _has_cluster() -> bool:
-    """Whether the cluster still answers; Ray itself would wait for it for a minute."""
-    import ray
-
-    def ask() -> bool:
-        nodes: list[Any] = ray.nodes()  # type: ignore[no-untyped-call]
-        return any(node["Alive"] for node in nodes)
-
-    answer: Future[bool] = Future()
-
-    def answer_or_fail() -> None:
-        try:
-            answer.set_result(ask())
-        except Exception as exc:  # noqa: BLE001 - however it says so
-            logger.warning("the cluster cannot be asked: %s", exc)
-            answer.set_result(False)
-
-    Thread(target=answer_or_fail, name="ask-cluster", daemon=True).start()
-    try:
-        return answer.result(_ASK_CLUSTER_S)
-    except TimeoutError:
-        return False
 
 
 def fail_run(run: RunFolder, exc: BaseException) -> None:

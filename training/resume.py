@@ -16,7 +16,8 @@ from training.checkpoint import (
     Checkpoint,
     CheckpointError,
     find_shards,
-    remove_leftovers,
+    quarantine_newer,
+    record_complete,
 )
 from training.checkpoint_writer import agree_on_checkpoint
 from training.engine import Place
@@ -26,16 +27,26 @@ logger = logging.getLogger(__name__)
 
 
 def find_start(run: RunFolder, place: Place) -> Checkpoint | None:
-    """Find where a run goes on, or None at its beginning, and put its folder into that state.
+    """Find the checkpoint that a run resumes from, None at step 0, and prepare its folder for that.
 
-    What was written after that point goes: it will be written again.
+    Later checkpoints are quarantined and later metrics dropped: both will be written again. Raises
+    `CheckpointError` as `agree_on_checkpoint` does, which changes nothing.
     """
-    start = agree_on_checkpoint(run.checkpoints, place)
+    start = agree_on_checkpoint(run.checkpoints, place, _find_last_step(run, place))
     if place.rank == 0:
-        remove_leftovers(run.checkpoints, start)
-        run.forget_metrics_after(start.step if start else 0)
+        step = start.step if start else 0
+        quarantine_newer(run.checkpoints, start)
+        record_complete(run.checkpoints, step)
+        run.forget_metrics_after(step)
     dist.barrier()
     return start
+
+
+def _find_last_step(run: RunFolder, place: Place) -> int:
+    """Return the last step in a run's metrics, which rank 0 alone has to know."""
+    if place.rank != 0:
+        return 0
+    return max((int(line["step"]) for line in run.read_metrics()), default=0)
 
 
 def is_resharded(checkpoint: Checkpoint, place: Place, zero_stage: int) -> bool:

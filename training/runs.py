@@ -11,7 +11,7 @@ heartbeat      a line that changes every few seconds while somebody computes the
 cancel         there once somebody asked for the run to be cancelled
 pause          there once somebody asked for the run to be paused, until it goes on; contains
                'shutdown' if the application paused it because it was stopping
-log.txt        the log
+log.txt        the log, of which log.<begin>-<end>.txt is the part before (`training.run_log`)
 data/          the rows as tokens
 ray/           Ray Train's folder with the sharded checkpoints
 tensorboard/   the same figures for TensorBoard
@@ -31,6 +31,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storage import durable, versioned
+from training.run_log import RunLog, RunLogHandler
 from training.spec import TrainingSpec, describe_validation_error, read_stored_spec
 
 RunStatus = Literal[
@@ -42,6 +43,9 @@ PauseReason = Literal["user", "shutdown"]
 
 REJECTED_SUFFIX = ".rejected"
 """Ending of the folder of a model that failed its verification, beside where it was to be."""
+
+MAX_EVENTS_BYTES = 4_000_000
+"""Size of a run's events at which no more are added; warnings and errors are up to twice that."""
 
 _LOCK_INTERVAL_S = 0.1
 _SPEC_KEYS = TrainingSpec.model_fields.keys()
@@ -83,9 +87,11 @@ class RunRecord(BaseModel):
     id: str
     status: RunStatus = "queued"
     created_at: int = Field(description="Unix seconds.")
-    started_at: int | None = None
+    started_at: int | None = Field(None, description="When it first computed, in Unix seconds.")
+    computing_since: int | None = Field(
+        None, description="When it began to compute, or last resumed, in Unix seconds."
+    )
     finished_at: int | None = None
-    trained_tokens: int | None = None
     model_id: str | None = Field(None, description="The model that came of it, once published.")
     error: RunError | None = None
     extends: tuple[Extension, ...] = Field((), description="Earlier ends, oldest first.")
@@ -266,14 +272,32 @@ class RunFolder:
     def add_event(
         self, message: str, *, level: EventLevel = "info", data: dict[str, Any] | None = None
     ) -> None:
-        """Append one event: what happened, in words and in figures."""
-        event = {
-            "created_at": int(time.time()),
-            "level": level,
-            "message": message,
-            "data": data or {},
-        }
+        """Append one event: what happened, in words and in figures.
+
+        Dropped once there are `MAX_EVENTS_BYTES` of events, which a last one reports: pausing and
+        resuming a run again and again must not fill the disk. Raises `OSError` if there is no room.
+        """
+        size_bytes = self._measure_events()
+        if size_bytes >= (MAX_EVENTS_BYTES if level == "info" else 2 * MAX_EVENTS_BYTES):
+            return
+        self._append_event(message, level, data or {})
+        if size_bytes < MAX_EVENTS_BYTES <= self._measure_events():
+            self._append_event(
+                f"The events of this job have reached {MAX_EVENTS_BYTES / 1e6:g} MB; from here on "
+                "only warnings and errors are added. Its log and metrics continue",
+                "warn",
+                {"max_bytes": MAX_EVENTS_BYTES},
+            )
+
+    def _append_event(self, message: str, level: EventLevel, data: dict[str, Any]) -> None:
+        event = {"created_at": int(time.time()), "level": level, "message": message, "data": data}
         durable.append_json_line(self.events_file, event)
+
+    def _measure_events(self) -> int:
+        try:
+            return self.events_file.stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def read_events(self) -> list[dict[str, Any]]:
         """Read all events, oldest first; an event's id is its place in the file."""
@@ -287,8 +311,9 @@ class RunFolder:
         ]
 
     def add_metrics(self, metrics: dict[str, float]) -> None:
-        """Append the figures of one optimizer step."""
-        durable.append_json_line(self.metrics_file, metrics)
+        """Append the figures of one optimizer step, and when they were recorded."""
+        line = {**metrics, "created_at": int(time.time())}
+        durable.append_json_line(self.metrics_file, line)
 
     def read_metrics(self) -> list[dict[str, float]]:
         """Read the figures of all steps, oldest first."""
@@ -310,8 +335,8 @@ class RunFolder:
 
 @contextmanager
 def log_to_file(path: Path) -> Iterator[None]:
-    """Append what this process logs to the run's own file; for processes of one run alone."""
-    handler = logging.FileHandler(path)
+    """Append what this process logs to the run's own log; for processes of one run alone."""
+    handler = RunLogHandler(RunLog(path))
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     level = root.level

@@ -2,17 +2,16 @@
 
 import logging
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Timer
 
+from training.cluster_state import describe_unreachable
 from training.launch import ClusterLostError
 
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 60.0
-_PROBE_TIMEOUT_S = 5.0
 _GAVE_UP_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 
@@ -20,9 +19,9 @@ _GAVE_UP_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again
 def connect_to_cluster(timeout_s: float = CONNECT_TIMEOUT_S) -> Iterator[None]:
     """Stay connected to the cluster that `RAY_ADDRESS` names while the body runs.
 
-    Raises `ClusterLostError` if nothing listens there any more. `ray.init` waits for minutes for a
-    cluster that has ended, cannot be interrupted, and the process would hold the lease of its run
-    meanwhile: after `timeout_s` seconds the process ends.
+    Raises `ClusterLostError` if nothing listens there, or it cannot be reached. `ray.init` waits
+    for minutes for a cluster that has ended, cannot be interrupted, and the process would hold the
+    lease of its run meanwhile: after `timeout_s` seconds the process ends.
     """
     import ray  # slow to import; --help is not
 
@@ -41,13 +40,10 @@ def connect_to_cluster(timeout_s: float = CONNECT_TIMEOUT_S) -> Iterator[None]:
 
 
 def _probe(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal():  # 'auto', or none
+    if not address.rpartition(":")[2].isdecimal():  # 'auto', or none
         return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT_S).close()
-    except OSError as exc:
-        raise ClusterLostError(f"the Ray cluster at {address} has ended: {exc}") from exc
+    if reason := describe_unreachable(address):
+        raise ClusterLostError(reason)
 
 
 def _give_up(timeout_s: float) -> None:

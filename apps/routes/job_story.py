@@ -10,12 +10,11 @@ from pydantic import Field
 
 from apps.access.roles import Permission, requires
 from apps.following import (
-    find_log_tail,
+    find_log_range,
     find_place,
     follow_events,
     follow_log,
     has_ended,
-    read_log,
 )
 from apps.http_api.json_body import OptionalJsonBody
 from apps.jobs import describe_event
@@ -26,6 +25,7 @@ from apps.routes import ServicesOf, describe_body
 from apps.runs import find_run
 from serving.protocol import RequestPart, parse_part
 from storage.layout import MAX_ID_CHARACTERS
+from training.run_log import RunLog
 from training.runs import RunFolder
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}")
@@ -131,20 +131,24 @@ async def get_log(
         int, Query(ge=0, le=10_000_000, description="Bytes of its end, at most.")
     ] = _LOG_BYTES,
     offset: Annotated[
-        int | None, Query(ge=0, description="Byte to begin with, in place of 'tail'.")
+        int | None,
+        Query(ge=0, description="First byte, in place of 'tail', or a later one if it is gone."),
     ] = None,
     follow: Annotated[bool, Query(description="Go on as it grows, until the job ends.")] = False,
 ) -> Response:
-    """Give the end of the log as text, and what is added; `x-log-offset` says where it begins."""
+    """Return the end of the log as text, and what is added; `x-log-offset` is its first byte.
+
+    The log keeps its last 5 MB at least. A followed log ends early for a client that is so slow
+    that the next byte is gone: request the rest by `offset`.
+    """
     run = find_run(services.layout, job_id)
-    begin, size = await asyncio.to_thread(find_log_tail, run, tail)
-    if offset is not None:
-        begin = min(offset, size)
+    log = RunLog(run.log_file)
+    begin, end = await asyncio.to_thread(find_log_range, log, tail, offset)
     headers = {**_UNBUFFERED, "x-log-offset": str(begin)}
     if follow:
         text = follow_log(run, begin)
         return StreamingResponse(text, media_type="text/plain", headers=headers)
-    return PiecesResponse(read_log(run, begin, size), media_type="text/plain", headers=headers)
+    return PiecesResponse(log.read(begin, end), media_type="text/plain", headers=headers)
 
 
 async def _stream_events(run: RunFolder, last_event_id: str | None, max_age_s: float) -> Response:

@@ -3,9 +3,10 @@ import asyncio
 import httpx
 import pytest
 
-from apps.following import follow_events
+from apps.following import follow_events, follow_log
 from storage.layout import StorageLayout
 from tests.apps.conftest import add_job
+from training.run_log import RunLog
 
 pytestmark = pytest.mark.anyio
 
@@ -63,3 +64,37 @@ async def test_following_events_reads_only_what_is_new(
         await stream.aclose()
     assert piece.startswith("id: ftevent-ftjob-000001-000002\n")
     assert "second" in piece
+
+
+async def test_a_log_is_followed_into_its_next_part(
+    layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = add_job(layout, "tiny")
+    log = RunLog(run.log_file, max_part_bytes=10)
+    monkeypatch.setattr("apps.following.POLL_S", 0.01)
+    log.append("one")
+    async with asyncio.timeout(10):
+        stream = follow_log(run, 0)
+        assert await anext(stream) == b"one\n"
+        for line in ("two", "three", "four"):
+            log.append(line)
+        run.update_record(status="failed")
+        assert b"".join([piece async for piece in stream]) == b"two\nthree\nfour\n"
+
+
+async def test_a_client_is_told_which_part_of_a_log_is_gone(
+    client: httpx.AsyncClient, layout: StorageLayout
+) -> None:
+    run = add_job(layout, "tiny")
+    run.update_record(status="failed")
+    log = RunLog(run.log_file, max_part_bytes=10)
+    for number in range(10):
+        log.append(f"line {number}")
+    path = f"/v1/fine_tuning/jobs/{run.path.name}/logs"
+    kept = "".join(f"line {number}\n" for number in range(8, 10))
+    for query in ("offset=0", "offset=0&follow=true", "tail=1000"):
+        answer = await client.get(f"{path}?{query}")
+        assert (answer.text, answer.headers["x-log-offset"]) == (kept, "56"), query
+    assert (await client.get(f"{path}?tail=3")).text == " 9\n"
+    assert (await client.get(f"{path}?offset=69")).text == "\n"
+    assert [piece async for piece in follow_log(run, 0)] == [], "it cannot be taken up there"

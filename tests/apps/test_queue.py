@@ -26,7 +26,7 @@ from storage.layout import StorageLayout, open_storage
 from tests.apps.conftest import ROW, NotedJobs, copy_model, create_run, lose_run
 from training.data.faults import DataError
 from training.lease import hold_lease
-from training.runs import RunError, RunFolder, RunStatus
+from training.runs import MAX_EVENTS_BYTES, RunError, RunFolder, RunStatus
 
 pytestmark = pytest.mark.anyio
 
@@ -364,6 +364,25 @@ async def test_a_waiting_run_is_paused_and_waits_again_in_its_place(
     assert (await queue.resume(first.path.name))["status"] == "queued"
     await queue.reconcile()
     assert jobs.started == [first.path.name]
+
+
+async def test_pausing_again_and_again_adds_a_bounded_number_of_events(
+    queue: RunQueue, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.pause(run.path.name)
+    told = run.read_events()
+    for _ in range(3):
+        await queue.pause(run.path.name)
+    assert run.read_events() == told, "nothing has changed"
+    while run.events_file.stat().st_size < MAX_EVENTS_BYTES:
+        run.add_event("x" * 200_000)
+    told = run.read_events()
+    assert (told[-1]["level"], told[-1]["data"]) == ("warn", {"max_bytes": MAX_EVENTS_BYTES})
+    for _ in range(3):
+        assert (await queue.resume(run.path.name))["status"] == "queued"
+        assert (await queue.pause(run.path.name))["status"] == "paused"
+    assert run.read_events() == told
 
 
 async def test_a_computing_run_is_asked_to_pause_and_started_anew_to_go_on(

@@ -11,6 +11,7 @@ from apps.checks import prepare_rows
 from apps.retention import enforce_retention, start_retention
 from storage import durable
 from storage.layout import StorageLayout
+from tests.apps.conftest import add_job
 from training.data.token_cache import MAX_CACHE_BYTES
 from training.spec import TrainingSpec
 
@@ -77,3 +78,18 @@ def test_what_killed_processes_left_is_removed_while_it_runs(layout: StorageLayo
     enforce_retention(layout, 10**9)
     assert [path.name for path in layout.models.iterdir()] == ["tiny"]
     assert list(layout.files.iterdir()) == []
+
+
+def test_temporary_files_of_killed_processes_are_removed_once_they_are_old(
+    layout: StorageLayout,
+) -> None:
+    run = add_job(layout, "tiny")
+    old, new = run.path / ".run.json.abcd1234", run.path / ".run.json.abcd1235"
+    probe = layout.root / ".probe-abcd1234"
+    for path in (old, new, probe):
+        path.touch()
+    for path in (old, probe):
+        os.utime(path, (1, 1))
+    enforce_retention(layout, 10**9)
+    assert [path.exists() for path in (old, new, probe)] == [False, True, False]
+    assert run.read_record().status == "queued"

@@ -22,6 +22,7 @@ from storage import durable
 from tests.e2e.conftest import ROOT, START_TIMEOUT_S
 from tests.tiny_model import build_tiny_model
 from tests.waiting import wait_until
+from training.checkpoint import list_checkpoints
 
 pytestmark = pytest.mark.e2e
 
@@ -196,8 +197,8 @@ def test_sigterm_drains_and_the_next_start_continues(
     steps = list_steps(folder, running)
     assert (record["status"], record["pause_reason"]) == ("paused", "shutdown")
     assert read_run(folder, paused_by_user)["pause_reason"] == "user"
-    checkpoints = sorted((folder / "storage" / "runs" / running / "ray/checkpoints").iterdir())
-    assert int(checkpoints[-1].name.rpartition("_")[2]) == steps[-1]
+    checkpoints = folder / "storage" / "runs" / running / "ray/checkpoints"
+    assert list_checkpoints(checkpoints)[0].step == steps[-1]
 
     for path in ((folder / "storage"), *(folder / "storage").rglob("*"), folder / "deploy.log"):
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path

@@ -1,8 +1,8 @@
 import logging
+import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from storage.scratch import ScratchFolder
 from tests.damage import damage
+from tests.waiting import wait_until
 from training.checkpoint import (
     TAG,
     Checkpoint,
@@ -20,11 +21,13 @@ from training.checkpoint import (
     find_damage,
     find_shards,
     list_checkpoints,
-    remove_leftovers,
+    read_last_complete,
 )
 from training.checkpoint_writer import CheckpointWriter, agree_on_checkpoint
 from training.engine import Place
 from training.progress import Progress
+from training.resume import find_start
+from training.runs import RunFolder
 
 ALONE = Place(0, 1, torch.device("cpu"))
 
@@ -61,8 +64,15 @@ def local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "checkpoints"
+def run(tmp_path: Path) -> RunFolder:
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    return run
+
+
+@pytest.fixture
+def folder(run: RunFolder) -> Path:
+    return run.checkpoints
 
 
 def make_progress(step: int, best_step: int | None = None) -> Progress:
@@ -81,11 +91,21 @@ def save_as_two_workers(folder: Path, step: int) -> Checkpoint:
     writers = [CheckpointWriter(folder, Place(rank, 2, ALONE.device), 9) for rank in range(2)]
     for rank, writer in enumerate(writers):
         writer.save(FakeEngine(rank), make_progress(step))
-    deadline = time.monotonic() + 10
-    while not (found := list_checkpoints(folder)):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return found[0]
+    wait_until(lambda: read_last_complete(folder) == step, 10, "the checkpoint is complete")
+    return list_checkpoints(folder)[0]
+
+
+def save_first_half(folder: Path, step: int) -> Path:
+    """Save what rank 0 of two workers does; the other one has been killed."""
+    CheckpointWriter(folder, Place(0, 2, ALONE.device), 9).save(FakeEngine(), make_progress(step))
+    path = folder / f"checkpoint_{step:010d}"
+    wait_until((path / "manifest-00000.json").is_file, 10, "rank 0 has saved its half")
+    return path
+
+
+def list_names(folder: Path) -> list[str]:
+    """The names of what is in the folder of checkpoints, but for the record beside them."""
+    return sorted(path.name for path in folder.iterdir() if path.name != "last_complete.json")
 
 
 def list_steps(folder: Path) -> list[int]:
@@ -130,7 +150,6 @@ def test_an_incomplete_checkpoint_does_not_exist(folder: Path, rank: int) -> Non
     assert (checkpoint.world_size, checkpoint.step) == (2, 4)
     (checkpoint.path / f"manifest-0000{rank}.json").unlink()
     assert list_checkpoints(folder) == []
-    assert agree_on_checkpoint(folder, ALONE) is None
 
 
 @pytest.mark.parametrize(
@@ -184,11 +203,107 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     ]
 
 
-def test_a_run_without_a_whole_checkpoint_starts_at_its_beginning(folder: Path) -> None:
-    assert agree_on_checkpoint(folder, ALONE) is None
-    save(folder, 1)
-    (folder / "checkpoint_0000000001" / "manifest-00000.json").unlink()
-    assert agree_on_checkpoint(folder, ALONE) is None
+def test_a_run_whose_first_checkpoint_was_never_complete_starts_at_step_0(
+    run: RunFolder, folder: Path
+) -> None:
+    assert find_start(run, ALONE) is None
+    run.add_metrics({"step": 4})
+    save_first_half(folder, 4)
+    assert find_start(run, ALONE) is None
+    assert run.read_metrics() == []
+    (aside,) = list_names(folder)
+    assert aside.startswith(".quarantined-checkpoint_0000000004-")
+    assert (folder / aside / "manifest-00000.json").is_file()
+    save(folder, 4)
+    assert list_names(folder) == ["checkpoint_0000000004"]
+
+
+@pytest.mark.parametrize(
+    ("unseen", "found"),
+    [
+        (
+            "checkpoint_*/manifest-00001.json",
+            "checkpoint_0000000008 with 1 of its manifests, "
+            "checkpoint_0000000004 with 1 of its manifests",
+        ),
+        ("checkpoint_0000000008", "checkpoint_0000000004 with 1 of its manifests"),
+        ("checkpoint_*", "no checkpoint"),
+    ],
+)
+def test_a_run_whose_checkpoints_are_not_seen_neither_starts_anew_nor_removes_them(
+    run: RunFolder, folder: Path, tmp_path: Path, unseen: str, found: str
+) -> None:
+    """Over NFS a file that another node wrote may not be seen for a while."""
+    for step in (4, 8):
+        run.add_metrics({"step": step})
+        save_as_two_workers(folder, step)
+    hidden = [(path, tmp_path / f"hidden-{n}") for n, path in enumerate(folder.glob(unseen))]
+    if unseen == "checkpoint_0000000008":  # and part of the other one
+        hidden.append((folder / "checkpoint_0000000004/manifest-00000.json", tmp_path / "part"))
+    for path, elsewhere in hidden:
+        path.rename(elsewhere)
+    before = sorted(run.path.rglob("*"))
+    with pytest.raises(CheckpointError) as caught:
+        find_start(run, ALONE)
+    assert str(caught.value) == (
+        "no complete checkpoint is found, although the checkpoint of step 8 was complete; found "
+        f"{found}. Nothing was removed. If files are only invisible for the moment, resume the run "
+        "later; if they are lost, restore them from a backup. To train from step 0 instead, remove "
+        "'ray/checkpoints' and 'metrics.jsonl' from the run's folder"
+    )
+    assert sorted(run.path.rglob("*")) == before
+    assert [line["step"] for line in run.read_metrics()] == [4, 8]
+    for path, elsewhere in hidden:
+        elsewhere.rename(path)
+    start = find_start(run, ALONE)
+    assert start is not None
+    assert start.step == 8
+
+
+@pytest.mark.parametrize("record", ["not seen", "damaged"])
+@pytest.mark.parametrize(
+    ("is_saved", "has_metrics", "reason"),
+    [
+        (True, True, "checkpoint_0000000004 may have been complete"),
+        (True, False, "checkpoint_0000000004 may have been complete"),
+        (False, True, "the run has trained 4 steps"),
+    ],
+)
+def test_without_a_record_of_complete_checkpoints_a_run_that_has_trained_is_not_begun_anew(
+    run: RunFolder, folder: Path, record: str, is_saved: bool, has_metrics: bool, reason: str
+) -> None:
+    """As a run of release 0.1, which kept no record."""
+    folder.mkdir(parents=True)
+    if is_saved:
+        save_first_half(folder, 4)
+    if has_metrics:
+        run.add_metrics({"step": 4})
+    if record == "damaged":
+        (folder / "last_complete.json").write_text('{"step": "')
+    with pytest.raises(CheckpointError, match=f"is found, although {reason}"):
+        find_start(run, ALONE)
+
+
+def test_two_checkpoints_that_lack_manifests_are_evidence_of_a_complete_one(
+    run: RunFolder, folder: Path
+) -> None:
+    """As where another release, which keeps no record, trained the run in between."""
+    assert find_start(run, ALONE) is None
+    for step in (4, 8):
+        save_first_half(folder, step)
+    with pytest.raises(CheckpointError, match="checkpoint_0000000004 may have been complete"):
+        find_start(run, ALONE)
+
+
+def test_a_run_that_was_resumed_from_an_older_checkpoint_records_that_one(
+    run: RunFolder, folder: Path
+) -> None:
+    save(folder, 4, 8)
+    assert read_last_complete(folder) == 8
+    damage(folder / "checkpoint_0000000008" / "latest", "flipped")
+    start = find_start(run, ALONE)
+    assert start is not None
+    assert (start.step, read_last_complete(folder)) == (4, 4)
 
 
 def test_a_run_of_which_every_checkpoint_is_damaged_is_not_begun_anew(folder: Path) -> None:
@@ -227,7 +342,7 @@ def test_the_newest_and_the_best_stay_on_disk(
 ) -> None:
     save(folder, 1, 2, 3, 4, 5, num_kept=num_kept, best_step=best_step)
     assert list_steps(folder) == kept
-    assert len(list(folder.iterdir())) == len(kept)
+    assert len(list_names(folder)) == len(kept)
 
 
 def test_the_best_so_far_stays_until_a_better_one_is_complete(folder: Path) -> None:
@@ -246,19 +361,48 @@ def test_the_best_so_far_stays_until_a_better_one_is_complete(folder: Path) -> N
     assert choose_result(checkpoints, "best").step == 1
 
 
-def test_what_is_newer_or_incomplete_is_removed_when_a_run_goes_on(folder: Path) -> None:
-    save(folder, 1, 2, 9, 10)
+def test_what_a_resumed_run_writes_again_is_kept_until_its_next_checkpoint_is_complete(
+    run: RunFolder, folder: Path
+) -> None:
+    save(folder, 1, 2, 9, 10, 11)
     (folder / "checkpoint_0000000002" / "manifest-00000.json").unlink()
-    (folder / "unrelated").mkdir()
-    newest = next(found for found in list_checkpoints(folder) if found.step == 9)
-    remove_leftovers(folder, newest)
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "checkpoint_0000000001",
-        "checkpoint_0000000009",
-        "unrelated",
+    (folder / "checkpoint_0000000010" / "manifest-00000.json").unlink()
+    damage(folder / "checkpoint_0000000011" / "latest", "flipped")
+    start = find_start(run, ALONE)
+    assert start is not None
+    assert start.step == 9
+    *asides, oldest, older, newest = list_names(folder)
+    assert [name.rpartition("-")[0] for name in asides] == [
+        ".quarantined-checkpoint_0000000010",
+        ".quarantined-checkpoint_0000000011",
     ]
-    remove_leftovers(folder, None)
-    assert [path.name for path in folder.iterdir()] == ["unrelated"]
+    assert [oldest, older, newest] == [f"checkpoint_{step:010d}" for step in (1, 2, 9)]
+    assert (folder / asides[1] / "manifest-00000.json").is_file()
+    save(folder, 10)
+    assert list_steps(folder) == [10, 9, 1]
+    assert len(list_names(folder)) == 4, "the older one may be seen whole again"
+
+
+@pytest.mark.parametrize("start", [None, 4])
+def test_entries_that_are_no_checkpoints_of_the_run_are_left_alone(
+    run: RunFolder, folder: Path, start: int | None
+) -> None:
+    assert find_start(run, ALONE) is None
+    if start is not None:
+        save(folder, start)
+        shutil.copytree(folder / "checkpoint_0000000004", folder / "checkpoint_backup")
+    (folder / "checkpoint_old").mkdir()
+    (folder / "checkpoint_0000000009").write_text("a stray file")
+    (folder / "checkpoint_0000000009.tar").write_text("a stray file")
+    (folder / "unrelated").mkdir()
+    before = list_names(folder)
+    found = find_start(run, ALONE)
+    assert (found and found.step) == start
+    assert list_steps(folder) == ([] if start is None else [start])
+    assert list_names(folder) == before
+    save(folder, 5, num_kept=1)
+    foreign = [name for name in before if name != "checkpoint_0000000004"]
+    assert list_names(folder) == sorted([*foreign, "checkpoint_0000000005"])
 
 
 def test_what_a_killed_worker_left_on_local_disk_is_removed(folder: Path, local_disk: Path) -> None:
@@ -289,6 +433,15 @@ def test_an_engine_that_fails_leaves_nothing_behind(folder: Path, local_disk: Pa
         writer.save(BrokenEngine(), make_progress(1))
     assert list(local_disk.iterdir()) == []
     assert list(folder.iterdir()) == []
+
+
+def test_an_upload_that_failed_leaves_its_room_to_the_next_attempt(folder: Path) -> None:
+    """On a full disk, what was kept of it would keep the next one from fitting."""
+    save(folder, 1)
+    (folder / "checkpoint_0000000002" / "latest").mkdir(parents=True)  # so that it fails
+    with pytest.raises(OSError, match="latest"):
+        save(folder, 2)
+    assert list_names(folder) == ["checkpoint_0000000001"]
 
 
 def test_an_upload_that_failed_is_told_at_the_next_save(folder: Path, local_disk: Path) -> None:

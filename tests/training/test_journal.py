@@ -2,6 +2,7 @@ import json
 import logging
 import math
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -46,6 +47,7 @@ KEYS = [
     "remaining_s",
     "elapsed_s",
     "peak_memory_bytes",
+    "created_at",
 ]
 
 
@@ -65,6 +67,7 @@ def test_a_line_holds_the_figures_of_a_step(run: RunFolder) -> None:
     make_journal(run).record_step(RESULT, progress.take_step(RESULT, elapsed_s=0.75), 8)
     (line,) = run.read_metrics()
     assert list(line) == KEYS
+    assert time.time() - line.pop("created_at") < 60
     assert line == {
         "step": 10,
         "num_steps": 200,
@@ -116,7 +119,7 @@ def test_an_evaluation_stands_on_the_line_of_its_step_only(run: RunFolder) -> No
     lines = run.read_metrics()
     assert [line.get("eval_loss") for line in lines] == [None, 1.5, None, 1.25]
     assert lines[3]["eval_perplexity"] == pytest.approx(math.exp(1.25))
-    assert list(lines[1]) == [*KEYS, "eval_loss", "eval_perplexity"]
+    assert list(lines[1]) == [*KEYS[:-1], "eval_loss", "eval_perplexity", KEYS[-1]]
     assert "eval_perplexity" not in lines[2]
 
 
@@ -200,7 +203,8 @@ def test_tensorboard_has_a_curve_of_every_figure(run: RunFolder) -> None:
                 progress = progress.evaluate(1.5)
             journal.record_step(result, progress, 3)
     scalars = list_scalars(read_tensorboard(run.path / "tensorboard"))
-    assert set(scalars) == {*KEYS, "eval_loss", "eval_perplexity"} - {"step", "num_steps"}
+    no_curves = {"step", "num_steps", "created_at"}
+    assert set(scalars) == {*KEYS, "eval_loss", "eval_perplexity"} - no_curves
     assert scalars["loss"] == [(1, 2.5), (2, 2.25), (3, 2.0)]
     assert scalars["eval_loss"] == [(3, 1.5)]
 

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from threading import Event
 
 import pytest
 import ray
@@ -9,15 +10,13 @@ import ray.exceptions
 import ray.train
 
 from training.base_model import UnknownModelError, find_revision
-from training.launch import _fit_and_restart, execute_run
+from training.launch import ClusterLostError, _fit_and_restart, execute_run
 from training.runs import RunFolder, RunRecord
 from training.spec import TrainingSpec
 
 
-def test_a_run_does_not_start_from_another_base_model_than_before(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
+def prepare_run_of_another_model(tiny_model: Path, tmp_path: Path) -> RunFolder:
+    """Prepare a run that fails, because its base model is not the one that it was started with."""
     base = Path(shutil.copytree(tiny_model, tmp_path / "base"))
     spec = TrainingSpec(base_model=str(base), train_file=str(tmp_path / "rows.jsonl"))
     run = RunFolder(tmp_path / "run")
@@ -27,12 +26,38 @@ def test_a_run_does_not_start_from_another_base_model_than_before(
         RunRecord(id="run", created_at=1, writer="job", base_revision=find_revision(str(base))),
     )
     (base / "model.safetensors").write_bytes(b"other weights")
+    return run
+
+
+def test_a_run_does_not_start_from_another_base_model_than_before(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
+    run = prepare_run_of_another_model(tiny_model, tmp_path)
     with pytest.raises(UnknownModelError, match="is not the one that this run was started with"):
-        execute_run(run, spec)
+        execute_run(run, run.read_spec())
     record = run.read_record()
     assert record.status == "failed"
+    assert record.started_at == record.computing_since is not None
     assert record.error is not None
     assert "its content was" in record.error.message
+
+
+def test_an_interrupted_run_reports_what_is_known_of_the_cluster_and_its_own_failure(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster that did not answer for 10 s on a busy machine was said to have ended."""
+    may_return = Event()
+    monkeypatch.setattr(ray, "nodes", may_return.wait)
+    monkeypatch.setattr("training.cluster_state.ANSWER_TIMEOUT_S", 0.1)
+    run = prepare_run_of_another_model(tiny_model, tmp_path)
+    with pytest.raises(ClusterLostError) as caught:
+        execute_run(run, run.read_spec())
+    may_return.set()
+    message = str(caught.value)
+    assert message.startswith("the Ray cluster did not answer for 0.1 s; the run ended with: ")
+    assert "is not the one that this run was started with" in message
+    assert run.read_record().status == "running", "the queue resumes it"
 
 
 class FailingTrainer:

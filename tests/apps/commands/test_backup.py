@@ -21,7 +21,12 @@ from storage import durable
 from storage.backup import SnapshotWriter
 from storage.layout import StorageLayout, open_storage
 from tests.apps.conftest import NotedJobs, create_run
-from training.checkpoint import list_checkpoints, name_manifest
+from training.checkpoint import (
+    list_checkpoints,
+    name_manifest,
+    read_last_complete,
+    record_complete,
+)
 from training.progress import Progress
 from training.runs import RunFolder
 
@@ -81,6 +86,7 @@ async def run(queue: RunQueue, jobs: NotedJobs, file_id: str) -> RunFolder:
     run.add_metrics({"step": 5})
     add_checkpoint(run, 5)
     add_checkpoint(run, 6, is_complete=False)
+    record_complete(run.checkpoints, 5)
     run.heartbeat_file.write_text("another-machine 1 1")
     return run
 
@@ -109,6 +115,7 @@ async def test_what_was_backed_up_is_restored_and_continues(
     assert FileStore(copy).get("file-rows")["filename"] == "rows.jsonl"
     ((continued, _),) = RunIndex(copy).scan().runs
     assert [found.step for found in list_checkpoints(continued.checkpoints)] == [5]
+    assert read_last_complete(continued.checkpoints) == 5
     cluster = NotedJobs()
     queue = RunQueue(copy, cluster, reserved_cpus=0.5)
     await queue.reconcile()

@@ -1,0 +1,64 @@
+"""Temporary files that a process left because it was killed: removed once they are old.
+
+Other leftovers are whole folders, which have an owner (`storage.scratch`) or a name that says that
+they are deleted (`storage.tombstones`).
+"""
+
+import logging
+import os
+import re
+import stat
+import time
+from pathlib import Path
+
+from storage.free_space import PROBE_PREFIX
+from storage.layout import StorageLayout
+
+logger = logging.getLogger(__name__)
+
+MIN_AGE_S = 3600.0
+"""A file that has not changed for so long is being written by no living process: that takes
+moments."""
+
+_RANDOM = "[a-z0-9_]{8}"
+"""What `tempfile` ends a name with."""
+
+# The files that are replaced as a whole (`durable.write_bytes`), by folders below the storage root.
+# Folders under construction are removed as a whole and are not among them.
+_REPLACED_FILES = {
+    "": r"aliases\.json|aliases\.copy\.json|keys\.json",
+    "files/[!.]*": r"file\.json|check\.json|data_.*",
+    "runs/[!.]*": r"run\.json|spec\.json|metrics\.jsonl|pause|progress\.json|refusal\.json",
+    "runs/[!.]*/data": r"summary\.json",
+    "runs/[!.]*/exports": r".*\.json",
+    "runs/[!.]*/ray/checkpoints": r"last_complete\.json",
+    "runs/[!.]*/ray/checkpoints/checkpoint_*": r"manifest-[0-9]{5}\.json",
+}
+
+
+def remove_old_temporaries(layout: StorageLayout) -> None:
+    """Remove what killed processes left of replacing files, and of probing the disk.
+
+    Only names that this program gives to such files, and that are `MIN_AGE_S` old. A folder or
+    file that cannot be read or removed is logged and stops no other.
+    """
+    _remove_old_files(layout.root, re.compile(rf"{re.escape(PROBE_PREFIX)}{_RANDOM}"))
+    for place, names in _REPLACED_FILES.items():
+        pattern = re.compile(rf"\.(?:{names})\.{_RANDOM}")
+        for folder in layout.root.glob(place) if place else [layout.root]:
+            _remove_old_files(folder, pattern)
+
+
+def _remove_old_files(folder: Path, pattern: re.Pattern[str]) -> None:
+    try:
+        with os.scandir(folder) as entries:
+            found = [entry for entry in entries if pattern.fullmatch(entry.name)]
+        for entry in found:
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > MIN_AGE_S:
+                os.unlink(entry)
+                logger.info("removed %s, which a killed process left", entry.path)
+    except (FileNotFoundError, NotADirectoryError):  # deleted just now, or a stray file
+        return
+    except OSError as exc:
+        logger.warning("leftovers in %s cannot be removed: %s", folder, exc)
