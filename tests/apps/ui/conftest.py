@@ -10,6 +10,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Form, Request, UploadFile
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 STEPS = 5
@@ -22,11 +23,13 @@ class StubApi:
     def __init__(self) -> None:
         self.url = ""
         self.jobs: dict[str, dict[str, Any]] = {}
+        self.events: dict[str, list[dict[str, Any]]] = {}  # newest first
         self.files = [_describe_file("file-handbook", "handbook.jsonl")]
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.previews: list[dict[str, Any]] = []
         self.queries: list[tuple[str, dict[str, str]]] = []
+        self.num_sent_bytes = 0
         self.latest = "base-tuned"
         self.closed_streams = 0
         self.permissions = ["files.write"]
@@ -43,15 +46,22 @@ class StubApi:
             "model": "base",
             "fine_tuned_model": None,
             "training_file": "file-handbook",
+            "training_filename": "handbook.jsonl",
             "user_provided_suffix": None,
             "error": None,
             "hyperparameters": {"n_epochs": 1},
             "progress": None,
-            "events": [],
             **changes,
         }
         self.jobs = {job_id: job, **self.jobs}
+        self.events[job_id] = []
         return job
+
+    def add_event(self, job_id: str, message: str, **changes: Any) -> None:
+        """Have something happen to a run."""
+        events = self.events[job_id]
+        event = {"id": f"ftevent-{len(events) + 1:06d}", "created_at": int(time.time())}
+        events.insert(0, {**event, "level": "info", "message": message, **changes})
 
 
 def _describe_file(file_id: str, filename: str) -> dict[str, Any]:
@@ -76,7 +86,22 @@ def build_stub(stub: StubApi) -> FastAPI:
     _add_files(app, stub)
     _add_jobs(app, stub)
     _add_chat(app, stub)
+    app.add_middleware(_ByteCounter, stub)
     return app
+
+
+class _ByteCounter:
+    """Counts the bytes of all bodies that the stub sends."""
+
+    def __init__(self, app: ASGIApp, stub: StubApi) -> None:
+        self._app, self._stub = app, stub
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def count(message: Message) -> None:
+            self._stub.num_sent_bytes += len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, count)
 
 
 def _add_files(app: FastAPI, stub: StubApi) -> None:
@@ -87,6 +112,7 @@ def _add_files(app: FastAPI, stub: StubApi) -> None:
     @app.get("/v1/files")
     def list_files(request: Request) -> dict[str, Any]:
         stub.keys.append(request.headers.get("authorization"))
+        stub.queries.append(("files", dict(request.query_params)))
         return {"object": "list", "data": stub.files}
 
     @app.post("/v1/files", response_model=None)
@@ -152,8 +178,8 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
         return stub.add_job("ftjob-new", "queued", user_provided_suffix=body.get("suffix"))
 
     @app.get("/v1/fine_tuning/jobs")
-    def list_jobs() -> dict[str, Any]:
-        return {"object": "list", "data": list(stub.jobs.values())}
+    def list_jobs(limit: int) -> dict[str, Any]:
+        return {"object": "list", "data": list(stub.jobs.values())[:limit]}
 
     @app.get("/v1/fine_tuning/jobs/{job_id}", response_model=None)
     def get_job(job_id: str) -> Any:
@@ -165,10 +191,17 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
         stub.jobs[job_id]["status"] = statuses[action]
         return stub.jobs[job_id]
 
-    @app.get("/v1/fine_tuning/jobs/{job_id}/events")
-    def list_events(request: Request, job_id: str) -> dict[str, Any]:
+    @app.get("/v1/fine_tuning/jobs/{job_id}/events", response_model=None)
+    def list_events(
+        request: Request, job_id: str, limit: int, newer_than: str | None = None
+    ) -> Any:
         stub.queries.append(("events", dict(request.query_params)))
-        return {"object": "list", "data": stub.jobs[job_id]["events"]}
+        events = stub.events[job_id]
+        ids = [event["id"] for event in events]
+        if newer_than is not None and newer_than not in ids:
+            return refuse(404, f"newer_than is {newer_than!r}")
+        end = len(ids) if newer_than is None else ids.index(newer_than)
+        return {"object": "list", "data": events[:end][:limit]}
 
     @app.get("/v1/fine_tuning/jobs/{job_id}/metrics")
     def list_metrics(request: Request, job_id: str) -> dict[str, Any]:

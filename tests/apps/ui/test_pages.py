@@ -11,7 +11,8 @@ from gradio.components import Component
 from apps.ui import chat, fine_tune, runs
 from apps.ui.chat import Conversation, Turn
 from apps.ui.client import ApiClient, ApiError
-from apps.ui.resources import Event, Model
+from apps.ui.resources import Model
+from apps.ui.runs import NO_EVENTS, KnownEvents, View
 from apps.ui.setting_fields import build_setting
 from tests.apps.ui.conftest import HOSTILE, STEPS, StubApi
 
@@ -64,20 +65,19 @@ def test_no_runs_at_all_lead_to_the_start(api: StubApi) -> None:
 
 
 def test_a_cancel_under_way_shows_in_every_browser(api: StubApi) -> None:
-    job = api.add_job("ftjob-1", "running")
-    job["events"] = [Event(created_at=job["created_at"], message="Cancelling").model_dump()]
+    api.add_job("ftjob-1", "running")
+    api.add_event("ftjob-1", "Cancelling")
     assert ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_cancelling
-    resumed = Event(created_at=job["created_at"], message="Waiting for its turn, to go on")
-    job["events"].insert(0, resumed.model_dump())
+    api.add_event("ftjob-1", "Waiting for its turn, to go on")
     assert not ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_cancelling
-    del job["events"][0]
-    job["events"][0]["created_at"] -= 10 * runs.CANCEL_PATIENCE_S
+    del api.events["ftjob-1"][0]
+    api.events["ftjob-1"][0]["created_at"] -= 10 * runs.CANCEL_PATIENCE_S
     assert not ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_cancelling
 
 
 def test_a_paused_run_offers_to_go_on(api: StubApi) -> None:
-    job = api.add_job("ftjob-1", "running")
-    job["events"] = [Event(created_at=1, message="Pausing after this step").model_dump()]
+    api.add_job("ftjob-1", "running")
+    api.add_event("ftjob-1", "Pausing after this step")
     assert ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_pausing
     assert ask(api, lambda client: client.pause_job("ftjob-1")).is_paused
     view = ask(api, lambda client: runs.read_view(client, "ftjob-1"))
@@ -163,6 +163,8 @@ def test_a_refused_chat_is_an_error_for_the_page(api: StubApi) -> None:
 @pytest.mark.parametrize("num_steps", [100, 100_000])
 def test_a_tick_asks_for_a_limited_part_of_a_long_run(api: StubApi, num_steps: int) -> None:
     api.add_job("ftjob-1", "running", progress={"step": num_steps, "num_steps": num_steps})
+    for step in range(num_steps // 100):
+        api.add_event("ftjob-1", f"Saved a checkpoint at step {step}")
     view = ask(api, lambda client: runs.read_view(client, "ftjob-1"))
     queries = dict(api.queries)
     assert int(queries["metrics"]["max_points"]) <= 500
@@ -171,3 +173,45 @@ def test_a_tick_asks_for_a_limited_part_of_a_long_run(api: StubApi, num_steps: i
     points = int(view.curve.partition('data-points="')[2].partition('"')[0])
     assert min(num_steps, 250) <= points <= 500
     assert f"<span>{num_steps:,}</span>" in view.curve  # the axis ends with the last step
+    api.queries.clear()
+    view_run(api, "ftjob-1", view.known)
+    assert "newer_than" in dict(api.queries)["events"]
+
+
+def view_run(api: StubApi, run_id: str, known: KnownEvents = NO_EVENTS) -> View:
+    return ask(api, lambda client: runs.read_view(client, run_id, known))
+
+
+def test_a_tick_adds_new_events_to_those_that_the_page_has(api: StubApi) -> None:
+    api.add_job("ftjob-1", "running")
+    known = NO_EVENTS
+    for number in range(250):
+        api.add_event("ftjob-1", f"event {number}.")
+        if number % 60 == 0:
+            known = view_run(api, "ftjob-1", known).known
+    view = view_run(api, "ftjob-1", known)
+    expected = [f"event {number}." for number in range(249, 149, -1)]
+    assert [event.message for event in view.known.events] == expected
+    assert all(message in view.events for message in expected)
+
+
+def test_events_are_asked_for_anew_where_those_that_the_page_has_are_no_longer_there(
+    api: StubApi,
+) -> None:
+    api.add_job("ftjob-1", "running")
+    for number in range(3):
+        api.add_event("ftjob-1", f"event {number}.")
+    known = view_run(api, "ftjob-1").known
+    del api.events["ftjob-1"][:2]
+    view = view_run(api, "ftjob-1", known)
+    assert [event.message for event in view.known.events] == ["event 0."]
+
+
+def test_another_run_does_not_show_the_events_of_the_one_before(api: StubApi) -> None:
+    for name in ("ftjob-1", "ftjob-2"):
+        api.add_job(name, "running")
+        api.add_event(name, f"{name} has started")
+    known = view_run(api, "ftjob-1").known
+    view = view_run(api, "ftjob-2", known)
+    assert "ftjob-2 has started" in view.events
+    assert "ftjob-1 has started" not in view.events
