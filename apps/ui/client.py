@@ -1,7 +1,7 @@
 """A thin client of Tuneserve's HTTP API."""
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
@@ -171,7 +171,7 @@ class ApiClient:
 
     async def stream_chat(
         self, model: str, messages: Sequence[Message], temperature: float | None, max_tokens: int
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncGenerator[Piece, None]:
         """Answer a chat piece by piece; leaving early closes the connection, which stops it."""
         body: dict[str, Any] = {
             "model": model,

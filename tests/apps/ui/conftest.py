@@ -1,10 +1,11 @@
 """A small real server with the API's shapes, for tests of the page without Ray."""
 
+import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Annotated, Any, TypeVar
 
 import pytest
 import uvicorn
@@ -12,9 +13,13 @@ from fastapi import FastAPI, Form, Request, UploadFile
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from apps.ui.client import ApiClient
+
+Result = TypeVar("Result")
 HOSTILE = "<img src=x onerror=alert(1)>"
 STEPS = 5
 MAX_CHARACTERS = 1000
+HOLD_TIMEOUT_S = 20
 
 
 class StubApi:
@@ -31,6 +36,8 @@ class StubApi:
         self.queries: list[tuple[str, dict[str, str]]] = []
         self.num_sent_bytes = 0
         self.latest = "base-tuned"
+        self.answering_models: list[str] = []  # those of the next answers; then the one asked for
+        self.holds: list[threading.Event] = []  # what the next lists of models wait for
         self.closed_streams = 0
         self.permissions = ["files.write"]
 
@@ -221,6 +228,8 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
 def _add_chat(app: FastAPI, stub: StubApi) -> None:
     @app.get("/v1/models")
     def list_models() -> dict[str, Any]:
+        if stub.holds:
+            assert stub.holds.pop(0).wait(HOLD_TIMEOUT_S), "nobody released the list of models"
         tuned = {"id": "base-tuned", "object": "model", "base": False}
         base = {"id": "base", "object": "model", "base": True, "demonstration": True}
         models = [{**model, "aliases": []} for model in (tuned, base)]
@@ -239,21 +248,24 @@ def _add_chat(app: FastAPI, stub: StubApi) -> None:
             return refuse(400, "the messages have more tokens than the model's context")
         if question == "busy":
             return refuse(429, "all places are taken")
-        return StreamingResponse(
-            _stream(stub, question), media_type="text/event-stream", headers={"x-model-id": "m-1"}
-        )
+        model = stub.latest if body["model"] == "latest" else body["model"]
+        if stub.answering_models:
+            model = stub.answering_models.pop(0)
+        pieces = _stream(stub, question, model)
+        headers = {"x-model-id": model}
+        return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
 
 
-async def _stream(stub: StubApi, question: str) -> AsyncIterator[str]:
+async def _stream(stub: StubApi, question: str, model: str) -> AsyncIterator[str]:
     try:
-        for word in ("Hello ", "there ", HOSTILE):
-            chunk = {"model": "m-1", "choices": [{"delta": {"content": word}}]}
+        for word in ("", "Hello ", "there ", HOSTILE):
+            chunk = {"model": model, "choices": [{"delta": {"content": word}}]}
             yield f"data: {json.dumps(chunk)}\n\n"
         if question == "break":
             yield 'data: {"error": {"message": "the model was unloaded"}}\n\n'
             return
         usage = {"completion_tokens": 3, "prompt_tokens": 5, "total_tokens": 8}
-        yield f"data: {json.dumps({'model': 'm-1', 'choices': [], 'usage': usage})}\n\n"
+        yield f"data: {json.dumps({'model': model, 'choices': [], 'usage': usage})}\n\n"
         yield "data: [DONE]\n\n"
     finally:
         stub.closed_streams += 1
@@ -277,6 +289,19 @@ class LocalServer(uvicorn.Server):
     def __exit__(self, *_: object) -> None:
         self.should_exit = True
         self._thread.join(20)
+
+
+def ask(api: StubApi, call: Callable[[ApiClient], Awaitable[Result]]) -> Result:
+    """Return what a call of the page's client answers."""
+
+    async def run() -> Result:
+        client = ApiClient(api.url)
+        try:
+            return await call(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
 
 
 @pytest.fixture

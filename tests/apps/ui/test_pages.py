@@ -1,34 +1,17 @@
 """What the pages do with what the API says, without a browser."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
-
 import gradio as gr
 import pytest
 from gradio.components import Component
 
 from apps.ui import chat, fine_tune, runs
-from apps.ui.chat import Conversation, Turn
-from apps.ui.client import ApiClient, ApiError
+from apps.ui.client import ApiClient
 from apps.ui.resources import Model
 from apps.ui.runs import NO_EVENTS, KnownEvents, View
 from apps.ui.setting_fields import build_setting
-from tests.apps.ui.conftest import HOSTILE, STEPS, StubApi
+from tests.apps.ui.conftest import HOSTILE, STEPS, StubApi, ask
 
-Result = TypeVar("Result")
 PROGRESS = {"step": 2, "num_steps": STEPS, "loss": 3.0, "tokens_per_s": 10.0, "remaining_s": 3.0}
-
-
-def ask(api: StubApi, call: Callable[[ApiClient], Awaitable[Result]]) -> Result:
-    async def run() -> Result:
-        client = ApiClient(api.url)
-        try:
-            return await call(client)
-        finally:
-            await client.close()
-
-    return asyncio.run(run())
 
 
 def test_without_a_choice_the_running_run_is_shown(api: StubApi) -> None:
@@ -129,35 +112,6 @@ def test_a_model_is_found_by_its_alias() -> None:
     model = Model(id="tuned", aliases=("latest",))
     assert chat.find_model([model], "latest") is model
     assert chat.find_model([model], "gone") is None
-
-
-async def collect_answer(client: ApiClient, question: str) -> list[tuple[Conversation, str]]:
-    begun = Conversation(asked_model="latest").add(Turn("user", question))
-    return [step async for step in chat.answer(client, begun, 0.0, 16)]
-
-
-def test_an_answer_grows_and_then_names_its_model(api: StubApi) -> None:
-    steps = ask(api, lambda client: collect_answer(client, "hello"))
-    grown = [conversation.turns[-1].text for conversation, _ in steps[:3]]
-    assert grown[0] == "Hello "
-    assert grown[1] == "Hello there "
-    text, note = steps[-1][0].to_chatbot()[-1]["content"]
-    assert text == grown[-1]
-    assert "Answered by m-1 · 3 tokens" in note.value
-
-
-def test_what_the_page_adds_to_an_answer_is_not_sent_back() -> None:
-    turns = (Turn("user", "Hi"), Turn("assistant", "Hello", note="x"), Turn("user", "And now?"))
-    assert Conversation(turns).to_messages() == [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Hello"},
-        {"role": "user", "content": "And now?"},
-    ]
-
-
-def test_a_refused_chat_is_an_error_for_the_page(api: StubApi) -> None:
-    with pytest.raises(ApiError, match="try again in a moment"):
-        ask(api, lambda client: collect_answer(client, "busy"))
 
 
 @pytest.mark.parametrize("num_steps", [100, 100_000])
