@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from html import escape
+from math import isfinite
 from typing import Any
 
 import gradio as gr
@@ -19,6 +20,9 @@ UNKNOWN_MODEL_NOTE = "There is no model {!r}; choose one from the menu."
 MOVED_NOTE = "{} is {} now; this is a new conversation."
 BUSY_WARNING = "The question before is still being answered: wait for the answer, or press Stop."
 CHOSEN_WARNING = "Another model was chosen before the question was sent: send it again."
+TEMPERATURE_LABEL = "Temperature"
+MAX_TOKENS_LABEL = "Tokens at most"
+MAX_QUOTED_CHARACTERS = 40
 QUESTIONS = (
     "When does the workshop open?",
     "Whom do I ask for holiday?",
@@ -58,6 +62,33 @@ def find_conversation(
         return replace(kept, pointed_id=model.id), ""
     note = MOVED_NOTE.format(name, model.id) if kept.asked_model == name and kept.turns else ""
     return Conversation(asked_model=name, pointed_id=model.id), note
+
+
+def read_number(label: str, value: Any) -> float:
+    """Read a field as the browser sends it; the API checks the range.
+
+    Raises `ValueError` for what is no number.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, float) and isfinite(value):
+        return value
+    raise ValueError(f"{label} is {_quote_value(value)}: enter a number.")
+
+
+def read_whole_number(label: str, value: Any) -> int:
+    """Read a field that no fraction can stand for.
+
+    Raises `ValueError` as `read_number` does, and for a fraction.
+    """
+    number = read_number(label, value)
+    if number % 1:
+        raise ValueError(f"{label} is {_quote_value(value)}: enter a whole number.")
+    return int(number)
+
+
+def _quote_value(value: Any) -> str:
+    return "empty" if value in (None, "") else repr(value)[:MAX_QUOTED_CHARACTERS]
 
 
 class _Page:
@@ -105,10 +136,10 @@ class _Page:
                 2,
                 0,
                 step=0.1,
-                label="Temperature",
+                label=TEMPERATURE_LABEL,
                 info="0 always takes the likeliest token.",
             )
-            self.max_tokens = gr.Slider(8, 1024, 128, step=8, label="Tokens at most")
+            self.max_tokens = gr.Slider(8, 1024, 128, step=8, label=MAX_TOKENS_LABEL)
 
     async def open(self, request: gr.Request) -> tuple[Any, Any, Any]:
         """Fill the model menu; the address may name a model."""
@@ -208,9 +239,15 @@ class _Page:
         if asked is None:
             yield skip_outputs(5)  # without it Gradio would empty the outputs
             return
+        try:
+            heat = read_number(TEMPERATURE_LABEL, temperature)
+            limit = read_whole_number(MAX_TOKENS_LABEL, max_tokens)
+        except ValueError as exc:
+            yield give_back(chat, asked, asked, str(exc))
+            return
         grown = asked
         try:
-            async with aclosing(answer(self._client, asked, temperature, int(max_tokens))) as steps:
+            async with aclosing(answer(self._client, asked, heat, limit)) as steps:
                 async for step in steps:
                     if not chat.grow(grown, step.conversation):
                         return

@@ -235,6 +235,31 @@ def test_a_question_is_answered_once_and_before_the_next_one(tab: Tab, stub: Stu
     assert list_questions(stub.bodies[-1]) == ["first", "second"]
 
 
+@pytest.mark.parametrize(
+    ("temperature", "max_tokens", "message"),
+    [
+        (0.0, 16.5, "Tokens at most is 16.5: enter a whole number."),
+        (0.0, None, "Tokens at most is empty: enter a number."),
+        (0.0, [16], "Tokens at most is [16]: enter a number."),
+        (0.0, True, "Tokens at most is True: enter a number."),
+        (None, 16, "Temperature is empty: enter a number."),
+        ("1", 16, "Temperature is &#x27;1&#x27;: enter a number."),
+    ],
+)
+def test_a_setting_that_its_field_cannot_stand_for_is_refused_by_name(
+    tab: Tab, stub: StubApi, temperature: Any, max_tokens: Any, message: str
+) -> None:
+    tab.call("ask", "hello", None, "latest")
+    refused = tab.call("respond", None, temperature, max_tokens)
+    assert message in refused.text
+    assert '"hello"' in refused.text, "what was typed is lost"
+    assert stub.bodies == []
+    tab.call("ask", "again", None, "latest")
+    tab.call("respond", None, 0, 24.0)
+    assert stub.bodies[-1]["max_tokens"] == 24
+    assert list_questions(stub.bodies[-1]) == ["again"]
+
+
 def test_the_model_of_a_question_is_that_of_its_sending(tab: Tab, stub: StubApi) -> None:
     """Whatever is chosen between the click and the answer."""
     tab.call("ask", "hello", None, "base")
