@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 Purpose = Literal["fine-tune", "fine-tune-results"]
 
+_CONTENT_PREFIX = "data_"
+
 
 class FileStore:
     """The files under a storage root; a file exists once its `file.json` does."""
@@ -177,7 +179,16 @@ class FileStore:
 def make_safe_name(filename: str) -> str:
     """The name under which a file's bytes are kept: the client's, with nothing that leads away."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", filename.replace("\\", "/").rpartition("/")[2])[-100:]
-    return f"data_{name.lstrip('.')}"
+    return f"{_CONTENT_PREFIX}{name.lstrip('.')}"
+
+
+def find_filename(content: str | None) -> str | None:
+    """Return the name of an upload by the path of its bytes; None for a path of another kind.
+
+    Characters that `make_safe_name` replaces are not those of the client's own name.
+    """
+    name = Path(content or "").name
+    return name.removeprefix(_CONTENT_PREFIX) if name.startswith(_CONTENT_PREFIX) else None
 
 
 def _describe_damaged(name: str) -> ApiError:

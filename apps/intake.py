@@ -141,6 +141,7 @@ class Intake:
             status="validating_files" if prepared is None else "queued",
             created_at=int(time.time()),
             priority=request.priority,
+            training_filename=self._files.get(request.training_file)["filename"],
             writer="queue",
             request={**request.model_dump(mode="json"), "model": model.id},
         )

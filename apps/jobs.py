@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from apps.errors import ApiError, InvalidInputError, invalid_input
+from apps.files import find_filename
 from apps.fine_tuning.run_index import UnreadableRun, describe_fault
 from apps.runs import is_resumable
 from serving.protocol import (
@@ -219,9 +220,11 @@ def describe_job(run: RunFolder) -> dict[str, Any]:
     record = run.read_record()
     last = run.read_last_metrics()
     error = record.error.model_dump(include=set(RunError.model_fields)) if record.error else None
-    settings = _NO_SETTINGS
+    settings, filename = _NO_SETTINGS, record.training_filename
     try:
-        settings = _describe_settings(run.read_spec(), record.request)
+        spec = run.read_spec()
+        settings = _describe_settings(spec, record.request)
+        filename = filename or find_filename(spec.train_file)
     except (DamagedFileError, FileNotFoundError) as exc:
         if not run.record_file.exists():  # deleted just now
             raise
@@ -239,6 +242,7 @@ def describe_job(run: RunFolder) -> dict[str, Any]:
         "fine_tuned_model": record.model_id,
         "organization_id": "tuneserve",
         "training_file": record.request.get("training_file") or "",
+        "training_filename": filename,
         "validation_file": record.request.get("validation_file"),
         "result_files": [record.result_file] if record.result_file else [],
         "trained_tokens": _find_trained_tokens(record, last),
@@ -293,6 +297,7 @@ def describe_unreadable_job(unreadable: UnreadableRun) -> dict[str, Any]:
         "finished_at",
         "estimated_finish",
         "fine_tuned_model",
+        "training_filename",
         "validation_file",
         "trained_tokens",
         "user_provided_suffix",

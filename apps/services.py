@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+from apps.events_index import EventsReader
 from apps.files import FileStore
 from apps.fine_tuning.run_index import RunIndex
 from apps.metrics_index import MetricsReader
@@ -82,6 +83,7 @@ class Services:
     max_streams: int
     max_stream_age_s: float
     metrics: MetricsReader = field(default_factory=MetricsReader)
+    events: EventsReader = field(default_factory=EventsReader)
     limits: UsageLimits = field(default_factory=UsageLimits)
 
     @cached_property

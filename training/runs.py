@@ -48,6 +48,7 @@ MAX_EVENTS_BYTES = 4_000_000
 """Size of a run's events at which no more are added; warnings and errors are up to twice that."""
 
 _LOCK_INTERVAL_S = 0.1
+_MAX_EVENT_DIGITS = 18
 _SPEC_KEYS = TrainingSpec.model_fields.keys()
 
 
@@ -95,6 +96,9 @@ class RunRecord(BaseModel):
     model_id: str | None = Field(None, description="The model that came of it, once published.")
     error: RunError | None = None
     extends: tuple[Extension, ...] = Field((), description="Earlier ends, oldest first.")
+    training_filename: str | None = Field(
+        None, description="Name under which the training file was uploaded."
+    )
     base_revision: str | None = Field(
         None, description="Content of the base model, settled when the run started."
     )
@@ -306,9 +310,22 @@ class RunFolder:
     def number_events(self, lines: list[dict[str, Any]], first: int) -> list[dict[str, Any]]:
         """Give consecutive lines of the events file their ids; they are counted from `first`."""
         return [
-            {"id": f"ftevent-{self.path.name}-{number:06d}", **event}
-            for number, event in enumerate(lines, first)
+            {"id": self._name_event(number), **event} for number, event in enumerate(lines, first)
         ]
+
+    def find_event_number(self, event_id: str) -> int | None:
+        """Return the place of an event in the file, from 1; None for what is no id of this run's.
+
+        There need not be an event of this id.
+        """
+        digits = event_id.rpartition("-")[2]
+        if not (digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_EVENT_DIGITS):
+            return None
+        number = int(digits)
+        return number if number > 0 and event_id == self._name_event(number) else None
+
+    def _name_event(self, number: int) -> str:
+        return f"ftevent-{self.path.name}-{number:06d}"
 
     def add_metrics(self, metrics: dict[str, float]) -> None:
         """Append the figures of one optimizer step, and when they were recorded."""

@@ -132,6 +132,7 @@ class FineTuningJob(_Answer):
     fine_tuned_model: str | None
     organization_id: str
     training_file: str
+    training_filename: str | None = Field(description="The name that it was uploaded under.")
     validation_file: str | None
     result_files: list[str]
     seed: int

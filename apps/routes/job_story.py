@@ -53,6 +53,9 @@ async def list_events(
     job_id: str,
     limit: Limit = 20,
     after: After = None,
+    newer_than: Annotated[
+        str | None, Query(description="Id of an event; only those that happened after it.")
+    ] = None,
     stream: Annotated[bool, Query(description="Send events as they come, oldest first.")] = False,
     last_event_id: Annotated[str | None, Header(description="Where a stream goes on.")] = None,
 ) -> dict[str, Any] | Response:
@@ -65,9 +68,8 @@ async def list_events(
     run = find_run(services.layout, job_id)
     if stream or "text/event-stream" in request.headers.get("accept", ""):
         return await _stream_events(run, last_event_id, services.max_stream_age_s)
-    newest_first = (await asyncio.to_thread(run.read_events))[::-1]
-    events, has_more = cut_page(newest_first, lambda event: str(event["id"]), limit, after)
-    return describe_page([describe_event(event) for event in events], has_more=has_more)
+    page = await asyncio.to_thread(services.events.read_newest, run, limit, after, newer_than)
+    return describe_page(list(map(describe_event, page.events)), has_more=page.has_more)
 
 
 @router.get("/checkpoints")

@@ -1,20 +1,28 @@
 """The page "Chat": talk to any model and see which one answered."""
 
-import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from html import escape
+from math import isfinite
 from typing import Any
 
 import gradio as gr
 
 from apps.ui import markup
-from apps.ui.client import ApiClient, ApiError, Message
+from apps.ui.client import ApiClient, ApiError
+from apps.ui.conversation import Conversation, OpenChat, Turn, answer
 from apps.ui.resources import Model
 
 LATEST_ALIAS = "latest"
 REFRESH_INTERVAL_S = 10.0
 UNKNOWN_MODEL_NOTE = "There is no model {!r}; choose one from the menu."
+MOVED_NOTE = "{} is {} now; this is a new conversation."
+BUSY_WARNING = "The question before is still being answered: wait for the answer, or press Stop."
+CHOSEN_WARNING = "Another model was chosen before the question was sent: send it again."
+TEMPERATURE_LABEL = "Temperature"
+MAX_TOKENS_LABEL = "Tokens at most"
+MAX_QUOTED_CHARACTERS = 40
 QUESTIONS = (
     "When does the workshop open?",
     "Whom do I ask for holiday?",
@@ -41,85 +49,46 @@ def find_model(models: Sequence[Model], name: str) -> Model | None:
     return next((model for model in models if name == model.id or name in model.aliases), None)
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One message of a conversation; `note` names who answered."""
+def find_conversation(
+    conversation: Conversation, name: str, model: Model
+) -> tuple[Conversation, str]:
+    """Find the conversation that a question to a model belongs to.
 
-    role: str
-    text: str
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """What was said so far, and with which model.
-
-    It stays on the server: what a browser sends of its history is never read, as Gradio would take
-    files and components out of it.
+    It is a new one where another name is asked than before, or where the alias has moved to a model
+    that did not give the answers so far. Returns it with a note on that, which may be empty.
     """
-
-    turns: tuple[Turn, ...] = ()
-    asked_model: str = ""  # id or alias, as it was chosen
-    model_id: str = ""  # what that name pointed to
-
-    def add(self, turn: Turn) -> "Conversation":
-        """The conversation with one more message."""
-        return replace(self, turns=(*self.turns, turn))
-
-    def drop_unanswered(self) -> "Conversation":
-        """The conversation without a last question that nothing answered."""
-        if self.turns and self.turns[-1].role == "user":
-            return replace(self, turns=self.turns[:-1])
-        return self
-
-    def to_messages(self) -> list[Message]:
-        """The conversation as the API takes it."""
-        return [{"role": turn.role, "content": turn.text} for turn in self.turns if turn.text]
-
-    def to_chatbot(self) -> list[dict[str, Any]]:
-        """The conversation as Gradio shows it."""
-        return [
-            {"role": turn.role, "content": [turn.text, _render_note(turn.note)]}
-            if turn.note
-            else {"role": turn.role, "content": turn.text}
-            for turn in self.turns
-        ]
+    kept = conversation.drop_unanswered()
+    if kept.asked_model == name and model.id in (kept.pointed_id, kept.model_id):
+        return replace(kept, pointed_id=model.id), ""
+    note = MOVED_NOTE.format(name, model.id) if kept.asked_model == name and kept.turns else ""
+    return Conversation(asked_model=name, pointed_id=model.id), note
 
 
-def _render_note(note: str) -> gr.HTML:
-    return gr.HTML(f'<p class="ts-answered">{escape(note)}</p>')
+def read_number(label: str, value: Any) -> float:
+    """Read a field as the browser sends it; the API checks the range.
 
-
-def describe_answer(model: str | None, num_tokens: int | None, seconds: float) -> str:
-    """A line that names who answered, and how much and how fast."""
-    parts = [f"Answered by {model or 'a model without a name'}"]
-    if num_tokens is not None:
-        parts.append(f"{num_tokens:,} tokens")
-    parts.append(f"{seconds:.1f} s")
-    return " · ".join(parts)
-
-
-async def answer(
-    client: ApiClient, conversation: Conversation, temperature: float, max_tokens: int
-) -> AsyncIterator[tuple[Conversation, str]]:
-    """Stream an answer to the last message; yields the conversation and a line about the answer.
-
-    At its end the line moves into the conversation, below the answer. Raises `ApiError`, after
-    which the conversation stands as it was yielded last.
+    Raises `ValueError` for what is no number.
     """
-    started = time.monotonic()
-    text, name, num_tokens = "", None, None
-    messages = conversation.to_messages()
-    pieces = client.stream_chat(conversation.asked_model, messages, temperature, max_tokens)
-    async for piece in pieces:
-        text += piece.text
-        name = piece.model or name
-        num_tokens = piece.num_tokens if piece.num_tokens is not None else num_tokens
-        if piece.text:
-            line = describe_answer(name, num_tokens, time.monotonic() - started)
-            yield conversation.add(Turn("assistant", text)), line
-    line = describe_answer(name, num_tokens, time.monotonic() - started)
-    yield conversation.add(Turn("assistant", text, note=line)), ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, float) and isfinite(value):
+        return value
+    raise ValueError(f"{label} is {_quote_value(value)}: enter a number.")
+
+
+def read_whole_number(label: str, value: Any) -> int:
+    """Read a field that no fraction can stand for.
+
+    Raises `ValueError` as `read_number` does, and for a fraction.
+    """
+    number = read_number(label, value)
+    if number % 1:
+        raise ValueError(f"{label} is {_quote_value(value)}: enter a whole number.")
+    return int(number)
+
+
+def _quote_value(value: Any) -> str:
+    return "empty" if value in (None, "") else repr(value)[:MAX_QUOTED_CHARACTERS]
 
 
 class _Page:
@@ -127,8 +96,8 @@ class _Page:
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self.conversation: gr.State = gr.State(Conversation())
-        self.choices: gr.State = gr.State()  # as the menu shows them
+        self.chat: gr.State = gr.State(OpenChat())
+        self.models: gr.State = gr.State(())  # those that the menu shows
         self.timer = gr.Timer(REFRESH_INTERVAL_S)
         self.model = gr.Dropdown(label="Model", elem_id="chat-model", filterable=False)
         self.note = gr.HTML(elem_id="chat-note", visible=False)
@@ -163,9 +132,14 @@ class _Page:
             self.clear = gr.Button("Clear", elem_id="chat-clear", scale=1, min_width=72)
         with gr.Accordion("Settings", open=False):
             self.temperature = gr.Slider(
-                0, 2, 0, step=0.1, label="Temperature", info="0 always takes the likeliest token."
+                0,
+                2,
+                0,
+                step=0.1,
+                label=TEMPERATURE_LABEL,
+                info="0 always takes the likeliest token.",
             )
-            self.max_tokens = gr.Slider(8, 1024, 128, step=8, label="Tokens at most")
+            self.max_tokens = gr.Slider(8, 1024, 128, step=8, label=MAX_TOKENS_LABEL)
 
     async def open(self, request: gr.Request) -> tuple[Any, Any, Any]:
         """Fill the model menu; the address may name a model."""
@@ -183,95 +157,122 @@ class _Page:
             chosen, note = asked, note_model(find_model(models, asked))
         else:
             chosen, note = None, show_note(UNKNOWN_MODEL_NOTE.format(asked), "error")
-        return gr.Dropdown(choices=choices, value=chosen), note, choices
+        return gr.Dropdown(choices=choices, value=chosen), note, tuple(models)
 
-    async def choose(self, name: str | None) -> tuple[Any, ...]:
-        """Begin a new conversation with the chosen model, and note what one should know of it."""
-        cleared = empty_conversation()
-        try:
-            return note_model(find_model(await self._client.list_models(), name or "")), *cleared
-        except ApiError as exc:
-            return show_note(exc.message, "error"), *cleared
+    async def choose(
+        self, chat: OpenChat, models: Sequence[Model], name: Any, text: Any
+    ) -> tuple[Any, ...]:
+        """Begin a new conversation with the chosen model, and note what one should know of it.
 
-    async def refresh(self, shown: list[tuple[str, str]] | None, name: str | None) -> Any:
-        """Update the model menu where models came or went or an alias moved."""
+        The conversation of a question that was sent at once may be open before this runs; it stays.
+        A question that is not answered yet returns to the text field, unless that has text.
+        """
+        chat.chosen_model = name
+        if chat.conversation.asked_model == name:
+            return skip_outputs(4)
+        unanswered = chat.conversation.find_unanswered()
+        chat.begin(Conversation(asked_model=name))
+        returned = unanswered if unanswered and not text else gr.skip()
+        return note_model(find_model(models, name)), [], "", returned
+
+    async def refresh(self, shown: Sequence[Model], name: Any) -> tuple[Any, Any]:
+        """Update the model menu where models came or went or an alias moved.
+
+        What is chosen stays: it may not be what was chosen when this began.
+        """
         try:
             models = await self._client.list_models()
         except ApiError:  # sending a message reports it
-            return gr.skip(), gr.skip()
+            return skip_outputs(2)
         choices = list_choices(models)
-        if choices == shown:
-            return gr.skip(), gr.skip()
-        is_offered = any(name == value for _, value in choices)
-        return gr.Dropdown(choices=choices, value=name if is_offered else None), choices
+        if choices == list_choices(shown):
+            return skip_outputs(2)
+        if name and all(name != value for _, value in choices):
+            return gr.Dropdown(choices=choices, value=None), tuple(models)
+        return gr.Dropdown(choices=choices), tuple(models)
 
-    async def ask(self, text: Any, conversation: Conversation, name: Any) -> tuple[Any, ...]:
+    async def ask(self, text: Any, chat: OpenChat, name: Any) -> tuple[Any, ...]:
         """Put what was typed into the conversation; an empty line changes nothing.
 
-        The model is looked up now, so that the menu shows what will answer: where the chosen alias
-        has moved since the last message, a new conversation begins.
+        The model is looked up now, so that the menu shows what the chosen alias points to. What is
+        not put into a conversation stays in the text field.
         """
-        unchanged = tuple(gr.skip() for _ in range(8))
         question = text.strip() if isinstance(text, str) else ""
         if not question:
-            return unchanged
+            return skip_outputs(8)
         if not name:
-            gr.Warning("Choose a model first.")
-            return unchanged
+            return refuse_question("Choose a model first.")
+        chosen_before = chat.chosen_model
         try:
             models = await self._client.list_models()
         except ApiError as exc:
-            gr.Warning(escape(exc.message))
-            return unchanged
+            return refuse_question(exc.message)
         model = find_model(models, name)
         if model is None:
-            gr.Warning(escape(UNKNOWN_MODEL_NOTE.format(name)))
-            return unchanged
-        note = note_model(model)
-        begun = conversation.drop_unanswered()
-        if (begun.asked_model, begun.model_id) != (name, model.id):
-            if begun.turns:
-                note = show_note(f"{name} is {model.id} now; this is a new conversation.")
-            begun = Conversation(asked_model=name, model_id=model.id)
-        begun = begun.add(Turn("user", question))
-        choices = list_choices(models)
-        menu = gr.Dropdown(choices=choices, value=name)
-        return begun, begun.to_chatbot(), "", menu, choices, note, *show_buttons(busy=True)
+            return refuse_question(UNKNOWN_MODEL_NOTE.format(name))
+        if chat.is_busy:
+            return refuse_question(BUSY_WARNING)
+        if chat.chosen_model not in (chosen_before, name):
+            return refuse_question(CHOSEN_WARNING)
+        found, moved = find_conversation(chat.conversation, name, model)
+        asked = found.add(Turn("user", question))
+        chat.ask(asked)
+        note = show_note(moved) if moved else note_model(model)
+        menu = gr.Dropdown(choices=list_choices(models))
+        buttons = show_buttons(busy=True)
+        return chat, asked.to_chatbot(), "", menu, tuple(models), note, *buttons
 
-    async def ask_example(
-        self, conversation: Conversation, name: Any, event: gr.SelectData
-    ) -> tuple[Any, ...]:
+    async def ask_example(self, chat: OpenChat, name: Any, event: gr.SelectData) -> tuple[Any, ...]:
         """Put an example question into the conversation."""
         value = event.value if isinstance(event.value, dict) else {}
-        return await self.ask(value.get("text"), conversation, name)
+        return await self.ask(value.get("text"), chat, name)
 
     async def respond(
-        self, conversation: Conversation, temperature: float, max_tokens: float
-    ) -> AsyncIterator[tuple[Any, ...]]:
-        """Stream the answer into the conversation.
+        self, chat: OpenChat, temperature: Any, max_tokens: Any
+    ) -> AsyncGenerator[tuple[Any, ...], None]:
+        """Stream the answer to the question of `ask` into the conversation.
 
-        A question that the API refuses leaves the conversation and returns to the text field.
+        A question that is refused leaves the conversation and returns to the text field. An answer
+        that was stopped, or whose conversation was left, changes nothing any more.
         """
-        if not conversation.turns or conversation.turns[-1].role != "user":
-            yield tuple(gr.skip() for _ in range(4))  # without it Gradio would empty the outputs
+        asked = chat.take_question()
+        if asked is None:
+            yield skip_outputs(5)  # without it Gradio would empty the outputs
             return
-        grown = conversation
         try:
-            async for grown, line in answer(
-                self._client, conversation, temperature, int(max_tokens)
-            ):
-                yield (
-                    grown,
-                    grown.to_chatbot(),
-                    f'<p class="ts-muted">{escape(line)}</p>',
-                    gr.skip(),
-                )
+            heat = read_number(TEMPERATURE_LABEL, temperature)
+            limit = read_whole_number(MAX_TOKENS_LABEL, max_tokens)
+        except ValueError as exc:
+            yield give_back(chat, asked, asked, str(exc))
+            return
+        grown = asked
+        try:
+            async with aclosing(answer(self._client, asked, heat, limit)) as steps:
+                async for step in steps:
+                    if not chat.grow(grown, step.conversation):
+                        return
+                    grown = step.conversation
+                    line = f'<p class="ts-muted">{escape(step.line)}</p>'
+                    note = show_note(step.note) if step.note else gr.skip()
+                    yield chat, grown.to_chatbot(), line, gr.skip(), note
         except ApiError as exc:
-            gr.Warning(escape(exc.message))
-            notice = markup.render_notice(exc.message, "error")
-            kept = grown.drop_unanswered()
-            question = conversation.turns[-1].text if kept is not grown else gr.skip()
-            yield kept, kept.to_chatbot(), notice, question
+            yield give_back(chat, asked, grown, exc.message)
+        finally:
+            chat.end_answer(grown)
+
+    async def stop_answer(self, chat: OpenChat) -> tuple[Any, ...]:
+        """Leave the answer as it is, and show Send again."""
+        chat.stop()
+        return show_buttons(busy=False)
+
+    async def empty_conversation(self, chat: OpenChat) -> tuple[Any, ...]:
+        """Begin a new conversation."""
+        chat.begin(Conversation())
+        return [], "", *show_buttons(busy=False)
+
+    async def free_buttons(self, chat: OpenChat) -> tuple[Any, ...]:
+        """Show Send again, unless a question is being answered."""
+        return show_buttons(busy=chat.is_busy)
 
 
 def note_model(model: Model | None) -> Any:
@@ -290,48 +291,69 @@ def show_buttons(*, busy: bool) -> tuple[Any, Any]:
     return gr.Button(visible=not busy), gr.Button(visible=busy)
 
 
+def refuse_question(message: str) -> tuple[Any, ...]:
+    """Say why a question is not sent, and leave everything else as it is."""
+    gr.Warning(escape(message))
+    return skip_outputs(8)
+
+
+def give_back(
+    chat: OpenChat, asked: Conversation, grown: Conversation, message: str
+) -> tuple[Any, ...]:
+    """End an answer with an error; a question without an answer returns to the text field."""
+    kept = grown.drop_unanswered()
+    if not chat.grow(grown, kept):
+        return skip_outputs(5)
+    chat.end_answer(kept)
+    gr.Warning(escape(message))
+    question = gr.skip() if kept is grown else asked.find_unanswered()
+    return chat, kept.to_chatbot(), markup.render_notice(message, "error"), question, gr.skip()
+
+
+def skip_outputs(count: int) -> tuple[Any, ...]:
+    """Leave outputs as they are."""
+    return tuple(gr.skip() for _ in range(count))
+
+
 def build_chat_page(client: ApiClient) -> None:
     """Lay out the page and its events inside the current Blocks."""
     page = _Page(client)
     buttons = [page.send, page.stop]
     # Every function goes through Gradio's queue: its other entrance is closed (see exposure.py).
     quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-    # Gradio would refuse a model that the menu had before the server was restarted.
+    # Gradio would refuse a model that the menu had before the server was restarted, and a number
+    # beyond a slider's range after the question is in the conversation.
     raw: dict[str, Any] = {**quiet, "preprocess": False}
-    gr.on(fn=page.open, outputs=[page.model, page.note, page.choices], **quiet)
-    page.timer.tick(page.refresh, [page.choices, page.model], [page.model, page.choices], **raw)
-    asked = [page.conversation, page.history, page.text, page.model, page.choices, page.note]
+    gr.on(fn=page.open, outputs=[page.model, page.note, page.models], **quiet)
+    page.timer.tick(page.refresh, [page.models, page.model], [page.model, page.models], **raw)
+    # That the chat is an output starts the hour after which Gradio forgets it anew.
+    asked = [page.chat, page.history, page.text, page.model, page.models, page.note, *buttons]
     started = gr.on(
         [page.text.submit, page.send.click],
         page.ask,
-        [page.text, page.conversation, page.model],
-        [*asked, *buttons],
+        [page.text, page.chat, page.model],
+        asked,
         **raw,
     )
-    picked = page.history.example_select(
-        page.ask_example, [page.conversation, page.model], [*asked, *buttons], **raw
-    )
+    picked = page.history.example_select(page.ask_example, [page.chat, page.model], asked, **raw)
     answering = []
     for event in (started, picked):
         step = event.then(
             page.respond,
-            [page.conversation, page.temperature, page.max_tokens],
-            [page.conversation, page.history, page.answered_by, page.text],
-            **quiet,
+            [page.chat, page.temperature, page.max_tokens],
+            [page.chat, page.history, page.answered_by, page.text, page.note],
+            **raw,
         )
-        step.then(free_buttons, outputs=buttons, **quiet)
+        step.then(page.free_buttons, page.chat, buttons, **quiet)
         answering.append(step)
-    emptied = [page.conversation, page.history, page.answered_by, *buttons]
-    page.stop.click(free_buttons, outputs=buttons, cancels=answering, **quiet)
-    page.clear.click(empty_conversation, outputs=emptied, cancels=answering, **quiet)
-    page.model.input(page.choose, page.model, [page.note, *emptied], cancels=answering, **raw)
-
-
-def free_buttons() -> tuple[Any, Any]:
-    """Show Send again."""
-    return show_buttons(busy=False)
-
-
-def empty_conversation() -> tuple[Any, ...]:
-    """Begin a new conversation."""
-    return Conversation(), [], "", *show_buttons(busy=False)
+    stopping: dict[str, Any] = {**raw, "cancels": answering}
+    page.stop.click(page.stop_answer, page.chat, buttons, **stopping)
+    page.clear.click(
+        page.empty_conversation, page.chat, [page.history, page.answered_by, *buttons], **stopping
+    )
+    page.model.input(
+        page.choose,
+        [page.chat, page.models, page.model, page.text],
+        [page.note, page.history, page.answered_by, page.text],
+        **stopping,
+    ).then(page.free_buttons, page.chat, buttons, **quiet)

@@ -1,7 +1,7 @@
 """A thin client of Tuneserve's HTTP API."""
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
@@ -152,10 +152,12 @@ class ApiClient:
         )
         return _read(Job, await self._send(request))
 
-    async def list_events(self, job_id: str, limit: int = 100) -> list[Event]:
-        """What happened to a fine-tune, newest first."""
-        path = f"{_write_job_path(job_id)}/events"
-        return _read_list(Event, await self._get(path, {"limit": str(limit)}))
+    async def list_events(
+        self, job_id: str, limit: int = 100, newer_than: str | None = None
+    ) -> list[Event]:
+        """List the newest events of a fine-tune, newest first; only those after one, if named."""
+        query = {"limit": str(limit)} | ({"newer_than": newer_than} if newer_than else {})
+        return _read_list(Event, await self._get(f"{_write_job_path(job_id)}/events", query))
 
     async def list_metrics(self, job_id: str, max_points: int) -> list[Metrics]:
         """The figures of at most `max_points` steps, evenly apart, oldest first."""
@@ -169,7 +171,7 @@ class ApiClient:
 
     async def stream_chat(
         self, model: str, messages: Sequence[Message], temperature: float | None, max_tokens: int
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncGenerator[Piece, None]:
         """Answer a chat piece by piece; leaving early closes the connection, which stops it."""
         body: dict[str, Any] = {
             "model": model,

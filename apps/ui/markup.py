@@ -106,34 +106,32 @@ def _render_token(token: Token) -> str:
     return f'<{tag} class="ts-token {kind}">{text}</{tag}>'
 
 
-def render_run_list(jobs: Sequence[Job], selected: str, file_names: dict[str, str]) -> str:
+def render_run_list(jobs: Sequence[Job], selected: str) -> str:
     """All runs as links that select them."""
     if not jobs:
         return '<p class="ts-empty">No runs yet. <a href="./">Start a fine-tune</a>.</p>'
-    items = "".join(_render_run_item(job, job.id == selected, file_names) for job in jobs)
+    items = "".join(_render_run_item(job, job.id == selected) for job in jobs)
     return f'<nav class="ts-runs" aria-label="Runs">{items}</nav>'
 
 
-def _render_run_item(job: Job, is_selected: bool, file_names: dict[str, str]) -> str:
-    data = file_names.get(job.training_file, job.training_file)
+def _render_run_item(job: Job, is_selected: bool) -> str:
     current = " aria-current=true" if is_selected else ""
     return (
         f'<a class="ts-run" href="./runs?run={quote(job.id)}" data-run="{escape(job.id)}"{current}>'
         f'<span class="ts-run-name">{escape(name_job(job))}</span>{render_badge(job.status)}'
-        f'<span class="ts-muted">{escape(job.model)} · {escape(data)}</span>'
+        f'<span class="ts-muted">{escape(job.model)} · {escape(name_data(job))}</span>'
         f'<span class="ts-muted ts-right">{format_moment(job.created_at)}'
         f"{_describe_duration(job)}</span></a>"
     )
 
 
-def render_run(job: Job, stage: str, file_names: dict[str, str]) -> str:
+def render_run(job: Job, stage: str) -> str:
     """The selected run: name, status, progress and what it is made of."""
-    data = file_names.get(job.training_file, job.training_file)
     error = render_notice(job.error.message, "error") if job.error else ""
     return (
         f'<div class="ts-run-head" data-run="{escape(job.id)}"><h2>{escape(name_job(job))}</h2>'
         f"{render_badge(job.status, 'run-status')}</div>"
-        f'<p class="ts-muted">{escape(job.model)} on {escape(data)} · '
+        f'<p class="ts-muted">{escape(job.model)} on {escape(name_data(job))} · '
         f"started {format_moment(job.created_at)}</p>"
         f"{error}{_render_progress(job, stage)}{_render_chat_link(job)}"
     )
@@ -186,6 +184,11 @@ def render_events(events: Sequence[Event]) -> str:
 def name_job(job: Job) -> str:
     """What to call a run: the name it was given, else its model, else its id."""
     return job.user_provided_suffix or job.fine_tuned_model or f"Fine-tune of {job.model}"
+
+
+def name_data(job: Job) -> str:
+    """What to call the rows of a run: the name of their file, else its id."""
+    return job.training_filename or job.training_file
 
 
 def measure_duration(job: Job) -> float:

@@ -93,6 +93,7 @@ class Job(_Resource):
     model: str
     fine_tuned_model: str | None = None
     training_file: str
+    training_filename: str | None = None
     created_at: int
     started_at: int | None = None
     finished_at: int | None = None
@@ -117,6 +118,7 @@ class Job(_Resource):
 class Event(_Resource):
     """Something that happened to a fine-tune."""
 
+    id: str
     created_at: int
     level: str = "info"
     message: str

@@ -1,11 +1,13 @@
 """The page "Runs": what was started, how it goes, and how to pause or stop it.
 
-Nothing is remembered here: every tick asks the API. Which run is selected stands in the address.
+Every tick asks the API, for no more however much has happened: the newest jobs, which name their
+files, a limited part of the selected run, and of its events those that the tab does not have yet.
+Which run is selected is part of the address.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import takewhile
@@ -22,11 +24,23 @@ ACTIVE_INTERVAL_S = 1.5
 IDLE_INTERVAL_S = 8.0
 CANCEL_PATIENCE_S = 20.0
 LOG_BYTES = 20_000
+MAX_EVENTS = 100
 CURVE_POINTS = 500
 
 KEEP_SELECTION_JS = """(run) => {
   if (run) history.replaceState(null, "", location.pathname + "?run=" + encodeURIComponent(run));
 }"""
+
+
+@dataclass(frozen=True)
+class KnownEvents:
+    """The newest events of one run that a tab has, newest first."""
+
+    run_id: str = ""
+    events: tuple[Event, ...] = ()
+
+
+NO_EVENTS = KnownEvents()
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,7 @@ class View:
     is_pausing: bool = False
     is_cancelling: bool = False
     interval_s: float = IDLE_INTERVAL_S
+    known: KnownEvents = NO_EVENTS
 
     def to_updates(self) -> list[Any]:
         """The outputs of a tick, in the order of the components."""
@@ -70,30 +85,31 @@ class View:
                 interactive=not self.is_cancelling,
             ),
             gr.Timer(self.interval_s),
+            self.known,
         ]
 
 
-async def read_view(client: ApiClient, selected: str) -> View:
-    """Ask the API for everything that the page shows; raises `ApiError`."""
-    jobs, files = await asyncio.gather(client.list_jobs(), client.list_files())
-    file_names = {file.id: file.filename for file in files}
+async def read_view(client: ApiClient, selected: str, known: KnownEvents = NO_EVENTS) -> View:
+    """Ask the API for what the page shows, but for the events in `known`; raises `ApiError`."""
+    jobs = await client.list_jobs()
     try:
         job = await find_job(client, jobs, selected)
     except ApiError as exc:
-        return View(notice=exc.message, run_list=markup.render_run_list(jobs, "", file_names))
-    run_list = markup.render_run_list(jobs, job.id if job else "", file_names)
+        return View(notice=exc.message, run_list=markup.render_run_list(jobs, ""))
+    run_list = markup.render_run_list(jobs, job.id if job else "")
     if job is None:
         return View(run_list=run_list)
-    events, metrics, log = await asyncio.gather(
-        client.list_events(job.id),
+    known, metrics, log = await asyncio.gather(
+        read_events(client, job.id, known),
         client.list_metrics(job.id, CURVE_POINTS),
         client.read_log(job.id, LOG_BYTES),
     )
+    events = known.events
     is_any_active = job.is_active or any(other.is_active for other in jobs)
     return View(
         selected=job.id,
         run_list=run_list,
-        run=markup.render_run(job, describe_stage(job, events), file_names),
+        run=markup.render_run(job, describe_stage(job, events)),
         curve=render_loss_curve(metrics) if metrics or job.is_active else "",
         events=markup.render_events(events),
         log=log,
@@ -103,7 +119,23 @@ async def read_view(client: ApiClient, selected: str) -> View:
         is_pausing=job.status == "running" and is_about_to_pause(events),
         is_cancelling=job.is_active and has_asked_to_cancel(events),
         interval_s=ACTIVE_INTERVAL_S if is_any_active else IDLE_INTERVAL_S,
+        known=known,
     )
+
+
+async def read_events(client: ApiClient, run_id: str, known: KnownEvents) -> KnownEvents:
+    """Return the newest events of a run, at most `MAX_EVENTS`; asks only for those not in `known`.
+
+    Raises `ApiError`.
+    """
+    if known.run_id == run_id and known.events:
+        try:
+            new = await client.list_events(run_id, MAX_EVENTS, newer_than=known.events[0].id)
+            return KnownEvents(run_id, (*new, *known.events)[:MAX_EVENTS])
+        except ApiError as exc:
+            if exc.status != 404:  # the run has not this event any more: a backup was restored
+                raise
+    return KnownEvents(run_id, tuple(await client.list_events(run_id, MAX_EVENTS)))
 
 
 async def find_job(client: ApiClient, jobs: list[Job], selected: str) -> Job | None:
@@ -124,7 +156,7 @@ def show_notice(message: str) -> Any:
     return gr.HTML(markup.render_notice(message, "error"), visible=bool(message))
 
 
-def describe_stage(job: Job, events: list[Event]) -> str:
+def describe_stage(job: Job, events: Sequence[Event]) -> str:
     """What a run does at present, in a few words."""
     if job.waiting_for:
         return f"Waiting: {job.waiting_for}"
@@ -136,7 +168,7 @@ def describe_stage(job: Job, events: list[Event]) -> str:
     return next(messages, markup.STATUS_WORDS.get(job.status, job.status))
 
 
-def has_asked_to_cancel(events: list[Event]) -> bool:
+def has_asked_to_cancel(events: Sequence[Event]) -> bool:
     """Whether somebody, in any browser, asked so a moment ago and it is still being done."""
     earliest = time.time() - CANCEL_PATIENCE_S
     since = takewhile(lambda event: not event.message.startswith("Waiting for its turn"), events)
@@ -145,7 +177,7 @@ def has_asked_to_cancel(events: list[Event]) -> bool:
     )
 
 
-def is_about_to_pause(events: list[Event]) -> bool:
+def is_about_to_pause(events: Sequence[Event]) -> bool:
     """Whether somebody, in any browser, asked so and nothing but steps has happened since."""
     messages = (event.message for event in events if event.type != "metrics")
     return next(messages, "").startswith("Pausing")
@@ -178,25 +210,26 @@ def build_runs_page(client: ApiClient) -> None:
                     show_label=False, lines=12, max_lines=12, elem_id="run-log", container=False
                 )
     timer = gr.Timer(ACTIVE_INTERVAL_S)
+    known = gr.State(NO_EVENTS)
     buttons = [pause, resume, cancel]
-    outputs = [notice, selected, run_list, run, curve, events, log, detail, *buttons, timer]
+    outputs = [notice, selected, run_list, run, curve, events, log, detail, *buttons, timer, known]
 
-    async def refresh(selected_id: str) -> list[Any]:
+    async def refresh(selected_id: str, known_events: KnownEvents) -> list[Any]:
         try:
-            return (await read_view(client, selected_id)).to_updates()
+            return (await read_view(client, selected_id, known_events)).to_updates()
         except ApiError as exc:  # what was there stays; the next tick tries again
             return [show_notice(exc.message), *[gr.skip() for _ in outputs[1:]]]
 
     async def open_page(request: gr.Request) -> list[Any]:
-        return await refresh(request.query_params.get("run", ""))
+        return await refresh(request.query_params.get("run", ""), NO_EVENTS)
 
     def on_click(button: gr.Button, word: str, change: Callable[[str], Awaitable[Job]]) -> None:
-        async def change_run(selected_id: str) -> list[Any]:
+        async def change_run(selected_id: str, known_events: KnownEvents) -> list[Any]:
             try:
                 await change(selected_id)
             except ApiError as exc:
                 gr.Warning(escape(exc.message))
-            return await refresh(selected_id)
+            return await refresh(selected_id, known_events)
 
         def show_busy() -> gr.Button:
             return gr.Button(word, interactive=False)
@@ -206,12 +239,16 @@ def build_runs_page(client: ApiClient) -> None:
             outputs=button,
             show_progress="hidden",
             api_visibility="private",
-        ).then(change_run, selected, outputs, show_progress="hidden", api_visibility="private")
+        ).then(
+            change_run, [selected, known], outputs, show_progress="hidden", api_visibility="private"
+        )
 
     gr.on(fn=open_page, outputs=outputs, show_progress="hidden", api_visibility="private").then(
         None, selected, js=KEEP_SELECTION_JS
     )
-    timer.tick(refresh, selected, outputs, show_progress="hidden", api_visibility="private")
+    timer.tick(
+        refresh, [selected, known], outputs, show_progress="hidden", api_visibility="private"
+    )
     on_click(pause, "Pausing…", client.pause_job)
     on_click(resume, "Resuming…", client.resume_job)
     on_click(cancel, "Cancelling…", client.cancel_job)

@@ -226,6 +226,20 @@ async def test_files_have_pages_an_order_and_purposes(
     assert (await client.get("/v1/files", params={"after": "file-none"})).status_code == 404
 
 
+async def test_a_job_names_the_file_that_it_trains_on(
+    client: httpx.AsyncClient, services: Services
+) -> None:
+    """Also once the file is gone, so that nobody has to list all files for the names of some."""
+    services.files.add("file-rows", ROWS.encode(), "Brötchen & more.jsonl")
+    created = await create(client, "file-rows")
+    await client.post(f"{JOBS}/{created['id']}/cancel")
+    (await client.delete("/v1/files/file-rows")).raise_for_status()
+    listed = (await client.get(JOBS)).json()["data"][0]
+    shown = (await client.get(f"{JOBS}/{created['id']}")).json()
+    for job in (created, listed, shown):
+        assert job["training_filename"] == "Brötchen & more.jsonl"
+
+
 async def test_a_file_that_a_job_reads_is_not_deleted(
     client: httpx.AsyncClient, services: Services, file_id: str
 ) -> None:

@@ -78,6 +78,7 @@ async def test_a_storage_folder_of_release_0_1_is_read_and_used(
     }
     assert listed[SUCCEEDED]["fine_tuned_model"] == "tiny-succee-000001"
     assert listed[SUCCEEDED]["training"]["epochs"] == 2
+    assert listed[SUCCEEDED]["training_filename"] == "rows.jsonl"
     assert listed[FAILED]["error"]["code"] == "interrupted"
     assert listed[PAUSED]["progress"]["step"] == 2
     files = {file["id"]: file for file in (await client.get("/v1/files")).json()["data"]}

@@ -1,19 +1,25 @@
 """A small real server with the API's shapes, for tests of the page without Ray."""
 
+import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Annotated, Any, TypeVar
 
 import pytest
 import uvicorn
 from fastapi import FastAPI, Form, Request, UploadFile
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from apps.ui.client import ApiClient
+
+Result = TypeVar("Result")
 HOSTILE = "<img src=x onerror=alert(1)>"
 STEPS = 5
 MAX_CHARACTERS = 1000
+HOLD_TIMEOUT_S = 20
 
 
 class StubApi:
@@ -22,12 +28,16 @@ class StubApi:
     def __init__(self) -> None:
         self.url = ""
         self.jobs: dict[str, dict[str, Any]] = {}
+        self.events: dict[str, list[dict[str, Any]]] = {}  # newest first
         self.files = [_describe_file("file-handbook", "handbook.jsonl")]
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.previews: list[dict[str, Any]] = []
         self.queries: list[tuple[str, dict[str, str]]] = []
+        self.num_sent_bytes = 0
         self.latest = "base-tuned"
+        self.answering_models: list[str] = []  # those of the next answers; then the one asked for
+        self.holds: list[threading.Event] = []  # what the next lists of models wait for
         self.closed_streams = 0
         self.permissions = ["files.write"]
 
@@ -43,15 +53,22 @@ class StubApi:
             "model": "base",
             "fine_tuned_model": None,
             "training_file": "file-handbook",
+            "training_filename": "handbook.jsonl",
             "user_provided_suffix": None,
             "error": None,
             "hyperparameters": {"n_epochs": 1},
             "progress": None,
-            "events": [],
             **changes,
         }
         self.jobs = {job_id: job, **self.jobs}
+        self.events[job_id] = []
         return job
+
+    def add_event(self, job_id: str, message: str, **changes: Any) -> None:
+        """Have something happen to a run."""
+        events = self.events[job_id]
+        event = {"id": f"ftevent-{len(events) + 1:06d}", "created_at": int(time.time())}
+        events.insert(0, {**event, "level": "info", "message": message, **changes})
 
 
 def _describe_file(file_id: str, filename: str) -> dict[str, Any]:
@@ -76,7 +93,22 @@ def build_stub(stub: StubApi) -> FastAPI:
     _add_files(app, stub)
     _add_jobs(app, stub)
     _add_chat(app, stub)
+    app.add_middleware(_ByteCounter, stub)
     return app
+
+
+class _ByteCounter:
+    """Counts the bytes of all bodies that the stub sends."""
+
+    def __init__(self, app: ASGIApp, stub: StubApi) -> None:
+        self._app, self._stub = app, stub
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def count(message: Message) -> None:
+            self._stub.num_sent_bytes += len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, count)
 
 
 def _add_files(app: FastAPI, stub: StubApi) -> None:
@@ -87,6 +119,7 @@ def _add_files(app: FastAPI, stub: StubApi) -> None:
     @app.get("/v1/files")
     def list_files(request: Request) -> dict[str, Any]:
         stub.keys.append(request.headers.get("authorization"))
+        stub.queries.append(("files", dict(request.query_params)))
         return {"object": "list", "data": stub.files}
 
     @app.post("/v1/files", response_model=None)
@@ -152,8 +185,8 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
         return stub.add_job("ftjob-new", "queued", user_provided_suffix=body.get("suffix"))
 
     @app.get("/v1/fine_tuning/jobs")
-    def list_jobs() -> dict[str, Any]:
-        return {"object": "list", "data": list(stub.jobs.values())}
+    def list_jobs(limit: int) -> dict[str, Any]:
+        return {"object": "list", "data": list(stub.jobs.values())[:limit]}
 
     @app.get("/v1/fine_tuning/jobs/{job_id}", response_model=None)
     def get_job(job_id: str) -> Any:
@@ -165,10 +198,17 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
         stub.jobs[job_id]["status"] = statuses[action]
         return stub.jobs[job_id]
 
-    @app.get("/v1/fine_tuning/jobs/{job_id}/events")
-    def list_events(request: Request, job_id: str) -> dict[str, Any]:
+    @app.get("/v1/fine_tuning/jobs/{job_id}/events", response_model=None)
+    def list_events(
+        request: Request, job_id: str, limit: int, newer_than: str | None = None
+    ) -> Any:
         stub.queries.append(("events", dict(request.query_params)))
-        return {"object": "list", "data": stub.jobs[job_id]["events"]}
+        events = stub.events[job_id]
+        ids = [event["id"] for event in events]
+        if newer_than is not None and newer_than not in ids:
+            return refuse(404, f"newer_than is {newer_than!r}")
+        end = len(ids) if newer_than is None else ids.index(newer_than)
+        return {"object": "list", "data": events[:end][:limit]}
 
     @app.get("/v1/fine_tuning/jobs/{job_id}/metrics")
     def list_metrics(request: Request, job_id: str) -> dict[str, Any]:
@@ -188,6 +228,8 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
 def _add_chat(app: FastAPI, stub: StubApi) -> None:
     @app.get("/v1/models")
     def list_models() -> dict[str, Any]:
+        if stub.holds:
+            assert stub.holds.pop(0).wait(HOLD_TIMEOUT_S), "nobody released the list of models"
         tuned = {"id": "base-tuned", "object": "model", "base": False}
         base = {"id": "base", "object": "model", "base": True, "demonstration": True}
         models = [{**model, "aliases": []} for model in (tuned, base)]
@@ -206,21 +248,24 @@ def _add_chat(app: FastAPI, stub: StubApi) -> None:
             return refuse(400, "the messages have more tokens than the model's context")
         if question == "busy":
             return refuse(429, "all places are taken")
-        return StreamingResponse(
-            _stream(stub, question), media_type="text/event-stream", headers={"x-model-id": "m-1"}
-        )
+        model = stub.latest if body["model"] == "latest" else body["model"]
+        if stub.answering_models:
+            model = stub.answering_models.pop(0)
+        pieces = _stream(stub, question, model)
+        headers = {"x-model-id": model}
+        return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
 
 
-async def _stream(stub: StubApi, question: str) -> AsyncIterator[str]:
+async def _stream(stub: StubApi, question: str, model: str) -> AsyncIterator[str]:
     try:
-        for word in ("Hello ", "there ", HOSTILE):
-            chunk = {"model": "m-1", "choices": [{"delta": {"content": word}}]}
+        for word in ("", "Hello ", "there ", HOSTILE):
+            chunk = {"model": model, "choices": [{"delta": {"content": word}}]}
             yield f"data: {json.dumps(chunk)}\n\n"
         if question == "break":
             yield 'data: {"error": {"message": "the model was unloaded"}}\n\n'
             return
         usage = {"completion_tokens": 3, "prompt_tokens": 5, "total_tokens": 8}
-        yield f"data: {json.dumps({'model': 'm-1', 'choices': [], 'usage': usage})}\n\n"
+        yield f"data: {json.dumps({'model': model, 'choices': [], 'usage': usage})}\n\n"
         yield "data: [DONE]\n\n"
     finally:
         stub.closed_streams += 1
@@ -244,6 +289,19 @@ class LocalServer(uvicorn.Server):
     def __exit__(self, *_: object) -> None:
         self.should_exit = True
         self._thread.join(20)
+
+
+def ask(api: StubApi, call: Callable[[ApiClient], Awaitable[Result]]) -> Result:
+    """Return what a call of the page's client answers."""
+
+    async def run() -> Result:
+        client = ApiClient(api.url)
+        try:
+            return await call(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
 
 
 @pytest.fixture

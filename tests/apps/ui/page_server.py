@@ -106,16 +106,24 @@ class PageCaller:
         answer = self.join(fn_index, data, **more)
         if answer.is_error:
             return Result(success=False, text=answer.text)
-        text = ""
+        for event_id, result in self.follow(session):
+            if event_id == answer.json()["event_id"]:
+                return result
+        raise AssertionError(f"function {fn_index} did not complete")
+
+    def follow(self, session: str) -> Iterator[tuple[str, Result]]:
+        """Yield the event ids and results of the calls that a session asked for, as they end."""
+        texts: dict[str | None, str] = {}
         events = self.http.stream("GET", "/gradio_api/queue/data", params={"session_hash": session})
         with events as stream:
             for line in stream.iter_lines():
-                text += line
-                if line.startswith("data: "):
-                    message = json.loads(line.removeprefix("data: "))
-                    if message["msg"] == "process_completed":
-                        return Result(message["success"], text)
-        raise AssertionError(f"function {fn_index} did not complete: {text}")
+                if not line.startswith("data: "):
+                    continue
+                message = json.loads(line.removeprefix("data: "))
+                event_id = message.get("event_id")
+                texts[event_id] = texts.get(event_id, "") + line
+                if message["msg"] == "process_completed":
+                    yield event_id, Result(message["success"], texts[event_id])
 
     def upload(self, name: str, content: bytes) -> dict[str, Any]:
         """Upload a file and return it as a browser passes it to a function."""

@@ -1,6 +1,7 @@
 """Which model a chat asks, and with which conversation, through the functions of the page."""
 
 import json
+import threading
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from apps.ui.settings import UiSettings
 from tests.apps.ui.conftest import MAX_CHARACTERS, LocalServer, StubApi, build_stub
 from tests.apps.ui.page_server import PageCaller, Result, serve_page
+from tests.waiting import wait_until
 
 
 class Tab:
@@ -23,9 +25,20 @@ class Tab:
         function = self.visitor.find_function(name)
         return self.visitor.call(function, list(data), session_hash=self.session)
 
+    def start(self, name: str, *data: Any) -> str:
+        """Call a function without waiting for its end; returns the id of the event."""
+        function = self.visitor.find_function(name)
+        answer = self.visitor.join(function, list(data), session_hash=self.session)
+        answer.raise_for_status()
+        return str(answer.json()["event_id"])
+
     def send(self, text: str, model: str | None = "latest") -> tuple[Result, Result]:
         """What a click on Send does."""
         return self.call("ask", text, None, model), self.call("respond", None, 0.0, 16)
+
+    def choose(self, model: str, text: str = "") -> Result:
+        """What a choice in the menu does; `text` is what the text field has."""
+        return self.call("choose", None, None, model, text)
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +58,8 @@ def page_url(stub: StubApi) -> Iterator[str]:
 def tab(page_url: str, stub: StubApi) -> Iterator[Tab]:
     stub.bodies.clear()
     stub.latest = "base-tuned"
+    stub.answering_models.clear()
+    stub.holds.clear()
     visitor = PageCaller(page_url)
     yield Tab(visitor)
     visitor.close()
@@ -94,7 +109,15 @@ def test_an_open_tab_follows_a_hand_over(tab: Tab, stub: StubApi) -> None:
     assert "latest → base-tuned" in tab.call("open_1").text
     assert "latest →" not in tab.call("refresh_1", None, "latest").text  # nothing has changed
     stub.latest = "newer"
-    assert "latest → newer" in tab.call("refresh_1", None, "latest").text
+    refreshed = tab.call("refresh_1", None, "latest").text
+    assert "latest → newer" in refreshed
+    assert '"value":' not in refreshed, "what was chosen meanwhile is replaced"
+
+
+def test_a_model_that_is_gone_is_no_longer_chosen(tab: Tab, stub: StubApi) -> None:
+    tab.call("open_1")
+    stub.latest = "newer"
+    assert '"value":null' in tab.call("refresh_1", None, "gone").text
 
 
 def test_after_a_hand_over_a_new_conversation_begins(tab: Tab, stub: StubApi) -> None:
@@ -108,10 +131,133 @@ def test_after_a_hand_over_a_new_conversation_begins(tab: Tab, stub: StubApi) ->
 
 def test_another_model_gets_a_new_conversation(tab: Tab, stub: StubApi) -> None:
     tab.send("first")
-    tab.call("choose", "base")
+    tab.choose("base")
     tab.send("second", "base")
     assert stub.bodies[-1]["model"] == "base"
     assert list_questions(stub.bodies[-1]) == ["second"]
+
+
+def test_a_conversation_does_not_go_on_with_a_model_that_a_generator_switched_to(
+    tab: Tab, stub: StubApi
+) -> None:
+    """The alias had moved before the first question; the generator switches after it."""
+    stub.latest = "newer"
+    stub.answering_models = ["base-tuned"]
+    asked, first = tab.send("first")
+    assert "latest → newer" in asked.text
+    assert "latest pointed to newer when you asked, but base-tuned answered" in first.text
+    _, second = tab.send("second")
+    assert "newer answered instead of base-tuned; this is a new conversation" in second.text
+    assert "Answered by newer" in second.text
+    assert list_questions(stub.bodies[-1]) == ["second"]
+    tab.send("third")
+    assert list_questions(stub.bodies[-1]) == ["second", "third"]
+
+
+def test_a_conversation_goes_on_while_a_generator_keeps_its_model(tab: Tab, stub: StubApi) -> None:
+    """As where memory does not hold the model that the alias has moved to."""
+    stub.latest = "newer"
+    stub.answering_models = ["base-tuned"] * 3
+    for text in ("first", "second", "third"):
+        _, responded = tab.send(text)
+        assert "latest pointed to newer when you asked, but base-tuned" in responded.text
+    assert list_questions(stub.bodies[-1]) == ["first", "second", "third"]
+
+
+def test_a_question_that_is_sent_before_the_choice_of_its_model_is_handled_is_answered(
+    tab: Tab, stub: StubApi
+) -> None:
+    tab.send("first")
+    tab.call("ask", "second", None, "base")
+    assert '"second"' not in tab.choose("base").text, "the question left the conversation"
+    assert "Answered by base" in tab.call("respond", None, 0.0, 16).text
+    assert list_questions(stub.bodies[-1]) == ["second"]
+
+
+def test_a_choice_and_a_question_at_the_same_time_lose_no_question(tab: Tab, stub: StubApi) -> None:
+    tab.send("first")
+    held = threading.Event()
+    stub.holds.append(held)
+    events = {
+        tab.start("choose", None, None, "base", ""),
+        tab.start("ask", "second", None, "base"),
+    }
+    for event_id, _ in tab.visitor.follow(tab.session):
+        held.set()  # the other one has waited for the models until now
+        events.remove(event_id)
+        if not events:
+            break
+    assert "Answered by base" in tab.call("respond", None, 0.0, 16).text
+    assert list_questions(stub.bodies[-1]) == ["second"]
+
+
+def test_a_question_stays_in_its_field_if_another_model_is_chosen_before_it_is_sent(
+    tab: Tab, stub: StubApi
+) -> None:
+    held = threading.Event()
+    stub.holds.append(held)
+    asked = tab.start("ask", "second", None, "latest")
+    wait_until(lambda: not stub.holds, 20, "the question waits for the models")
+    chosen = tab.start("choose", None, None, "base", "second")
+    results = {}
+    for event_id, result in tab.visitor.follow(tab.session):
+        results[event_id] = result
+        held.set()
+        if len(results) == 2:
+            break
+    assert list(results) == [chosen, asked]
+    assert "Another model was chosen before the question was sent" in results[asked].text
+    assert "second" not in results[asked].text.rpartition("data: ")[2]
+    tab.call("respond", None, 0.0, 16)
+    assert stub.bodies == []
+
+
+def test_a_question_without_an_answer_returns_to_its_field_when_another_model_is_chosen(
+    tab: Tab, stub: StubApi
+) -> None:
+    tab.call("ask", "hello", None, "latest")
+    assert '"hello"' in tab.choose("base").text
+    tab.call("respond", None, 0.0, 16)
+    assert stub.bodies == []
+    tab.call("ask", "hello", None, "latest")
+    assert '"hello"' not in tab.choose("base", "something else").text
+
+
+def test_a_question_is_answered_once_and_before_the_next_one(tab: Tab, stub: StubApi) -> None:
+    """Enter sends also while the button is hidden."""
+    tab.call("ask", "first", None, "latest")
+    asked = tab.call("ask", "second", None, "latest")
+    assert "still being answered" in asked.text
+    tab.call("respond", None, 0.0, 16)
+    tab.call("respond", None, 0.0, 16)
+    assert [list_questions(body) for body in stub.bodies] == [["first"]]
+    tab.send("second")
+    assert list_questions(stub.bodies[-1]) == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "max_tokens", "message"),
+    [
+        (0.0, 16.5, "Tokens at most is 16.5: enter a whole number."),
+        (0.0, None, "Tokens at most is empty: enter a number."),
+        (0.0, [16], "Tokens at most is [16]: enter a number."),
+        (0.0, True, "Tokens at most is True: enter a number."),
+        (None, 16, "Temperature is empty: enter a number."),
+        ("1", 16, "Temperature is &#x27;1&#x27;: enter a number."),
+    ],
+)
+def test_a_setting_that_its_field_cannot_stand_for_is_refused_by_name(
+    tab: Tab, stub: StubApi, temperature: Any, max_tokens: Any, message: str
+) -> None:
+    tab.call("ask", "hello", None, "latest")
+    refused = tab.call("respond", None, temperature, max_tokens)
+    assert message in refused.text
+    assert '"hello"' in refused.text, "what was typed is lost"
+    assert stub.bodies == []
+    tab.call("ask", "again", None, "latest")
+    tab.call("respond", None, 0, 24.0)
+    assert stub.bodies[-1]["max_tokens"] == 24
+    assert list_questions(stub.bodies[-1]) == ["again"]
 
 
 def test_the_model_of_a_question_is_that_of_its_sending(tab: Tab, stub: StubApi) -> None:

@@ -80,7 +80,7 @@ def test_a_server_that_is_not_there_is_said_in_words() -> None:
 def test_an_answer_comes_in_pieces_and_names_its_model(api: StubApi) -> None:
     pieces = ask(api.url, lambda client: read_answer(client, "hello"))
     assert "".join(piece.text for piece in pieces).startswith("Hello there ")
-    assert {piece.model for piece in pieces} == {"m-1"}
+    assert {piece.model for piece in pieces} == {"base-tuned"}
     assert pieces[-1].num_tokens == 3
     assert api.bodies[-1]["temperature"] == 0.5
     assert api.bodies[-1]["max_tokens"] == 20

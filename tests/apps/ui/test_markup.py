@@ -14,6 +14,7 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'"
 
 def make_job(**changes: Any) -> Job:
     values = {"id": "ftjob-1", "status": "running", "model": "base", "training_file": "file-1"}
+    values["training_filename"] = "rows.jsonl"
     return Job.model_validate({**values, "created_at": 1_700_000_000, **changes})
 
 
@@ -57,18 +58,20 @@ def test_a_long_row_is_cut_and_says_so() -> None:
         markup.render_preview(make_preview([Token(text=HOSTILE, learned=True)])),
         markup.render_notice(HOSTILE, "error"),
         markup.render_badge(HOSTILE),
-        markup.render_events([Event(created_at=0, level=HOSTILE, message=HOSTILE)]),
-        markup.render_run_list([make_job(id=HOSTILE, model=HOSTILE)], "", {"file-1": HOSTILE}),
+        markup.render_events([Event(id="1", created_at=0, level=HOSTILE, message=HOSTILE)]),
+        markup.render_run_list(
+            [make_job(id=HOSTILE, model=HOSTILE, training_filename=HOSTILE)], ""
+        ),
         markup.render_run(
             make_job(
                 id=HOSTILE,
                 status="succeeded",
                 fine_tuned_model=HOSTILE,
                 user_provided_suffix=HOSTILE,
+                training_filename=HOSTILE,
                 error={"message": HOSTILE},
             ),
             HOSTILE,
-            {"file-1": HOSTILE},
         ),
     ],
 )
@@ -80,7 +83,7 @@ def test_hostile_content_stays_text(html: str) -> None:
 
 def test_a_running_run_shows_its_progress() -> None:
     progress = Progress(step=3, num_steps=12, loss=1.23456, tokens_per_s=1234.5, remaining_s=75)
-    html = markup.render_run(make_job(progress=progress), "Training", {"file-1": "rows.jsonl"})
+    html = markup.render_run(make_job(progress=progress), "Training")
     for part in ("3 of 12", "1.235", "1,234", "1 min 15 s", 'value="0.2500"', "rows.jsonl"):
         assert part in html
     assert 'id="run-status" class="ts-badge ts-running">Running' in html
@@ -88,19 +91,19 @@ def test_a_running_run_shows_its_progress() -> None:
 
 
 def test_before_the_first_step_a_run_shows_its_stage() -> None:
-    html = markup.render_run(make_job(status="queued"), "Starting workers", {})
+    html = markup.render_run(make_job(status="queued"), "Starting workers")
     assert '<p id="run-stage" class="ts-stage">Starting workers</p>' in html
     assert "<progress" not in html
 
 
 def test_a_finished_run_leads_to_its_chat() -> None:
     job = make_job(status="succeeded", fine_tuned_model="base/tuned 1")
-    assert 'href="./chat?model=base/tuned%201"' in markup.render_run(job, "", {})
+    assert 'href="./chat?model=base/tuned%201"' in markup.render_run(job, "")
 
 
 def test_the_list_links_to_each_run_and_marks_the_selected_one() -> None:
     jobs = [make_job(id="ftjob-2"), make_job(id="ftjob-1", status="failed")]
-    html = markup.render_run_list(jobs, "ftjob-1", {})
+    html = markup.render_run_list(jobs, "ftjob-1")
     assert 'href="./runs?run=ftjob-2"' in html
     assert 'data-run="ftjob-1" aria-current=true' in html
     assert html.count("aria-current") == 1
@@ -108,8 +111,8 @@ def test_the_list_links_to_each_run_and_marks_the_selected_one() -> None:
 
 def test_events_leave_out_the_figures_of_steps() -> None:
     events = [
-        Event(created_at=0, message="Training started"),
-        Event(created_at=0, message="step 1", type="metrics"),
+        Event(id="1", created_at=0, message="Training started"),
+        Event(id="2", created_at=0, message="step 1", type="metrics"),
     ]
     html = markup.render_events(events)
     assert "Training started" in html

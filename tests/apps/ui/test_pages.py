@@ -1,33 +1,17 @@
 """What the pages do with what the API says, without a browser."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
-
 import gradio as gr
 import pytest
 from gradio.components import Component
 
 from apps.ui import chat, fine_tune, runs
-from apps.ui.chat import Conversation, Turn
-from apps.ui.client import ApiClient, ApiError
-from apps.ui.resources import Event, Model
+from apps.ui.client import ApiClient
+from apps.ui.resources import Model
+from apps.ui.runs import NO_EVENTS, KnownEvents, View
 from apps.ui.setting_fields import build_setting
-from tests.apps.ui.conftest import HOSTILE, STEPS, StubApi
+from tests.apps.ui.conftest import HOSTILE, STEPS, StubApi, ask
 
-Result = TypeVar("Result")
 PROGRESS = {"step": 2, "num_steps": STEPS, "loss": 3.0, "tokens_per_s": 10.0, "remaining_s": 3.0}
-
-
-def ask(api: StubApi, call: Callable[[ApiClient], Awaitable[Result]]) -> Result:
-    async def run() -> Result:
-        client = ApiClient(api.url)
-        try:
-            return await call(client)
-        finally:
-            await client.close()
-
-    return asyncio.run(run())
 
 
 def test_without_a_choice_the_running_run_is_shown(api: StubApi) -> None:
@@ -64,20 +48,19 @@ def test_no_runs_at_all_lead_to_the_start(api: StubApi) -> None:
 
 
 def test_a_cancel_under_way_shows_in_every_browser(api: StubApi) -> None:
-    job = api.add_job("ftjob-1", "running")
-    job["events"] = [Event(created_at=job["created_at"], message="Cancelling").model_dump()]
+    api.add_job("ftjob-1", "running")
+    api.add_event("ftjob-1", "Cancelling")
     assert ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_cancelling
-    resumed = Event(created_at=job["created_at"], message="Waiting for its turn, to go on")
-    job["events"].insert(0, resumed.model_dump())
+    api.add_event("ftjob-1", "Waiting for its turn, to go on")
     assert not ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_cancelling
-    del job["events"][0]
-    job["events"][0]["created_at"] -= 10 * runs.CANCEL_PATIENCE_S
+    del api.events["ftjob-1"][0]
+    api.events["ftjob-1"][0]["created_at"] -= 10 * runs.CANCEL_PATIENCE_S
     assert not ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_cancelling
 
 
 def test_a_paused_run_offers_to_go_on(api: StubApi) -> None:
-    job = api.add_job("ftjob-1", "running")
-    job["events"] = [Event(created_at=1, message="Pausing after this step").model_dump()]
+    api.add_job("ftjob-1", "running")
+    api.add_event("ftjob-1", "Pausing after this step")
     assert ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_pausing
     assert ask(api, lambda client: client.pause_job("ftjob-1")).is_paused
     view = ask(api, lambda client: runs.read_view(client, "ftjob-1"))
@@ -131,38 +114,11 @@ def test_a_model_is_found_by_its_alias() -> None:
     assert chat.find_model([model], "gone") is None
 
 
-async def collect_answer(client: ApiClient, question: str) -> list[tuple[Conversation, str]]:
-    begun = Conversation(asked_model="latest").add(Turn("user", question))
-    return [step async for step in chat.answer(client, begun, 0.0, 16)]
-
-
-def test_an_answer_grows_and_then_names_its_model(api: StubApi) -> None:
-    steps = ask(api, lambda client: collect_answer(client, "hello"))
-    grown = [conversation.turns[-1].text for conversation, _ in steps[:3]]
-    assert grown[0] == "Hello "
-    assert grown[1] == "Hello there "
-    text, note = steps[-1][0].to_chatbot()[-1]["content"]
-    assert text == grown[-1]
-    assert "Answered by m-1 · 3 tokens" in note.value
-
-
-def test_what_the_page_adds_to_an_answer_is_not_sent_back() -> None:
-    turns = (Turn("user", "Hi"), Turn("assistant", "Hello", note="x"), Turn("user", "And now?"))
-    assert Conversation(turns).to_messages() == [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Hello"},
-        {"role": "user", "content": "And now?"},
-    ]
-
-
-def test_a_refused_chat_is_an_error_for_the_page(api: StubApi) -> None:
-    with pytest.raises(ApiError, match="try again in a moment"):
-        ask(api, lambda client: collect_answer(client, "busy"))
-
-
 @pytest.mark.parametrize("num_steps", [100, 100_000])
 def test_a_tick_asks_for_a_limited_part_of_a_long_run(api: StubApi, num_steps: int) -> None:
     api.add_job("ftjob-1", "running", progress={"step": num_steps, "num_steps": num_steps})
+    for step in range(num_steps // 100):
+        api.add_event("ftjob-1", f"Saved a checkpoint at step {step}")
     view = ask(api, lambda client: runs.read_view(client, "ftjob-1"))
     queries = dict(api.queries)
     assert int(queries["metrics"]["max_points"]) <= 500
@@ -171,3 +127,45 @@ def test_a_tick_asks_for_a_limited_part_of_a_long_run(api: StubApi, num_steps: i
     points = int(view.curve.partition('data-points="')[2].partition('"')[0])
     assert min(num_steps, 250) <= points <= 500
     assert f"<span>{num_steps:,}</span>" in view.curve  # the axis ends with the last step
+    api.queries.clear()
+    view_run(api, "ftjob-1", view.known)
+    assert "newer_than" in dict(api.queries)["events"]
+
+
+def view_run(api: StubApi, run_id: str, known: KnownEvents = NO_EVENTS) -> View:
+    return ask(api, lambda client: runs.read_view(client, run_id, known))
+
+
+def test_a_tick_adds_new_events_to_those_that_the_page_has(api: StubApi) -> None:
+    api.add_job("ftjob-1", "running")
+    known = NO_EVENTS
+    for number in range(250):
+        api.add_event("ftjob-1", f"event {number}.")
+        if number % 60 == 0:
+            known = view_run(api, "ftjob-1", known).known
+    view = view_run(api, "ftjob-1", known)
+    expected = [f"event {number}." for number in range(249, 149, -1)]
+    assert [event.message for event in view.known.events] == expected
+    assert all(message in view.events for message in expected)
+
+
+def test_events_are_asked_for_anew_where_those_that_the_page_has_are_no_longer_there(
+    api: StubApi,
+) -> None:
+    api.add_job("ftjob-1", "running")
+    for number in range(3):
+        api.add_event("ftjob-1", f"event {number}.")
+    known = view_run(api, "ftjob-1").known
+    del api.events["ftjob-1"][:2]
+    view = view_run(api, "ftjob-1", known)
+    assert [event.message for event in view.known.events] == ["event 0."]
+
+
+def test_another_run_does_not_show_the_events_of_the_one_before(api: StubApi) -> None:
+    for name in ("ftjob-1", "ftjob-2"):
+        api.add_job(name, "running")
+        api.add_event(name, f"{name} has started")
+    known = view_run(api, "ftjob-1").known
+    view = view_run(api, "ftjob-2", known)
+    assert "ftjob-2 has started" in view.events
+    assert "ftjob-1 has started" not in view.events

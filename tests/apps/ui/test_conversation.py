@@ -1,0 +1,105 @@
+"""Which model answers a conversation, and what becomes of an answer that is stopped."""
+
+import pytest
+
+from apps.ui.client import ApiClient, ApiError
+from apps.ui.conversation import AnswerStep, Conversation, OpenChat, Turn, answer
+from tests.apps.ui.conftest import StubApi, ask
+
+BEGUN = Conversation(asked_model="latest", pointed_id="base-tuned")
+ANSWERED = Conversation(
+    (Turn("user", "first"), Turn("assistant", "Hello")), "latest", "base-tuned", "base-tuned"
+)
+
+
+async def collect_answer(
+    client: ApiClient, question: str, conversation: Conversation = BEGUN
+) -> list[AnswerStep]:
+    asked = conversation.add(Turn("user", question))
+    return [step async for step in answer(client, asked, 0.0, 16)]
+
+
+def test_an_answer_grows_and_then_names_its_model(api: StubApi) -> None:
+    steps = ask(api, lambda client: collect_answer(client, "hello"))
+    grown = [step.conversation.turns[-1].text for step in steps[:3]]
+    assert grown[0] == "Hello "
+    assert grown[1] == "Hello there "
+    text, note = steps[-1].conversation.to_chatbot()[-1]["content"]
+    assert text == grown[-1]
+    assert "Answered by base-tuned · 3 tokens" in note.value
+    assert {step.conversation.model_id for step in steps} == {"base-tuned"}
+    assert [step.note for step in steps if step.note] == []
+
+
+def test_what_the_page_adds_to_an_answer_is_not_sent_back() -> None:
+    turns = (Turn("user", "Hi"), Turn("assistant", "Hello", note="x"), Turn("user", "And now?"))
+    assert Conversation(turns).to_messages() == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "And now?"},
+    ]
+
+
+def test_a_refused_chat_is_an_error_for_the_page(api: StubApi) -> None:
+    with pytest.raises(ApiError, match="try again in a moment"):
+        ask(api, lambda client: collect_answer(client, "busy"))
+
+
+def test_a_model_that_is_not_the_one_shown_is_named(api: StubApi) -> None:
+    """As while the model that an alias points to is not loaded yet."""
+    api.answering_models = ["older"]
+    steps = ask(api, lambda client: collect_answer(client, "hello"))
+    assert steps[-1].conversation.model_id == "older"
+    assert "latest pointed to base-tuned when you asked, but older answered" in steps[0].note
+    assert "Answered by older" in steps[-1].conversation.turns[-1].note
+    assert len(api.bodies) == 1
+
+
+@pytest.mark.parametrize("second", ["newer", "base-tuned"])
+def test_a_conversation_has_the_answers_of_one_model(api: StubApi, second: str) -> None:
+    """Replicas may differ in what they have loaded, so the second answer may be of any model."""
+    api.answering_models = ["newer", second]
+    steps = ask(api, lambda client: collect_answer(client, "second", ANSWERED))
+    last = steps[-1].conversation
+    assert [turn.text for turn in last.turns if turn.role == "user"] == ["second"]
+    assert last.model_id == second
+    assert f"Answered by {second}" in last.turns[-1].note
+    assert "newer answered instead of base-tuned; this is a new conversation" in steps[0].note
+    assert [len(body["messages"]) for body in api.bodies] == [3, 1]
+
+
+def test_a_conversation_stays_where_the_same_model_answers_under_another_alias(
+    api: StubApi,
+) -> None:
+    api.answering_models = ["base-tuned"]
+    moved = Conversation(ANSWERED.turns, "latest", "newer", "base-tuned")
+    steps = ask(api, lambda client: collect_answer(client, "second", moved))
+    assert len(steps[-1].conversation.turns) == 4
+    assert steps[0].note.startswith("latest pointed to newer when you asked")
+
+
+def test_a_question_is_taken_once_and_its_answer_can_be_stopped() -> None:
+    chat, asked = OpenChat(), BEGUN.add(Turn("user", "hello"))
+    assert chat.take_question() is None
+    chat.ask(asked)
+    assert chat.is_busy
+    assert chat.take_question() is asked
+    assert chat.take_question() is None
+    grown = asked.add(Turn("assistant", "Hel"))
+    assert chat.grow(asked, grown)
+    assert chat.is_busy
+    chat.stop()
+    assert not chat.is_busy
+    assert not chat.grow(grown, asked.add(Turn("assistant", "Hello")))
+    assert chat.conversation is grown
+
+
+def test_an_answer_does_not_come_back_into_another_conversation() -> None:
+    chat, asked = OpenChat(), BEGUN.add(Turn("user", "hello"))
+    chat.ask(asked)
+    chat.take_question()
+    other = Conversation(asked_model="base")
+    chat.begin(other)
+    assert not chat.grow(asked, asked.add(Turn("assistant", "Hello")))
+    chat.end_answer(asked)
+    assert chat.conversation is other
