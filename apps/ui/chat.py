@@ -23,6 +23,8 @@ CHOSEN_WARNING = "Another model was chosen before the question was sent: send it
 TEMPERATURE_LABEL = "Temperature"
 MAX_TOKENS_LABEL = "Tokens at most"
 MAX_QUOTED_CHARACTERS = 40
+MAX_QUESTION_CHARACTERS = 20_000
+LONG_WARNING = "The question has {:,} characters; the page sends {:,} at most. Shorten it."
 QUESTIONS = (
     "When does the workshop open?",
     "Whom do I ask for holiday?",
@@ -200,6 +202,8 @@ class _Page:
         question = text.strip() if isinstance(text, str) else ""
         if not question:
             return skip_outputs(8)
+        if len(question) > MAX_QUESTION_CHARACTERS:
+            return refuse_question(LONG_WARNING.format(len(question), MAX_QUESTION_CHARACTERS))
         if not name:
             return refuse_question("Choose a model first.")
         chosen_before = chat.chosen_model

@@ -25,6 +25,8 @@ from apps.ui.visitor import find_visitor_key
 
 STYLE_FILE = Path(__file__).with_name("style.css")
 MAX_CONCURRENT_EVENTS = 64
+MAX_SESSIONS = 1000
+"""Tabs whose state is kept; Gradio drops the longest unused ones beyond that."""
 QUEUE_POLL_S = 0.02
 ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
@@ -49,6 +51,7 @@ def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
     with blocks.route("Chat", "chat"):
         _start_page("chat")
         build_chat_page(client)
+    blocks.state_session_capacity = MAX_SESSIONS
     blocks.queue(default_concurrency_limit=MAX_CONCURRENT_EVENTS)
     # Gradio looks a thousand times a second whether there is something to do.
     blocks._queue.sleep_when_free = QUEUE_POLL_S

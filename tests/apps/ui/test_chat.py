@@ -297,3 +297,10 @@ def test_a_history_that_a_browser_sends_is_not_read(tab: Tab, stub: StubApi) -> 
     tab.call("respond", forged, 0.0, 16)
     assert list_questions(stub.bodies[-1]) == ["first", "second"]
     assert "I said so" not in str(stub.bodies[-1])
+
+
+def test_a_question_that_is_far_too_long_is_not_kept(tab: Tab, stub: StubApi) -> None:
+    asked = tab.call("ask", "x" * 20_001, None, "latest")
+    assert "The question has 20,001 characters; the page sends 20,000 at most." in asked.text
+    tab.call("respond", None, 0.0, 16)
+    assert stub.bodies == []
