@@ -96,9 +96,12 @@ def check_unreserved(layout: StorageLayout, runs: RunIndex, name: str) -> None:
 
 
 def has_published(models: ModelStore, run_id: str, model_id: str) -> bool:
-    """Whether a model of this id is there, and a run's own."""
+    """Whether a model of this id is there, and a run's own.
+
+    Raises `DamagedFileError` if its lineage, which says so, cannot be read.
+    """
     model = models.find(model_id)
-    return model is not None and model.lineage.run_id == run_id
+    return model is not None and model.require_lineage().run_id == run_id
 
 
 def delete_unneeded_model(layout: StorageLayout, runs: RunIndex, model_id: str) -> None:

@@ -8,7 +8,7 @@ within the same tick, so what was read then is not relied on the next time.
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -62,6 +62,11 @@ class ParsedFileCache(Generic[Parsed]):
     def forget(self, path: str) -> None:
         """Drop a file that is gone."""
         self._entries.pop(path, None)
+
+    def keep_only(self, paths: Collection[str]) -> None:
+        """Drop all other files, which are gone."""
+        for path in self._entries.keys() - paths:
+            del self._entries[path]
 
 
 class FolderWatch:

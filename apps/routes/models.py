@@ -18,7 +18,7 @@ from serving.aliases import Alias, find_names
 from serving.model_export import ArchiveFormat, stream_archive
 from serving.model_store import StoredModel
 from serving.own_thread import OwnThread
-from storage.durable import DamagedDirectoryError
+from storage.durable import DamagedDirectoryError, DamagedFileError
 
 router = APIRouter(prefix="/v1/models")
 
@@ -38,7 +38,11 @@ def list_models(services: ServicesOf) -> dict[str, Any]:
     """List all models, newest first."""
     models = sorted(services.models.list_models(), key=lambda model: model.created_at, reverse=True)
     aliases = services.models.read_aliases()
-    return {"object": "list", "data": [_describe(services, model, aliases) for model in models]}
+    roots = services.models.find_roots(models)
+    return {
+        "object": "list",
+        "data": [_describe(model, aliases, roots[model.id]) for model in models],
+    }
 
 
 @router.get("/{model_id}")
@@ -52,7 +56,12 @@ def get_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
 @requires(Permission.READ_MODELS)
 def get_lineage(services: ServicesOf, model_id: str) -> dict[str, Any]:
     """Show where a model came from: base, data, settings, step, packages; empty if unknown."""
-    return services.models.resolve(model_id).lineage.model_dump(mode="json", exclude_unset=True)
+    model = services.models.resolve(model_id)
+    try:
+        return model.require_lineage().model_dump(mode="json", exclude_unset=True)
+    except DamagedFileError as exc:
+        message = f"the lineage of model {model.id!r} cannot be read: {exc.reason}"
+        raise ApiError(500, message, code="lineage_unreadable") from exc
 
 
 @router.put("/{model_id}", openapi_extra={"requestBody": _ARCHIVE})
@@ -113,20 +122,18 @@ async def delete_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
 
 def describe_model(services: Services, model: StoredModel) -> dict[str, Any]:
     """Show a model as OpenAI does, with its aliases and where it came from."""
-    return _describe(services, model, services.models.read_aliases())
+    return _describe(model, services.models.read_aliases(), services.models.find_root(model))
 
 
-def _describe(
-    services: Services, model: StoredModel, aliases: Mapping[str, Alias]
-) -> dict[str, Any]:
+def _describe(model: StoredModel, aliases: Mapping[str, Alias], root: str) -> dict[str, Any]:
     return {
         "id": model.id,
         "object": "model",
         "created": model.created_at,
         "owned_by": "tuneserve",
         "aliases": find_names(aliases, model.id),
-        "base": model.lineage.run_id is None,
-        "demonstration": services.models.find_root(model) == DEMONSTRATION_MODEL,
+        "base": model.lineage.run_id is None and model.lineage_fault is None,
+        "demonstration": root == DEMONSTRATION_MODEL,
         "run_id": model.lineage.run_id,
         "checkpoint_step": model.lineage.checkpoint_step,
     }

@@ -174,7 +174,7 @@ def _link_outside(model: Path) -> None:
         (lambda model: (model / "config.json").write_text("{"), "config.json is not valid JSON"),
         (
             lambda model: (model / "lineage.json").write_text("[]"),
-            "lineage.json is not one of ours: the file",
+            "lineage.json is not one of ours: it contains a JSON list",
         ),
         (
             lambda model: (model / "lineage.json").write_text('{"data": {"sha256": 5}}'),

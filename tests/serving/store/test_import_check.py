@@ -131,7 +131,10 @@ def _fill(name: str, num_bytes: int) -> Callable[[Path], None]:
     [
         (_nest, "config.json is not valid JSON"),
         (_fill("config.json", 17 << 20), r"config\.json has 17,825,8.. bytes; expected at most"),
-        (_fill("lineage.json", 2 << 20), r"lineage\.json has more than 1,048,576 bytes"),
+        (
+            _fill("lineage.json", 2 << 20),
+            r"lineage\.json is not one of ours: it has more than 1,048,576 bytes",
+        ),
     ],
 )
 def test_large_and_deep_json_is_refused(
