@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from serving.aliases import AliasBook
 from serving.errors import ModelInUseError, ModelNotFoundError
 from serving.lineage import Lineage
 from serving.model_store import ModelStore
@@ -282,6 +283,21 @@ def test_an_id_in_the_history_of_an_alias_is_never_given_again(
     store.delete("a")
     with pytest.raises(FileExistsError, match="'a' was a model that an alias pointed to"):
         store.add(other_model, "a")
+
+
+def test_an_id_whose_move_was_dropped_from_the_history_is_never_given_again(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    for model_id in ("a", "b"):
+        store.add(tiny_model, model_id)
+        store.point_alias("latest", model_id)
+    store.delete("a")
+    with AliasBook(layout.aliases).change() as change:
+        for number in range(2_000):
+            change.point("latest", f"b-{number % 2}")
+    assert "a" not in {move.model_id for move in store.read_aliases()["latest"].history}
+    with pytest.raises(FileExistsError, match="'a' was a model that an alias pointed to"):
+        store.add(tiny_model, "a")
 
 
 def test_what_failed_its_verification_is_never_published(
