@@ -15,7 +15,7 @@ from apps.runs import check_new_model, find_run, has_published, list_exports, na
 from apps.tasks import Task, TaskRunner
 from serving.errors import OverloadedError
 from serving.model_store import ModelStore
-from storage import durable
+from storage import versioned
 from storage.fault_log import FaultLog
 from storage.layout import StorageLayout, check_id
 from training.runs import EventLevel, RunFolder
@@ -74,7 +74,7 @@ class ExportDesk:
             run.add_event(f"Publishing step {checkpoint.step} as {model_id}")
             note = name_export_note(run, model_id)
             note.parent.mkdir(exist_ok=True)
-            durable.write_json(note, {"step": checkpoint.step})
+            versioned.write_object(note, {"step": checkpoint.step})
             self._find_noted()[run_id, model_id] = run
             task = Task("export", model_id, (run_id, checkpoint.step))
             self._runner.start_task(self._layout.root, task)

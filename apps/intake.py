@@ -12,6 +12,7 @@ from apps.files import FileStore
 from apps.fine_tuning.run_index import RunIndex
 from apps.full_disk import refuse_full_disk
 from apps.jobs import SERVER_SETTINGS, FineTuneRequest, parse_fine_tune
+from apps.runs import require_lineage
 from apps.settings import UsageLimits
 from apps.usage import check_job_counts, check_job_size
 from serving.model_store import ModelStore, StoredModel
@@ -55,6 +56,7 @@ class Intake:
         """
         check_job_counts(self._runs, self._limits)  # before the rows are read
         model = self._models.resolve(request.model)
+        require_lineage(model)  # that of the new model is to refer to it
         with ExitStack() as held, refuse_full_disk():
             # Until a record says that they are needed.
             held.enter_context(model.hold())

@@ -7,7 +7,8 @@ from pathlib import Path
 from apps.errors import ApiError, invalid_input, not_found
 from apps.fine_tuning.run_index import IndexedRuns, RunIndex, UnreadableRun, describe_fault
 from serving.errors import ModelInUseError
-from serving.model_store import ModelStore
+from serving.lineage import Lineage
+from serving.model_store import ModelStore, StoredModel
 from storage.durable import DamagedFileError
 from storage.layout import StorageLayout
 from training.runs import RunFolder, RunRecord
@@ -102,6 +103,15 @@ def has_published(models: ModelStore, run_id: str, model_id: str) -> bool:
     """
     model = models.find(model_id)
     return model is not None and model.require_lineage().run_id == run_id
+
+
+def require_lineage(model: StoredModel) -> Lineage:
+    """Return a model's lineage; raises `ApiError` 500 if there is one that cannot be read."""
+    try:
+        return model.require_lineage()
+    except DamagedFileError as exc:
+        message = f"the lineage of model {model.id!r} cannot be read: {exc.reason}"
+        raise ApiError(500, message, param="model", code="lineage_unreadable") from exc
 
 
 def delete_unneeded_model(layout: StorageLayout, runs: RunIndex, model_id: str) -> None:

@@ -22,6 +22,7 @@ from storage.file_cache import ParsedFileCache
 from storage.layout import UPLOAD_PREFIX, StorageLayout, check_id, new_id
 from storage.lineage_file import LINEAGE_NAME
 from storage.locks import HeldError, hold_alone, hold_shared, take_turn
+from storage.manifest import verify_directory
 from storage.privacy import close_tree_to_others
 from storage.scratch import build_in_scratch, sweep_scratch
 
@@ -89,8 +90,8 @@ class StoredModel:
             return True
 
     def verify(self) -> None:
-        """Compare every file with the manifest; raises `DamagedDirectoryError` that names one."""
-        durable.verify_directory(self.path)
+        """Compare every file with the manifest; raises as `verify_directory` does."""
+        verify_directory(self.path)
 
 
 class ModelStore:
@@ -116,7 +117,7 @@ class ModelStore:
         self.check_new_id(model_id)
         check_model_directory(directory)
         if durable.is_published(directory):
-            durable.verify_directory(directory)
+            verify_directory(directory)
         else:
             durable.seal_directory(directory)
         close_tree_to_others(directory)

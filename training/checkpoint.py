@@ -4,7 +4,8 @@ A checkpoint is a folder `checkpoint_<step>` that every worker fills with its ow
 (`training.checkpoint_writer`), its manifest (size and SHA-256 of each file) last. It exists when
 the manifests of all its workers do: Ray Train's own snapshot is replaced in place, and a kill can
 tear it. One that exists and whose files differ from its manifests is damaged: it is passed over,
-never taken for one that was not there.
+never taken for one that was not there. One whose manifest has a newer major version stops the run:
+nothing that a newer release saved is removed, or replaced by something older.
 """
 
 import logging
@@ -12,10 +13,13 @@ import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
-from storage import durable
+from storage import durable, versioned
+from storage.durable import DamagedFileError
 from storage.locks import hold_shared
+from storage.manifest import parse_listed_files
+from storage.versioned import NewerFormatError
 from training.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -47,6 +51,16 @@ class Checkpoint:
         return self.progress.measured_loss
 
 
+class CheckpointSurvey(NamedTuple):
+    """What lies in a folder of checkpoints."""
+
+    complete: list[Checkpoint]
+    """Newest first."""
+    num_unreadable: int
+    newer: list[str]
+    """Those that only a newer release can read, each as what is to be told of it."""
+
+
 def find_shards(checkpoint: Path) -> Path:
     """Return the folder of shards that a checkpoint's `latest` file names.
 
@@ -67,26 +81,36 @@ def find_shards(checkpoint: Path) -> Path:
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
     """List the complete checkpoints under `folder`, newest first; others are not there."""
-    return survey_checkpoints(folder)[0]
+    return survey_checkpoints(folder).complete
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
-    """Read one checkpoint's manifests; None if it has not all of them."""
+    """Read one checkpoint's manifests; None if it has not all of them.
+
+    Raises `CheckpointError` for one that cannot be read.
+    """
     try:
         return _read_checkpoint(path)
     except FileNotFoundError:
         return None
+    except DamagedFileError as exc:
+        raise CheckpointError(_describe_unreadable(path, exc)) from exc
 
 
 def find_damage(checkpoint: Checkpoint, rank: int, world_size: int) -> str | None:
     """Hash this worker's share of a checkpoint's files; returns what differs, or None."""
     for writer in range(rank, checkpoint.world_size, world_size):
-        for name, entry in _read_manifest(checkpoint.path, writer)["files"].items():
+        path = name_manifest(checkpoint.path, writer)
+        try:
+            files = parse_listed_files(path, _read_manifest(path))
+        except DamagedFileError as exc:
+            return f"{path.name}: {exc.reason}"
+        for name, expected in files.items():
             try:
                 found = durable.hash_file(checkpoint.path / name)
             except FileNotFoundError:
                 return f"{name} is gone"
-            if found != entry["sha256"]:
+            if found != expected.sha256:
                 return f"{name} differs from what was written"
     return None
 
@@ -100,8 +124,14 @@ def hold_checkpoint(checkpoint: Checkpoint) -> IO[bytes]:
 
 
 def remove_leftovers(folder: Path, newest: Checkpoint | None) -> None:
-    """Remove what is newer than the checkpoint a run goes on from, and what is incomplete."""
-    complete = {checkpoint.path for checkpoint in list_checkpoints(folder)}
+    """Remove what is newer than the checkpoint a run goes on from, and what is incomplete.
+
+    Raises `CheckpointError`, and removes nothing, if a newer release saved one of them.
+    """
+    survey = survey_checkpoints(folder)
+    if survey.newer:
+        raise CheckpointError(describe_newer(survey))
+    complete = {checkpoint.path for checkpoint in survey.complete}
     for path in folder.glob(f"{PREFIX}*"):
         if path not in complete or newest is None or path.name > newest.path.name:
             shutil.rmtree(path)
@@ -133,31 +163,59 @@ def choose_result(checkpoints: list[Checkpoint], keep: Literal["last", "best"]) 
     return max(checkpoints, key=lambda found: found.step)
 
 
-def survey_checkpoints(folder: Path) -> tuple[list[Checkpoint], int]:
-    """List the complete checkpoints, newest first, and count those that cannot be read."""
-    complete, num_unreadable = [], 0
+def survey_checkpoints(folder: Path) -> CheckpointSurvey:
+    """Read the manifests of all checkpoints; what cannot be read is logged."""
+    survey = CheckpointSurvey([], 0, [])
     for path in folder.glob(f"{PREFIX}*"):
         try:
-            complete.append(_read_checkpoint(path))
+            survey.complete.append(_read_checkpoint(path))
         except FileNotFoundError:  # not complete
             continue
-        except (ValueError, KeyError, TypeError):
+        except NewerFormatError as exc:
+            survey.newer.append(_describe_unreadable(path, exc))
+            logger.warning("a checkpoint is skipped: %s", survey.newer[-1])
+        except DamagedFileError:
             logger.exception("%s has a damaged manifest and is passed over", path.name)
-            num_unreadable += 1
-    return sorted(complete, key=lambda checkpoint: checkpoint.step, reverse=True), num_unreadable
+            survey = survey._replace(num_unreadable=survey.num_unreadable + 1)
+    survey.complete.sort(key=lambda checkpoint: checkpoint.step, reverse=True)
+    return survey
+
+
+def describe_newer(survey: CheckpointSurvey) -> str:
+    """Say which checkpoints only a newer release can read, and what to do."""
+    return (
+        f"{'; '.join(survey.newer)}; nothing was removed. Start the newer release again to "
+        "continue the run"
+    )
+
+
+def _describe_unreadable(path: Path, exc: DamagedFileError) -> str:
+    if isinstance(exc, NewerFormatError):
+        return f"{path.name!r} needs a newer version of Tuneserve: {exc.reason}"
+    return f"{path.name!r} has a damaged manifest: {exc.reason}"
 
 
 def _read_checkpoint(path: Path) -> Checkpoint:
-    """Read the manifests of all workers; raises `FileNotFoundError` if one has none yet."""
-    first = _read_manifest(path, 0)
-    for rank in range(1, first["world_size"]):
-        _read_manifest(path, rank)
-    return Checkpoint(path, first["world_size"], Progress.model_validate(first["progress"]))
+    """Read the manifests of all workers.
+
+    Raises `FileNotFoundError` if one has none yet, `NewerFormatError` for a newer major version,
+    and `DamagedFileError` for a manifest that is not one.
+    """
+    first = _read_manifest(name_manifest(path, 0))
+    try:
+        world_size, progress = int(first["world_size"]), first["progress"]
+        checkpoint = Checkpoint(path, world_size, Progress.model_validate(progress))
+    except (ValueError, KeyError, TypeError) as exc:
+        reason = f"it has no valid progress ({type(exc).__name__})"
+        raise versioned.explain_invalid(name_manifest(path, 0), first, reason) from exc
+    for rank in range(1, world_size):
+        _read_manifest(name_manifest(path, rank))
+    return checkpoint
 
 
-def _read_manifest(path: Path, rank: int) -> dict[str, Any]:
-    manifest: dict[str, Any] = durable.read_json(name_manifest(path, rank))
-    return manifest
+def _read_manifest(path: Path) -> dict[str, Any]:
+    # Not `read_object`: a fault of the disk is no damage, after which an older one is taken.
+    return versioned.parse_object(path, path.read_bytes())
 
 
 def name_manifest(path: Path, rank: int) -> Path:

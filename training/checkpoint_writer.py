@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from storage import durable
+from storage import durable, versioned
 from storage.locks import HeldError, hold_alone
 from storage.scratch import ScratchFolder
 from training.checkpoint import (
@@ -24,7 +24,9 @@ from training.checkpoint import (
     TAG,
     Checkpoint,
     CheckpointError,
+    CheckpointSurvey,
     choose_superseded,
+    describe_newer,
     find_damage,
     list_checkpoints,
     name_manifest,
@@ -96,18 +98,20 @@ def agree_on_checkpoint(folder: Path, place: Place) -> Checkpoint | None:
     """Find the newest checkpoint that is whole, hashing every file; the same on all workers.
 
     A damaged one is passed over with a warning, for the one before it. Raises `CheckpointError`,
-    on all workers, if there are some and every one is damaged.
+    on all workers, if there are some and every one is damaged, or a newer release saved one.
     """
-    survey: list[Any] = [survey_checkpoints(folder) if place.rank == 0 else None]
-    dist.broadcast_object_list(survey, src=0, device=place.device)
-    complete, num_unreadable = survey[0]
-    for checkpoint in complete:
+    surveys: list[Any] = [survey_checkpoints(folder) if place.rank == 0 else None]
+    dist.broadcast_object_list(surveys, src=0, device=place.device)
+    survey: CheckpointSurvey = surveys[0]
+    if survey.newer:
+        raise CheckpointError(describe_newer(survey))
+    for checkpoint in survey.complete:
         damage = find_damage(checkpoint, place.rank, place.world_size)
         if damage is not None:
             logger.warning("checkpoint of step %d is damaged: %s", checkpoint.step, damage)
         if sum_over_workers(damage is not None, place) == 0:
-            return checkpoint  # type: ignore[no-any-return]
-    if num_damaged := len(complete) + num_unreadable:
+            return checkpoint
+    if num_damaged := len(survey.complete) + survey.num_unreadable:
         raise CheckpointError(
             f"all {num_damaged} checkpoints are damaged; nothing was removed. Restore one, or "
             "remove them to begin anew"
@@ -125,7 +129,8 @@ def _upload(staging: ScratchFolder, target: Path, manifest: Mapping[str, Any]) -
             files[str(name)] = _copy(source, target / name)
         for folder in {(target / name).parent for name in files}:
             durable.fsync_directory(folder)
-        durable.write_json(name_manifest(target, manifest["rank"]), {**manifest, "files": files})
+        path = name_manifest(target, manifest["rank"])
+        versioned.write_object(path, {**manifest, "files": files})
         durable.fsync_directory(target.parent)
     finally:
         staging.remove()

@@ -18,13 +18,16 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from apps.access.roles import Role
-from storage.durable import read_json, write_json
+from storage import versioned
+from storage.durable import DamagedFileError
 from storage.layout import StorageLayout
 from storage.locks import take_turn
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+_OLD_VERSION_KEY, _OLD_VERSION = "version", 1
+"""In place of the format version, in files that were not changed since that was introduced."""
+
 KEY_PREFIX = "ts"
 _ID_BYTES = 6
 _SECRET_BYTES = 32
@@ -209,17 +212,21 @@ class KeyStore:
         """Change the entries in the file, which no other process changes meanwhile."""
         with take_turn(self._lock):
             try:
-                content = _read_content(self._path)
+                content = _parse_content(self._path, self._path.read_bytes())
             except FileNotFoundError:
-                content = {"version": FORMAT_VERSION, "keys": []}
+                content = {"keys": []}
             change(content["keys"])
-            write_json(self._path, content)
+            versioned.write_object(self._path, content)
 
     def _refresh(self) -> None:
         """Read the file again if it is another than before."""
         try:
             with self._path.open("rb") as file:
                 status = os.fstat(file.fileno())
+                seen = (status.st_mtime_ns, status.st_ino, status.st_size)
+                if seen == self._seen:
+                    return
+                content = file.read()
         except FileNotFoundError:
             if self._has_keys and self._seen is not None:
                 logger.warning("%s was removed; its keys are refused from now on", self._path)
@@ -229,12 +236,9 @@ class KeyStore:
             self._note_fault(f"{self._path} cannot be read: {exc.strerror}")
             self._seen = None
             return
-        seen = (status.st_mtime_ns, status.st_ino, status.st_size)
-        if seen == self._seen:
-            return
         try:
-            entries = _read_content(self._path)["keys"]
-        except (KeysUnreadableError, OSError) as exc:
+            entries = _parse_content(self._path, content)["keys"]
+        except KeysUnreadableError as exc:
             self._note_fault(str(exc))
         else:
             records = [_parse_record(entry, self._path) for entry in entries]
@@ -249,19 +253,23 @@ class KeyStore:
         self._fault, self._has_keys = fault, True
 
 
-def _read_content(path: Path) -> dict[str, Any]:
-    """Read the file; raises `KeysUnreadableError`, or `FileNotFoundError` if there is none."""
+def _parse_content(path: Path, content: bytes) -> dict[str, Any]:
+    """Parse the file; raises `KeysUnreadableError`, also for one of a newer major version."""
     try:
-        content = read_json(path)
-    except ValueError as exc:
-        raise KeysUnreadableError(f"{path} is not JSON: {exc}") from exc
-    version = content.get("version") if isinstance(content, dict) else None
-    if version != FORMAT_VERSION or not isinstance(content.get("keys"), list):
+        parsed = versioned.parse_object(path, content)
+    except DamagedFileError as exc:
+        raise KeysUnreadableError(str(exc)) from exc
+    old_version = parsed.pop(_OLD_VERSION_KEY, _OLD_VERSION)
+    if old_version != _OLD_VERSION:
         raise KeysUnreadableError(
-            f"{path} has the format version {version!r}, expected {FORMAT_VERSION}; it may have "
-            "been written by a newer release"
+            f"{str(path)!r} needs a newer version of Tuneserve: its version is {old_version!r}, "
+            f"expected {_OLD_VERSION}"
         )
-    return dict(content)
+    if not isinstance(parsed.get("keys"), list):
+        kind = type(parsed.get("keys")).__name__
+        reason = f"'keys' is a {kind}, expected a list"
+        raise KeysUnreadableError(str(versioned.explain_invalid(path, parsed, reason)))
+    return parsed
 
 
 def _parse_record(entry: Any, path: Path) -> KeyRecord | None:

@@ -12,13 +12,14 @@ from apps.errors import ApiError
 from apps.model_archive import IncomingModel
 from apps.pieces import PiecesResponse
 from apps.routes import ServicesOf
-from apps.runs import check_new_model, delete_unneeded_model
+from apps.runs import check_new_model, delete_unneeded_model, require_lineage
 from apps.services import Services
 from serving.aliases import Alias, find_names
 from serving.model_export import ArchiveFormat, stream_archive
 from serving.model_store import StoredModel
 from serving.own_thread import OwnThread
-from storage.durable import DamagedDirectoryError, DamagedFileError
+from storage.durable import DamagedDirectoryError
+from storage.versioned import NewerFormatError
 
 router = APIRouter(prefix="/v1/models")
 
@@ -56,12 +57,8 @@ def get_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
 @requires(Permission.READ_MODELS)
 def get_lineage(services: ServicesOf, model_id: str) -> dict[str, Any]:
     """Show where a model came from: base, data, settings, step, packages; empty if unknown."""
-    model = services.models.resolve(model_id)
-    try:
-        return model.require_lineage().model_dump(mode="json", exclude_unset=True)
-    except DamagedFileError as exc:
-        message = f"the lineage of model {model.id!r} cannot be read: {exc.reason}"
-        raise ApiError(500, message, code="lineage_unreadable") from exc
+    lineage = require_lineage(services.models.resolve(model_id))
+    return lineage.model_dump(mode="json", exclude_unset=True)
 
 
 @router.put("/{model_id}", openapi_extra={"requestBody": _ARCHIVE})
@@ -93,6 +90,9 @@ async def verify_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
         await _VERIFICATIONS.run(model.verify)
     except DamagedDirectoryError as exc:
         raise ApiError(409, str(exc), param="model", code="model_damaged") from exc
+    except NewerFormatError as exc:
+        message = f"model {model.id!r} needs a newer version of Tuneserve: {exc.reason}"
+        raise ApiError(409, message, param="model", code="newer_format") from exc
     return {"id": model.id, "object": "model.verification", "verified": True}
 
 

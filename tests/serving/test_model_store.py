@@ -17,6 +17,7 @@ from serving.lineage import Lineage
 from serving.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout
+from storage.manifest import verify_directory
 from tests.damage import damage
 
 
@@ -36,7 +37,7 @@ def test_published_model_is_resolved_by_its_id(
     assert (published.created_at, published.lineage.run_id) == (1700000000, "run-1")
     assert published.fingerprint.startswith("fp_")
     assert not building.exists()
-    durable.verify_directory(published.path)
+    verify_directory(published.path)
 
 
 def test_added_model_leaves_its_source_alone(

@@ -23,7 +23,7 @@ def test_the_file_has_no_key_and_belongs_to_its_owner_alone(
     assert len(secret) >= 43, "256 bits"
     assert secret not in layout.keys.read_text()
     assert stat.S_IMODE(layout.keys.stat().st_mode) == 0o600
-    assert json.loads(layout.keys.read_text())["version"] == 1
+    assert json.loads(layout.keys.read_text())["format_version"] == "1.0"
 
 
 def test_a_key_is_found_by_its_whole_text(keys: KeyStore) -> None:
@@ -91,7 +91,14 @@ async def test_a_damaged_file_lets_nobody_in_but_the_environments_key(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     key = keys.create("ann", Role.READ).text
-    for content in ("{", '{"version": 2, "keys": []}', "[]"):
+    for content in (
+        "{",
+        '{"version": 2, "keys": []}',
+        '{"format_version": "2.0", "keys": []}',
+        '{"format_version": "1.0", "version": 2, "keys": []}',
+        '{"format_version": "1.0"}',
+        "[]",
+    ):
         layout.keys.write_text(content)
         async with connect(key, api_key="e" * 32) as client:
             assert (await client.get("/v1/models")).status_code == 401
@@ -139,6 +146,45 @@ def test_what_a_later_release_wrote_is_kept_and_hurts_no_other_key(
         "kept",
         "wizard",
     )
+
+
+async def test_a_newer_minor_version_locks_no_key_out_and_is_kept(
+    keys: KeyStore, connect: Connect, layout: StorageLayout
+) -> None:
+    key = keys.create("ann", Role.READ).text
+    stored = json.loads(layout.keys.read_text())["keys"]
+    newer = {"format_version": "1.7", "keys": stored, "groups": ["new"]}
+    layout.keys.write_text(json.dumps(newer))
+    async with connect(key) as client:
+        assert (await client.get("/v1/models")).status_code == 200
+    keys.create("bob", Role.READ)
+    kept = json.loads(layout.keys.read_text())
+    assert (kept["format_version"], kept["groups"]) == ("1.7", ["new"])
+
+
+async def test_a_newer_major_version_is_named(keys: KeyStore, layout: StorageLayout) -> None:
+    keys.create("ann", Role.READ)
+    content = json.loads(layout.keys.read_text())
+    layout.keys.write_text(json.dumps({**content, "format_version": "2.0"}))
+    with pytest.raises(KeysUnreadableError, match="needs a newer version of Tuneserve: its format"):
+        keys.list_keys()
+    with pytest.raises(KeysUnreadableError, match="its format is 2.0"):
+        keys.create("bob", Role.READ)
+    assert json.loads(layout.keys.read_text())["format_version"] == "2.0"
+
+
+def test_a_file_with_the_version_key_of_before_is_read_and_changed(
+    keys: KeyStore, layout: StorageLayout
+) -> None:
+    created = keys.create("ann", Role.READ)
+    content = json.loads(layout.keys.read_text())
+    del content["format_version"]
+    layout.keys.write_text(json.dumps({"version": 1, **content}))
+    assert keys.find(created.text) == created.record
+    keys.create("bob", Role.READ)
+    after = json.loads(layout.keys.read_text())
+    assert after["format_version"] == "1.0"
+    assert "version" not in after
 
 
 def test_keys_that_are_made_at_once_are_all_there(layout: StorageLayout) -> None:
