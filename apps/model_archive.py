@@ -14,7 +14,9 @@ from pathlib import Path, PurePosixPath
 from apps.errors import ApiError, invalid_input
 from apps.full_disk import refuse_full_disk
 from serving.model_store import ModelStore, StoredModel
+from serving.store.import_process import ModelRefusedError
 from storage.layout import UPLOAD_PREFIX, StorageLayout
+from storage.machine_faults import is_machine_fault
 from storage.scratch import ScratchFolder
 
 # Weights hardly shrink: an archive that grows more than this is meant to fill the disk.
@@ -28,8 +30,9 @@ _MAX_DEPTH = 16  # Python removes and lists folders by recursion
 _MAX_ATTRIBUTES = 32
 # The zipfile module decompresses other methods in whole reads, whatever size an entry claims.
 _ZIP_METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
+_ZIP_ENCRYPTED = 1  # of the flags of an entry
 _WRITE_BYTES = 4 << 20
-# What the libraries raise for archives that are cut off, damaged, encrypted or of an odd kind.
+# What the libraries raise for archives that are cut off, damaged or of an odd kind.
 _ARCHIVE_ERRORS = (
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -38,7 +41,6 @@ _ARCHIVE_ERRORS = (
     EOFError,
     OverflowError,
     NotImplementedError,
-    RuntimeError,
     UnicodeError,
     ValueError,
 )
@@ -71,11 +73,12 @@ class IncomingModel:
     def publish(self, model_id: str) -> StoredModel:
         """Unpack, publish and close; raises `ApiError` for what is wrong with it.
 
-        Raises `FileExistsError` for an id that was taken meanwhile.
+        Raises `FileExistsError` for an id that was taken meanwhile, and `OSError` or
+        `ImportCheckError` for faults of the machine.
         """
         try:
             self._unpack()
-            with invalid_input("model"):
+            with invalid_input("model", only=ModelRefusedError):
                 return self._store.take_in(self._find_root(), model_id)
         finally:
             self.close()
@@ -88,7 +91,10 @@ class IncomingModel:
                     self._unpack_zip(file)
                 else:
                     self._unpack_tar(file)
-        except OSError as exc:  # names that stand in each other's way, or are too long
+        except OSError as exc:
+            if is_machine_fault(exc):
+                raise
+            # Names that stand in each other's way, or are too long.
             raise ApiError(400, f"the archive cannot be unpacked: {exc.strerror}") from exc
         except _ARCHIVE_ERRORS as exc:
             raise ApiError(
@@ -106,6 +112,10 @@ class IncomingModel:
                         400,
                         f"{entry.filename!r} in the archive is compressed by method "
                         f"{entry.compress_type}; expected deflate, or no compression",
+                    )
+                if entry.flag_bits & _ZIP_ENCRYPTED:
+                    raise ApiError(
+                        400, f"{entry.filename!r} in the archive is encrypted; expected plain files"
                     )
                 if stat.S_ISLNK(entry.external_attr >> 16):
                     raise ApiError(400, f"{entry.filename!r} in the archive is a link")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from apps.errors import ApiError, invalid_input, not_found
+from apps.errors import ApiError, not_found
 from apps.fine_tuning.run_index import IndexedRuns, RunIndex, UnreadableRun, describe_fault
 from serving.errors import ModelInUseError
 from serving.lineage import Lineage
@@ -77,10 +77,9 @@ def has_exports(run: RunFolder) -> bool:
 
 
 def check_new_model(layout: StorageLayout, runs: RunIndex, model_id: str) -> None:
-    """Raise `ApiError`, 400 or 409, for an id that a new model cannot have."""
+    """Raise for an id that a new model cannot have: `InvalidRequestError`, or `ApiError` 409."""
     try:
-        with invalid_input("model"):
-            ModelStore(layout).check_new_id(model_id)
+        ModelStore(layout).check_new_id(model_id)
     except FileExistsError as exc:
         raise ApiError(409, str(exc), param="model") from None
     check_unreserved(layout, runs, model_id)

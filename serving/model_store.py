@@ -11,10 +11,10 @@ from threading import Lock
 from typing import IO
 
 from serving.aliases import Alias, AliasBook
-from serving.errors import ModelInUseError, ModelNotFoundError
+from serving.errors import InvalidRequestError, ModelInUseError, ModelNotFoundError
 from serving.lineage import Lineage, read_lineage, trace_root
 from serving.model_checks import check_files, check_model_directory, find_cache_repository
-from serving.store.import_process import check_import
+from serving.store.import_process import ModelRefusedError, check_import
 from storage import durable
 from storage.durable import DamagedFileError
 from storage.fault_log import FaultLog
@@ -127,11 +127,15 @@ class ModelStore:
         """Move a `directory` from an untrusted source into the store.
 
         A process with limits reads it first, one at a time on this storage. Its manifest is ours:
-        one that it came with could claim anything. Raises as `publish` does, `ModelRefusedError`
-        for a model that cannot be loaded, and `ImportCheckError` if it could not be checked.
+        one that it came with could claim anything. Raises `ModelRefusedError` for a model that is
+        not complete, safe and loadable, and for nothing else, `ImportCheckError` if it could not be
+        checked, and as `check_new_id` does.
         """
         self.check_new_id(model_id)
-        check_files(directory)
+        try:
+            check_files(directory)
+        except ValueError as exc:
+            raise ModelRefusedError(str(exc)) from exc
         with take_turn(self._layout.import_lock):
             check_import(directory)
         return self._seal_in(directory, model_id)
@@ -154,11 +158,13 @@ class ModelStore:
             return self._seal_in(building, model_id)
 
     def check_new_id(self, model_id: str) -> None:
-        """Raise `ValueError` or `FileExistsError` for an id that a new model cannot have."""
+        """Raise `InvalidRequestError` or `FileExistsError` for an id that a model cannot get."""
+        _check_name(model_id, "model")
         if self.is_taken(model_id):
             raise FileExistsError(f"{model_id!r} is published already; model ids are not reused")
         if model_id == LATEST_ALIAS or model_id in self.read_aliases():
-            raise ValueError(f"{model_id!r} is the name of an alias; choose another model id")
+            message = f"{model_id!r} is the name of an alias; choose another model id"
+            raise InvalidRequestError(message, param="model")
         if model_id in self._aliases.read_past_models():
             raise FileExistsError(
                 f"{model_id!r} was a model that an alias pointed to, and its history would lie; "
@@ -273,14 +279,16 @@ class ModelStore:
     def point_alias(self, alias: str, model_id: str) -> Alias:
         """Point `alias` to a published model, at once and for every reader: promote it.
 
-        Pointing to where it points already adds nothing to the history. Raises `ValueError` for a
-        name that cannot be an alias and `ModelNotFoundError` for an unknown model.
+        Pointing to where it points already adds nothing to the history. Raises
+        `InvalidRequestError` for a name that cannot be an alias and `ModelNotFoundError` for an
+        unknown model.
         """
-        check_id(alias)
+        _check_name(alias, "name")
         with self._aliases.change() as change:
             self.get(model_id)
             if self.has(alias):
-                raise ValueError(f"{alias!r} is the id of a model and cannot be an alias too")
+                message = f"{alias!r} is the id of a model and cannot be an alias too"
+                raise InvalidRequestError(message, param="name")
             return change.point(alias, model_id)
 
     def roll_back_alias(self, alias: str) -> Alias:
@@ -360,6 +368,14 @@ class ModelStore:
         models = ", ".join(model.id for model in self.list_models()) or "none"
         aliases = ", ".join(sorted(self.read_aliases())) or "none"
         return f"models: {models}; aliases: {aliases}"
+
+
+def _check_name(name: str, param: str) -> None:
+    """Raise `InvalidRequestError` for a name that is not plain; `param` is where it came from."""
+    try:
+        check_id(name)
+    except ValueError as exc:
+        raise InvalidRequestError(str(exc), param=param) from exc
 
 
 def _name_lineage(model_id: str) -> str:

@@ -201,3 +201,28 @@ def test_a_template_that_could_not_be_tried_is_not_refused(
     monkeypatch.syspath_prepend(package.parent)
     with pytest.raises(ImportCheckError, match="the chat template was not tried: no process"):
         check_import(source)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [("EIO", ImportCheckError), ("EMFILE", ImportCheckError), ("ENOMEM", ModelRefusedError)],
+)
+def test_a_fault_of_the_machine_refuses_no_model(
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: str,
+    expected: type[Exception],
+) -> None:
+    """The check's process finds a module that replaces the reading of weights."""
+    package = tmp_path / "first" / "sitecustomize.py"
+    package.parent.mkdir()
+    package.write_text(
+        "import errno, os\n"
+        "import serving.model_checks as module\n"
+        f"def fail(*_, **__): raise OSError(errno.{number}, os.strerror(errno.{number}))\n"
+        "module.safe_open = fail\n"
+    )
+    monkeypatch.syspath_prepend(package.parent)
+    with pytest.raises(expected, match="checking its files"):
+        check_import(source)
