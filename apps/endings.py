@@ -9,6 +9,7 @@ from typing import Any
 from apps.files import FileStore
 from apps.runs import has_published, name_model
 from serving.model_store import LATEST_ALIAS, ModelStore
+from storage.durable import DamagedFileError
 from storage.layout import StorageLayout
 from training import launch
 from training.runs import EventLevel, RunError, RunFolder, RunStatus
@@ -69,7 +70,16 @@ def settle_lost(layout: StorageLayout, run: RunFolder, reason: str, max_restarts
     record = run.read_record()
     if record.is_final:  # it said so just now
         return
-    if has_published(ModelStore(layout), record.id, name_model(record)):
+    try:
+        is_published = has_published(ModelStore(layout), record.id, name_model(record))
+    except DamagedFileError as exc:
+        if isinstance(exc.__cause__, OSError):  # it may pass
+            raise
+        message = f"model {name_model(record)!r} is there, and its lineage cannot be read: "
+        error = RunError(code="lineage_unreadable", message=f"{message}{exc.reason}")
+        end_run(layout, run, "failed", f"The fine-tune failed: {error.message}", error)
+        return
+    if is_published:
         # It was killed between publishing and saying so.
         finish_published(layout, run)
     elif run.is_cancel_requested:

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from apps.errors import ApiError, invalid_input, not_found
+from apps.errors import ApiError, not_found
 from apps.fine_tuning.run_index import IndexedRuns, RunIndex, UnreadableRun, describe_fault
 from serving.errors import ModelInUseError
-from serving.model_store import ModelStore
+from serving.lineage import Lineage
+from serving.model_store import ModelStore, StoredModel
 from storage.durable import DamagedFileError
 from storage.layout import StorageLayout
 from training.runs import RunFolder, RunRecord
@@ -76,10 +77,9 @@ def has_exports(run: RunFolder) -> bool:
 
 
 def check_new_model(layout: StorageLayout, runs: RunIndex, model_id: str) -> None:
-    """Raise `ApiError`, 400 or 409, for an id that a new model cannot have."""
+    """Raise for an id that a new model cannot have: `InvalidRequestError`, or `ApiError` 409."""
     try:
-        with invalid_input("model"):
-            ModelStore(layout).check_new_id(model_id)
+        ModelStore(layout).check_new_id(model_id)
     except FileExistsError as exc:
         raise ApiError(409, str(exc), param="model") from None
     check_unreserved(layout, runs, model_id)
@@ -96,9 +96,21 @@ def check_unreserved(layout: StorageLayout, runs: RunIndex, name: str) -> None:
 
 
 def has_published(models: ModelStore, run_id: str, model_id: str) -> bool:
-    """Whether a model of this id is there, and a run's own."""
+    """Whether a model of this id is there, and a run's own.
+
+    Raises `DamagedFileError` if its lineage, which says so, cannot be read.
+    """
     model = models.find(model_id)
-    return model is not None and model.lineage.run_id == run_id
+    return model is not None and model.require_lineage().run_id == run_id
+
+
+def require_lineage(model: StoredModel) -> Lineage:
+    """Return a model's lineage; raises `ApiError` 500 if there is one that cannot be read."""
+    try:
+        return model.require_lineage()
+    except DamagedFileError as exc:
+        message = f"the lineage of model {model.id!r} cannot be read: {exc.reason}"
+        raise ApiError(500, message, param="model", code="lineage_unreadable") from exc
 
 
 def delete_unneeded_model(layout: StorageLayout, runs: RunIndex, model_id: str) -> None:

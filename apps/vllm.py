@@ -52,7 +52,8 @@ def build_app(settings: VllmSettings) -> Application:
     """Build an application that answers with models of the store, each with GPUs of its own.
 
     Raises `ModelNotFoundError` for a model that is not there, `DamagedDirectoryError` for one whose
-    files are not what they were, and `ValueError` where vLLM is not installed.
+    files are not what they were, `NewerFormatError` for one of a newer release, and `ValueError`
+    where vLLM is not installed.
     """
     layout = open_storage(settings.storage)
     gate = Gate(read_api_key(), KeyStore(layout), require_key=settings.require_key)

@@ -1,53 +1,43 @@
-"""Names that move from model to model, with every move that they made."""
+"""Names that move from model to model, with the moves that they made."""
 
 import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-from serving.errors import ModelNotFoundError
+from serving.alias_history import (
+    AliasHistory,
+    AliasMove,
+    list_earlier,
+    parse_history,
+    write_history,
+)
+from serving.errors import ModelNotFoundError, TooManyAliasesError
 from storage import durable
+from storage.file_cache import ParsedFileCache
 from storage.locks import take_turn
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class AliasMove:
-    """An alias was pointed to `model_id` at `at`, in Unix seconds; None: it was removed."""
-
-    model_id: str | None
-    at: int
-    is_rollback: bool = False
+MAX_ALIASES = 1_000
+"""Names on record, those of removed aliases included: their histories are kept."""
 
 
 @dataclass(frozen=True)
 class Alias:
-    """Where an alias points, and every move that it made, oldest first."""
+    """Where an alias points, and the moves that it made, oldest first."""
 
     model_id: str
     history: tuple[AliasMove, ...]
 
     def list_earlier(self) -> list[str]:
-        """The models that rolling back leads to, one after the other.
-
-        A rollback undoes moves, so it is none to roll back to itself.
-        """
-        stack: list[str] = []
-        for move in self.history:
-            if move.model_id is None:
-                stack.clear()
-            elif move.is_rollback:
-                while stack and stack[-1] != move.model_id:
-                    stack.pop()
-            else:
-                stack.append(move.model_id)
-        return stack[-2::-1]
+        """Return the models that rolling back leads to, one after the other."""
+        return list_earlier(self.history)
 
 
 def find_alias(aliases: Mapping[str, Alias], name: str) -> Alias:
@@ -66,12 +56,15 @@ class AliasBook:
     """The aliases in one JSON file; any number of processes may share it.
 
     A second file has the same content. Where the first is missing or damaged, as a whole or in one
-    entry, the second is read in its place, and the next change writes both anew.
+    entry, the second is read in its place, and the next change writes both anew. A file is parsed
+    again only after it changed. Safe to share between threads.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._copy = path.with_suffix(f".copy{path.suffix}")  # `StorageLayout.aliases_copy`
+        self._lock = Lock()
+        self._files = ParsedFileCache(_parse_file, reopens=True)
         self._reported: str | None = None
 
     def read(self) -> dict[str, Alias]:
@@ -84,7 +77,7 @@ class AliasBook:
     def read_past_models(self) -> set[str]:
         """Every model that an alias points to or has pointed to."""
         histories = self._read_stored().histories.values()
-        return {move.model_id for move in chain.from_iterable(histories) if move.model_id}
+        return set().union(*(history.list_models() for history in histories))
 
     @contextmanager
     def change(self) -> Iterator["AliasChange"]:
@@ -94,7 +87,7 @@ class AliasBook:
             change = AliasChange(dict(before.histories))
             yield change
             if change.histories != before.histories:
-                self._write(before, _to_json(change.histories))
+                self._write(before, change.histories)
 
     def ensure_copy(self) -> None:
         """Write the second file if there is none, as after an upgrade."""
@@ -102,38 +95,55 @@ class AliasBook:
             if self._path.exists() and not self._copy.exists():
                 stored = self._read_stored()
                 if not stored.problem:
-                    self._write(stored, _to_json(stored.histories))
+                    self._write(stored, stored.histories)
 
     def _take_turn(self) -> AbstractContextManager[None]:
         return take_turn(self._path.with_name(".aliases.lock"))
 
     def _read_stored(self) -> "_StoredAliases":
         """Read the first file, and the second for what of it is damaged or missing."""
-        stored = _read_file(self._path)
-        if stored.problem or not stored.is_there:
-            copy = _read_file(self._copy)
-            if not (copy.is_there and not copy.is_unreadable):
-                if stored.is_unreadable:
-                    raise durable.DamagedFileError(
-                        self._path,
-                        f"{stored.problem}, and there is no intact {self._copy.name!r}; restore "
-                        "one of them from a backup, or remove both to start without aliases",
-                    )
-            elif stored.is_unreadable or not stored.is_there:
-                problem = stored.problem or "it is missing"
-                stored = replace(copy, problem=problem)
-            else:  # an entry that was removed since is in the copy too, so nothing comes back
-                lost = stored.damaged.keys() & copy.histories.keys()
-                stored.histories.update({name: copy.histories[name] for name in lost})
-                for name in lost:
-                    del stored.damaged[name]
-        self._report(stored.problem)
-        return stored
+        with self._lock:
+            stored = self._read_file(self._path)
+            if stored.problem or not stored.is_there:
+                stored = self._recover(stored)
+            self._report(stored.problem)
+            return stored
 
-    def _write(self, before: "_StoredAliases", entries: dict[str, Any]) -> None:
+    def _recover(self, stored: "_StoredAliases") -> "_StoredAliases":
+        """Take from the second file what the first lacks; raises `DamagedFileError`."""
+        copy = self._read_file(self._copy)
+        if not copy.is_there or copy.is_unreadable:
+            if stored.is_unreadable:
+                raise durable.DamagedFileError(
+                    self._path,
+                    f"{stored.problem}, and there is no intact {self._copy.name!r}; restore "
+                    "one of them from a backup, or remove both to start without aliases",
+                )
+            return stored
+        if stored.is_unreadable or not stored.is_there:
+            return replace(copy, problem=stored.problem or "it is missing")
+        # An entry that was removed since is in the copy too, so nothing comes back.
+        lost = stored.damaged.keys() & copy.histories.keys()
+        return replace(
+            stored,
+            histories={**stored.histories, **{name: copy.histories[name] for name in lost}},
+            damaged={name: stored.damaged[name] for name in stored.damaged.keys() - lost},
+        )
+
+    def _read_file(self, path: Path) -> "_StoredAliases":
+        """Return what a file has now; raises nothing."""
+        try:
+            return self._files.read(str(path))
+        except FileNotFoundError:
+            return _StoredAliases({}, {}, is_there=False)
+        except OSError as exc:
+            return _StoredAliases({}, {}, f"it cannot be read: {exc}", is_unreadable=True)
+
+    def _write(self, before: "_StoredAliases", histories: Mapping[str, AliasHistory]) -> None:
         """Write both files; what could not be read is kept beside the aliases that could."""
         if before.problem and self._path.exists():
             shutil.copyfile(self._path, self._path.with_suffix(f".damaged{self._path.suffix}"))
+        entries = {name: write_history(history) for name, history in histories.items()}
         kept = {name: entry for name, entry in before.damaged.items() if name not in entries}
         for path in (self._path, self._copy):
             durable.write_json(path, {**kept, **entries})
@@ -149,61 +159,41 @@ class AliasBook:
 
 @dataclass(frozen=True)
 class _StoredAliases:
-    """What one file has; `problem` says what is wrong with it."""
+    """What one file has; `problem` says what is wrong with it. Nothing of it is ever changed."""
 
-    histories: dict[str, tuple[AliasMove, ...]] = field(default_factory=dict)
-    damaged: dict[str, Any] = field(default_factory=dict)
+    histories: Mapping[str, AliasHistory]
+    damaged: Mapping[str, Any]
     problem: str | None = None
     is_there: bool = True
     is_unreadable: bool = False
 
 
-def _read_file(path: Path) -> _StoredAliases:
-    """Read every entry that is intact; raises nothing."""
+def _parse_file(path: Path) -> _StoredAliases:
+    """Read every entry that is intact; raises `OSError`."""
     try:
         written = durable.read_json(path)
-    except FileNotFoundError:
-        return _StoredAliases(is_there=False)
-    except (OSError, ValueError, RecursionError) as exc:
-        return _StoredAliases(problem=f"it cannot be read: {exc}", is_unreadable=True)
+    except (ValueError, RecursionError) as exc:
+        return _StoredAliases({}, {}, f"it cannot be read: {exc}", is_unreadable=True)
     if not isinstance(written, dict):
         found = type(written).__name__
         problem = f"it holds a {found}; expected an object"
-        return _StoredAliases(problem=problem, is_unreadable=True)
-    stored = _StoredAliases()
+        return _StoredAliases({}, {}, problem, is_unreadable=True)
+    histories: dict[str, AliasHistory] = {}
+    damaged: dict[str, Any] = {}
     for name, entry in written.items():
         try:
-            stored.histories[name] = _parse_history(entry)
+            histories[name] = parse_history(entry)
         except (LookupError, TypeError, ValueError):
-            stored.damaged[name] = entry
-    if not stored.damaged:
-        return stored
-    names = ", ".join(repr(name) for name in sorted(stored.damaged))
-    return replace(stored, problem=f"it has damaged entries: {names}")
-
-
-def _parse_history(entry: Any) -> tuple[AliasMove, ...]:
-    """Parse one entry; raises `LookupError`, `TypeError` or `ValueError` for a damaged one."""
-    moves = tuple(
-        AliasMove(move["model"], move["at"], move.get("rollback", False))
-        for move in entry["history"]
-    )
-    are_whole = all(
-        isinstance(move.model_id, str | None)
-        and isinstance(move.at, int)
-        and isinstance(move.is_rollback, bool)
-        for move in moves
-    )
-    if not moves or not are_whole:
-        raise ValueError("the history is empty or has a move of the wrong type")
-    return moves
+            damaged[name] = entry
+    names = ", ".join(repr(name) for name in sorted(damaged))
+    return _StoredAliases(histories, damaged, f"it has damaged entries: {names}" if names else None)
 
 
 @dataclass
 class AliasChange:
     """Aliases as they are to be written."""
 
-    histories: dict[str, tuple[AliasMove, ...]]
+    histories: dict[str, AliasHistory]
 
     def find(self, name: str) -> Alias:
         """Return one alias; raises `ModelNotFoundError`."""
@@ -215,10 +205,19 @@ class AliasChange:
 
     def point(self, name: str, model_id: str) -> Alias:
         """Point an alias to a model; to where it points already adds nothing to the history."""
-        history = self.histories.get(name, ())
-        if not history or history[-1].model_id != model_id:
+        history = self.histories.get(name, AliasHistory())
+        if history.model_id != model_id:
             self._add(name, AliasMove(model_id, int(time.time())))
         return self.find(name)
+
+    def check_new_name(self, name: str) -> None:
+        """Raise `TooManyAliasesError` for one name more than there may be."""
+        if name not in self.histories and len(self.histories) >= MAX_ALIASES:
+            raise TooManyAliasesError(
+                f"there is no room for the alias {name!r}: {len(self.histories):,} aliases are on "
+                f"record, removed ones included, and at most {MAX_ALIASES:,} can be; point one of "
+                "them to the model, a removed one too"
+            )
 
     def roll_back(self, name: str, is_there: Callable[[str], bool]) -> Alias:
         """Point an alias to the newest earlier model that is still there.
@@ -241,27 +240,13 @@ class AliasChange:
         self._add(name, AliasMove(None, int(time.time())))
 
     def _add(self, name: str, move: AliasMove) -> None:
-        self.histories[name] = (*self.histories.get(name, ()), move)
+        self.histories[name] = self.histories.get(name, AliasHistory()).add(move)
 
 
-def _list_aliases(histories: Mapping[str, tuple[AliasMove, ...]]) -> dict[str, Alias]:
+def _list_aliases(histories: Mapping[str, AliasHistory]) -> dict[str, Alias]:
     """Where the aliases point that have not been removed."""
     return {
-        name: Alias(history[-1].model_id, history)
+        name: Alias(history.model_id, history.moves)
         for name, history in histories.items()
-        if history[-1].model_id is not None
-    }
-
-
-def _to_json(histories: Mapping[str, tuple[AliasMove, ...]]) -> dict[str, Any]:
-    return {
-        name: {
-            "model": history[-1].model_id,
-            "history": [
-                {"model": move.model_id, "at": move.at}
-                | ({"rollback": True} if move.is_rollback else {})
-                for move in history
-            ],
-        }
-        for name, history in histories.items()
+        if history.model_id is not None
     }

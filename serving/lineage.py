@@ -4,15 +4,16 @@ Training writes the file and puts more into it; a model from elsewhere may have 
 nothing is believed but its shape.
 """
 
-import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-logger = logging.getLogger(__name__)
+from storage.durable import DamagedFileError
+from storage.lineage_file import LINEAGE_NAME, MAX_LINEAGE_BYTES, read_lineage_file
+from storage.versioned import NewerFormatError, explain_invalid
 
-LINEAGE_NAME = "lineage.json"
-_MAX_BYTES = 1 << 20  # every listing of models reads it
+_MAX_IMPORTED_BYTES = 1 << 20
 
 
 class DataOrigin(BaseModel):
@@ -23,6 +24,26 @@ class DataOrigin(BaseModel):
     sha256: str | None = Field(None, description="Hash of the file of rows.")
 
 
+class ModelOrigin(BaseModel):
+    """A model, by its id and the hash of its content."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    base_model: str | None = Field(None, description="Its id when it was tuned.")
+    base_model_revision: str | None = Field(None, description="Hash of its content.")
+
+
+class ParentLineage(BaseModel):
+    """The lineage of the model that another one was tuned from, without that one's own parent."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    run_id: str | None = Field(None, description="The run that made the parent.")
+    base_model: str | None = Field(None, description="Name of the model that it started from.")
+    checkpoint_step: int | None = Field(None, description="Optimizer steps of its training.")
+    data: DataOrigin | None = None
+
+
 class Lineage(BaseModel):
     """Empty where nothing is known; what else the file has is kept as it is."""
 
@@ -30,38 +51,64 @@ class Lineage(BaseModel):
 
     run_id: str | None = Field(None, description="The run that made the model.")
     base_model: str | None = Field(None, description="Name of the model that it started from.")
+    base_model_revision: str | None = Field(None, description="Hash of that one's content.")
+    parent: ParentLineage | None = Field(
+        None, description="Lineage of the model that it started from, if that was tuned as well."
+    )
+    root: ModelOrigin | None = Field(
+        None, description="The model at the beginning of the chain of fine-tunes."
+    )
     checkpoint_step: int | None = Field(None, description="Optimizer steps of its training.")
     created_at: int | None = Field(None, ge=0, lt=2**32, description="Unix seconds.")
     data: DataOrigin | None = None
 
+    def find_origin(self) -> str | None:
+        """Return the earliest model that the file names; None if it names none."""
+        root = self.root.base_model if self.root else None
+        return root or self.base_model
+
 
 def check_lineage(directory: Path) -> None:
-    """Raise `ValueError` if a model directory has a lineage that is none."""
+    """Raise `ValueError` if a model directory has a lineage that is none, or a newer one."""
     try:
-        _parse(directory)
+        read_lineage(directory, max_bytes=_MAX_IMPORTED_BYTES)
+    except NewerFormatError as exc:
+        raise ValueError(
+            f"{LINEAGE_NAME} needs a newer version of Tuneserve: {exc.reason}; import the model "
+            "there, or remove the file"
+        ) from exc
+    except DamagedFileError as exc:
+        raise ValueError(f"{LINEAGE_NAME} is not one of ours: {exc.reason}; remove it") from exc
+
+
+def read_lineage(directory: Path, max_bytes: int = MAX_LINEAGE_BYTES) -> Lineage:
+    """Read a model directory's lineage; empty if it has none.
+
+    Raises `NewerFormatError` for a file of a newer major version, `DamagedFileError` for one that
+    is no lineage or has more than `max_bytes`, and `OSError` for one that cannot be read.
+    """
+    value = read_lineage_file(directory, max_bytes)
+    try:
+        return Lineage.model_validate(value)
     except ValidationError as exc:
         fault = exc.errors()[0]
         place = ".".join(str(part) for part in fault["loc"])
-        raise ValueError(
-            f"{LINEAGE_NAME} is not one of ours: {place or 'the file'}: {fault['msg']}; remove it"
-        ) from exc
+        reason = f"{place}: {fault['msg']}"
+        raise explain_invalid(directory / LINEAGE_NAME, value, reason) from exc
 
 
-def read_lineage(directory: Path) -> Lineage:
-    """Read a model directory's lineage; empty if it has none, or none that can be read."""
-    try:
-        return _parse(directory)
-    except (OSError, ValueError) as exc:  # a lineage is optional, the model is not to blame
-        logger.warning("the lineage of model %s cannot be read: %s", directory.name, exc)
-        return Lineage()
+def trace_root(name: str, find: Callable[[str], Lineage | None], roots: dict[str, str]) -> str:
+    """Return the model that a model's lineage leads back to.
 
-
-def _parse(directory: Path) -> Lineage:
-    try:
-        with (directory / LINEAGE_NAME).open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-    except FileNotFoundError:
-        return Lineage()
-    if len(content) > _MAX_BYTES:
-        raise ValueError(f"{LINEAGE_NAME} has more than {_MAX_BYTES:,} bytes")
-    return Lineage.model_validate_json(content)
+    `find` returns the lineage of a model; None if there is no such model. `roots` has the results
+    of earlier calls and gets those of this one, so that no model of a chain is looked at twice.
+    """
+    passed = []
+    while name not in roots:
+        passed.append(name)
+        roots[name] = name  # where it ends, or leads in a circle
+        lineage = find(name)
+        name = (lineage.find_origin() if lineage is not None else None) or name
+    root = roots[name]
+    roots.update(dict.fromkeys(passed, root))
+    return root

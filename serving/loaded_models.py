@@ -23,7 +23,8 @@ from serving.remote_core import fork_server
 from serving.sampling import Sampling
 from serving.settings import EngineSettings
 from serving.store.remote_inspection import inspect_in_fork
-from storage import durable
+from storage.durable import DamagedDirectoryError
+from storage.versioned import NewerFormatError
 from templating.fork_server import render_fork_server
 
 logger = logging.getLogger(__name__)
@@ -350,8 +351,12 @@ def _verify(model: StoredModel) -> None:
     put_thread_last()  # who gets answers meanwhile should not notice
     try:
         model.verify()
-    except durable.DamagedDirectoryError as exc:
+    except DamagedDirectoryError as exc:
         raise EngineDeadError(f"model {model.id!r} is not loaded: {exc}") from exc
+    except NewerFormatError as exc:
+        raise EngineDeadError(
+            f"model {model.id!r} needs a newer version of Tuneserve: {exc.reason}"
+        ) from exc
 
 
 def _to_gb(num_bytes: int) -> str:

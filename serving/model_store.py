@@ -3,20 +3,26 @@
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import IO
 
 from serving.aliases import Alias, AliasBook
-from serving.errors import ModelInUseError, ModelNotFoundError
-from serving.lineage import Lineage, read_lineage
+from serving.errors import InvalidRequestError, ModelInUseError, ModelNotFoundError
+from serving.lineage import Lineage, read_lineage, trace_root
 from serving.model_checks import check_files, check_model_directory, find_cache_repository
-from serving.store.import_process import check_import
+from serving.store.import_process import ModelRefusedError, check_import
 from storage import durable
+from storage.durable import DamagedFileError
+from storage.fault_log import FaultLog
+from storage.file_cache import ParsedFileCache
 from storage.layout import UPLOAD_PREFIX, StorageLayout, check_id, new_id
+from storage.lineage_file import LINEAGE_NAME
 from storage.locks import HeldError, hold_alone, hold_shared, take_turn
+from storage.manifest import verify_directory
 from storage.privacy import close_tree_to_others
 from storage.scratch import build_in_scratch, sweep_scratch
 
@@ -33,7 +39,8 @@ _ADDED_PREFIX = ".added-"
 class StoredModel:
     """One published model; `created_at` is in Unix seconds, `lineage` is empty where unknown.
 
-    `edition` tells it from one that was deleted and had the same id.
+    `edition` tells it from one that was deleted and had the same id. `lineage_fault` says why the
+    lineage is empty although there is a file.
     """
 
     id: str
@@ -41,11 +48,21 @@ class StoredModel:
     created_at: int
     lineage: Lineage = field(repr=False)
     edition: tuple[int, int] = field(repr=False)
+    lineage_fault: DamagedFileError | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def fingerprint(self) -> str:
         """A short name of the exact content, from the manifest that lists every file's hash."""
         return f"fp_{durable.hash_file(self.path / durable.MANIFEST_NAME)[:12]}"
+
+    def require_lineage(self) -> Lineage:
+        """Return the lineage where it has to be known.
+
+        Raises `DamagedFileError` if the file cannot be read, `NewerFormatError` among them.
+        """
+        if self.lineage_fault is not None:
+            raise self.lineage_fault
+        return self.lineage
 
     def hold(self) -> IO[bytes]:
         """Keep the model from being deleted until the returned file is closed, or we end.
@@ -73,16 +90,22 @@ class StoredModel:
             return True
 
     def verify(self) -> None:
-        """Compare every file with the manifest; raises `DamagedDirectoryError` that names one."""
-        durable.verify_directory(self.path)
+        """Compare every file with the manifest; raises as `verify_directory` does."""
+        verify_directory(self.path)
 
 
 class ModelStore:
-    """The models and aliases below one storage root; any number of processes may share it."""
+    """The models and aliases below one storage root; any number of processes may share it.
+
+    Safe to share between threads.
+    """
 
     def __init__(self, layout: StorageLayout) -> None:
         self._layout = layout
         self._aliases = AliasBook(layout.aliases)
+        self._lock = Lock()
+        self._lineages = ParsedFileCache(lambda path: read_lineage(path.parent))
+        self._lineage_faults = FaultLog(logger)
 
     def publish(self, directory: Path, model_id: str) -> StoredModel:
         """Move a finished `directory` that we made, of the same file system, into the store.
@@ -94,7 +117,7 @@ class ModelStore:
         self.check_new_id(model_id)
         check_model_directory(directory)
         if durable.is_published(directory):
-            durable.verify_directory(directory)
+            verify_directory(directory)
         else:
             durable.seal_directory(directory)
         close_tree_to_others(directory)
@@ -104,11 +127,15 @@ class ModelStore:
         """Move a `directory` from an untrusted source into the store.
 
         A process with limits reads it first, one at a time on this storage. Its manifest is ours:
-        one that it came with could claim anything. Raises as `publish` does, `ModelRefusedError`
-        for a model that cannot be loaded, and `ImportCheckError` if it could not be checked.
+        one that it came with could claim anything. Raises `ModelRefusedError` for a model that is
+        not complete, safe and loadable, and for nothing else, `ImportCheckError` if it could not be
+        checked, and as `check_new_id` does.
         """
         self.check_new_id(model_id)
-        check_files(directory)
+        try:
+            check_files(directory)
+        except ValueError as exc:
+            raise ModelRefusedError(str(exc)) from exc
         with take_turn(self._layout.import_lock):
             check_import(directory)
         return self._seal_in(directory, model_id)
@@ -131,11 +158,13 @@ class ModelStore:
             return self._seal_in(building, model_id)
 
     def check_new_id(self, model_id: str) -> None:
-        """Raise `ValueError` or `FileExistsError` for an id that a new model cannot have."""
+        """Raise `InvalidRequestError` or `FileExistsError` for an id that a model cannot get."""
+        _check_name(model_id, "model")
         if self.is_taken(model_id):
             raise FileExistsError(f"{model_id!r} is published already; model ids are not reused")
         if model_id == LATEST_ALIAS or model_id in self.read_aliases():
-            raise ValueError(f"{model_id!r} is the name of an alias; choose another model id")
+            message = f"{model_id!r} is the name of an alias; choose another model id"
+            raise InvalidRequestError(message, param="model")
         if model_id in self._aliases.read_past_models():
             raise FileExistsError(
                 f"{model_id!r} was a model that an alias pointed to, and its history would lie; "
@@ -145,6 +174,7 @@ class ModelStore:
     def list_models(self) -> list[StoredModel]:
         """List every published model, oldest first; an entry that cannot be read is skipped."""
         names = [path.name for path in self._layout.models.iterdir() if path.name[0] != "."]
+        self._forget_others(names)
         found = [model for model in map(self._find_readable, names) if model is not None]
         return sorted(found, key=lambda model: (model.created_at, model.id))
 
@@ -158,9 +188,38 @@ class ModelStore:
             edition = _read_edition(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        lineage = read_lineage(path)
+        try:
+            lineage, fault = self._read_lineage(path), None
+        except DamagedFileError as exc:  # a lineage is optional, and no reason to hide the model
+            lineage, fault = Lineage(), exc
         created_at = edition[1] // 10**9 if lineage.created_at is None else lineage.created_at
-        return StoredModel(model_id, path, created_at, lineage, edition)
+        return StoredModel(model_id, path, created_at, lineage, edition, fault)
+
+    def _read_lineage(self, directory: Path) -> Lineage:
+        """Read a lineage again only if it changed; empty if there is none.
+
+        Raises `DamagedFileError`, logged once, for one that cannot be read.
+        """
+        path, item = directory / LINEAGE_NAME, _name_lineage(directory.name)
+        with self._lock:
+            try:
+                lineage = self._lineages.read(str(path))
+            except FileNotFoundError:
+                self._lineages.forget(str(path))
+                lineage = Lineage()
+            except (OSError, DamagedFileError) as exc:
+                self._lineage_faults.report(item, f"cannot be read: {exc}")
+                if isinstance(exc, DamagedFileError):
+                    raise
+                raise DamagedFileError(path, exc.strerror or type(exc).__name__) from exc
+            self._lineage_faults.clear(item)
+            return lineage
+
+    def _forget_others(self, names: Sequence[str]) -> None:
+        """Forget the lineages of all models but these."""
+        with self._lock:
+            self._lineages.keep_only({str(self._layout.models / n / LINEAGE_NAME) for n in names})
+            self._lineage_faults.keep_only(map(_name_lineage, names))
 
     def _find_readable(self, model_id: str) -> StoredModel | None:
         """Return one of many models; None, with a line in the log, if its entry is unreadable."""
@@ -179,14 +238,19 @@ class ModelStore:
 
     def find_root(self, model: StoredModel) -> str:
         """Follow a model's lineage to the base model that it came from; returns that one's id."""
-        seen = set()
-        while (parent := model.lineage.base_model) and parent not in seen:
-            seen.add(parent)
-            found = self._find_readable(parent)
-            if found is None:
-                return parent
-            model = found
-        return model.id
+
+        def find(model_id: str) -> Lineage | None:
+            found = model if model_id == model.id else self._find_readable(model_id)
+            return found.lineage if found is not None else None
+
+        return trace_root(model.id, find, {})
+
+    @staticmethod
+    def find_roots(models: Iterable[StoredModel]) -> dict[str, str]:
+        """Return what `find_root` finds for each of all models, by its id; reads nothing."""
+        lineages = {model.id: model.lineage for model in models}
+        roots: dict[str, str] = {}
+        return {model_id: trace_root(model_id, lineages.get, roots) for model_id in lineages}
 
     def resolve(self, name: str) -> StoredModel:
         """Return the model with this id, or else the one that this alias points to.
@@ -215,14 +279,18 @@ class ModelStore:
     def point_alias(self, alias: str, model_id: str) -> Alias:
         """Point `alias` to a published model, at once and for every reader: promote it.
 
-        Pointing to where it points already adds nothing to the history. Raises `ValueError` for a
-        name that cannot be an alias and `ModelNotFoundError` for an unknown model.
+        Pointing to where it points already adds nothing to the history. Raises
+        `InvalidRequestError` for a name that cannot be an alias, `ModelNotFoundError` for an
+        unknown model, and `TooManyAliasesError`, but never for `LATEST_ALIAS`.
         """
-        check_id(alias)
+        _check_name(alias, "name")
         with self._aliases.change() as change:
             self.get(model_id)
             if self.has(alias):
-                raise ValueError(f"{alias!r} is the id of a model and cannot be an alias too")
+                message = f"{alias!r} is the id of a model and cannot be an alias too"
+                raise InvalidRequestError(message, param="name")
+            if alias != LATEST_ALIAS:
+                change.check_new_name(alias)
             return change.point(alias, model_id)
 
     def roll_back_alias(self, alias: str) -> Alias:
@@ -302,6 +370,18 @@ class ModelStore:
         models = ", ".join(model.id for model in self.list_models()) or "none"
         aliases = ", ".join(sorted(self.read_aliases())) or "none"
         return f"models: {models}; aliases: {aliases}"
+
+
+def _check_name(name: str, param: str) -> None:
+    """Raise `InvalidRequestError` for a name that is not plain; `param` is where it came from."""
+    try:
+        check_id(name)
+    except ValueError as exc:
+        raise InvalidRequestError(str(exc), param=param) from exc
+
+
+def _name_lineage(model_id: str) -> str:
+    return f"the lineage of model {model_id!r}"
 
 
 def _read_edition(path: Path) -> tuple[int, int]:

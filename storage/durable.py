@@ -199,40 +199,6 @@ def is_published(directory: Path) -> bool:
     return (directory / MANIFEST_NAME).is_file()
 
 
-def verify_directory(directory: Path) -> None:
-    """Compare every file of a published directory with its manifest.
-
-    Hidden files are nobody's. Raises `DamagedDirectoryError` that names the first file that is
-    missing, different or in excess.
-    """
-    listed = _read_manifest(directory)
-    for path in sorted(directory.rglob("*")):
-        found_name = path.relative_to(directory)
-        is_hidden = any(part.startswith(".") for part in found_name.parts)
-        known = found_name.as_posix() in listed or found_name == Path(MANIFEST_NAME)
-        if path.is_file() and not is_hidden and not known:
-            raise DamagedDirectoryError(f"{directory.name}: '{found_name}' is not in the manifest")
-    for name, expected in listed.items():
-        path = directory / name
-        if not path.is_file():
-            raise DamagedDirectoryError(f"{directory.name}: {name!r} is in the manifest but gone")
-        found = {"size_bytes": path.stat().st_size, "sha256": hash_file(path)}
-        if found != expected:
-            raise DamagedDirectoryError(
-                f"{directory.name}: {name!r} differs from its manifest: found {found}, "
-                f"expected {expected}"
-            )
-
-
-def _read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
-    try:
-        return dict(read_json(directory / MANIFEST_NAME)["files"])
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise DamagedDirectoryError(
-            f"{directory.name}: {MANIFEST_NAME!r} cannot be read: {type(exc).__name__}"
-        ) from exc
-
-
 def fsync_directory(directory: Path) -> None:
     """Make renames inside `directory` survive a power cut."""
     descriptor = os.open(directory, os.O_RDONLY)

@@ -8,7 +8,7 @@ within the same tick, so what was read then is not relied on the next time.
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -36,17 +36,25 @@ class ParsedFileCache(Generic[Parsed]):
     """Values parsed from small files, at most `max_entries`; the least recently used ones go.
 
     Safe under concurrent writers that replace files as `storage.durable` does. Not thread-safe:
-    the owner locks.
+    the owner locks. With `reopens` a file is opened whenever it is looked at, which has a network
+    file system ask its server for the current one.
     """
 
-    def __init__(self, parse: Callable[[Path], Parsed], max_entries: int = _MAX_ENTRIES) -> None:
+    def __init__(
+        self,
+        parse: Callable[[Path], Parsed],
+        max_entries: int = _MAX_ENTRIES,
+        *,
+        reopens: bool = False,
+    ) -> None:
         self._parse = parse
         self._max_entries = max_entries
+        self._reopens = reopens
         self._entries: OrderedDict[str, _Entry[Parsed]] = OrderedDict()
 
     def read(self, path: str) -> Parsed:
-        """Return what a file contains now; raises what `os.stat` and the parser raise."""
-        found = os.stat(path)
+        """Return what a file contains now; raises what `os.stat`, `open` and the parser raise."""
+        found = _open_and_stat(path) if self._reopens else os.stat(path)
         stamp = found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
         entry = self._entries.get(path)
         if entry is not None and entry.is_settled and entry.stamp == stamp:
@@ -62,6 +70,11 @@ class ParsedFileCache(Generic[Parsed]):
     def forget(self, path: str) -> None:
         """Drop a file that is gone."""
         self._entries.pop(path, None)
+
+    def keep_only(self, paths: Collection[str]) -> None:
+        """Drop all other files, which are gone."""
+        for path in self._entries.keys() - paths:
+            del self._entries[path]
 
 
 class FolderWatch:
@@ -91,6 +104,11 @@ class FolderWatch:
     def reset(self) -> None:
         """Report a change the next time, because listing the folder failed."""
         self._seen = None
+
+
+def _open_and_stat(path: str) -> os.stat_result:
+    with open(path, "rb") as file:
+        return os.fstat(file.fileno())
 
 
 def _is_settled(mtime_ns: int) -> bool:

@@ -23,7 +23,16 @@ from storage.format_version import (
     parse_version,
 )
 
-__all__ = ["FORMAT_KEY", "NewerFormatError", "explain_invalid", "read_object", "write_object"]
+__all__ = [
+    "FORMAT_KEY",
+    "NewerFormatError",
+    "check_major",
+    "explain_invalid",
+    "parse_object",
+    "read_object",
+    "stamp_version",
+    "write_object",
+]
 
 
 class NewerFormatError(DamagedFileError):
@@ -46,6 +55,14 @@ def read_object(path: Path) -> dict[str, Any]:
         raise
     except OSError as exc:
         raise DamagedFileError(path, exc.strerror or type(exc).__name__) from exc
+    return parse_object(path, content)
+
+
+def parse_object(path: Path, content: bytes) -> dict[str, Any]:
+    """Parse the content of a stored JSON object; `path` is for the messages.
+
+    Raises `NewerFormatError` and `DamagedFileError` as `read_object` does.
+    """
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as exc:
@@ -53,10 +70,18 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         kind = type(value).__name__
         raise DamagedFileError(path, f"it contains a JSON {kind}, expected an object")
+    check_major(path, value)
+    return value
+
+
+def check_major(path: Path, value: Mapping[str, Any]) -> None:
+    """Raise `NewerFormatError` for an object of a newer major version.
+
+    Raises `DamagedFileError` if its version is not one.
+    """
     version = _parse_version(path, value)
     if version.major > CURRENT_FORMAT.major:
         raise NewerFormatError(path, _describe_newer(version))
-    return value
 
 
 def write_object(path: Path, value: Mapping[str, Any]) -> None:

@@ -9,7 +9,9 @@ never taken for one that was not there.
 A file that is not seen may be there: a network file system lags behind. So `last_complete.json`
 records the step of the checkpoint that was completed last, 0 before the first, and a run starts at
 step 0 only if none has been complete. What the run will write again is quarantined, and removed
-once the next checkpoint is complete. Entries with other names are not ours and are left alone.
+once the next checkpoint is complete. Entries with other names are not ours and are left alone. A
+checkpoint whose manifest has a newer major version stops the run: nothing that a newer release
+saved is removed, or replaced by something older.
 """
 
 import logging
@@ -20,10 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from storage import durable
+from storage import durable, versioned
+from storage.durable import DamagedFileError
 from storage.layout import new_id
 from storage.locks import hold_shared
+from storage.manifest import parse_listed_files
 from storage.tombstones import bury_folder, remove_tombstones
+from storage.versioned import NewerFormatError
 from training.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -71,6 +76,8 @@ class CheckpointSurvey:
     """Names of those with a manifest that cannot be read."""
     incomplete: dict[str, int]
     """Names of those that lack a manifest, with the number of manifests that they have."""
+    newer: list[str]
+    """Those that only a newer release can read, each with the reason."""
 
 
 def find_shards(checkpoint: Path) -> Path:
@@ -97,22 +104,32 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
-    """Read one checkpoint's manifests; None if it has not all of them."""
+    """Read one checkpoint's manifests; None if it has not all of them.
+
+    Raises `CheckpointError` for one that cannot be read.
+    """
     try:
         return _read_checkpoint(path)
     except FileNotFoundError:
         return None
+    except DamagedFileError as exc:
+        raise CheckpointError(_describe_unreadable(path, exc)) from exc
 
 
 def find_damage(checkpoint: Checkpoint, rank: int, world_size: int) -> str | None:
     """Hash this worker's share of a checkpoint's files; returns what differs, or None."""
     for writer in range(rank, checkpoint.world_size, world_size):
-        for name, entry in _read_manifest(checkpoint.path, writer)["files"].items():
+        path = name_manifest(checkpoint.path, writer)
+        try:
+            files = parse_listed_files(path, _read_manifest(path))
+        except DamagedFileError as exc:
+            return f"{path.name}: {exc.reason}"
+        for name, expected in files.items():
             try:
                 found = durable.hash_file(checkpoint.path / name)
             except FileNotFoundError:
                 return f"{name} is gone"
-            if found != entry["sha256"]:
+            if found != expected.sha256:
                 return f"{name} differs from what was written"
     return None
 
@@ -222,15 +239,18 @@ def choose_result(checkpoints: list[Checkpoint], keep: Literal["last", "best"]) 
 
 
 def survey_checkpoints(folder: Path) -> CheckpointSurvey:
-    """Read the manifests of all checkpoints; raises `OSError` if they cannot be listed."""
-    survey = CheckpointSurvey([], [], {})
+    """Read the manifests of all checkpoints; raises `OSError` if they cannot be listed or read."""
+    survey = CheckpointSurvey([], [], {}, [])
     for _, path in reversed(_list_folders(folder)):
         try:
             survey.complete.append(_read_checkpoint(path))
         except FileNotFoundError:
             survey.incomplete[path.name] = len(list(path.glob("manifest-*.json")))
-        except (ValueError, KeyError, TypeError):
-            logger.exception("%s has a damaged manifest and is passed over", path.name)
+        except NewerFormatError as exc:
+            survey.newer.append(_describe_unreadable(path, exc))
+            logger.warning("a checkpoint is skipped: %s", survey.newer[-1])
+        except DamagedFileError:
+            logger.exception("%s has a damaged manifest and is skipped", path.name)
             survey.damaged.append(path.name)
     survey.complete.sort(key=lambda checkpoint: checkpoint.step, reverse=True)
     return survey
@@ -249,17 +269,41 @@ def _list_folders(folder: Path) -> list[tuple[int, Path]]:
         return []
 
 
+def describe_newer(survey: CheckpointSurvey) -> str:
+    """Say which checkpoints only a newer release can read, and what to do."""
+    return (
+        f"{'; '.join(survey.newer)}; nothing was removed. Start the newer release again to "
+        "continue the run"
+    )
+
+
+def _describe_unreadable(path: Path, exc: DamagedFileError) -> str:
+    if isinstance(exc, NewerFormatError):
+        return f"{path.name!r} needs a newer version of Tuneserve: {exc.reason}"
+    return f"{path.name!r} has a damaged manifest: {exc.reason}"
+
+
 def _read_checkpoint(path: Path) -> Checkpoint:
-    """Read the manifests of all workers; raises `FileNotFoundError` if one has none yet."""
-    first = _read_manifest(path, 0)
-    for rank in range(1, first["world_size"]):
-        _read_manifest(path, rank)
-    return Checkpoint(path, first["world_size"], Progress.model_validate(first["progress"]))
+    """Read the manifests of all workers.
+
+    Raises `FileNotFoundError` if one has none yet, `NewerFormatError` for a newer major version,
+    and `DamagedFileError` for a manifest that is not one.
+    """
+    first = _read_manifest(name_manifest(path, 0))
+    try:
+        world_size, progress = int(first["world_size"]), first["progress"]
+        checkpoint = Checkpoint(path, world_size, Progress.model_validate(progress))
+    except (ValueError, KeyError, TypeError) as exc:
+        reason = f"it has no valid progress ({type(exc).__name__})"
+        raise versioned.explain_invalid(name_manifest(path, 0), first, reason) from exc
+    for rank in range(1, world_size):
+        _read_manifest(name_manifest(path, rank))
+    return checkpoint
 
 
-def _read_manifest(path: Path, rank: int) -> dict[str, Any]:
-    manifest: dict[str, Any] = durable.read_json(name_manifest(path, rank))
-    return manifest
+def _read_manifest(path: Path) -> dict[str, Any]:
+    # Not `read_object`: a fault of the disk is no damage, after which an older one is taken.
+    return versioned.parse_object(path, path.read_bytes())
 
 
 def name_checkpoint(folder: Path, step: int) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from storage import durable
+from storage import durable, versioned
 from storage.locks import HeldError, hold_alone
 from storage.scratch import ScratchFolder
 from storage.tombstones import bury_folder, remove_tombstones
@@ -25,6 +25,7 @@ from training.checkpoint import (
     Checkpoint,
     CheckpointError,
     choose_superseded,
+    describe_newer,
     explain_missing,
     find_damage,
     list_checkpoints,
@@ -123,16 +124,16 @@ class CheckpointWriter:
             if target.is_dir() and read_checkpoint(target) is None:
                 bury_folder(target)
                 remove_tombstones(self._folder)
-        except OSError:  # the failure of the upload is raised, which may well have the same cause
+        except (OSError, CheckpointError):  # the failure of the upload is raised, which may well have the same cause
             logger.exception("the unfinished %s cannot be removed", target.name)
 
 
 def agree_on_checkpoint(folder: Path, place: Place, last_step: int = 0) -> Checkpoint | None:
     """Find the newest checkpoint that is whole, hashing every file; the same on all workers.
 
-    A damaged one is passed over with a warning, for the one before it. `last_step` is the last
-    step in the run's metrics, which rank 0 knows. Raises `CheckpointError`, on all workers, if
-    every one is damaged, or if none is complete although one has been.
+    A damaged one is skipped with a warning, for the one before it. `last_step` is the last step in
+    the run's metrics, which rank 0 knows. Raises `CheckpointError`, on all workers, if every one is
+    damaged, if a newer release saved one, or if none is complete although one has been.
     """
     found: list[Any] = [None]
     if place.rank == 0:
@@ -140,6 +141,8 @@ def agree_on_checkpoint(folder: Path, place: Place, last_step: int = 0) -> Check
         found = [(survey, None if survey.complete else explain_missing(folder, survey, last_step))]
     dist.broadcast_object_list(found, src=0, device=place.device)
     survey, refusal = found[0]
+    if survey.newer:
+        raise CheckpointError(describe_newer(survey))
     for checkpoint in survey.complete:
         damage = find_damage(checkpoint, place.rank, place.world_size)
         if damage is not None:
@@ -166,7 +169,8 @@ def _upload(staging: ScratchFolder, target: Path, manifest: Mapping[str, Any]) -
             files[str(name)] = _copy(source, target / name)
         for folder in {(target / name).parent for name in files}:
             durable.fsync_directory(folder)
-        durable.write_json(name_manifest(target, manifest["rank"]), {**manifest, "files": files})
+        path = name_manifest(target, manifest["rank"])
+        versioned.write_object(path, {**manifest, "files": files})
         durable.fsync_directory(target.parent)
         if complete := read_checkpoint(target):  # ours was the last manifest
             record_complete(target.parent, complete.step)

@@ -10,6 +10,8 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from storage.durable import DamagedFileError
+from storage.lineage_file import read_lineage_file
 from training.cluster_state import find_cluster_loss
 from training.cpu_op import ensure_cpu_op
 from training.data.faults import describe_lines
@@ -309,9 +311,19 @@ def export_checkpoint(
 
 
 def _check_base_model(run: RunFolder, spec: TrainingSpec) -> None:
-    """Raise `UnknownModelError` if the base model is another than the run was started with."""
+    """Raise `UnknownModelError` if the base model is another than the run was started with.
+
+    Also if it has a lineage that cannot be read, which the model of the run is to refer to.
+    """
     from training.base_model import UnknownModelError, find_revision
 
+    try:
+        read_lineage_file(Path(spec.base_model))
+    except DamagedFileError as exc:
+        raise UnknownModelError(
+            f"the lineage of the base model {name_source(spec.base_model)!r} cannot be read: "
+            f"{exc.reason}"
+        ) from exc
     expected, found = run.read_record().base_revision, find_revision(spec.base_model)
     if expected is not None and found != expected:
         raise UnknownModelError(

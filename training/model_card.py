@@ -9,6 +9,7 @@ import yaml
 def render_model_card(lineage: Mapping[str, Any]) -> str:
     """Render a card from the lineage: metadata as YAML, then words and figures."""
     data, spec, metrics = lineage["data"], lineage["spec"], lineage["metrics"]
+    epochs = f"{metrics['epoch']} of {spec['epochs']}"
     metadata = {
         "base_model": lineage["base_model"],
         "base_model_relation": "finetune",
@@ -31,7 +32,7 @@ def render_model_card(lineage: Mapping[str, Any]) -> str:
 |---|---|
 | run | `{lineage["run_id"]}` |
 | base model, content | `{lineage["base_model_revision"]}` |
-| checkpoint | step {lineage["checkpoint_step"]}, in epoch {metrics["epoch"]} of {spec["epochs"]} |
+{_render_root(lineage)}| checkpoint | step {lineage["checkpoint_step"]}, in epoch {epochs} |
 | training loss of the epoch | {metrics["loss"]:.4f} |
 {_render_validation(metrics)}| learning rate | {spec["learning_rate"]:g}, {spec["lr_schedule"]} |
 | precision | {spec["precision"]} |
@@ -40,6 +41,14 @@ def render_model_card(lineage: Mapping[str, Any]) -> str:
 
 The chat template in this folder is the one that the model was trained with.
 """
+
+
+def _render_root(lineage: Mapping[str, Any]) -> str:
+    """The model at the beginning of a chain of fine-tunes, where that is another."""
+    root = lineage["root"]
+    if root["base_model"] == lineage["base_model"]:
+        return ""
+    return f"| first base model | `{root['base_model']}`, `{root['base_model_revision']}` |\n"
 
 
 def _index_validation(lineage: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import shutil
 import time
 from typing import Any
 
-from training.lineage import read_lineage
+from storage.lineage_file import read_lineage_file
 from training.runs import Extension, RunFolder
 from training.spec import TrainingSpec
 
@@ -102,7 +102,7 @@ def _keep_model(run: RunFolder, epochs: int, model_id: str | None) -> Extension:
     """Put the model so far aside, for the one to come."""
     step = int(run.read_metrics()[-1]["step"])
     if run.model.exists():
-        kept = run.path / f"model-step-{read_lineage(run.model).get('checkpoint_step', step)}"
+        kept = run.path / f"model-step-{read_lineage_file(run.model).get('checkpoint_step', step)}"
         shutil.rmtree(kept, ignore_errors=True)  # the same weights, if more epochs were no better
         run.model.rename(kept)
     return Extension(epochs=epochs, step=step, model_id=model_id, ended_at=int(time.time()))

@@ -18,13 +18,20 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from apps.access.roles import Role
-from storage.durable import read_json, write_json
+from storage import versioned
+from storage.durable import DamagedFileError
 from storage.layout import StorageLayout
 from storage.locks import take_turn
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+_OLD_VERSION_KEY, _OLD_VERSION = "version", 1
+"""In place of the format version, in files that were not changed since that was introduced."""
+
+MAX_ACTIVE_KEYS = 1_000
+MAX_ENDED_KEYS = 1_000
+"""Expired and revoked keys that stay on record; the oldest are dropped."""
+
 KEY_PREFIX = "ts"
 _ID_BYTES = 6
 _SECRET_BYTES = 32
@@ -119,7 +126,11 @@ class KeyStore:
         requests_per_minute: int | None = None,
         tokens_per_minute: int | None = None,
     ) -> CreatedKey:
-        """Create a key. Raises `ValueError` for a name that is not plain or has an active key."""
+        """Create a key.
+
+        Raises `ValueError` for a name that is not plain or has an active key, and for one active
+        key more than there may be.
+        """
         if not _NAME.fullmatch(name):
             raise ValueError(
                 f"{name!r} is not a valid key name: expected 1 to 64 letters, digits, '.', '_' or "
@@ -139,6 +150,7 @@ class KeyStore:
                     f"an active key is named {name!r}; choose another name, or replace the key "
                     f"with 'tuneserve keys rotate {name}'"
                 )
+            self._check_count(entries)
             entries.append(created.record.model_dump(mode="json", exclude_none=True))
 
         self._change(add)
@@ -147,7 +159,8 @@ class KeyStore:
     def rotate(self, name_or_id: str, grace_s: float = 0.0) -> CreatedKey:
         """Replace an active key by a new one with its name, role, limits and expiry.
 
-        The old key is refused after `grace_s` seconds. Raises `ValueError` if there is no such key.
+        The old key is refused after `grace_s` seconds. Raises `ValueError` if there is no such key,
+        or with a grace one more active key than there may be.
         """
         rotated: list[CreatedKey] = []
 
@@ -160,6 +173,7 @@ class KeyStore:
             rotated.append(self._make(**kept))
             now = self._clock()
             if grace_s > 0:
+                self._check_count(entries)
                 entry["expires_at"] = min(now + grace_s, old.expires_at or float("inf"))
             else:
                 entry["revoked_at"] = now
@@ -209,17 +223,41 @@ class KeyStore:
         """Change the entries in the file, which no other process changes meanwhile."""
         with take_turn(self._lock):
             try:
-                content = _read_content(self._path)
+                content = _parse_content(self._path, self._path.read_bytes())
             except FileNotFoundError:
-                content = {"version": FORMAT_VERSION, "keys": []}
+                content = {"keys": []}
             change(content["keys"])
-            write_json(self._path, content)
+            self._drop_oldest_ended(content["keys"])
+            versioned.write_object(self._path, content)
+
+    def _check_count(self, entries: list[dict[str, Any]]) -> None:
+        """Raise `ValueError` if there can be no further active key."""
+        num_active = len(entries) - len(self._list_ended(entries))
+        if num_active >= MAX_ACTIVE_KEYS:
+            raise ValueError(
+                f"{num_active:,} keys are active, and at most {MAX_ACTIVE_KEYS:,} can be; revoke "
+                "keys that are no longer used: 'tuneserve keys revoke NAME'"
+            )
+
+    def _drop_oldest_ended(self, entries: list[dict[str, Any]]) -> None:
+        for entry in self._list_ended(entries)[:-MAX_ENDED_KEYS]:
+            entries.remove(entry)
+
+    def _list_ended(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """List the expired and revoked keys, oldest first; what is unreadable may be active."""
+        now = self._clock()
+        parsed = [(entry, _parse_record(entry, self._path)) for entry in entries]
+        return [entry for entry, record in parsed if record and not record.is_active(now)]
 
     def _refresh(self) -> None:
         """Read the file again if it is another than before."""
         try:
             with self._path.open("rb") as file:
                 status = os.fstat(file.fileno())
+                seen = (status.st_mtime_ns, status.st_ino, status.st_size)
+                if seen == self._seen:
+                    return
+                content = file.read()
         except FileNotFoundError:
             if self._has_keys and self._seen is not None:
                 logger.warning("%s was removed; its keys are refused from now on", self._path)
@@ -229,12 +267,9 @@ class KeyStore:
             self._note_fault(f"{self._path} cannot be read: {exc.strerror}")
             self._seen = None
             return
-        seen = (status.st_mtime_ns, status.st_ino, status.st_size)
-        if seen == self._seen:
-            return
         try:
-            entries = _read_content(self._path)["keys"]
-        except (KeysUnreadableError, OSError) as exc:
+            entries = _parse_content(self._path, content)["keys"]
+        except KeysUnreadableError as exc:
             self._note_fault(str(exc))
         else:
             records = [_parse_record(entry, self._path) for entry in entries]
@@ -249,19 +284,23 @@ class KeyStore:
         self._fault, self._has_keys = fault, True
 
 
-def _read_content(path: Path) -> dict[str, Any]:
-    """Read the file; raises `KeysUnreadableError`, or `FileNotFoundError` if there is none."""
+def _parse_content(path: Path, content: bytes) -> dict[str, Any]:
+    """Parse the file; raises `KeysUnreadableError`, also for one of a newer major version."""
     try:
-        content = read_json(path)
-    except ValueError as exc:
-        raise KeysUnreadableError(f"{path} is not JSON: {exc}") from exc
-    version = content.get("version") if isinstance(content, dict) else None
-    if version != FORMAT_VERSION or not isinstance(content.get("keys"), list):
+        parsed = versioned.parse_object(path, content)
+    except DamagedFileError as exc:
+        raise KeysUnreadableError(str(exc)) from exc
+    old_version = parsed.pop(_OLD_VERSION_KEY, _OLD_VERSION)
+    if old_version != _OLD_VERSION:
         raise KeysUnreadableError(
-            f"{path} has the format version {version!r}, expected {FORMAT_VERSION}; it may have "
-            "been written by a newer release"
+            f"{str(path)!r} needs a newer version of Tuneserve: its version is {old_version!r}, "
+            f"expected {_OLD_VERSION}"
         )
-    return dict(content)
+    if not isinstance(parsed.get("keys"), list):
+        kind = type(parsed.get("keys")).__name__
+        reason = f"'keys' is a {kind}, expected a list"
+        raise KeysUnreadableError(str(versioned.explain_invalid(path, parsed, reason)))
+    return parsed
 
 
 def _parse_record(entry: Any, path: Path) -> KeyRecord | None:

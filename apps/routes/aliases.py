@@ -8,7 +8,6 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from apps.access.roles import Permission, requires
-from apps.errors import invalid_input
 from apps.http_api.json_body import JsonBody
 from apps.routes import ServicesOf, describe_body
 from apps.runs import check_unreserved
@@ -60,8 +59,7 @@ async def promote(services: ServicesOf, name: str, body: JsonBody) -> dict[str, 
     """Point an alias, new or not, to a model."""
     promotion = parse_part(Promotion, body.value)
     await asyncio.to_thread(check_unreserved, services.layout, services.runs, name)
-    with invalid_input("name"):
-        alias = await asyncio.to_thread(services.models.point_alias, name, promotion.model)
+    alias = await asyncio.to_thread(services.models.point_alias, name, promotion.model)
     return describe_alias(name, alias)
 
 

@@ -12,13 +12,14 @@ from apps.errors import ApiError
 from apps.model_archive import IncomingModel
 from apps.pieces import PiecesResponse
 from apps.routes import ServicesOf
-from apps.runs import check_new_model, delete_unneeded_model
+from apps.runs import check_new_model, delete_unneeded_model, require_lineage
 from apps.services import Services
 from serving.aliases import Alias, find_names
 from serving.model_export import ArchiveFormat, stream_archive
 from serving.model_store import StoredModel
 from serving.own_thread import OwnThread
 from storage.durable import DamagedDirectoryError
+from storage.versioned import NewerFormatError
 
 router = APIRouter(prefix="/v1/models")
 
@@ -38,7 +39,11 @@ def list_models(services: ServicesOf) -> dict[str, Any]:
     """List all models, newest first."""
     models = sorted(services.models.list_models(), key=lambda model: model.created_at, reverse=True)
     aliases = services.models.read_aliases()
-    return {"object": "list", "data": [_describe(services, model, aliases) for model in models]}
+    roots = services.models.find_roots(models)
+    return {
+        "object": "list",
+        "data": [_describe(model, aliases, roots[model.id]) for model in models],
+    }
 
 
 @router.get("/{model_id}")
@@ -52,7 +57,8 @@ def get_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
 @requires(Permission.READ_MODELS)
 def get_lineage(services: ServicesOf, model_id: str) -> dict[str, Any]:
     """Show where a model came from: base, data, settings, step, packages; empty if unknown."""
-    return services.models.resolve(model_id).lineage.model_dump(mode="json", exclude_unset=True)
+    lineage = require_lineage(services.models.resolve(model_id))
+    return lineage.model_dump(mode="json", exclude_unset=True)
 
 
 @router.put("/{model_id}", openapi_extra={"requestBody": _ARCHIVE})
@@ -61,7 +67,9 @@ async def put_model(services: ServicesOf, model_id: str, request: Request) -> di
     """Take in a model that was made elsewhere; the body is a tar or zip archive of its folder."""
     # Before so much is sent.
     await asyncio.to_thread(check_new_model, services.layout, services.runs, model_id)
-    incoming = await asyncio.to_thread(IncomingModel, services.layout)
+    incoming = await asyncio.to_thread(
+        IncomingModel, services.layout, services.model_sizes, services.limits
+    )
     try:
         await incoming.receive(request.stream())
     except BaseException:
@@ -84,6 +92,9 @@ async def verify_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
         await _VERIFICATIONS.run(model.verify)
     except DamagedDirectoryError as exc:
         raise ApiError(409, str(exc), param="model", code="model_damaged") from exc
+    except NewerFormatError as exc:
+        message = f"model {model.id!r} needs a newer version of Tuneserve: {exc.reason}"
+        raise ApiError(409, message, param="model", code="newer_format") from exc
     return {"id": model.id, "object": "model.verification", "verified": True}
 
 
@@ -113,20 +124,18 @@ async def delete_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
 
 def describe_model(services: Services, model: StoredModel) -> dict[str, Any]:
     """Show a model as OpenAI does, with its aliases and where it came from."""
-    return _describe(services, model, services.models.read_aliases())
+    return _describe(model, services.models.read_aliases(), services.models.find_root(model))
 
 
-def _describe(
-    services: Services, model: StoredModel, aliases: Mapping[str, Alias]
-) -> dict[str, Any]:
+def _describe(model: StoredModel, aliases: Mapping[str, Alias], root: str) -> dict[str, Any]:
     return {
         "id": model.id,
         "object": "model",
         "created": model.created_at,
         "owned_by": "tuneserve",
         "aliases": find_names(aliases, model.id),
-        "base": model.lineage.run_id is None,
-        "demonstration": services.models.find_root(model) == DEMONSTRATION_MODEL,
+        "base": model.lineage.run_id is None and model.lineage_fault is None,
+        "demonstration": root == DEMONSTRATION_MODEL,
         "run_id": model.lineage.run_id,
         "checkpoint_step": model.lineage.checkpoint_step,
     }

@@ -8,6 +8,7 @@ that may not, or `{"error": "..."}` if it could not be checked.
 of the model.
 """
 
+import errno
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ from typing import Any
 from serving.model_checks import check_model_directory, find_cache_repository
 from serving.store.import_steps import CheckStep
 from serving.store.process_limits import lift_memory_limit, limit_cpu, limit_memory
+from storage.machine_faults import is_machine_fault
 from templating.trial import try_chat_template
 
 logger = logging.getLogger(__name__)
@@ -53,17 +55,33 @@ def check_directory(directory: Path, report_step: Callable[[CheckStep], None]) -
         report_step(step := "chat template")
         if (fault := _try_template(directory)) is not None:
             return {"error": fault}
-    except MemoryError:
-        return {"refusal": f"checking its {step} takes more memory than is allowed"}
     except KeyboardInterrupt:  # a signal to this process says nothing of the model
         raise
-    # Whatever fails here, the model's content is what made it fail; a panic of a library in Rust
-    # is no `Exception`.
-    except BaseException as exc:
-        logger.info("the model is refused", exc_info=exc)
-        reason = str(exc).replace(str(directory), directory.name) or type(exc).__name__
-        return {"refusal": reason}
+    # Whatever fails here, the model's content is what made it fail, unless the machine is; a panic
+    # of a library in Rust is no `Exception`.
+    except BaseException as exc:  # noqa: BLE001 - logged there
+        return _explain_failure(directory, step, exc)
     return {"memory": memory.model_dump()}
+
+
+def _explain_failure(directory: Path, step: CheckStep, exc: BaseException) -> dict[str, Any]:
+    """Return the last JSON object for a check that failed: a refusal, or an error of the machine.
+
+    Libraries raise `OSError` without a number for content that they cannot use, and under the limit
+    on memory there is none to have (ENOMEM) where the model asks for too much.
+    """
+    is_short_of_memory = isinstance(exc, OSError) and exc.errno == errno.ENOMEM
+    if is_short_of_memory or isinstance(exc, MemoryError):
+        return {"refusal": f"checking its {step} takes more memory than is allowed"}
+    cause: BaseException | None = exc
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None and is_machine_fault(cause):
+            logger.error("the check of the model failed", exc_info=exc)
+            return {"error": f"checking its {step} failed: {cause.strerror}"}
+        cause = cause.__cause__
+    logger.info("the model is refused", exc_info=exc)
+    reason = str(exc).replace(str(directory), directory.name) or type(exc).__name__
+    return {"refusal": reason}
 
 
 def _try_template(directory: Path) -> str | None:

@@ -1,9 +1,11 @@
 """Models and aliases over HTTP: taken in, promoted, rolled back, given out, deleted."""
 
 import asyncio
+import errno
 import gzip
 import io
 import json
+import os
 import tarfile
 import threading
 import zipfile
@@ -15,11 +17,14 @@ import anyio
 import httpx
 import pytest
 
+from apps.http import build_http
 from apps.model_archive import IncomingModel
 from apps.routes.models import put_model
 from apps.runs import name_model
 from apps.services import Services
 from serving.model_export import stream_archive
+from serving.store.import_process import ImportCheckError
+from storage import durable
 from tests.apps.conftest import add_job
 
 pytestmark = pytest.mark.anyio
@@ -218,6 +223,65 @@ async def test_a_broken_archive_is_the_senders_fault(
 ) -> None:
     message = await read_message(await put(client, "a", make(source)), 400)
     assert str(services.layout.root) not in message
+    assert [path.name for path in services.layout.models.iterdir()] == ["tiny"]
+
+
+@pytest.mark.parametrize("make", [make_tar, make_zip])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        (errno.EIO, 500),
+        (errno.EMFILE, 500),
+        (errno.EROFS, 500),
+        (errno.EACCES, 500),
+        (errno.ENOSPC, 507),
+        (errno.EDQUOT, 507),
+        (errno.ENAMETOOLONG, 400),
+    ],
+)
+async def test_a_fault_of_the_machine_is_not_the_archives(
+    client: httpx.AsyncClient,
+    services: Services,
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Path], bytes],
+    number: int,
+    status: int,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    for kind in (tarfile.TarFile, zipfile.ZipFile):
+        monkeypatch.setattr(kind, "extractall", fail)
+    await read_message(await put(client, "a", make(source)), status)
+    assert [path.name for path in services.layout.models.iterdir()] == ["tiny"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        (OSError(errno.EIO, "Input/output error"), 500),
+        (OSError(errno.ENOSPC, "No space left on device"), 507),
+        (ValueError("a bug of ours"), 500),
+        (ImportCheckError("the check of a model was ended by signal 9"), 500),
+    ],
+    ids=repr,
+)
+async def test_what_fails_after_the_check_of_a_model_is_not_the_archives(
+    services: Services,
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception,
+    status: int,
+) -> None:
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(durable, "seal_directory", fail)
+    transport = httpx.ASGITransport(build_http(services, None), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+        message = await read_message(await put(client, "a", make_tar(source)), status)
+    assert "a bug of ours" not in message
     assert [path.name for path in services.layout.models.iterdir()] == ["tiny"]
 
 

@@ -1,5 +1,6 @@
 """Storage folders of the release before, and of a release that does not exist yet."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -10,19 +11,24 @@ from typing import Any
 import httpx
 import pytest
 
+from apps.access.keys import KeyStore
+from apps.access.roles import Role
 from apps.files import FileStore
 from apps.http import build_http
 from apps.queue import RunQueue
+from apps.runs import name_export_note
 from serving.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout, open_storage
 from tests.apps.conftest import NotedJobs, build_services
+from training.checkpoint import find_damage, list_checkpoints
 from training.runs import RunFolder
 
 pytestmark = pytest.mark.anyio
 
 STORAGE_0_1 = Path(__file__).parents[1] / "fixtures" / "storage-0.1"
 JOBS = "/v1/fine_tuning/jobs"
+TUNED = "tiny-succee-000001"
 SUCCEEDED, FAILED, QUEUED, PAUSED = (f"ftjob-186d0f3c5e0a1b2c0000000{n}" for n in range(1, 5))
 GOOD_FILE, BAD_FILE = (f"file-186d0f3c5e0a1b2c0000000{n}" for n in range(1, 3))
 
@@ -94,16 +100,38 @@ async def test_a_storage_folder_of_release_0_1_is_read_and_used(
     assert RunFolder(layout.run(PAUSED)).read_record().num_starts == 1
 
 
+async def test_a_model_and_a_checkpoint_of_release_0_1_are_read_and_used(
+    client: httpx.AsyncClient, layout: StorageLayout
+) -> None:
+    model = (await client.get(f"/v1/models/{TUNED}")).json()
+    assert (model["run_id"], model["checkpoint_step"], model["base"]) == (SUCCEEDED, 4, False)
+    assert model["demonstration"], "the first model of the chain is the demonstration"
+    lineage = (await client.get(f"/v1/models/{TUNED}/lineage")).json()
+    assert lineage["root"]["base_model"] == "tuneserve-demo"
+    assert lineage["parent"]["base_model"] == "tuneserve-demo-tuned-0000a1"
+    assert (await client.post(f"/v1/models/{TUNED}/verify")).json()["verified"]
+    moved = await client.put("/v1/aliases/latest", json={"model": TUNED})
+    assert moved.json()["model"] == TUNED
+    checkpoints = (await client.get(f"{JOBS}/{PAUSED}/checkpoints")).json()["data"]
+    assert [checkpoint["step_number"] for checkpoint in checkpoints] == [2]
+    (checkpoint,) = list_checkpoints(RunFolder(layout.run(PAUSED)).checkpoints)
+    assert find_damage(checkpoint, 0, 1) is None
+
+
 async def test_what_is_stored_says_its_format(queue: RunQueue, layout: StorageLayout) -> None:
     job = await queue.create({"model": "tiny", "training_file": GOOD_FILE})
     FileStore(layout).add("file-new", b"{}", "new.jsonl")
     FileStore(layout).note_check("file-new", "processed", None, None)
+    KeyStore(layout).create("ann", Role.READ)
+    await queue.publish_checkpoint(PAUSED, f"{PAUSED}-step-2", "two")
     run = RunFolder(layout.run(job["id"]))
     for path in (
         run.record_file,
         layout.file("file-new") / "file.json",
         layout.file("file-new") / "check.json",
         layout.model("tiny") / durable.MANIFEST_NAME,
+        layout.keys,
+        name_export_note(RunFolder(layout.run(PAUSED)), "two"),
     ):
         assert durable.read_json(path)["format_version"] == "1.0", path
     # Release 0.1 would refuse it there: the version in run.json is that of the whole folder.
@@ -196,6 +224,53 @@ async def test_a_newer_major_version_is_shown_with_the_reason_and_never_touched(
     assert "its format is 2.0" in answer.json()["error"]["message"]
     assert [durable.read_json(path) for path in (run.record_file, file)] == written
     assert not run.cancel_file.exists()
+
+
+def list_versioned_model_files(layout: StorageLayout) -> list[Path]:
+    """List the files of the fixture's model and checkpoint that have a version."""
+    checkpoint = RunFolder(layout.run(PAUSED)).checkpoints / "checkpoint_0000000002"
+    model = layout.model(TUNED)
+    return [model / "lineage.json", model / "manifest.json", checkpoint / "manifest-00000.json"]
+
+
+async def test_a_model_and_a_checkpoint_of_a_newer_minor_version_are_used(
+    client: httpx.AsyncClient, layout: StorageLayout
+) -> None:
+    lineage, manifest, checkpoint = list_versioned_model_files(layout)
+    change(lineage, format_version="1.7", signed_by="ann")
+    files = durable.read_json(manifest)["files"]
+    content = lineage.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    files["lineage.json"] = {"size_bytes": len(content), "sha256": digest, "blake3": "new"}
+    change(manifest, format_version="1.7", files=files)
+    change(checkpoint, format_version="1.7", signed_by="ann")
+    assert (await client.get(f"/v1/models/{TUNED}")).json()["run_id"] == SUCCEEDED
+    assert (await client.get(f"/v1/models/{TUNED}/lineage")).json()["signed_by"] == "ann"
+    assert (await client.post(f"/v1/models/{TUNED}/verify")).json()["verified"]
+    checkpoints = (await client.get(f"{JOBS}/{PAUSED}/checkpoints")).json()["data"]
+    assert [found["step_number"] for found in checkpoints] == [2]
+
+
+async def test_a_model_and_a_checkpoint_of_a_newer_major_version_are_refused_by_that_name(
+    client: httpx.AsyncClient, layout: StorageLayout, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = list_versioned_model_files(layout)
+    written = [change(path, format_version="2.0") for path in files]
+    assert TUNED in {model["id"] for model in (await client.get("/v1/models")).json()["data"]}
+    verified = await client.post(f"/v1/models/{TUNED}/verify")
+    assert (verified.status_code, verified.json()["error"]["code"]) == (409, "newer_format")
+    lineage = await client.get(f"/v1/models/{TUNED}/lineage")
+    assert (lineage.status_code, lineage.json()["error"]["code"]) == (500, "lineage_unreadable")
+    tuned = await client.post(JOBS, json={"model": TUNED, "training_file": GOOD_FILE})
+    assert (tuned.status_code, tuned.json()["error"]["code"]) == (500, "lineage_unreadable")
+    for answer in (verified, lineage, tuned):
+        message = answer.json()["error"]["message"]
+        assert "its format is 2.0, and this version writes 1.0" in message
+        assert str(layout.root) not in message
+    assert (await client.get(f"{JOBS}/{PAUSED}/checkpoints")).json()["data"] == []
+    said = [*caplog.messages, verified.text, lineage.text]
+    assert not any("damaged" in text for text in said)
+    assert [durable.read_json(path) for path in files] == written
 
 
 async def test_stored_values_above_a_limit_that_was_lowered_are_reduced(

@@ -26,7 +26,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from storage import durable
+from storage.manifest import verify_directory
 from tests.e2e.export_group import VOCABULARY, ExportCase, save_in_group
 from tests.tiny_model import build_tiny_model
 from training.checkpoint import TAG, find_shards
@@ -134,7 +134,7 @@ def test_what_was_trained_is_what_loads(folder: Path, tmp_path: Path, world_size
         )
         assert [check.passed for check in verification.checks] == [True, True, True]
         assert read_layout(output) == read_layout(folder / name), (name, stage)
-        durable.verify_directory(output)
+        verify_directory(output)
         probe = read_probe(case.checkpoint)
         assert probe is not None
         with torch.no_grad():

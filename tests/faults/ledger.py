@@ -10,6 +10,7 @@ from typing import Any
 from openai import OpenAI
 
 from storage import durable
+from storage.manifest import verify_directory
 
 ALIAS = "chaos"
 MAX_RUNNING = 2
@@ -93,7 +94,7 @@ def find_torn_files(storage: Path) -> list[str]:
             torn.append(f"{path.name}: {exc}")
     for model in sorted((storage / "models").glob("[!.]*")):
         try:
-            durable.verify_directory(model)
+            verify_directory(model)
         except durable.DamagedDirectoryError as exc:
             torn.append(str(exc))
     return torn

@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from apps.services import Services
 from serving.model_store import ModelStore
-from storage import durable
 from storage.layout import StorageLayout, open_storage
+from storage.manifest import verify_directory
 from tests.faults.conftest import SmallDisk
 from tests.faults.ledger import find_torn_files
 from tests.training_process import (
@@ -98,7 +98,7 @@ def test_a_model_that_does_not_fit_leaves_nothing(
     assert {path.name for path in small_disk.path.iterdir()} == {"checkpoint", "whole"}
     small_disk.resize(ROOM_BYTES)
     consolidate("model")
-    durable.verify_directory(small_disk.path / "model")
+    verify_directory(small_disk.path / "model")
 
 
 def log_many_steps(tracker: Tracker) -> None:

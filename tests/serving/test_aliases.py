@@ -1,8 +1,12 @@
+import os
+import random
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from serving.aliases import AliasBook, AliasChange, AliasMove
+from serving.alias_history import AliasMove, list_earlier
+from serving.aliases import AliasBook, AliasChange
 from serving.errors import ModelNotFoundError
 from storage import durable
 
@@ -110,7 +114,18 @@ def test_a_missing_file_is_recovered_from_its_copy(book: AliasBook, tmp_path: Pa
     assert book.read()["latest"].model_id == "b"
 
 
-@pytest.mark.parametrize("entry", [None, 7, {}, {"history": []}, {"history": [{"model": 5}]}])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        None,
+        7,
+        {},
+        {"history": []},
+        {"history": [{"model": 5}]},
+        {"history": [7]},
+        {"history": [{"model": "a", "at": 1}], "past_models": [7]},
+    ],
+)
 def test_a_damaged_entry_does_not_lose_the_others(
     book: AliasBook, tmp_path: Path, entry: object
 ) -> None:
@@ -159,3 +174,87 @@ def test_a_file_of_before_copies_gets_one(book: AliasBook, tmp_path: Path) -> No
     book.ensure_copy()
     (tmp_path / "aliases.json").write_bytes(b"")
     assert book.read()["latest"].model_id == "a"
+
+
+def test_what_a_newer_version_added_is_kept_with_every_change(
+    book: AliasBook, tmp_path: Path
+) -> None:
+    point(book, "a", "b")
+    with book.change() as change:
+        change.point("other", "c")
+    file = tmp_path / "aliases.json"
+    written = durable.read_json(file)
+    written["latest"]["owner"] = {"team": "ovens"}
+    written["latest"]["history"][0]["by"] = "ann"
+    written["other"]["frozen"] = True
+    durable.write_json(file, written)
+    point(book, "c")
+    kept = durable.read_json(file)
+    assert kept["latest"]["owner"] == {"team": "ovens"}
+    assert kept["latest"]["history"][0]["by"] == "ann"
+    assert kept["latest"]["history"][-1]["model"] == kept["latest"]["model"] == "c"
+    assert kept["other"] == written["other"]
+    assert durable.read_json(tmp_path / "aliases.copy.json") == kept
+
+
+def test_a_file_is_parsed_again_only_after_it_changed(book: AliasBook, tmp_path: Path) -> None:
+    point(book, "a")
+    for path in tmp_path.glob("*.json"):
+        os.utime(path, (1, 1))
+    first = book.read()["latest"].history
+    assert book.read()["latest"].history is first
+    other = AliasBook(tmp_path / "aliases.json")
+    point(other, "b")
+    assert book.read()["latest"].model_id == "b", "the change of another process is seen at once"
+
+
+def test_a_long_history_is_shortened_and_names_every_model_still(
+    book: AliasBook, tmp_path: Path
+) -> None:
+    models = [f"model-{number:05d}" for number in range(10_000)]
+    for start in range(
+        0, len(models), 1_000
+    ):  # one write per thousand, as it takes the disk's time
+        with book.change() as change:
+            for model in models[start : start + 1_000]:
+                change.point("latest", model)
+    history = book.read()["latest"].history
+    assert 500 <= len(history) <= 1_000
+    assert [move.model_id for move in history][-500:] == models[-500:]
+    assert book.read_past_models() == set(models)
+    assert (tmp_path / "aliases.json").stat().st_size < 400_000
+    for model in models[-2:-102:-1]:
+        assert roll_back(book) == model
+
+
+def is_absent(names: set[str], name: str) -> bool:
+    return name not in names
+
+
+def test_rolling_back_leads_to_the_same_models_after_a_history_was_shortened(
+    book: AliasBook,
+) -> None:
+    rng = random.Random(7)
+    moves: list[AliasMove] = []
+    for _ in range(30):
+        with book.change() as change:
+            for _ in range(100):
+                earlier = [m for m in list_earlier(moves) if m != moves[-1].model_id]
+                kind = rng.random()
+                if kind < 0.4 and len(set(earlier)) > 1:
+                    gone = {earlier[0]} if kind < 0.1 else set()
+                    target = change.roll_back("latest", partial(is_absent, gone)).model_id
+                    moves.append(AliasMove(target, 0, is_rollback=True))
+                elif kind < 0.41 and moves and moves[-1].model_id:
+                    change.remove("latest")
+                    moves.append(AliasMove(None, 0))
+                else:
+                    model = f"model-{rng.randrange(40)}"
+                    if not moves or moves[-1].model_id != model:
+                        moves.append(AliasMove(model, 0))
+                    change.point("latest", model)
+        if (alias := book.read().get("latest")) is not None:
+            assert len(alias.history) <= 1_000
+            assert alias.list_earlier()[:100] == list_earlier(moves)[:100]
+    assert len(moves) > 2_000
+    assert book.read_past_models() == {move.model_id for move in moves if move.model_id}

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from serving.errors import ModelInUseError, ModelNotFoundError
+from serving.aliases import AliasBook
+from serving.errors import ModelInUseError, ModelNotFoundError, TooManyAliasesError
 from serving.lineage import Lineage
 from serving.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout
+from storage.manifest import verify_directory
 from tests.damage import damage
 
 
@@ -35,7 +37,7 @@ def test_published_model_is_resolved_by_its_id(
     assert (published.created_at, published.lineage.run_id) == (1700000000, "run-1")
     assert published.fingerprint.startswith("fp_")
     assert not building.exists()
-    durable.verify_directory(published.path)
+    verify_directory(published.path)
 
 
 def test_added_model_leaves_its_source_alone(
@@ -120,6 +122,21 @@ def test_alias_must_point_to_a_model_and_not_be_one(store: ModelStore, tiny_mode
         store.add(tiny_model, "latest")
 
 
+def test_one_alias_more_than_there_may_be_is_refused(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    for model_id in ("a", "b"):
+        store.add(tiny_model, model_id)
+    entry = {"model": "a", "history": [{"model": "a", "at": 1}]}
+    durable.write_json(layout.aliases, {f"alias-{number:04d}": entry for number in range(1_000)})
+    store.remove_alias("alias-0000")
+    with pytest.raises(TooManyAliasesError, match="1,000 aliases are on record") as caught:
+        store.point_alias("one-more", "a")
+    assert caught.value.code == "too_many_aliases"
+    assert store.point_alias("alias-0000", "b").model_id == "b"
+    assert store.point_alias("latest", "a").model_id == "a", "a fine-tune can be published"
+
+
 def test_writers_at_once_lose_no_alias(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
@@ -174,7 +191,7 @@ def _link_outside(model: Path) -> None:
         (lambda model: (model / "config.json").write_text("{"), "config.json is not valid JSON"),
         (
             lambda model: (model / "lineage.json").write_text("[]"),
-            "lineage.json is not one of ours: the file",
+            "lineage.json is not one of ours: it contains a JSON list",
         ),
         (
             lambda model: (model / "lineage.json").write_text('{"data": {"sha256": 5}}'),
@@ -282,6 +299,21 @@ def test_an_id_in_the_history_of_an_alias_is_never_given_again(
     store.delete("a")
     with pytest.raises(FileExistsError, match="'a' was a model that an alias pointed to"):
         store.add(other_model, "a")
+
+
+def test_an_id_whose_move_was_dropped_from_the_history_is_never_given_again(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    for model_id in ("a", "b"):
+        store.add(tiny_model, model_id)
+        store.point_alias("latest", model_id)
+    store.delete("a")
+    with AliasBook(layout.aliases).change() as change:
+        for number in range(2_000):
+            change.point("latest", f"b-{number % 2}")
+    assert "a" not in {move.model_id for move in store.read_aliases()["latest"].history}
+    with pytest.raises(FileExistsError, match="'a' was a model that an alias pointed to"):
+        store.add(tiny_model, "a")
 
 
 def test_what_failed_its_verification_is_never_published(

@@ -7,6 +7,7 @@ import pytest
 
 from storage import durable
 from storage.layout import StorageLayout, check_id, new_id, open_storage
+from storage.manifest import verify_directory
 
 
 def test_json_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_what_has_no_manifest_does_not_exist(tmp_path: Path) -> None:
     assert durable.is_published(final)
     assert not building.exists()
     assert set(durable.read_json(final / "manifest.json")["files"]) == {"a.txt", "sub/b.txt"}
-    durable.verify_directory(final)
+    verify_directory(final)
 
 
 @pytest.mark.parametrize("damage", ["change", "remove"])
@@ -90,7 +91,7 @@ def test_damage_is_named(tmp_path: Path, damage: str) -> None:
     else:
         (final / "weights").unlink()
     with pytest.raises(durable.DamagedDirectoryError, match="'weights'"):
-        durable.verify_directory(final)
+        verify_directory(final)
 
 
 def test_what_is_published_is_never_replaced(tmp_path: Path) -> None:

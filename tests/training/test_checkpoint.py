@@ -1,3 +1,4 @@
+import json
 import logging
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from training.checkpoint import (
     find_damage,
     find_shards,
     list_checkpoints,
+    read_checkpoint,
     read_last_complete,
 )
 from training.checkpoint_writer import CheckpointWriter, agree_on_checkpoint
@@ -318,6 +320,49 @@ def test_a_damaged_manifest_is_passed_over(folder: Path) -> None:
     save(folder, 1, 2)
     (folder / "checkpoint_0000000002" / "manifest-00000.json").write_text("{")
     assert list_steps(folder) == [1]
+
+
+def change_manifest(folder: Path, step: int, **changes: object) -> str:
+    path = folder / f"checkpoint_{step:010d}" / "manifest-00000.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return path.read_text()
+
+
+def test_a_manifest_says_its_format_and_one_of_a_newer_minor_version_is_read(folder: Path) -> None:
+    save(folder, 1)
+    path = folder / "checkpoint_0000000001" / "manifest-00000.json"
+    assert json.loads(path.read_text())["format_version"] == "1.0"
+    change_manifest(folder, 1, format_version="1.7", signed_by="ann")
+    checkpoint = agree_on_checkpoint(folder, ALONE)
+    assert checkpoint is not None
+    assert checkpoint.step == 1
+
+
+def test_a_checkpoint_of_a_newer_release_stops_the_run_and_nothing_is_removed(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(folder, 1, 2)
+    written = change_manifest(folder, 2, format_version="2.0")
+    assert list_steps(folder) == [1]
+    with pytest.raises(CheckpointError, match="Start the newer release again") as caught:
+        agree_on_checkpoint(folder, ALONE)
+    assert "'checkpoint_0000000002' needs a newer version of Tuneserve" in str(caught.value)
+    assert "its format is 2.0, and this version writes" in str(caught.value)
+    assert not any("damaged" in message for message in [*caplog.messages, str(caught.value)])
+    manifest = folder / "checkpoint_0000000002" / "manifest-00000.json"
+    assert manifest.read_text() == written
+    with pytest.raises(CheckpointError, match="its format is 2.0"):
+        read_checkpoint(manifest.parent)
+
+
+def test_a_fault_of_the_disk_is_not_taken_for_damage(folder: Path) -> None:
+    """Else a run would go on from an older checkpoint, and remove the newer one."""
+    save(folder, 1, 2)
+    manifest = folder / "checkpoint_0000000002" / "manifest-00000.json"
+    manifest.unlink()
+    manifest.mkdir()
+    with pytest.raises(OSError, match="Is a directory"):
+        agree_on_checkpoint(folder, ALONE)
 
 
 def test_a_worker_without_files_of_its_own_has_a_manifest(folder: Path) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig
 
 from storage import durable
+from storage.manifest import verify_directory
 from tests.tiny_model import build_tiny_model
 from tests.written_checkpoint import (
     ALIASES,
@@ -76,7 +77,7 @@ def test_files_hold_no_more_than_asked_for(base: Path, trained: Any, tmp_path: P
     assert len(files) > 3
     largest = max(tensor.nbytes for tensor in found.values())
     assert all(file.stat().st_size < max(20_000, largest) + 4096 for file in files)
-    durable.verify_directory(tmp_path / "model")
+    verify_directory(tmp_path / "model")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

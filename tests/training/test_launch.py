@@ -60,6 +60,20 @@ def test_an_interrupted_run_reports_what_is_known_of_the_cluster_and_its_own_fai
     assert run.read_record().status == "running", "the queue resumes it"
 
 
+def test_a_run_does_not_start_from_a_model_whose_lineage_cannot_be_read(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
+    base = Path(shutil.copytree(tiny_model, tmp_path / "base"))
+    (base / "lineage.json").write_text('{"format_version": "2.0"}')
+    spec = TrainingSpec(base_model=str(base), train_file=str(tmp_path / "rows.jsonl"))
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    run.create(spec, RunRecord(id="run", created_at=1, writer="job"))
+    with pytest.raises(UnknownModelError, match="lineage of the base model 'base'.*format is 2.0"):
+        execute_run(run, spec)
+
+
 class FailingTrainer:
     """Fails at its first calls of `fit`, each with one of the given errors."""
 

@@ -11,6 +11,7 @@ def make_lineage(**metrics: float) -> dict[str, Any]:
         "run_id": "ftjob-1",
         "base_model": "org/base",
         "base_model_revision": "sha256:ab",
+        "root": {"base_model": "org/base", "base_model_revision": "sha256:ab"},
         "checkpoint_step": 12,
         "metrics": {"step": 12, "epoch": 2, "loss": 1.25, **metrics},
         "data": {
@@ -38,6 +39,13 @@ def test_the_hub_reads_its_metadata() -> None:
     for figure in ("3 rows", "4,000 tokens", "2,000 of them learned", "step 12", "1.2500", "torch"):
         assert figure in card.text
     assert "validation loss" not in card.text
+    assert "first base model" not in card.text
+
+
+def test_the_first_of_a_chain_of_models_is_named() -> None:
+    root = {"base_model": "org/first", "base_model_revision": "sha256:ef"}
+    card: Any = ModelCard(render_model_card({**make_lineage(), "root": root}))
+    assert "| first base model | `org/first`, `sha256:ef` |" in card.text
 
 
 def test_the_validation_loss_is_a_result_on_the_hub() -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def test_the_file_has_no_key_and_belongs_to_its_owner_alone(
     assert len(secret) >= 43, "256 bits"
     assert secret not in layout.keys.read_text()
     assert stat.S_IMODE(layout.keys.stat().st_mode) == 0o600
-    assert json.loads(layout.keys.read_text())["version"] == 1
+    assert json.loads(layout.keys.read_text())["format_version"] == "1.0"
 
 
 def test_a_key_is_found_by_its_whole_text(keys: KeyStore) -> None:
@@ -91,7 +92,14 @@ async def test_a_damaged_file_lets_nobody_in_but_the_environments_key(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     key = keys.create("ann", Role.READ).text
-    for content in ("{", '{"version": 2, "keys": []}', "[]"):
+    for content in (
+        "{",
+        '{"version": 2, "keys": []}',
+        '{"format_version": "2.0", "keys": []}',
+        '{"format_version": "1.0", "version": 2, "keys": []}',
+        '{"format_version": "1.0"}',
+        "[]",
+    ):
         layout.keys.write_text(content)
         async with connect(key, api_key="e" * 32) as client:
             assert (await client.get("/v1/models")).status_code == 401
@@ -139,6 +147,83 @@ def test_what_a_later_release_wrote_is_kept_and_hurts_no_other_key(
         "kept",
         "wizard",
     )
+
+
+def multiply_keys(layout: StorageLayout, num_keys: int, **changes: Any) -> None:
+    """Write so many keys, as copies of the first one."""
+    content = json.loads(layout.keys.read_text())
+    first = content["keys"][0]
+    copies = [
+        {**first, "id": f"{number:012x}", "name": f"key-{number}", **changes}
+        for number in range(1, num_keys)
+    ]
+    layout.keys.write_text(json.dumps({**content, "keys": [first, *copies]}))
+
+
+def test_one_active_key_more_than_there_may_be_is_refused(
+    keys: KeyStore, layout: StorageLayout
+) -> None:
+    keys.create("key-0", Role.READ)
+    multiply_keys(layout, 1_000)
+    with pytest.raises(ValueError, match=r"1,000 keys are active.*revoke keys that are no longer"):
+        keys.create("one-more", Role.READ)
+    with pytest.raises(ValueError, match="1,000 keys are active"):
+        keys.rotate("key-5", grace_s=60)
+    assert keys.rotate("key-5").record.name == "key-5"
+    keys.revoke("key-7")
+    keys.create("one-more", Role.READ)
+
+
+def test_keys_that_have_ended_are_dropped_beyond_a_number(
+    keys: KeyStore, layout: StorageLayout
+) -> None:
+    active = keys.create("key-0", Role.READ)
+    multiply_keys(layout, 1_501, revoked_at=5.0)
+    keys.create("one-more", Role.READ)
+    names = [record.name for record in keys.list_keys()]
+    assert len(names) == 1_002
+    assert {"key-0", "one-more", "key-1500", "key-501"} <= set(names)
+    assert "key-500" not in names
+    assert keys.find(active.text) == active.record
+
+
+async def test_a_newer_minor_version_locks_no_key_out_and_is_kept(
+    keys: KeyStore, connect: Connect, layout: StorageLayout
+) -> None:
+    key = keys.create("ann", Role.READ).text
+    stored = json.loads(layout.keys.read_text())["keys"]
+    newer = {"format_version": "1.7", "keys": stored, "groups": ["new"]}
+    layout.keys.write_text(json.dumps(newer))
+    async with connect(key) as client:
+        assert (await client.get("/v1/models")).status_code == 200
+    keys.create("bob", Role.READ)
+    kept = json.loads(layout.keys.read_text())
+    assert (kept["format_version"], kept["groups"]) == ("1.7", ["new"])
+
+
+async def test_a_newer_major_version_is_named(keys: KeyStore, layout: StorageLayout) -> None:
+    keys.create("ann", Role.READ)
+    content = json.loads(layout.keys.read_text())
+    layout.keys.write_text(json.dumps({**content, "format_version": "2.0"}))
+    with pytest.raises(KeysUnreadableError, match="needs a newer version of Tuneserve: its format"):
+        keys.list_keys()
+    with pytest.raises(KeysUnreadableError, match="its format is 2.0"):
+        keys.create("bob", Role.READ)
+    assert json.loads(layout.keys.read_text())["format_version"] == "2.0"
+
+
+def test_a_file_with_the_version_key_of_before_is_read_and_changed(
+    keys: KeyStore, layout: StorageLayout
+) -> None:
+    created = keys.create("ann", Role.READ)
+    content = json.loads(layout.keys.read_text())
+    del content["format_version"]
+    layout.keys.write_text(json.dumps({"version": 1, **content}))
+    assert keys.find(created.text) == created.record
+    keys.create("bob", Role.READ)
+    after = json.loads(layout.keys.read_text())
+    assert after["format_version"] == "1.0"
+    assert "version" not in after
 
 
 def test_keys_that_are_made_at_once_are_all_there(layout: StorageLayout) -> None:

@@ -131,7 +131,10 @@ def _fill(name: str, num_bytes: int) -> Callable[[Path], None]:
     [
         (_nest, "config.json is not valid JSON"),
         (_fill("config.json", 17 << 20), r"config\.json has 17,825,8.. bytes; expected at most"),
-        (_fill("lineage.json", 2 << 20), r"lineage\.json has more than 1,048,576 bytes"),
+        (
+            _fill("lineage.json", 2 << 20),
+            r"lineage\.json is not one of ours: it has more than 1,048,576 bytes",
+        ),
     ],
 )
 def test_large_and_deep_json_is_refused(
@@ -197,4 +200,29 @@ def test_a_template_that_could_not_be_tried_is_not_refused(
     (source / "chat_template.jinja").write_text("{{ messages[0].content }}")
     monkeypatch.syspath_prepend(package.parent)
     with pytest.raises(ImportCheckError, match="the chat template was not tried: no process"):
+        check_import(source)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [("EIO", ImportCheckError), ("EMFILE", ImportCheckError), ("ENOMEM", ModelRefusedError)],
+)
+def test_a_fault_of_the_machine_refuses_no_model(
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: str,
+    expected: type[Exception],
+) -> None:
+    """The check's process finds a module that replaces the reading of weights."""
+    package = tmp_path / "first" / "sitecustomize.py"
+    package.parent.mkdir()
+    package.write_text(
+        "import errno, os\n"
+        "import serving.model_checks as module\n"
+        f"def fail(*_, **__): raise OSError(errno.{number}, os.strerror(errno.{number}))\n"
+        "module.safe_open = fail\n"
+    )
+    monkeypatch.syspath_prepend(package.parent)
+    with pytest.raises(expected, match="checking its files"):
         check_import(source)

@@ -1,0 +1,137 @@
+"""The moves of one alias, and how they are stored: as many as rolling back needs, not all.
+
+An entry of `aliases.json` is `{"model", "history": [{"model", "at", "rollback"}], "past_models"}`.
+Keys that a newer version added to an entry or a move are kept.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+MAX_MOVES = 1_000
+"""Moves of an alias on record; one more, and the oldest are dropped."""
+
+KEPT_MOVES = 500
+"""Moves that are kept then, the newest."""
+
+KEPT_STEPS = 100
+"""Rollbacks that are possible from before those; what they lead to is kept as well."""
+
+_ENTRY_KEYS = frozenset({"model", "history", "past_models"})
+_MOVE_KEYS = frozenset({"model", "at", "rollback"})
+
+
+@dataclass(frozen=True)
+class AliasMove:
+    """An alias was pointed to `model_id` at `at`, in Unix seconds; None: it was removed.
+
+    `more` has the keys of a newer version.
+    """
+
+    model_id: str | None
+    at: int
+    is_rollback: bool = False
+    more: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class AliasHistory:
+    """The moves of an alias, oldest first.
+
+    `past_models` are the models of moves that were dropped, and of no other; `more` has the keys of
+    a newer version.
+    """
+
+    moves: tuple[AliasMove, ...] = ()
+    past_models: tuple[str, ...] = ()
+    more: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def model_id(self) -> str | None:
+        """The model that the alias points to; None if it was removed or never set."""
+        return self.moves[-1].model_id if self.moves else None
+
+    def list_models(self) -> set[str]:
+        """Return every model that the alias points to or has pointed to."""
+        return {*self.past_models, *(move.model_id for move in self.moves if move.model_id)}
+
+    def add(self, move: AliasMove) -> "AliasHistory":
+        """Return the history with one move more, and with fewer old ones beyond `MAX_MOVES`.
+
+        Models of dropped moves stay in `past_models`: their ids are never given again.
+        """
+        moves = (*self.moves, move)
+        if len(moves) <= MAX_MOVES:
+            return replace(self, moves=moves)
+        dropped, newest = moves[:-KEPT_MOVES], moves[-KEPT_MOVES:]
+        kept = (*_find_standing(dropped)[-KEPT_STEPS:], *newest)
+        still_named = {each.model_id for each in kept}
+        named = dict.fromkeys([*self.past_models, *(each.model_id for each in dropped)])
+        past = tuple(name for name in named if name is not None and name not in still_named)
+        return replace(self, moves=kept, past_models=past)
+
+
+def list_earlier(moves: Iterable[AliasMove]) -> list[str]:
+    """Return the models that rolling back leads to, one after the other.
+
+    A rollback undoes moves, so it is none to roll back to itself.
+    """
+    names = [move.model_id for move in _find_standing(moves)]
+    return [name for name in names[-2::-1] if name is not None]
+
+
+def _find_standing(moves: Iterable[AliasMove]) -> list[AliasMove]:
+    """Return the moves that no later rollback or removal has undone, oldest first."""
+    standing: list[AliasMove] = []
+    for move in moves:
+        if move.model_id is None:
+            standing.clear()
+            continue
+        if move.is_rollback:
+            while standing and standing[-1].model_id != move.model_id:
+                standing.pop()
+        if not move.is_rollback or not standing:  # the move that it leads back to was dropped
+            standing.append(move)
+    return standing
+
+
+def parse_history(entry: Any) -> AliasHistory:
+    """Parse one entry; raises `LookupError`, `TypeError` or `ValueError` for a damaged one."""
+    moves = tuple(map(_parse_move, entry["history"]))
+    past_models = entry.get("past_models", [])
+    if not moves:
+        raise ValueError("the history is empty")
+    if not isinstance(past_models, list) or not all(isinstance(name, str) for name in past_models):
+        raise TypeError("'past_models' is not a list of ids")
+    more = {key: entry[key] for key in entry.keys() - _ENTRY_KEYS}
+    return AliasHistory(moves, tuple(past_models), more or None)
+
+
+def write_history(history: AliasHistory) -> dict[str, Any]:
+    """Return the entry that `parse_history` reads."""
+    past = {"past_models": list(history.past_models)} if history.past_models else {}
+    return {
+        **(history.more or {}),
+        "model": history.model_id,
+        "history": [_write_move(move) for move in history.moves],
+        **past,
+    }
+
+
+def _parse_move(move: Any) -> AliasMove:
+    model_id, at = move["model"], move["at"]
+    more = {key: move[key] for key in move.keys() - _MOVE_KEYS}
+    parsed = AliasMove(model_id, at, move.get("rollback", False), more or None)
+    is_whole = (
+        isinstance(parsed.model_id, str | None)
+        and isinstance(parsed.at, int)
+        and isinstance(parsed.is_rollback, bool)
+    )
+    if not is_whole:
+        raise TypeError("a move has a value of the wrong type")
+    return parsed
+
+
+def _write_move(move: AliasMove) -> dict[str, Any]:
+    written = {**(move.more or {}), "model": move.model_id, "at": move.at}
+    return {**written, "rollback": True} if move.is_rollback else written

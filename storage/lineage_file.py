@@ -1,0 +1,108 @@
+"""`lineage.json` of a model directory in its flat form, whichever release wrote the file.
+
+`parent` is the lineage of the model that this one was tuned from, without that one's own parent;
+`root` names the model at the beginning of the chain. Earlier releases had no `root` and nested the
+whole ancestry in `parent`, one level per fine-tune: such a file is cut at the keys `parent`, and no
+step recurses into it.
+"""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+from storage.durable import DamagedFileError
+from storage.versioned import check_major
+
+LINEAGE_NAME = "lineage.json"
+PARENT_KEY = "parent"
+ROOT_KEY = "root"
+ORIGIN_KEYS = ("base_model", "base_model_revision")
+"""What names a model in a lineage: its id, and the hash of its content."""
+
+MAX_LINEAGE_BYTES = 16 << 20
+"""Earlier releases could nest 1,100 fine-tunes, in 11 MB."""
+
+# A string that has no end takes the rest, so that each character is looked at once.
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{}\[\]]', re.DOTALL)
+
+
+def read_lineage_file(directory: Path, max_bytes: int = MAX_LINEAGE_BYTES) -> dict[str, Any]:
+    """Read the lineage of a model directory in its flat form; empty if the directory has none.
+
+    Raises `NewerFormatError` for a newer major version, `DamagedFileError` for a file that has more
+    than `max_bytes` or is not a JSON object, and `OSError` for one that cannot be read.
+    """
+    path = directory / LINEAGE_NAME
+    try:
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+    except FileNotFoundError:
+        return {}
+    if len(content) > max_bytes:
+        raise DamagedFileError(path, f"it has more than {max_bytes:,} bytes")
+    texts = _cut_nested(content, PARENT_KEY)
+    lineage = _parse(path, texts[0])
+    check_major(path, lineage)
+    if len(texts) > 1:
+        parent = _parse(path, texts[1])
+        lineage[PARENT_KEY] = {key: parent[key] for key in parent if key != PARENT_KEY}
+        if ROOT_KEY not in lineage:
+            oldest = _parse(path, texts[-1])
+            lineage[ROOT_KEY] = {key: oldest.get(key) for key in ORIGIN_KEYS}
+    return lineage
+
+
+def _parse(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        value = from_json(text)
+    except ValueError as exc:  # also for what is nested more than 200 levels deep
+        raise DamagedFileError(path, f"it is not valid JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise DamagedFileError(path, f"it contains a JSON {kind}, expected an object")
+    return value
+
+
+def _cut_nested(content: bytes, key: str) -> list[bytes]:
+    """Cut JSON in which objects nest by one key into the texts of these objects.
+
+    The outermost comes first; each has null for the one inside it. What is not valid JSON, or has
+    the key twice in one object, is left whole.
+    """
+    spans = [(0, len(content)), *_find_nested(content, key)]
+    texts = [
+        content[start:inner_start] + b"null" + content[inner_end:end]
+        for (start, end), (inner_start, inner_end) in pairwise(spans)
+    ]
+    start, end = spans[-1]
+    return [*texts, content[start:end]]
+
+
+def _find_nested(content: bytes, key: str) -> list[tuple[int, int]]:
+    """Return the start and end of each object inside the outermost, as `_cut_nested` says."""
+    wanted = f'"{key}"'.encode()
+    starts: list[int] = []
+    ends: list[int] = []  # that of the innermost first
+    depth = num_open = 0  # brackets that are open, and those of them that are starts
+    before = b""
+    for match in _TOKEN.finditer(content):
+        token = match[0]
+        if token in (b"{", b"["):
+            if token == b"{" and depth == num_open and (depth == 0 or before == wanted):
+                if len(starts) > num_open:  # the second of its depth
+                    return []
+                starts.append(match.start())
+                num_open += 1
+            depth += 1
+        elif token in (b"}", b"]"):
+            depth -= 1
+            if depth < num_open:
+                num_open -= 1
+                ends.append(match.end())
+        before = token
+    if depth or len(starts) != len(ends):
+        return []
+    return list(zip(starts, reversed(ends), strict=True))[1:]

@@ -1,0 +1,80 @@
+"""The manifest of a published directory, which `storage.durable` writes: read, and compared."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from storage import versioned
+from storage.durable import MANIFEST_NAME, DamagedDirectoryError, DamagedFileError, hash_file
+from storage.versioned import NewerFormatError
+
+
+class ListedFile(NamedTuple):
+    """What a manifest says of one file."""
+
+    size_bytes: int
+    sha256: str
+
+
+def read_manifest(directory: Path) -> dict[str, ListedFile]:
+    """Read what a published directory consists of, by names relative to it.
+
+    Raises `NewerFormatError` for a manifest of a newer major version, and `DamagedDirectoryError`
+    for one that cannot be read.
+    """
+    path = directory / MANIFEST_NAME
+    try:
+        return parse_listed_files(path, versioned.read_object(path))
+    except NewerFormatError:
+        raise
+    except (OSError, DamagedFileError) as exc:
+        reason = exc.reason if isinstance(exc, DamagedFileError) else exc.strerror
+        raise DamagedDirectoryError(
+            f"{directory.name}: {MANIFEST_NAME!r} cannot be read: {reason}"
+        ) from exc
+
+
+def parse_listed_files(path: Path, manifest: Mapping[str, Any]) -> dict[str, ListedFile]:
+    """Return what a manifest says of each file, by its name; `path` is for the message.
+
+    Keys of a newer minor version are ignored. Raises `DamagedFileError`, or `NewerFormatError` if a
+    newer version is the cause.
+    """
+    try:
+        return {name: _parse_entry(entry) for name, entry in manifest["files"].items()}
+    except (KeyError, TypeError, AttributeError) as exc:
+        reason = f"'files' does not list sizes and hashes ({type(exc).__name__}: {exc})"
+        raise versioned.explain_invalid(path, manifest, reason) from exc
+
+
+def verify_directory(directory: Path) -> None:
+    """Compare every file of a published directory with its manifest.
+
+    Hidden files are nobody's. Raises `DamagedDirectoryError` that names the first file that is
+    missing, different or in excess, and `NewerFormatError` for a manifest that a newer release
+    wrote and this one cannot read.
+    """
+    listed = read_manifest(directory)
+    for path in sorted(directory.rglob("*")):
+        found_name = path.relative_to(directory)
+        is_hidden = any(part.startswith(".") for part in found_name.parts)
+        known = found_name.as_posix() in listed or found_name == Path(MANIFEST_NAME)
+        if path.is_file() and not is_hidden and not known:
+            raise DamagedDirectoryError(f"{directory.name}: '{found_name}' is not in the manifest")
+    for name, expected in listed.items():
+        path = directory / name
+        if not path.is_file():
+            raise DamagedDirectoryError(f"{directory.name}: {name!r} is in the manifest but gone")
+        found = ListedFile(path.stat().st_size, hash_file(path))
+        if found != expected:
+            raise DamagedDirectoryError(
+                f"{directory.name}: {name!r} differs from its manifest: found {found._asdict()}, "
+                f"expected {expected._asdict()}"
+            )
+
+
+def _parse_entry(entry: Any) -> ListedFile:
+    parsed = ListedFile(entry["size_bytes"], entry["sha256"])
+    if not isinstance(parsed.size_bytes, int) or not isinstance(parsed.sha256, str):
+        raise TypeError("a size or hash has the wrong type")
+    return parsed
