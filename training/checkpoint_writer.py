@@ -124,7 +124,8 @@ class CheckpointWriter:
             if target.is_dir() and read_checkpoint(target) is None:
                 bury_folder(target)
                 remove_tombstones(self._folder)
-        except (OSError, CheckpointError):  # the failure of the upload is raised, which may well have the same cause
+        except (OSError, CheckpointError):
+            # The failure of the upload is raised, which may well have the same cause.
             logger.exception("the unfinished %s cannot be removed", target.name)
 
 
