@@ -1,5 +1,6 @@
 """`tuneserve keys`: the API keys of an application, in its storage folder on this machine."""
 
+import os
 import re
 import time
 from datetime import UTC, datetime
@@ -8,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from apps.access.audit import AuditEntry, AuditLog
 from apps.access.keys import (
     CreatedKey,
     ForeignStorageError,
@@ -15,12 +17,13 @@ from apps.access.keys import (
     KeyStore,
     KeysUnreadableError,
     check_owner,
+    find_user_name,
 )
 from apps.access.roles import Role
 from apps.commands.connection import AsJson
 from apps.commands.output import Rows, fail, notes, print_json, say, show, show_time
 from apps.deploy_file import find_storage
-from storage.layout import StorageLayout, open_storage
+from storage.layout import StorageLayout, new_id, open_storage
 
 keys = typer.Typer(help="Create, list, rotate and revoke API keys.", no_args_is_help=True)
 
@@ -59,7 +62,8 @@ def create(
         expires_at = None if expires is None else read_expiry(expires, time.time())
         root = _find_root(storage, deploy)
         check_owner(StorageLayout(root))  # before folders are made in it
-        created = KeyStore(open_storage(root)).create(
+        layout = open_storage(root)
+        created = KeyStore(layout).create(
             name,
             role,
             expires_at=expires_at,
@@ -68,6 +72,7 @@ def create(
         )
     except _REFUSALS as exc:
         fail(exc)
+    _write_audit_line(layout, "create", created.record.name, created.record.id)
     _show_created(created, as_json)
 
 
@@ -96,9 +101,11 @@ def rotate(
     """Replace a key by a new one with the same name, role, limits and expiry, and print it."""
     try:
         grace_s = 0.0 if grace is None else read_duration(grace)
-        created = KeyStore(_find_storage(storage, deploy)).rotate(name, grace_s)
+        layout = _find_storage(storage, deploy)
+        created = KeyStore(layout).rotate(name, grace_s)
     except _REFUSALS as exc:
         fail(exc)
+    _write_audit_line(layout, "rotate", created.record.name, created.record.id)
     _show_created(created, as_json)
 
 
@@ -108,9 +115,12 @@ def revoke(
 ) -> None:
     """Refuse every key with a name, or the one with an id, from the next request on."""
     try:
-        revoked = KeyStore(_find_storage(storage, deploy)).revoke(name)
+        layout = _find_storage(storage, deploy)
+        revoked = KeyStore(layout).revoke(name)
     except _REFUSALS as exc:
         fail(exc)
+    for record in revoked:
+        _write_audit_line(layout, "revoke", f"{record.name}/{record.id}")
     names = ", ".join(f"{record.name} ({record.id})" for record in revoked)
     show([_describe(record) for record in revoked], as_json, lambda _: f"revoked {names}")
 
@@ -168,6 +178,28 @@ def _find_storage(storage: Path | None, deploy: Path) -> StorageLayout:
             "with --storage, or its deploy file with --deploy"
         )
     return StorageLayout(root)
+
+
+def _write_audit_line(
+    layout: StorageLayout, change: str, subject: str, created: str | None = None
+) -> None:
+    """Write a change of the keys, and the user who made it, into the audit log."""
+    entry = AuditEntry(
+        request_id=new_id("cli"),
+        key=None,
+        key_id=None,
+        role=None,
+        client=None,
+        method="CLI",
+        path=f"keys {change}",
+        subject=subject,
+        status=None,
+        outcome="done",
+        reason=None,
+        created=created,
+        user=find_user_name(os.getuid()),
+    )
+    AuditLog(layout, max_bytes=None).write(entry)  # the application rotates the log
 
 
 def _show_created(created: CreatedKey, as_json: bool) -> None:

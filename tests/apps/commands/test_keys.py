@@ -1,6 +1,8 @@
 """`tuneserve keys`, without an application."""
 
 import json
+import os
+import pwd
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ from apps.access.keys import KeyStore
 from apps.cli import cli
 from apps.commands.keys import read_duration, read_expiry
 from apps.deploy_file import find_storage
-from storage.layout import open_storage
+from storage.durable import read_json_lines
+from storage.layout import StorageLayout, open_storage
 
 
 def run(storage: Path, *arguments: str) -> Result:
@@ -89,6 +92,25 @@ def test_revoking_a_name_names_every_key_that_it_ends(tmp_path: Path) -> None:
     assert created["id"] in revoked
     assert rotated["id"] in revoked
     assert [each["state"] for each in ask(tmp_path, "list")] == ["revoked", "revoked"]
+
+
+def test_every_change_has_a_line_in_the_audit_log(tmp_path: Path) -> None:
+    created = ask(tmp_path, "create", "ci", "--role", "read")
+    rotated = ask(tmp_path, "rotate", "ci", "--grace", "7d")
+    ask(tmp_path, "list")
+    ask(tmp_path, "revoke", "ci")
+    lines = read_json_lines(StorageLayout(tmp_path).audit)
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert {(line["method"], line["user"], line["outcome"]) for line in lines} == {
+        ("CLI", user, "done")
+    }
+    assert [(line["path"], line["subject"], line.get("created")) for line in lines] == [
+        ("keys create", "ci", created["id"]),
+        ("keys rotate", "ci", rotated["id"]),
+        ("keys revoke", f"ci/{created['id']}", None),
+        ("keys revoke", f"ci/{rotated['id']}", None),
+    ]
+    assert created["key"] not in StorageLayout(tmp_path).audit.read_text()
 
 
 @pytest.mark.parametrize("arguments", [("list",), ("rotate", "ann"), ("revoke", "ann")])
