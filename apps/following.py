@@ -67,14 +67,21 @@ async def follow_events(run: RunFolder, place: int, max_age_s: float) -> AsyncGe
         quiet_s += POLL_S
 
 
-async def follow_log(run: RunFolder, offset: int) -> AsyncGenerator[bytes, None]:
-    """Yield what stands in a run's log from a byte on, and is added, until the run has ended."""
+async def follow_log(run: RunFolder, offset: int, max_age_s: float) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes of a run's log from `offset` on, as they are added, until the run has ended.
+
+    After `max_age_s` the log ends too, once the piece that was begun is sent; its client asks for
+    the rest by the offset.
+    """
+    ends_at = time.monotonic() + max_age_s
     while True:
         is_last = await asyncio.to_thread(has_ended, run)
         for piece in read_log(run, offset):
             offset += len(piece)
             yield piece
-        if is_last:
+            if time.monotonic() > ends_at:
+                return
+        if is_last or time.monotonic() > ends_at:
             return
         await asyncio.sleep(POLL_S)
 

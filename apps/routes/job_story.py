@@ -135,14 +135,18 @@ async def get_log(
     ] = None,
     follow: Annotated[bool, Query(description="Go on as it grows, until the job ends.")] = False,
 ) -> Response:
-    """Give the end of the log as text, and what is added; `x-log-offset` says where it begins."""
+    """Give the end of the log as text, and what is added; `x-log-offset` says where it begins.
+
+    A followed log ends with its job, or at the age that the settings allow. Asked for again with
+    the offset and the number of bytes that came as `offset`, nothing is lost.
+    """
     run = find_run(services.layout, job_id)
     begin, size = await asyncio.to_thread(find_log_tail, run, tail)
     if offset is not None:
         begin = min(offset, size)
     headers = {**_UNBUFFERED, "x-log-offset": str(begin)}
     if follow:
-        text = follow_log(run, begin)
+        text = follow_log(run, begin, services.max_stream_age_s)
         return StreamingResponse(text, media_type="text/plain", headers=headers)
     return PiecesResponse(read_log(run, begin, size), media_type="text/plain", headers=headers)
 

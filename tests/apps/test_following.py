@@ -3,7 +3,7 @@ import asyncio
 import httpx
 import pytest
 
-from apps.following import follow_events
+from apps.following import follow_events, follow_log
 from storage.layout import StorageLayout
 from tests.apps.conftest import add_job
 
@@ -45,6 +45,19 @@ async def test_a_stream_ends_at_its_greatest_age(layout: StorageLayout) -> None:
     assert [piece async for piece in follow_events(run, 2, max_age_s=0.0)] == []
     (piece,) = [piece async for piece in follow_events(run, 1, max_age_s=0.0)]
     assert piece.startswith("id: ftevent-ftjob-000001-000002\n")
+
+
+async def test_a_followed_log_ends_at_its_greatest_age(layout: StorageLayout) -> None:
+    run = add_job(layout, "tiny")
+    run.update_record(status="paused")
+    run.log_file.write_bytes(b"x" * 3_000_000)
+    received = 0
+    async with asyncio.timeout(10):
+        for _ in range(4):  # each time something, and then the rest by the offset
+            pieces = [piece async for piece in follow_log(run, received, max_age_s=0.0)]
+            assert len(pieces) <= 1
+            received += sum(map(len, pieces))
+    assert received == 3_000_000
 
 
 async def test_following_events_reads_only_what_is_new(
