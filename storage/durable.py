@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from storage.format_version import CURRENT_FORMAT, FORMAT_KEY
 
@@ -195,11 +195,27 @@ def is_published(directory: Path) -> bool:
     return (directory / MANIFEST_NAME).is_file()
 
 
+class PublishedFile(NamedTuple):
+    """What a manifest says of a file."""
+
+    size_bytes: int
+    sha256: str
+
+
 def verify_directory(directory: Path) -> None:
     """Compare every file of a published directory with its manifest.
 
-    Hidden files are nobody's. Raises `DamagedDirectoryError` that names the first file that is
+    Hidden files are ignored. Raises `DamagedDirectoryError` that names the first file that is
     missing, different or in excess.
+    """
+    for name, expected in survey_directory(directory).items():
+        check_published(directory, name, expected, _measure_file(directory / name))
+
+
+def survey_directory(directory: Path) -> dict[str, PublishedFile]:
+    """Compare names and sizes of a published directory's files with its manifest; returns that.
+
+    Hidden files are ignored, and none is read. Raises as `verify_directory` does.
     """
     listed = _read_manifest(directory)
     for path in sorted(directory.rglob("*")):
@@ -212,18 +228,37 @@ def verify_directory(directory: Path) -> None:
         path = directory / name
         if not path.is_file():
             raise DamagedDirectoryError(f"{directory.name}: {name!r} is in the manifest but gone")
-        found = {"size_bytes": path.stat().st_size, "sha256": hash_file(path)}
-        if found != expected:
+        if (size_bytes := path.stat().st_size) != expected.size_bytes:
             raise DamagedDirectoryError(
-                f"{directory.name}: {name!r} differs from its manifest: found {found}, "
-                f"expected {expected}"
+                f"{directory.name}: {name!r} differs from its manifest: found {size_bytes:,} "
+                f"bytes, expected {expected.size_bytes:,}"
             )
+    return listed
 
 
-def _read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
+def check_published(
+    directory: Path, name: str, expected: PublishedFile, found: PublishedFile
+) -> None:
+    """Raise `DamagedDirectoryError` if what was read of a file is not what was published."""
+    if found != expected:
+        raise DamagedDirectoryError(
+            f"{directory.name}: {name!r} differs from its manifest: found {found._asdict()}, "
+            f"expected {expected._asdict()}"
+        )
+
+
+def _measure_file(path: Path) -> PublishedFile:
+    return PublishedFile(path.stat().st_size, hash_file(path))
+
+
+def _read_manifest(directory: Path) -> dict[str, PublishedFile]:
     try:
-        return dict(read_json(directory / MANIFEST_NAME)["files"])
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+        files = read_json(directory / MANIFEST_NAME)["files"].items()
+        return {
+            name: PublishedFile(int(entry["size_bytes"]), str(entry["sha256"]))
+            for name, entry in files
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise DamagedDirectoryError(
             f"{directory.name}: {MANIFEST_NAME!r} cannot be read: {type(exc).__name__}"
         ) from exc
