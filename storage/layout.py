@@ -22,6 +22,7 @@ from pathlib import Path
 from storage.privacy import close_to_others
 
 DEFAULT_ROOT = "~/.tuneserve"
+KEYS_NAME = "keys.json"
 UPLOAD_PREFIX = ".upload-"
 """Of the scratch folders, among files and models, that uploads are received in."""
 MAX_ID_CHARACTERS = 128
@@ -126,7 +127,7 @@ class StorageLayout:
     @property
     def keys(self) -> Path:
         """The API keys, one JSON file."""
-        return self.root / "keys.json"
+        return self.root / KEYS_NAME
 
     @property
     def keys_marker(self) -> Path:
