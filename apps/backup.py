@@ -64,10 +64,11 @@ def _copy_storage(layout: StorageLayout, writer: SnapshotWriter) -> None:
         for run, record in records.items():
             with _leave_out_if_unusable(run.path, writer):
                 _copy_run(run, record, writer)
+        folders = (layout.files, layout.runs, layout.models, layout.token_cache.parent)
         for path in _list_visible(layout.root):  # logs of hand-overs, keys and the like
-            if path.is_file() and not path.is_symlink() and path not in aliases:
+            if path not in (*folders, layout.aliases, layout.aliases_copy):
                 with _leave_out_if_unusable(path, writer):
-                    _add_if_there(path, writer)  # a log may be rotated just now
+                    _add_if_file(path, writer)
 
 
 @contextmanager
@@ -82,12 +83,11 @@ def _leave_out_if_unusable(path: Path, writer: SnapshotWriter) -> Iterator[None]
         except EntryGoneError:
             logger.info("%s changed while it was copied", path)
         with reading(path):
-            is_there = path.exists()
+            path.lstat()
     except EntryUnreadableError as exc:
         writer.leave_out(path, "unreadable", str(exc))
-    else:
-        if not is_there:
-            writer.leave_out(path, "deleted")
+    except EntryGoneError:
+        writer.leave_out(path, "deleted")
 
 
 def _read_records(layout: StorageLayout, writer: SnapshotWriter) -> dict[RunFolder, bytes]:
@@ -168,18 +168,21 @@ def _add_entry(path: Path, writer: SnapshotWriter) -> None:
     """Copy a folder with all that is in it, or a file; raises `EntryUnreadableError`."""
     with reading(path):
         is_folder = path.is_dir() and not path.is_symlink()
-        is_file = path.is_file() and not path.is_symlink()
     if is_folder:
         writer.add_tree(path)
-    elif is_file:
-        _add_if_there(path, writer)
+    else:
+        _add_if_file(path, writer)
 
 
-def _add_if_there(path: Path, writer: SnapshotWriter) -> None:
+def _add_if_file(path: Path, writer: SnapshotWriter) -> None:
+    """Copy a regular file that is still there; raises `EntryUnreadableError`."""
     try:
-        writer.add_file(path)
-    except EntryGoneError:  # a request to pause that has been withdrawn, for example
-        logger.info("%s has gone while it was copied", path)
+        with reading(path):
+            is_file = path.is_file() and not path.is_symlink()
+        if is_file:
+            writer.add_file(path)
+    except EntryGoneError:  # a withdrawn request to pause, or a log that is rotated
+        logger.info("%s was deleted while it was copied", path)
 
 
 def _measure(path: Path) -> int:

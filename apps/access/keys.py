@@ -299,8 +299,9 @@ def check_owner(layout: StorageLayout) -> None:
         raise ForeignStorageError(
             f"the storage folder {str(layout.root)!r} belongs to the user "
             f"{find_user_name(owner)!r}, and this process runs as {find_user_name(user)!r}: the "
-            "application could not read a file of keys that it writes; run the command as the "
-            f"user of the application, as in: sudo -u '{find_user_name(owner)}' tuneserve keys list"
+            "application could not read a file of keys that this process writes; run the command "
+            "as the user of the application, as in: "
+            f"sudo -u '{find_user_name(owner)}' tuneserve keys list"
         )
 
 
