@@ -7,14 +7,28 @@ they are copied. Everything else of a run is only ever appended to or complete o
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from storage import durable
-from storage.backup import OnBytes, Snapshot, SnapshotWriter, take_snapshot
+from storage.backup import take_snapshot
 from storage.layout import StorageLayout
 from storage.locks import hold_shared, take_turn
-from training.checkpoint import LAST_COMPLETE_NAME, hold_checkpoint, list_checkpoints
+from storage.snapshot import Snapshot
+from storage.snapshot_writer import (
+    EntryGoneError,
+    EntryUnreadableError,
+    OnBytes,
+    SnapshotWriter,
+    find_files,
+    reading,
+)
+from training.checkpoint import (
+    LAST_COMPLETE_NAME,
+    Checkpoint,
+    hold_checkpoint,
+    list_checkpoints,
+)
 from training.runs import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -26,7 +40,9 @@ _LEFT_OUT_OF_RUNS = frozenset({"ray", "heartbeat"})
 def back_up(layout: StorageLayout, folder: Path, on_bytes: OnBytes) -> Snapshot:
     """Make a snapshot of all that cannot be computed again; returns it.
 
-    Left out are the cache of tokens, uploads in progress, and incomplete checkpoints.
+    Left out are the cache of tokens, uploads in progress, and incomplete checkpoints; and, named in
+    the manifest, files, runs, models and checkpoints that are deleted meanwhile or cannot be read.
+    Raises `BackupError`, and `OSError` if the snapshot cannot be written.
     """
     return take_snapshot(
         layout.root, folder, lambda writer: _copy_storage(layout, writer), on_bytes
@@ -36,73 +52,93 @@ def back_up(layout: StorageLayout, folder: Path, on_bytes: OnBytes) -> Snapshot:
 def _copy_storage(layout: StorageLayout, writer: SnapshotWriter) -> None:
     with ExitStack() as held:
         with take_turn(layout.alias_lock):
-            records = _read_records(layout)
+            records = _read_records(layout, writer)
             aliases = {
                 path: path.read_bytes()
                 for path in (layout.aliases, layout.aliases_copy)
                 if path.is_file()
             }
-            models = _hold_models(layout, held)
+            models = _hold_models(layout, writer, held)
         for path, content in aliases.items():
             writer.add_bytes(path, content)
-        folders = [*models, layout.files, *(run.path for run in records)]
-        writer.announce(sum(map(_measure, folders)))
-        for model in models:
-            writer.add_tree(model)
-        writer.add_tree(layout.files)
+        files = _list_visible(layout.files)
+        writer.announce(sum(map(_measure, [*models, *files, *(run.path for run in records)])))
+        for entry in (*models, *files):
+            with _leave_out_if_unusable(entry, writer):
+                _add_entry(entry, writer)
         for run, record in records.items():
-            _copy_run(run, record, writer)
-        for path in sorted(layout.root.iterdir()):  # logs of hand-overs, keys and the like
-            is_ours = path.name[0] != "." and path not in (layout.aliases, layout.aliases_copy)
-            if is_ours and path.is_file() and not path.is_symlink():
-                _add_if_there(path, writer)  # a log may be rotated just now
+            with _leave_out_if_unusable(run.path, writer):
+                _copy_run(run, record, writer)
+        folders = (layout.files, layout.runs, layout.models, layout.token_cache.parent)
+        for path in _list_visible(layout.root):  # logs of hand-overs, keys and the like
+            if path not in (*folders, layout.aliases, layout.aliases_copy):
+                with _leave_out_if_unusable(path, writer):
+                    _add_if_file(path, writer)
 
 
-def _read_records(layout: StorageLayout) -> dict[RunFolder, bytes]:
+@contextmanager
+def _leave_out_if_unusable(path: Path, writer: SnapshotWriter) -> Iterator[None]:
+    """Leave out an entry that the body cannot read, or that is gone once the body has copied it.
+
+    What was copied of an entry that is deleted meanwhile would be half of it.
+    """
+    try:
+        try:
+            yield
+        except EntryGoneError:
+            logger.info("%s changed while it was copied", path)
+        with reading(path):
+            path.lstat()
+    except EntryUnreadableError as exc:
+        writer.leave_out(path, "unreadable", str(exc))
+    except EntryGoneError:
+        writer.leave_out(path, "deleted")
+
+
+def _read_records(layout: StorageLayout, writer: SnapshotWriter) -> dict[RunFolder, bytes]:
     records = {}
-    for path in sorted(layout.runs.iterdir()):
+    for path in _list_visible(layout.runs):
         run = RunFolder(path)
-        if path.name[0] != "." and run.record_file.is_file():
-            records[run] = run.record_file.read_bytes()
+        try:
+            with reading(run.record_file):
+                records[run] = run.record_file.read_bytes()
+        except EntryGoneError:  # a folder without a record is no run
+            continue
+        except EntryUnreadableError as exc:
+            writer.leave_out(path, "unreadable", str(exc))
     return records
 
 
-def _hold_models(layout: StorageLayout, held: ExitStack) -> list[Path]:
+def _hold_models(layout: StorageLayout, writer: SnapshotWriter, held: ExitStack) -> list[Path]:
     """Lock every published model against deletion until `held` is closed."""
-    models = [
-        path
-        for path in sorted(layout.models.iterdir())
-        if path.name[0] != "." and durable.is_published(path)
-    ]
-    for model in models:
-        held.enter_context(hold_shared(model / durable.MANIFEST_NAME))
+    models = []
+    for path in _list_visible(layout.models):
+        try:
+            with reading(path):
+                held.enter_context(hold_shared(path / durable.MANIFEST_NAME))
+        except EntryGoneError:  # what has no manifest is no model
+            continue
+        except EntryUnreadableError as exc:
+            writer.leave_out(path, "unreadable", str(exc))
+        else:
+            models.append(path)
     return models
 
 
 def _copy_run(run: RunFolder, record: bytes, writer: SnapshotWriter) -> None:
-    """Copy a run with its complete checkpoints; one that is deleted meanwhile is left out."""
-    try:
-        # Before the checkpoints: it must not name one that is completed after they are listed.
-        _copy_last_complete(run, writer)
-        # Before the rest: a run that resumes drops what is newer than its checkpoint.
-        with _hold_checkpoints(run) as checkpoints:
-            for checkpoint in checkpoints:
+    """Copy a run with its complete checkpoints."""
+    # Before the checkpoints: it must not name one that is completed after they are listed.
+    _copy_last_complete(run, writer)
+    # Before the rest: a run that resumes drops what is newer than its checkpoint.
+    with _hold_checkpoints(run) as checkpoints:
+        for checkpoint in checkpoints:
+            with _leave_out_if_unusable(checkpoint, writer):
                 writer.add_tree(checkpoint)
-        for path in sorted(run.path.iterdir()):
-            is_model = path == run.model  # is published next, or made again from a checkpoint
-            if path.name in _LEFT_OUT_OF_RUNS or path.name[0] == "." or is_model:
-                continue
-            if path.is_dir():
-                writer.add_tree(path)
-            elif path != run.record_file:
-                _add_if_there(path, writer)
-    except FileNotFoundError:
-        writer.drop(run.path)
-        return
-    if run.record_file.is_file():
-        writer.add_bytes(run.record_file, record)
-    else:
-        writer.drop(run.path)
+    for path in _list_visible(run.path):
+        is_model = path == run.model  # is published next, or made again from a checkpoint
+        if path.name not in _LEFT_OUT_OF_RUNS and path != run.record_file and not is_model:
+            _add_entry(path, writer)
+    writer.add_bytes(run.record_file, record)
 
 
 def _copy_last_complete(run: RunFolder, writer: SnapshotWriter) -> None:
@@ -117,27 +153,59 @@ def _hold_checkpoints(run: RunFolder) -> Iterator[list[Path]]:
     """Lock the complete checkpoints of a run against their removal while the body copies them."""
     with ExitStack() as held:
         paths = []
-        for checkpoint in list_checkpoints(run.checkpoints):
+        for checkpoint in _list_checkpoints(run):
             try:
-                held.enter_context(hold_checkpoint(checkpoint))
-            except FileNotFoundError:  # superseded just now
+                with reading(checkpoint.path):
+                    held.enter_context(hold_checkpoint(checkpoint))
+            except EntryGoneError:  # superseded just now
                 continue
             paths.append(checkpoint.path)
         yield paths
 
 
-def _add_if_there(path: Path, writer: SnapshotWriter) -> None:
+def _list_checkpoints(run: RunFolder) -> list[Checkpoint]:
+    """List the complete checkpoints of a run; raises `EntryUnreadableError`."""
     try:
-        writer.add_file(path)
-    except FileNotFoundError:  # a request to pause that has been withdrawn, for example
-        logger.info("%s has gone while it was copied", path)
+        with reading(run.checkpoints):
+            return list_checkpoints(run.checkpoints)
+    except EntryGoneError:
+        return []
 
 
-def _measure(folder: Path) -> int:
+def _list_visible(folder: Path) -> list[Path]:
+    """List what is in a folder, but for hidden entries; raises as `reading` does."""
+    with reading(folder):
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def _add_entry(path: Path, writer: SnapshotWriter) -> None:
+    """Copy a folder with all that is in it, or a file; raises `EntryUnreadableError`."""
+    with reading(path):
+        is_folder = path.is_dir() and not path.is_symlink()
+    if is_folder:
+        writer.add_tree(path)
+    else:
+        _add_if_file(path, writer)
+
+
+def _add_if_file(path: Path, writer: SnapshotWriter) -> None:
+    """Copy a regular file that is still there; raises `EntryUnreadableError`."""
+    try:
+        with reading(path):
+            is_file = path.is_file() and not path.is_symlink()
+        if is_file:
+            writer.add_file(path)
+    except EntryGoneError:  # a withdrawn request to pause, or a log that is rotated
+        logger.info("%s was deleted while it was copied", path)
+
+
+def _measure(path: Path) -> int:
+    """Count the bytes of a file or folder, for the progress bar alone."""
     sizes = 0
-    for path in folder.rglob("*"):
-        try:
-            sizes += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:
-            continue
+    with suppress(OSError):  # what cannot be read is met again, and reported, when it is copied
+        if path.is_file():
+            return path.stat().st_size
+        for found in find_files(path):
+            with suppress(FileNotFoundError):
+                sizes += found.stat().st_size
     return sizes

@@ -6,7 +6,7 @@ So every checkpoint can be chatted with, and takes the room of a model only once
 import asyncio
 import re
 
-from apps.access.exchange import note_change
+from apps.access.exchange import note_creation, note_refusal
 from apps.access.gate import Principal
 from apps.access.roles import Permission
 from apps.errors import ApiError
@@ -36,8 +36,9 @@ async def ensure_model(services: Services, principal: Principal, name: str) -> N
         if not principal.may(Permission.WRITE_JOBS):
             reason = principal.explain_refusal(Permission.WRITE_JOBS)
             message = f"{name!r} is a checkpoint that is not published as a model, and {reason}"
+            note_refusal("insufficient_permission", name)
             raise ApiError(403, message, param="model", code="insufficient_permission")
-        note_change(name)
+        note_creation(name)
         try:
             await services.fine_tuning.publish_checkpoint(job_id, checkpoint_id, name)
         except ApiError as exc:

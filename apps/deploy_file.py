@@ -1,18 +1,46 @@
 """What commands read of a deploy file without starting the application."""
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from storage.layout import DEFAULT_ROOT
 
 
+class DeployFileError(ValueError):
+    """A deploy file cannot be read; the message says which and why."""
+
+
 def find_storage(deploy: Path) -> Path:
-    """Return the storage root that a deploy file names, or the default one."""
+    """Return the storage root that a deploy file names; the default one if it names none.
+
+    The default one too if there is no such file. Raises `DeployFileError` for a file that cannot be
+    read or is not a deploy file.
+    """
     try:
         settings = yaml.safe_load(deploy.read_text())
-        roots = (one.get("args", {}).get("storage") for one in settings["applications"])
-        root = next(filter(None, roots), DEFAULT_ROOT)
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
-        root = DEFAULT_ROOT
-    return Path(root).expanduser()
+    except FileNotFoundError:
+        return Path(DEFAULT_ROOT).expanduser()
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+        raise _describe(deploy, str(exc)) from exc
+    applications = settings.get("applications") if isinstance(settings, dict) else None
+    if not isinstance(applications, list):
+        raise _describe(deploy, "it has no list 'applications'")
+    roots = (_find_root(deploy, application) for application in applications)
+    return Path(next(filter(None, roots), DEFAULT_ROOT)).expanduser()
+
+
+def _find_root(deploy: Path, application: Any) -> str | None:
+    """Return the storage root in the arguments of one application, if there is one."""
+    arguments = application.get("args") if isinstance(application, dict) else None
+    root = arguments.get("storage") if isinstance(arguments, dict) else None
+    if root is not None and not isinstance(root, str):
+        raise _describe(deploy, f"'storage' is {root!r}, expected the path of a folder")
+    return root
+
+
+def _describe(deploy: Path, fault: str) -> DeployFileError:
+    return DeployFileError(
+        f"the deploy file {str(deploy)!r} cannot be read: {fault}; correct it, or name another one"
+    )

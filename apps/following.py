@@ -65,13 +65,15 @@ async def follow_events(run: RunFolder, place: int, max_age_s: float) -> AsyncGe
         quiet_s += POLL_S
 
 
-async def follow_log(run: RunFolder, offset: int) -> AsyncGenerator[bytes, None]:
+async def follow_log(run: RunFolder, offset: int, max_age_s: float) -> AsyncGenerator[bytes, None]:
     """Yield a run's log from an offset on, and what is added, until the run has ended.
 
-    Ends early if the log has begun a new part so often that the next byte has been removed. The
-    client requests the rest by its offset, and is told where the log begins now.
+    Ends early after `max_age_s`, once the piece that was begun is sent, and if the log has begun a
+    new part so often that the next byte has been removed. The client requests the rest by its
+    offset, and is told where the log begins now.
     """
     log = RunLog(run.log_file)
+    ends_at = time.monotonic() + max_age_s
     while True:
         is_last = await asyncio.to_thread(has_ended, run)
         if offset < log.measure().begin:
@@ -79,7 +81,9 @@ async def follow_log(run: RunFolder, offset: int) -> AsyncGenerator[bytes, None]
         for piece in log.read(offset):
             offset += len(piece)
             yield piece
-        if is_last:
+            if time.monotonic() > ends_at:
+                return
+        if is_last or time.monotonic() > ends_at:
             return
         await asyncio.sleep(POLL_S)
 

@@ -148,13 +148,13 @@ class ApplicationSettings(GenerationSettings, UsageLimits, AccessSettings):
         256,
         ge=1,
         description="Streams of events and followed logs that one replica of the API has open at "
-        "once; one more is answered with 429.",
+        "once, of which one key has three quarters; one more is answered with 429.",
     )
     max_stream_age_s: float = Field(
         3600.0,
         gt=0,
-        description="Seconds after which a stream of events ends, so that its client connects "
-        "again with the id of the last event.",
+        description="Seconds after which a stream of events or a followed log ends; its client "
+        "connects again with the id of the last event, or the offset.",
     )
     max_concurrent_runs: int = Field(1, ge=1, description="Fine-tunes that compute at once.")
     max_restarts: int = Field(

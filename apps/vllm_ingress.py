@@ -18,35 +18,14 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.llm import LLMConfig, build_llm_deployment
 from ray.serve.llm.ingress import OpenAiIngress, make_fastapi_ingress
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from apps.access.gate import Gate, read_api_key
-from apps.access.keys import KeyStore
 from apps.logical_cpus import INGRESS_CPUS
-from apps.middleware.auth import AccessControl
-from apps.middleware.body_limit import MAX_TEXT_BYTES, BodyLimit
+from apps.middleware.admin_guard import AdminGuard
 from apps.vllm import SHUTDOWN_TIMEOUT_S, VllmSettings
-from storage.layout import open_storage
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
-
-
-class Guard:
-    """Our keys and our limit round Ray's routes; made in the replica, which reads the keys.
-
-    Only the role `admin` is let in: other keys are for the API, which knows what each may do.
-    """
-
-    def __init__(self, app: ASGIApp, storage: str, require_key: bool) -> None:
-        keys = KeyStore(open_storage(storage))
-        gate = Gate(read_api_key(), keys, require_key=require_key)
-        self.app = AccessControl(BodyLimit(app, MAX_TEXT_BYTES), gate)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check one request, then hand it on."""
-        await self.app(scope, receive, send)
 
 
 class LoadedModelsIngress(OpenAiIngress):
@@ -94,7 +73,7 @@ def bind_ingress(configs: Sequence[dict[str, Any]], settings: VllmSettings) -> A
     checked = [LLMConfig.model_validate(config) for config in configs]
     app = init()
     # The outermost.
-    app.add_middleware(Guard, storage=settings.storage, require_key=settings.require_key)
+    app.add_middleware(AdminGuard, storage=settings.storage, require_key=settings.require_key)
     ingress: Any = serve.deployment(  # Ray's annotation is that of a decorator with arguments
         make_fastapi_ingress(LoadedModelsIngress, app=app),
         name="Ingress",

@@ -1,23 +1,42 @@
 """Models on their way out: as an archive, or to the Hugging Face hub."""
 
+import hashlib
+import logging
 import tarfile
 import zipfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, NamedTuple
 
 from serving.model_store import StoredModel
+from storage import durable
+from storage.manifest import ListedFile, check_listed, survey_directory
+
+logger = logging.getLogger(__name__)
 
 ArchiveFormat = Literal["tar", "zip"]
 
 _CHUNK_BYTES = 1 << 20
 
 
+class _Entry(NamedTuple):
+    """One file of an archive; `read` yields as many bytes as it has."""
+
+    name: str
+    size_bytes: int
+    modified_at: int
+    read: Callable[[], Iterator[bytes]]
+
+
 def stream_archive(model: StoredModel, kind: ArchiveFormat) -> Generator[bytes, None, None]:
-    """Yield a model's files as one archive, in a folder of the model's name.
+    """Yield a model's published files as one archive, in a folder of the model's name.
 
     They are not compressed: weights hardly are. Nothing is written to disk, and the model cannot be
-    deleted meanwhile. Raises `ModelNotFoundError` before the first piece.
+    deleted meanwhile. Before the first piece, names and sizes are compared with the manifest:
+    raises `DamagedDirectoryError` if they differ, and `ModelNotFoundError`. Contents are hashed as
+    they are read, and the end of a file is withheld until its hash is right: a
+    `DamagedDirectoryError` then leaves an archive that no program takes for a complete one.
     """
     pieces = _stream(model, kind, model.hold())
     next(pieces)  # begun, so that it lets the model go also if nobody reads any of it
@@ -26,7 +45,8 @@ def stream_archive(model: StoredModel, kind: ArchiveFormat) -> Generator[bytes, 
 
 def stream_folder(folder: Path, name: str, kind: ArchiveFormat = "tar") -> Iterator[bytes]:
     """Yield the files of a folder as one archive, in a folder of this name."""
-    yield from (_stream_tar if kind == "tar" else _stream_zip)(folder, name)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    yield from _write_archive(name, kind, [_describe_file(folder, path) for path in files])
 
 
 def push_to_hub(
@@ -66,19 +86,47 @@ def _stream(
     model: StoredModel, kind: ArchiveFormat, held: IO[bytes]
 ) -> Generator[bytes, None, None]:
     try:
+        entries = _list_published(model.path)
         yield b""
-        yield from stream_folder(model.path, model.id, kind)
+        try:
+            yield from _write_archive(model.id, kind, entries)
+        except (durable.DamagedDirectoryError, OSError) as exc:
+            logger.error("an archive of model %s was broken off: %s", model.id, exc)  # noqa: TRY400
+            raise
     finally:
         held.close()
 
 
-def _stream_tar(folder: Path, name: str) -> Iterator[bytes]:
-    for path in _list_files(folder):
-        entry = tarfile.TarInfo(f"{name}/{path.relative_to(folder)}")
-        entry.size, entry.mtime = path.stat().st_size, int(path.stat().st_mtime)
-        yield entry.tobuf(tarfile.PAX_FORMAT)
-        yield from _read(path)
-        yield b"\0" * (-entry.size % tarfile.BLOCKSIZE)
+def _list_published(folder: Path) -> list[_Entry]:
+    """List the files of a published model, its manifest included, each to be read once."""
+    published = survey_directory(folder)
+    manifest = folder / durable.MANIFEST_NAME
+    entries = [
+        _describe_file(folder, folder / name)._replace(
+            size_bytes=expected.size_bytes, read=partial(_read_published, folder, name, expected)
+        )
+        for name, expected in published.items()
+    ]
+    return sorted([*entries, _describe_file(folder, manifest)], key=lambda entry: entry.name)
+
+
+def _describe_file(folder: Path, path: Path) -> _Entry:
+    status = path.stat()
+    name = path.relative_to(folder).as_posix()
+    return _Entry(name, status.st_size, int(status.st_mtime), partial(_read, path))
+
+
+def _write_archive(name: str, kind: ArchiveFormat, entries: Iterable[_Entry]) -> Iterator[bytes]:
+    return (_write_tar if kind == "tar" else _write_zip)(name, entries)
+
+
+def _write_tar(name: str, entries: Iterable[_Entry]) -> Iterator[bytes]:
+    for entry in entries:
+        header = tarfile.TarInfo(f"{name}/{entry.name}")
+        header.size, header.mtime = entry.size_bytes, entry.modified_at
+        yield header.tobuf(tarfile.PAX_FORMAT)
+        yield from entry.read()
+        yield b"\0" * (-entry.size_bytes % tarfile.BLOCKSIZE)
     yield b"\0" * (2 * tarfile.BLOCKSIZE)
 
 
@@ -103,22 +151,38 @@ class _Sink:
         return content
 
 
-def _stream_zip(folder: Path, name: str) -> Iterator[bytes]:
+def _write_zip(name: str, entries: Iterable[_Entry]) -> Iterator[bytes]:
     sink = _Sink()
     with zipfile.ZipFile(sink, mode="w") as archive:
-        for path in _list_files(folder):
-            with archive.open(f"{name}/{path.relative_to(folder)}", "w", force_zip64=True) as entry:
-                for chunk in _read(path):
-                    entry.write(chunk)
+        for entry in entries:
+            with archive.open(f"{name}/{entry.name}", "w", force_zip64=True) as file:
+                for chunk in entry.read():
+                    file.write(chunk)
                     yield sink.take()
     yield sink.take()
-
-
-def _list_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _read(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             yield chunk
+
+
+def _read_published(folder: Path, name: str, expected: ListedFile) -> Iterator[bytes]:
+    """Yield a published file, its last chunk only once the hash of all is right.
+
+    Raises `DamagedDirectoryError` if it is not.
+    """
+    digest = hashlib.sha256()
+    size_bytes = 0
+    withheld = b""
+    for chunk in _read(folder / name):
+        digest.update(chunk)
+        size_bytes += len(chunk)
+        if withheld:
+            yield withheld
+        withheld = chunk
+    found = ListedFile(size_bytes, digest.hexdigest())
+    check_listed(folder, name, expected, found)
+    if withheld:
+        yield withheld

@@ -9,6 +9,7 @@
 <root>/handovers.jsonl      what became of those moves on each replica of the generator
 <root>/handovers.1.jsonl    the same, older
 <root>/keys.json            API keys, hashed; only the owner can read it
+<root>/keys.required        says that keys were created; while it exists requests need a key
 <root>/audit.jsonl          changes and refused requests; older lines in audit.jsonl.1 and so on
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from storage.privacy import close_to_others
 
 DEFAULT_ROOT = "~/.tuneserve"
+KEYS_NAME = "keys.json"
 UPLOAD_PREFIX = ".upload-"
 """Of the scratch folders, among files and models, that uploads are received in."""
 MAX_ID_CHARACTERS = 128
@@ -125,7 +127,12 @@ class StorageLayout:
     @property
     def keys(self) -> Path:
         """The API keys, one JSON file."""
-        return self.root / "keys.json"
+        return self.root / KEYS_NAME
+
+    @property
+    def keys_marker(self) -> Path:
+        """Exists once a key was created: requests need a key from then on."""
+        return self.root / "keys.required"
 
     @property
     def keys_lock(self) -> Path:

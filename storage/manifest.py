@@ -50,9 +50,20 @@ def parse_listed_files(path: Path, manifest: Mapping[str, Any]) -> dict[str, Lis
 def verify_directory(directory: Path) -> None:
     """Compare every file of a published directory with its manifest.
 
-    Hidden files are nobody's. Raises `DamagedDirectoryError` that names the first file that is
+    Hidden files are ignored. Raises `DamagedDirectoryError` that names the first file that is
     missing, different or in excess, and `NewerFormatError` for a manifest that a newer release
     wrote and this one cannot read.
+    """
+    for name, expected in survey_directory(directory).items():
+        path = directory / name
+        found = ListedFile(path.stat().st_size, hash_file(path))
+        check_listed(directory, name, expected, found)
+
+
+def survey_directory(directory: Path) -> dict[str, ListedFile]:
+    """Compare names and sizes of a published directory's files with its manifest; returns that.
+
+    Hidden files are ignored, and none is read. Raises as `verify_directory` does.
     """
     listed = read_manifest(directory)
     for path in sorted(directory.rglob("*")):
@@ -65,12 +76,21 @@ def verify_directory(directory: Path) -> None:
         path = directory / name
         if not path.is_file():
             raise DamagedDirectoryError(f"{directory.name}: {name!r} is in the manifest but gone")
-        found = ListedFile(path.stat().st_size, hash_file(path))
-        if found != expected:
+        if (size_bytes := path.stat().st_size) != expected.size_bytes:
             raise DamagedDirectoryError(
-                f"{directory.name}: {name!r} differs from its manifest: found {found._asdict()}, "
-                f"expected {expected._asdict()}"
+                f"{directory.name}: {name!r} differs from its manifest: found {size_bytes:,} "
+                f"bytes, expected {expected.size_bytes:,}"
             )
+    return listed
+
+
+def check_listed(directory: Path, name: str, expected: ListedFile, found: ListedFile) -> None:
+    """Raise `DamagedDirectoryError` if what was read of a file is not what was published."""
+    if found != expected:
+        raise DamagedDirectoryError(
+            f"{directory.name}: {name!r} differs from its manifest: found {found._asdict()}, "
+            f"expected {expected._asdict()}"
+        )
 
 
 def _parse_entry(entry: Any) -> ListedFile:

@@ -1,8 +1,10 @@
-"""The audit log: `<storage>/audit.jsonl`, one line per change and per refused request.
+"""The audit log: `<storage>/audit.jsonl`, lines about changes and refused requests.
 
-A line has no body, no query string and no key: only names, the path, and what became of it.
+A line has no body, no query string and no key: only names, the path, and what became of it. Its
+size is limited, and so is the number of lines about refused requests and failed changes per key.
 """
 
+import json
 import logging
 import os
 import time
@@ -22,14 +24,16 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_BYTES = 50_000_000
 DEFAULT_NUM_OLD = 4
-REFUSALS_PER_MINUTE = 20
-"""Lines about refused requests that one process writes per minute; the rest are counted."""
-_MAX_PATH_CHARACTERS = 200
+FAILURES_PER_MINUTE = 20
+"""Lines about refused requests and failed changes of one key that one process writes per minute."""
+_MAX_KEYS = 1000
+_MAX_CHARACTERS = 200
+"""Longest text in a line, in ASCII characters as they are written: escaped."""
 
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """One request in the audit log."""
+    """One request in the audit log, or one command that changed keys."""
 
     request_id: str
     key: str | None
@@ -44,36 +48,43 @@ class AuditEntry:
     """`done`, `failed`, `refused`, or `unanswered`: the client left before there was an answer."""
     reason: str | None
     """The code of a refusal."""
+    created: str | None = None
+    """The id of what the request created, if that is not its subject alone."""
+    user: str | None = None
+    """The operating system's user who ran a command."""
 
 
 class AuditLog:
     """Appends lines; several processes may do so at once.
 
-    At `max_bytes` the file is renamed to `audit.jsonl.1`, which becomes `.2`, up to `num_old`.
-    Refused requests are sampled: beyond `REFUSALS_PER_MINUTE` they are counted, and the next line
-    has their number as `num_suppressed`.
+    At `max_bytes` the file is renamed to `audit.jsonl.1`, which becomes `.2`, up to `num_old`; with
+    None that is left to another process. Refused requests and failed changes are sampled: beyond
+    `FAILURES_PER_MINUTE` of one key they are counted, and the next line of any key has their number
+    as `num_suppressed`.
     """
 
     def __init__(
         self,
         layout: StorageLayout,
         *,
-        max_bytes: int = DEFAULT_MAX_BYTES,
+        max_bytes: int | None = DEFAULT_MAX_BYTES,
         num_old: int = DEFAULT_NUM_OLD,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path, self._lock_path = layout.audit, layout.audit_lock
         self._max_bytes, self._num_old = max_bytes, num_old
-        self._refusals = Bucket(REFUSALS_PER_MINUTE, clock)
+        self._clock = clock
+        self._failures: dict[str | None, Bucket] = {}
         self._num_suppressed = 0
         self._writing = Lock()  # lines are written by threads
         self._counting = Lock()  # for moments only: the event loop takes it
 
     def write(self, entry: AuditEntry) -> None:
         """Write a line; one that cannot be written goes to the application's log, as an error."""
-        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **vars(entry)}
-        line["path"] = entry.path[:_MAX_PATH_CHARACTERS]
-        line = {name: value for name, value in line.items() if value is not None}
+        line: dict[str, object] = {"time": datetime.now(UTC).isoformat(timespec="milliseconds")}
+        for name, value in vars(entry).items():
+            if value is not None:
+                line[name] = _cut(value) if isinstance(value, str) else value
         with self._counting:
             if self._num_suppressed:
                 line["num_suppressed"], self._num_suppressed = self._num_suppressed, 0
@@ -84,16 +95,25 @@ class AuditLog:
             except OSError:
                 logger.exception("the audit log cannot be written; the line was: %s", line)
 
-    def samples_refusal(self) -> bool:
-        """Whether the next refused request gets a line; counts it if not."""
+    def samples_failure(self, key_id: str | None) -> bool:
+        """Whether the next refused request or failed change of a key gets a line.
+
+        It is counted if not. `key_id` is None for all requests without a valid key.
+        """
         with self._counting:
-            if self._refusals.level >= 1:
-                self._refusals.take(1)
+            bucket = self._failures.pop(key_id, None) or Bucket(FAILURES_PER_MINUTE, self._clock)
+            self._failures[key_id] = bucket  # the last used is the last one
+            if len(self._failures) > _MAX_KEYS:
+                del self._failures[next(iter(self._failures))]
+            if bucket.level >= 1:
+                bucket.take(1)
                 return True
             self._num_suppressed += 1
             return False
 
     def _is_full(self) -> bool:
+        if self._max_bytes is None:
+            return False
         try:
             return self._path.stat().st_size >= self._max_bytes
         except FileNotFoundError:  # another process has just rotated it
@@ -111,6 +131,16 @@ class AuditLog:
                     os.replace(newer, older)
             if not self._num_old:
                 self._path.unlink()
+
+
+def _cut(text: str) -> str:
+    """Cut a text so that JSON writes it with at most `_MAX_CHARACTERS` ASCII characters."""
+    size = 0
+    for index, character in enumerate(text[:_MAX_CHARACTERS]):
+        size += len(json.dumps(character)) - len('""')
+        if size > _MAX_CHARACTERS:
+            return text[:index]
+    return text[:_MAX_CHARACTERS]
 
 
 def _append(path: Path, line: dict[str, object]) -> None:

@@ -17,9 +17,12 @@ class Exchange:
 
     request_id: str
     principal: Principal | None = None
+    """Whose key the request has, also where that key is expired or revoked."""
     permission: Permission | None = None
     subject: str | None = None
     """The id that the request is about: from its path, or of what it made."""
+    created: str | None = None
+    """The id of what it made."""
     refusal: str | None = None
     """The code of a refusal, if access was refused."""
     num_tokens: int = 0
@@ -61,8 +64,15 @@ def count_tokens(num_tokens: int, *, is_exact: bool = False) -> None:
         exchange.num_tokens += num_tokens
 
 
-def note_change(subject: str) -> None:
-    """Note that the current request changes something, though its route alone does not say so."""
+def note_creation(subject: str) -> None:
+    """Note that the current request creates something, though its route alone does not say so."""
     exchange = _current.get()
     if exchange is not None:
-        exchange.is_change, exchange.subject = True, subject
+        exchange.is_change, exchange.subject, exchange.created = True, subject, subject
+
+
+def note_refusal(code: str, subject: str) -> None:
+    """Note that a route refuses the current request because of what its key may not do."""
+    exchange = _current.get()
+    if exchange is not None:
+        exchange.refusal, exchange.subject = code, subject

@@ -27,7 +27,7 @@ class Principal:
     name: str
     role: Role
     key_id: str | None = None
-    """Of a named key; None for the environment's key, and without a key."""
+    """None without a key."""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
 
@@ -46,7 +46,7 @@ class Principal:
 
 LOCAL = Principal("local", Role.ADMIN)
 """A program on this machine, where no key exists."""
-ENVIRONMENT = Principal(API_KEY_VARIABLE, Role.ADMIN)
+ENVIRONMENT = Principal(API_KEY_VARIABLE, Role.ADMIN, "environment")
 """The one who has the key of the environment variable."""
 
 
@@ -54,12 +54,17 @@ class AccessRefusedError(Exception):
     """A request that is not let in; `status` is 401 or 403."""
 
     def __init__(
-        self, status: int, message: str, *, code: str | None = None, name: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        principal: Principal | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.code = status, message, code
-        self.name = name
-        """The name of the key, where the request had the secret of one."""
+        self.principal = principal
+        """The owner of the key, where the request had the secret of one."""
 
 
 class Gate:
@@ -129,8 +134,14 @@ def read_api_key() -> str | None:
 
 def _check_active(record: KeyRecord) -> Principal:
     """Return the owner of a key whose secret is right; raises `AccessRefusedError`."""
-    now = time()
-    if not record.is_active(now):
+    principal = Principal(
+        record.name,
+        record.role,
+        record.id,
+        record.requests_per_minute,
+        record.tokens_per_minute,
+    )
+    if not record.is_active(time()):
         is_revoked = record.revoked_at is not None
         ended = record.revoked_at if is_revoked else record.expires_at
         assert ended is not None
@@ -140,15 +151,9 @@ def _check_active(record: KeyRecord) -> Principal:
             401,
             f"the API key {record.name!r} {what} at {when}",
             code="revoked_api_key" if is_revoked else "expired_api_key",
-            name=record.name,
+            principal=principal,
         )
-    return Principal(
-        record.name,
-        record.role,
-        record.id,
-        record.requests_per_minute,
-        record.tokens_per_minute,
-    )
+    return principal
 
 
 def _hash(key: str) -> bytes:

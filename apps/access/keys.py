@@ -7,7 +7,9 @@ file holds only the hash; the key itself is shown once, when it is created.
 
 import hashlib
 import logging
+import math
 import os
+import pwd
 import re
 import secrets
 import time
@@ -19,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from apps.access.roles import Role
 from storage import versioned
-from storage.durable import DamagedFileError
+from storage.durable import DamagedFileError, write_bytes
 from storage.layout import StorageLayout
 from storage.locks import take_turn
 
@@ -36,11 +38,19 @@ KEY_PREFIX = "ts"
 _ID_BYTES = 6
 _SECRET_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MARKER_TEXT = (
+    "API keys were created in this storage, so requests need a key, also if keys.json is removed.\n"
+    "Remove both files and restart the application to serve this machine without a key again.\n"
+)
 _NO_HASH = "0" * 64  # compared with where no key has the id, so that both take the same time
 
 
 class KeysUnreadableError(RuntimeError):
     """The file of keys exists and cannot be used; nobody but the environment's key is let in."""
+
+
+class ForeignStorageError(RuntimeError):
+    """The storage belongs to another user, who could not read a file of keys that we write."""
 
 
 class KeyRecord(BaseModel):
@@ -81,7 +91,8 @@ class KeyStore:
     """
 
     def __init__(self, layout: StorageLayout, clock: Callable[[], float] = time.time) -> None:
-        self._path, self._lock, self._clock = layout.keys, layout.keys_lock, clock
+        self._layout, self._clock = layout, clock
+        self._path, self._marker, self._lock = layout.keys, layout.keys_marker, layout.keys_lock
         self._seen: tuple[int, int, int] | None = None
         self._records: dict[str, KeyRecord] = {}
         self._fault: str | None = None
@@ -90,10 +101,10 @@ class KeyStore:
     def has_keys(self) -> bool:
         """Whether any key was ever created, be it expired, revoked or unreadable.
 
-        It stays true while this process lives: removing the file lets nobody in.
+        Removing the file of keys does not change it: a marker beside it stays.
         """
         self._refresh()
-        return self._has_keys
+        return self._has_keys or self._fault is not None
 
     def find(self, text: str) -> KeyRecord | None:
         """Return the key that a client sent, be it expired or revoked; None if there is no such.
@@ -129,7 +140,7 @@ class KeyStore:
         """Create a key.
 
         Raises `ValueError` for a name that is not plain or has an active key, and for one active
-        key more than there may be.
+        key more than there may be, and otherwise as `revoke` does.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(
@@ -145,7 +156,7 @@ class KeyStore:
         )
 
         def add(entries: list[dict[str, Any]]) -> None:
-            if self._find_active(entries, name) is not None:
+            if self._find_active(entries, name):
                 raise ValueError(
                     f"an active key is named {name!r}; choose another name, or replace the key "
                     f"with 'tuneserve keys rotate {name}'"
@@ -159,68 +170,79 @@ class KeyStore:
     def rotate(self, name_or_id: str, grace_s: float = 0.0) -> CreatedKey:
         """Replace an active key by a new one with its name, role, limits and expiry.
 
-        The old key is refused after `grace_s` seconds. Raises `ValueError` if there is no such key,
-        or with a grace one more active key than there may be.
+        The old key is refused after `grace_s` seconds; so is a key with its name that an earlier
+        rotation left active, if a name is given. Raises `ValueError` for one active key more than
+        there may be, and otherwise as `revoke` does.
         """
         rotated: list[CreatedKey] = []
 
         def replace(entries: list[dict[str, Any]]) -> None:
-            entry = self._expect_active(entries, name_or_id)
-            old = KeyRecord.model_validate(entry)
-            kept = old.model_dump(
+            active = self._expect_active(entries, name_or_id)
+            newest = KeyRecord.model_validate(active[-1])
+            kept = newest.model_dump(
                 include={"name", "role", "expires_at", "requests_per_minute", "tokens_per_minute"}
             )
             rotated.append(self._make(**kept))
             now = self._clock()
             if grace_s > 0:
                 self._check_count(entries)
-                entry["expires_at"] = min(now + grace_s, old.expires_at or float("inf"))
-            else:
-                entry["revoked_at"] = now
+            for entry in active:
+                if grace_s > 0:
+                    entry["expires_at"] = min(now + grace_s, entry.get("expires_at") or math.inf)
+                else:
+                    entry["revoked_at"] = now
             entries.append(rotated[0].record.model_dump(mode="json", exclude_none=True))
 
         self._change(replace)
         return rotated[0]
 
-    def revoke(self, name_or_id: str) -> KeyRecord:
-        """Refuse a key from now on. Raises `ValueError` if no active key has the name or id."""
+    def revoke(self, name_or_id: str) -> list[KeyRecord]:
+        """Refuse every active key with a name, or the one with an id; returns them, oldest first.
+
+        A name has several active keys within the grace period of a rotation. Raises `ValueError` if
+        no active key has the name or id, and `ForeignStorageError` and `KeysUnreadableError` if the
+        file cannot be changed.
+        """
         revoked: list[KeyRecord] = []
 
         def mark(entries: list[dict[str, Any]]) -> None:
-            entry = self._expect_active(entries, name_or_id)
-            entry["revoked_at"] = self._clock()
-            revoked.append(KeyRecord.model_validate(entry))
+            for entry in self._expect_active(entries, name_or_id):
+                entry["revoked_at"] = self._clock()
+                revoked.append(KeyRecord.model_validate(entry))
 
         self._change(mark)
-        return revoked[0]
+        return revoked
 
     def _make(self, **fields: Any) -> CreatedKey:
         key_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_urlsafe(_SECRET_BYTES)
         record = KeyRecord(id=key_id, sha256=_hash(secret), created_at=self._clock(), **fields)
         return CreatedKey(record, f"{KEY_PREFIX}-{key_id}-{secret}")
 
-    def _expect_active(self, entries: list[dict[str, Any]], name_or_id: str) -> dict[str, Any]:
-        entry = self._find_active(entries, name_or_id)
-        if entry is None:
+    def _expect_active(
+        self, entries: list[dict[str, Any]], name_or_id: str
+    ) -> list[dict[str, Any]]:
+        active = self._find_active(entries, name_or_id)
+        if not active:
             raise ValueError(
                 f"no active key has the name or id {name_or_id!r}; 'tuneserve keys list' shows all"
             )
-        return entry
+        return active
 
-    def _find_active(self, entries: list[dict[str, Any]], name_or_id: str) -> dict[str, Any] | None:
-        """Find an active key; of two with one name, in the grace of a rotation, the newer."""
+    def _find_active(self, entries: list[dict[str, Any]], name_or_id: str) -> list[dict[str, Any]]:
+        """Find the active keys that have a name or id, oldest first."""
         now = self._clock()
-        newest_first: list[dict[str, Any]] = entries[::-1]
-        for entry in newest_first:
-            record = _parse_record(entry, self._path)
-            if record is None or not record.is_active(now):
-                continue
-            if name_or_id in (record.name, record.id):
-                return entry
-        return None
+        parsed = [(entry, _parse_record(entry, self._path)) for entry in entries]
+        return [
+            entry
+            for entry, record in parsed
+            if record is not None
+            and record.is_active(now)
+            and name_or_id in (record.name, record.id)
+        ]
 
     def _change(self, change: Callable[[list[dict[str, Any]]], None]) -> None:
         """Change the entries in the file, which no other process changes meanwhile."""
+        check_owner(self._layout)
         with take_turn(self._lock):
             try:
                 content = _parse_content(self._path, self._path.read_bytes())
@@ -228,6 +250,9 @@ class KeyStore:
                 content = {"keys": []}
             change(content["keys"])
             self._drop_oldest_ended(content["keys"])
+            # The marker first: at no moment are there keys without it.
+            if not self._marker.exists():
+                write_bytes(self._marker, _MARKER_TEXT.encode())
             versioned.write_object(self._path, content)
 
     def _check_count(self, entries: list[dict[str, Any]]) -> None:
@@ -258,19 +283,17 @@ class KeyStore:
                 if seen == self._seen:
                     return
                 content = file.read()
+            entries = _parse_content(self._path, content)["keys"]
         except FileNotFoundError:
-            if self._has_keys and self._seen is not None:
-                logger.warning("%s was removed; its keys are refused from now on", self._path)
-            self._seen, self._records, self._fault = None, {}, None
+            self._note_absence()
             return
-        except OSError as exc:
+        except OSError as exc:  # may pass: read again at the next request
             self._note_fault(f"{self._path} cannot be read: {exc.strerror}")
             self._seen = None
             return
-        try:
-            entries = _parse_content(self._path, content)["keys"]
         except KeysUnreadableError as exc:
             self._note_fault(str(exc))
+            self._has_keys = True
         else:
             records = [_parse_record(entry, self._path) for entry in entries]
             self._records = {record.id: record for record in records if record is not None}
@@ -278,10 +301,48 @@ class KeyStore:
             self._fault = None
         self._seen = seen
 
+    def _note_absence(self) -> None:
+        """Note that there is no file of keys; the marker says whether there ever was one."""
+        if self._has_keys and self._seen is not None:
+            logger.warning("%s was removed; its keys are refused from now on", self._path)
+        self._seen, self._records, self._fault = None, {}, None
+        try:
+            self._has_keys = self._has_keys or self._marker.exists()
+        except OSError as exc:
+            self._note_fault(f"{self._marker} cannot be read: {exc.strerror}")
+
     def _note_fault(self, fault: str) -> None:
         if fault != self._fault:
             logger.error("%s; every named key is refused until this is repaired", fault)
-        self._fault, self._has_keys = fault, True
+        self._fault = fault
+
+
+def check_owner(layout: StorageLayout) -> None:
+    """Raise `ForeignStorageError` unless the application runs as the user of this process.
+
+    It makes the folder of the runs, so the owner of that folder is its user. Only the owner of a
+    file of keys can read it. A storage that does not exist belongs to nobody.
+    """
+    folder = next((path for path in (layout.runs, layout.root) if path.exists()), None)
+    if folder is None:
+        return
+    owner, user = folder.stat().st_uid, os.geteuid()
+    if owner != user:
+        raise ForeignStorageError(
+            f"the storage folder {str(layout.root)!r} belongs to the user "
+            f"{find_user_name(owner)!r}, and this process runs as {find_user_name(user)!r}: the "
+            "application could not read a file of keys that this process writes; run the command "
+            "as the user of the application, as in: "
+            f"sudo -u '{find_user_name(owner)}' tuneserve keys list"
+        )
+
+
+def find_user_name(uid: int) -> str:
+    """Return the name of a user of this machine, or '#' and the number if it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"#{uid}"
 
 
 def _parse_content(path: Path, content: bytes) -> dict[str, Any]:

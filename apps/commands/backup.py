@@ -1,17 +1,21 @@
 """`tuneserve backup` and `tuneserve restore`: copies of the storage root with verified hashes."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from apps.commands.output import console, fail
-from apps.deploy_file import find_storage
-from storage.backup import BackupError, Snapshot, check_restorable, open_snapshot, restore_snapshot
-from storage.layout import StorageLayout
+from apps.commands.output import console, escape_controls, fail, notes, say
+from apps.deploy_file import DeployFileError, find_storage
+from storage.backup import check_restorable, restore_snapshot
+from storage.layout import KEYS_NAME, StorageLayout
 from storage.privacy import keep_files_private
+from storage.snapshot import BackupError, Snapshot, open_snapshot
 from training.byte_progress import show_bytes
 
+INCOMPLETE_STATUS = 3
+"""The exit status of a backup without entries that cannot be read."""
 Storage = Annotated[
     Path | None,
     typer.Option(help="The storage root; by default the one that the deploy file names."),
@@ -26,12 +30,13 @@ def backup(
 ) -> None:
     """Copy the storage root into a new snapshot; the application may be running.
 
-    Files that the previous snapshot in FOLDER has unchanged are hard links to it.
+    Files that the previous snapshot in FOLDER has unchanged are hard links to it. The exit status
+    is 3 if the snapshot was made without entries that cannot be read.
     """
     from apps.backup import back_up  # imports what computes
 
     keep_files_private()
-    layout = StorageLayout((storage or find_storage(deploy)).expanduser().resolve())
+    layout = StorageLayout(_find_root(storage, deploy))
     if not layout.models.is_dir():
         fail(f"{str(layout.root)!r} is no storage root: it has no folder 'models'")
     try:
@@ -40,7 +45,13 @@ def backup(
     except (BackupError, OSError) as exc:
         fail(f"the backup failed: {exc}")
     reused = f", {snapshot.num_reused} unchanged since the last" if snapshot.num_reused else ""
-    console.print(f"{_describe(snapshot)}{reused}", markup=False, highlight=False)
+    say(f"{_describe(snapshot)}{reused}")
+    num_deleted = len(snapshot.manifest.left_out) - len(snapshot.unreadable)
+    if num_deleted:
+        say(f"left out because they were deleted meanwhile: {num_deleted} entries")
+    _warn_of_unreadable(snapshot)
+    if snapshot.unreadable:
+        raise typer.Exit(INCOMPLETE_STATUS)
 
 
 def restore(
@@ -53,7 +64,7 @@ def restore(
     The root must not exist or be empty, and no application may be running on it.
     """
     keep_files_private()
-    root = (storage or find_storage(deploy)).expanduser().resolve()
+    root = _find_root(storage, deploy)
     try:
         check_restorable(root)
         snapshot = open_snapshot(folder.resolve())
@@ -61,7 +72,34 @@ def restore(
             restore_snapshot(snapshot, root, on_bytes)
     except (BackupError, OSError) as exc:
         fail(f"the restore failed: {exc}")
-    console.print(f"{_describe(snapshot)} restored to {root}", markup=False, highlight=False)
+    say(f"{_describe(snapshot)} restored to {root}")
+    _warn_of_unreadable(snapshot)
+    if KEYS_NAME in snapshot.manifest.files:
+        notes.print(
+            f"API keys are as they were at {_show_utc(snapshot)}: keys that were revoked or "
+            "rotated since then are valid again, and newer keys are not; list them with "
+            f"'tuneserve keys list --storage {root}' and revoke those that must not be valid",
+            soft_wrap=True,
+        )
+
+
+def _find_root(storage: Path | None, deploy: Path) -> Path:
+    """Return the storage root that a command is for; fails for a faulty deploy file."""
+    try:
+        return (storage or find_storage(deploy)).expanduser().resolve()
+    except DeployFileError as exc:
+        fail(exc)
+
+
+def _warn_of_unreadable(snapshot: Snapshot) -> None:
+    """Name what a snapshot does not have because it could not be read."""
+    for entry in snapshot.unreadable:
+        text = f"warning: the snapshot does not have {entry.path}: {entry.detail}"
+        notes.print(escape_controls(text), soft_wrap=True)
+
+
+def _show_utc(snapshot: Snapshot) -> str:
+    return f"{datetime.fromtimestamp(snapshot.manifest.created_at, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _describe(snapshot: Snapshot) -> str:

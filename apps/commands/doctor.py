@@ -20,7 +20,7 @@ from apps import preflight
 from apps.access.keys import KeyStore
 from apps.commands.connection import AsJson
 from apps.commands.output import console, escape_controls, print_json
-from apps.deploy_file import find_storage
+from apps.deploy_file import DeployFileError, find_storage
 from storage.layout import StorageLayout
 
 Verdict = Literal["good", "note", "fault"]
@@ -64,8 +64,13 @@ def examine(deploy: Path) -> Iterator[Finding]:
     yield _examine_processor()
     yield from _examine_gpus()
     yield from _judge("compiler", preflight.check_compiler(), "found, with Python's headers")
-    root = find_storage(deploy)
-    yield from _examine_storage(root)
+    try:
+        root = find_storage(deploy)
+    except DeployFileError as exc:
+        yield Finding("settings", "fault", str(exc))
+    else:
+        yield from _examine_storage(root)
+        yield _examine_key(root)
     if deploy.is_file():
         port = preflight.read_port(deploy)
         if preflight.is_application_running(port):
@@ -76,7 +81,6 @@ def examine(deploy: Path) -> Iterator[Finding]:
         text = f"there is no {str(deploy)!r} here; 'tuneserve init' writes one"
         yield Finding("settings", "note", text)
     yield from _judge("cluster", preflight.check_cluster(), _describe_cluster())
-    yield _examine_key(root)
 
 
 def _examine_packages() -> Iterator[Finding]:

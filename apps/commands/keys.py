@@ -1,5 +1,6 @@
 """`tuneserve keys`: the API keys of an application, in its storage folder on this machine."""
 
+import os
 import re
 import time
 from datetime import UTC, datetime
@@ -8,16 +9,26 @@ from typing import Annotated, Any
 
 import typer
 
-from apps.access.keys import CreatedKey, KeyRecord, KeyStore, KeysUnreadableError
+from apps.access.audit import AuditEntry, AuditLog
+from apps.access.keys import (
+    CreatedKey,
+    ForeignStorageError,
+    KeyRecord,
+    KeyStore,
+    KeysUnreadableError,
+    check_owner,
+    find_user_name,
+)
 from apps.access.roles import Role
 from apps.commands.connection import AsJson
 from apps.commands.output import Rows, fail, notes, print_json, say, show, show_time
 from apps.deploy_file import find_storage
-from storage.layout import open_storage
+from storage.layout import StorageLayout, new_id, open_storage
 
 keys = typer.Typer(help="Create, list, rotate and revoke API keys.", no_args_is_help=True)
 
 _UNITS_S = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_REFUSALS = (ValueError, OSError, KeysUnreadableError, ForeignStorageError)
 _DURATION = re.compile(r"(\d{1,6})([mhdw])")
 
 Deploy = Annotated[Path, typer.Option("--deploy", help="The deploy file that names the storage.")]
@@ -48,15 +59,20 @@ def create(
 ) -> None:
     """Create a key and print it; it cannot be shown again."""
     try:
-        created = _open_store(storage, deploy).create(
+        expires_at = None if expires is None else read_expiry(expires, time.time())
+        root = _find_root(storage, deploy)
+        check_owner(StorageLayout(root))  # before folders are made in it
+        layout = open_storage(root)
+        created = KeyStore(layout).create(
             name,
             role,
-            expires_at=None if expires is None else read_expiry(expires, time.time()),
+            expires_at=expires_at,
             requests_per_minute=requests_per_minute,
             tokens_per_minute=tokens_per_minute,
         )
-    except (ValueError, OSError, KeysUnreadableError) as exc:
+    except _REFUSALS as exc:
         fail(exc)
+    _write_audit_line(layout, "create", created.record.name, created.record.id)
     _show_created(created, as_json)
 
 
@@ -66,8 +82,8 @@ def list_keys(
 ) -> None:
     """Show all keys, oldest first, without their secrets."""
     try:
-        found = _open_store(storage, deploy).list_keys()
-    except (OSError, KeysUnreadableError) as exc:
+        found = KeyStore(_find_storage(storage, deploy)).list_keys()
+    except _REFUSALS as exc:
         fail(exc)
     show([_describe(record) for record in found], as_json, _render)
 
@@ -85,9 +101,11 @@ def rotate(
     """Replace a key by a new one with the same name, role, limits and expiry, and print it."""
     try:
         grace_s = 0.0 if grace is None else read_duration(grace)
-        created = _open_store(storage, deploy).rotate(name, grace_s)
-    except (ValueError, OSError, KeysUnreadableError) as exc:
+        layout = _find_storage(storage, deploy)
+        created = KeyStore(layout).rotate(name, grace_s)
+    except _REFUSALS as exc:
         fail(exc)
+    _write_audit_line(layout, "rotate", created.record.name, created.record.id)
     _show_created(created, as_json)
 
 
@@ -95,28 +113,36 @@ def rotate(
 def revoke(
     name: KeyName, deploy: Deploy = DEFAULT_DEPLOY, storage: Storage = None, as_json: AsJson = False
 ) -> None:
-    """Refuse a key from now on; a running application obeys with its next request."""
+    """Refuse every key with a name, or the one with an id, from the next request on."""
     try:
-        record = _open_store(storage, deploy).revoke(name)
-    except (ValueError, OSError, KeysUnreadableError) as exc:
+        layout = _find_storage(storage, deploy)
+        revoked = KeyStore(layout).revoke(name)
+    except _REFUSALS as exc:
         fail(exc)
-    show(_describe(record), as_json, lambda _: f"revoked {record.name} ({record.id})")
+    for record in revoked:
+        _write_audit_line(layout, "revoke", f"{record.name}/{record.id}")
+    names = ", ".join(f"{record.name} ({record.id})" for record in revoked)
+    show([_describe(record) for record in revoked], as_json, lambda _: f"revoked {names}")
 
 
 def read_expiry(given: str, now: float) -> float:
-    """Read a Unix time from a duration from now or a date; raises `ValueError`."""
+    """Read a later Unix time from a duration from now or a date; raises `ValueError`."""
     if _DURATION.fullmatch(given):
-        return now + read_duration(given)
-    try:
-        at = datetime.fromisoformat(given)
-    except ValueError:
-        raise ValueError(
-            f"expiry {given!r}: expected a duration as in 30m, 12h, 90d or 2w, or a date as in "
-            "2030-01-31"
-        ) from None
-    expiry = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+        expiry = now + read_duration(given)
+    else:
+        try:
+            at = datetime.fromisoformat(given)
+        except ValueError:
+            raise ValueError(
+                f"expiry {given!r}: expected a duration as in 30m, 12h, 90d or 2w, or a date as in "
+                "2030-01-31"
+            ) from None
+        expiry = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     if expiry <= now:
-        raise ValueError(f"expiry {given!r} is in the past; expected a later time")
+        raise ValueError(
+            f"expiry {given!r} is not in the future, so the key would never be accepted; expected "
+            "a later time"
+        )
     return expiry
 
 
@@ -128,13 +154,52 @@ def read_duration(given: str) -> float:
     return float(int(match[1]) * _UNITS_S[match[2]])
 
 
-def _open_store(storage: Path | None, deploy: Path) -> KeyStore:
-    """Open the keys of a storage folder; fails if a deploy file was named and is not there."""
+def _find_root(storage: Path | None, deploy: Path) -> Path:
+    """Return the storage folder that a command is for; it may not exist yet.
+
+    Fails if a deploy file was named and is not there. Raises `DeployFileError`.
+    """
     if storage is None and deploy != DEFAULT_DEPLOY and not deploy.is_file():
         fail(f"there is no deploy file {str(deploy)!r}; expected one that names the storage folder")
-    root = find_storage(deploy) if storage is None else storage
+    root = find_storage(deploy) if storage is None else storage.expanduser()
     notes.print(f"keys of the storage folder {root}", soft_wrap=True)
-    return KeyStore(open_storage(root))
+    return root.resolve()
+
+
+def _find_storage(storage: Path | None, deploy: Path) -> StorageLayout:
+    """Return the existing storage folder that a command is for, and create nothing.
+
+    Fails if there is none. Raises `DeployFileError`.
+    """
+    root = _find_root(storage, deploy)
+    if not root.is_dir():
+        fail(
+            f"there is no storage folder {str(root)!r}; expected that of the application: name it "
+            "with --storage, or its deploy file with --deploy"
+        )
+    return StorageLayout(root)
+
+
+def _write_audit_line(
+    layout: StorageLayout, change: str, subject: str, created: str | None = None
+) -> None:
+    """Write a change of the keys, and the user who made it, into the audit log."""
+    entry = AuditEntry(
+        request_id=new_id("cli"),
+        key=None,
+        key_id=None,
+        role=None,
+        client=None,
+        method="CLI",
+        path=f"keys {change}",
+        subject=subject,
+        status=None,
+        outcome="done",
+        reason=None,
+        created=created,
+        user=find_user_name(os.getuid()),
+    )
+    AuditLog(layout, max_bytes=None).write(entry)  # the application rotates the log
 
 
 def _show_created(created: CreatedKey, as_json: bool) -> None:

@@ -19,6 +19,8 @@ RequestClass = Literal["health", "stream", "ordinary"]
 
 MAX_ORDINARY_REQUESTS = 512
 MAX_ORDINARY_PER_KEY = 384
+MAX_STREAM_SHARE_PER_KEY = 0.75
+"""Of `max_streams`, what one key can have open."""
 HEALTH_SLOTS = 64
 _HEALTH_PATHS = frozenset({"/healthz", "/livez", "/readyz"})
 _RETRY_AFTER_S = 5
@@ -26,7 +28,10 @@ _TRUE = frozenset({"1", "true", "on", "yes", "t", "y"})  # as the routes read it
 
 
 class Admission:
-    """Middleware that answers 429 to a request beyond the limit of its class."""
+    """Middleware that answers 429 to a request beyond the limit of its class, or of its key in it.
+
+    Where no key exists, the limits of a class alone apply.
+    """
 
     def __init__(self, app: ASGIApp, max_streams: int) -> None:
         self._app = app
@@ -34,8 +39,12 @@ class Admission:
             "stream": max_streams,
             "ordinary": MAX_ORDINARY_REQUESTS,
         }
-        self._num_ongoing: dict[RequestClass, int] = {"stream": 0, "ordinary": 0}
-        self._num_by_key: Counter[str] = Counter()
+        self._limits_per_key: dict[RequestClass, int] = {
+            "stream": max(1, int(max_streams * MAX_STREAM_SHARE_PER_KEY)),
+            "ordinary": MAX_ORDINARY_PER_KEY,
+        }
+        self._num_ongoing: Counter[RequestClass] = Counter()
+        self._num_by_key: Counter[tuple[RequestClass, str]] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Work on one request, or refuse it."""
@@ -43,7 +52,7 @@ class Admission:
         if kind == "health":
             await self._app(scope, receive, send)
             return
-        key = _find_key(scope) if kind == "ordinary" else None
+        key = _find_key(scope)
         if (reason := self._find_refusal(kind, key)) is not None:
             error = error_body(429, f"{reason}; try again later", code="overloaded")
             headers = {"retry-after": str(_RETRY_AFTER_S)}
@@ -51,27 +60,27 @@ class Admission:
             return
         self._num_ongoing[kind] += 1
         if key is not None:
-            self._num_by_key[key] += 1
+            self._num_by_key[kind, key] += 1
         try:
             await self._app(scope, receive, send)
         finally:
             self._num_ongoing[kind] -= 1
             if key is not None:
-                self._num_by_key[key] -= 1
+                self._num_by_key[kind, key] -= 1
                 self._num_by_key += Counter()  # drops those that have none left
 
     def _find_refusal(self, kind: RequestClass, key: str | None) -> str | None:
         """Return why a further request is refused, or None."""
+        what = "streams of events and logs" if kind == "stream" else "requests"
         if self._num_ongoing[kind] >= self._limits[kind]:
-            what = "streams of events and logs are" if kind == "stream" else "requests are"
-            return f"{self._limits[kind]} {what} open, the most at once"
-        if key is not None and self._num_by_key[key] >= MAX_ORDINARY_PER_KEY:
-            return f"{MAX_ORDINARY_PER_KEY} requests of this key are open, the most at once"
+            return f"{self._limits[kind]} {what} are open, the most at once"
+        if key is not None and self._num_by_key[kind, key] >= self._limits_per_key[kind]:
+            return f"{self._limits_per_key[kind]} {what} of this key are open, the most at once"
         return None
 
 
 def _find_key(scope: Scope) -> str | None:
-    """Return the id of the key that a request came with; none where no key exists."""
+    """Return the id of the key that a request came with; None where no key exists."""
     exchange = find_exchange(scope)
     return exchange.principal.key_id if exchange and exchange.principal else None
 

@@ -22,6 +22,9 @@ _UNLOGGED_PATHS = frozenset({"/healthz", "/livez", "/readyz"})  # asked for all 
 _MAX_ANSWER_BYTES = 1 << 16
 """Longest answer in which the id of a new thing is looked for."""
 _MAX_PATH_CHARACTERS = 200
+_REFUSED_WEBSOCKET_STATUS = 403  # what a server answers to one that is closed unaccepted
+_MADE_OBJECTS = frozenset({"file", "fine_tuning.job", "model"})
+"""Kinds of answers to a POST that describe what it made."""
 _WRITING = OwnThread("audit")
 
 
@@ -39,7 +42,7 @@ class RequestLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand one request on."""
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
@@ -86,7 +89,10 @@ class _AuditedAnswer:
                 self._start = message
                 return
         elif message["type"] == "http.response.body" and self._start is not None:
-            self._find_subject(message.get("body", b""))
+            self._find_created(message.get("body", b""))
+            await self.end()
+        elif message["type"] == "websocket.close" and self.status is None:
+            self.status = _REFUSED_WEBSOCKET_STATUS
             await self.end()
         await self._send(message)
 
@@ -99,23 +105,34 @@ class _AuditedAnswer:
             start, self._start = self._start, None
             await self._send(start)
 
-    def _find_subject(self, body: bytes) -> None:
-        """Find the id of what was made in an answer that is one JSON object."""
-        if self._exchange.subject is not None or len(body) > _MAX_ANSWER_BYTES:
+    def _find_created(self, body: bytes) -> None:
+        """Find the id of what was made, in an answer to a POST that is one JSON object.
+
+        An id that is in the path too is that of what was changed.
+        """
+        exchange = self._exchange
+        is_refused = self.status is None or self.status >= 400 or exchange.created is not None
+        if is_refused or self._scope["method"] != "POST" or len(body) > _MAX_ANSWER_BYTES:
             return
         try:
             content = json.loads(body)
         except ValueError:
             return
-        if isinstance(content, dict) and isinstance(content.get("id"), str):
-            self._exchange.subject = content["id"]
+        is_made = isinstance(content, dict) and content.get("object") in _MADE_OBJECTS
+        found = content.get("id") if is_made else None
+        if isinstance(found, str) and found not in (exchange.subject or "").split("/"):
+            exchange.created = found
+            exchange.subject = exchange.subject or found
 
     async def _write(self) -> None:
         if self._audit is None:
             return
         exchange, principal = self._exchange, self._exchange.principal
-        if exchange.refusal is not None and not self._audit.samples_refusal():
-            return
+        has_failed = self.status is not None and 400 <= self.status < 500
+        if exchange.refusal is not None or has_failed:
+            key_id = (principal.key_id or principal.name) if principal else None
+            if not self._audit.samples_failure(key_id):
+                return
         client = self._scope.get("client")
         entry = AuditEntry(
             request_id=exchange.request_id,
@@ -123,9 +140,10 @@ class _AuditedAnswer:
             key_id=principal.key_id if principal else None,
             role=principal.role.value if principal else None,
             client=client[0] if client else None,
-            method=self._scope["method"],
+            method=_read_method(self._scope),
             path=self._scope["path"],
-            subject=exchange.subject and exchange.subject[:_MAX_PATH_CHARACTERS],
+            subject=exchange.subject,
+            created=exchange.created,
             status=self.status,
             outcome=_find_outcome(exchange, self.status),
             reason=exchange.refusal,
@@ -138,6 +156,10 @@ def _is_audited(scope: Scope, exchange: Exchange) -> bool:
         return True
     is_change = scope["method"] not in _SAFE_METHODS and exchange.permission is not None
     return is_change and exchange.permission is not Permission.GENERATE
+
+
+def _read_method(scope: Scope) -> str:
+    return str(scope["method"]) if scope["type"] == "http" else "WEBSOCKET"
 
 
 def _find_outcome(exchange: Exchange, status: int | None) -> str:
@@ -157,7 +179,7 @@ def _log(scope: Scope, exchange: Exchange, status: int | None, took_s: float) ->
         path = repr(path)
     logger.info(
         "%s %s %s %.1f ms key=%s id=%s",
-        scope["method"],
+        _read_method(scope),
         path,
         status or "no answer",
         took_s * 1000,

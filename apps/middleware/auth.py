@@ -37,6 +37,8 @@ class AccessControl:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request, then hand it on."""
         if scope["type"] == "websocket":  # no route has one
+            if (exchange := find_exchange(scope)) is not None:
+                exchange.refusal = "websocket"
             await receive()
             await send({"type": "websocket.close", "code": 1008})
             return
@@ -52,20 +54,21 @@ class AccessControl:
             exchange.principal = principal
             self._check_permission(scope, principal, exchange)
         except AccessRefusedError as exc:
+            exchange.principal = exchange.principal or exc.principal
             exchange.refusal = exc.code or ("no_api_key" if exc.status == 401 else "forbidden")
             await self._refuse(exc, scope, receive, send)
             return
         await self.app(scope, receive, send)
 
     def _check_permission(self, scope: Scope, principal: Principal, exchange: Exchange) -> None:
-        if self._routes is None:
+        if self._routes is None:  # which of the requests change something is not known
             required: Permission | None = Permission.ADMINISTER
         else:
             match = match_route(self._routes, scope)
             if match is None:  # a 404 or 405 is the application's matter
                 return
             required, exchange.subject = match
-        exchange.permission = required
+            exchange.permission = required
         if required is None:
             raise AccessRefusedError(
                 403,
@@ -78,7 +81,7 @@ class AccessControl:
                 403,
                 principal.explain_refusal(required),
                 code="insufficient_permission",
-                name=principal.name,
+                principal=principal,
             )
 
     async def _refuse(

@@ -140,15 +140,16 @@ async def get_log(
 ) -> Response:
     """Return the end of the log as text, and what is added; `x-log-offset` is its first byte.
 
-    The log keeps its last 5 MB at least. A followed log ends early for a client that is so slow
-    that the next byte is gone: request the rest by `offset`.
+    The log keeps its last 5 MB at least. A followed log ends with its job, at the age that the
+    settings allow, or for a client that is so slow that the next byte is gone: request the rest by
+    `offset`, the offset of the answer before plus the number of bytes in it.
     """
     run = find_run(services.layout, job_id)
     log = RunLog(run.log_file)
     begin, end = await asyncio.to_thread(find_log_range, log, tail, offset)
     headers = {**_UNBUFFERED, "x-log-offset": str(begin)}
     if follow:
-        text = follow_log(run, begin)
+        text = follow_log(run, begin, services.max_stream_age_s)
         return StreamingResponse(text, media_type="text/plain", headers=headers)
     return PiecesResponse(log.read(begin, end), media_type="text/plain", headers=headers)
 

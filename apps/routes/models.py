@@ -105,10 +105,18 @@ def get_archive(
     model_id: str,
     kind: Annotated[ArchiveFormat, Query(alias="format")] = "tar",
 ) -> PiecesResponse:
-    """Give a model out as one file."""
+    """Send a model as one file; a model whose files are not those that were published is a 500.
+
+    Damage that is found on the way breaks the connection: what arrives complete is the model.
+    """
     model = services.models.resolve(model_id)
+    try:
+        pieces = stream_archive(model, kind)
+    except DamagedDirectoryError as exc:
+        message = f"the model is damaged on the server: {exc}"
+        raise ApiError(500, message, param="model", code="model_damaged") from exc
     return PiecesResponse(
-        stream_archive(model, kind),
+        pieces,
         media_type="application/zip" if kind == "zip" else "application/x-tar",
         headers={"content-disposition": f'attachment; filename="{model.id}.{kind}"'},
     )

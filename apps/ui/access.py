@@ -6,6 +6,7 @@ that the API decides what each of them may do.
 
 import base64
 import binascii
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
@@ -15,7 +16,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from apps.access.audit import FAILURES_PER_MINUTE
 from apps.access.keyless import find_foreign_origin, find_foreign_request
+from apps.access.rate_limit import Bucket
+
+logger = logging.getLogger(__name__)
 
 _CONTENT_POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
@@ -26,6 +31,7 @@ VERDICT_AGE_S = 5.0
 """How long the page's files are given out after a key was found valid; calls are always checked."""
 _NEEDED_AGE_S = 60.0  # how long it is remembered that a key is needed
 _MAX_VERDICTS = 1000
+_MAX_LOGGED_CHARACTERS = 200
 
 
 class Verdict(Enum):
@@ -56,10 +62,12 @@ class PageGuard:
         self._needs_key = needs_key
         self._needed_until = 0.0
         self._valid_until: dict[bytes, float] = {}
+        self._refusals = RefusalLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request, then hand it on."""
-        if scope["type"] == "websocket":  # the page uses none
+        if scope["type"] == "websocket":
+            self._refusals.write(scope, "the page uses no WebSocket")
             await receive()
             await send({"type": "websocket.close", "code": 1008})
             return
@@ -79,6 +87,8 @@ class PageGuard:
             await self.app(scope, receive, send_with_policy)
             return
         status, message = refusal
+        if status != 401 or "authorization" in Headers(scope=scope):  # else the browser asks now
+            self._refusals.write(scope, f"{status}: {message}")
         challenge = {"www-authenticate": 'Basic realm="Tuneserve"'} if status == 401 else None
         await PlainTextResponse(message, status, challenge)(scope, receive, send)
 
@@ -116,6 +126,36 @@ class PageGuard:
             if len(self._valid_until) > _MAX_VERDICTS:
                 del self._valid_until[next(iter(self._valid_until))]
         return verdict
+
+
+class RefusalLog:
+    """Lines in the log of the page's process about refused requests, a limited number per minute.
+
+    The audit log is in the storage, which this process does not know.
+    """
+
+    def __init__(self) -> None:
+        self._bucket = Bucket(FAILURES_PER_MINUTE, time.monotonic)
+        self._num_suppressed = 0
+
+    def write(self, scope: Scope, reason: str) -> None:
+        """Log a refused request; beyond the limit it is counted, and the next line has the number.
+
+        The path and the reason, which may quote a header, are cut.
+        """
+        if self._bucket.level < 1:
+            self._num_suppressed += 1
+            return
+        self._bucket.take(1)
+        num_suppressed, self._num_suppressed = self._num_suppressed, 0
+        logger.warning(
+            "the page refused %s %r from %s: %s (%d earlier ones were not logged)",
+            scope.get("method", "WEBSOCKET"),
+            scope["path"][:_MAX_LOGGED_CHARACTERS],
+            (scope.get("client") or ("an unknown address",))[0],
+            reason[:_MAX_LOGGED_CHARACTERS],
+            num_suppressed,
+        )
 
 
 def read_password(authorization: str) -> str | None:

@@ -48,6 +48,19 @@ async def test_a_stream_ends_at_its_greatest_age(layout: StorageLayout) -> None:
     assert piece.startswith("id: ftevent-ftjob-000001-000002\n")
 
 
+async def test_a_followed_log_ends_at_its_greatest_age(layout: StorageLayout) -> None:
+    run = add_job(layout, "tiny")
+    run.update_record(status="paused")
+    run.log_file.write_bytes(b"x" * 3_000_000)
+    received = 0
+    async with asyncio.timeout(10):
+        for _ in range(4):  # each time something, and then the rest by the offset
+            pieces = [piece async for piece in follow_log(run, received, max_age_s=0.0)]
+            assert len(pieces) <= 1
+            received += sum(map(len, pieces))
+    assert received == 3_000_000
+
+
 async def test_following_events_reads_only_what_is_new(
     layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +87,7 @@ async def test_a_log_is_followed_into_its_next_part(
     monkeypatch.setattr("apps.following.POLL_S", 0.01)
     log.append("one")
     async with asyncio.timeout(10):
-        stream = follow_log(run, 0)
+        stream = follow_log(run, 0, max_age_s=60.0)
         assert await anext(stream) == b"one\n"
         for line in ("two", "three", "four"):
             log.append(line)
@@ -97,4 +110,6 @@ async def test_a_client_is_told_which_part_of_a_log_is_gone(
         assert (answer.text, answer.headers["x-log-offset"]) == (kept, "56"), query
     assert (await client.get(f"{path}?tail=3")).text == " 9\n"
     assert (await client.get(f"{path}?offset=69")).text == "\n"
-    assert [piece async for piece in follow_log(run, 0)] == [], "it cannot be taken up there"
+    assert [piece async for piece in follow_log(run, 0, max_age_s=60.0)] == [], (
+        "it cannot be taken up there"
+    )

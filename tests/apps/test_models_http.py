@@ -26,6 +26,8 @@ from serving.model_export import stream_archive
 from serving.store.import_process import ImportCheckError
 from storage import durable
 from tests.apps.conftest import add_job
+from tests.apps.ui.conftest import LocalServer
+from tests.damage import damage
 
 pytestmark = pytest.mark.anyio
 
@@ -88,6 +90,32 @@ async def test_a_model_goes_in_and_comes_out_as_it_was(
     assert await read_message(await put(client, "a", make_tar(source)), 409) == (
         "'a' is published already; model ids are not reused"
     )
+
+
+@pytest.mark.parametrize("fault", ["gone", "cut"])
+async def test_an_archive_of_a_damaged_model_is_a_logged_fault_of_the_server(
+    client: httpx.AsyncClient, services: Services, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(services.models.get("tiny").path / "model.safetensors", fault)
+    answer = await client.get("/v1/models/tiny/archive")
+    assert "model.safetensors" in await read_message(answer, 500)
+    assert answer.json()["error"]["code"] == "model_damaged"
+    assert "model.safetensors" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_damage_found_on_the_way_breaks_the_connection(services: Services, kind: str) -> None:
+    damage(services.models.get("tiny").path / "model.safetensors", "flipped")
+    with (
+        LocalServer(build_http(services, None)) as url,
+        httpx.stream(
+            "GET", f"{url}/v1/models/tiny/archive?format={kind}", trust_env=False
+        ) as answer,
+    ):
+        assert answer.status_code == 200
+        assert answer.headers["transfer-encoding"] == "chunked"
+        with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
+            answer.read()
 
 
 async def test_what_could_run_code_or_lead_away_is_refused(

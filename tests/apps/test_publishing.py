@@ -217,6 +217,8 @@ async def test_checkpoints_are_listed_and_published_over_http(
     begun = await client.post(f"{path}/{first['id']}/publish")
     assert (begun.status_code, begun.json()["status"]) == (202, "publishing")
     begun = await client.post(f"{path}/{first['id']}/publish", json={"model": "mine"})
+    line = read_json_lines(services.layout.audit)[-1]
+    assert (line["subject"], line["created"]) == (f"{run.path.name}/{first['id']}", "mine")
     assert begun.json()["id"] == "mine"
     default = name_checkpoint_model(run, 20)
     assert jobs.tasks == [
@@ -379,8 +381,11 @@ async def test_a_checkpoint_is_not_published_for_a_key_that_may_only_chat(
         await doing
         client.headers["authorization"] = f"Bearer {keys.rotate('ann').text}"
         assert (await chat(client, name)).status_code == 200, "it is a model by now"
-    (line,) = read_json_lines(layout.audit)
-    assert (line["key"], line["subject"], line["outcome"]) == ("bob", name, "done")
+    refusal, publication = read_json_lines(layout.audit)
+    assert (refusal["key"], refusal["subject"], refusal["outcome"]) == ("ann", name, "refused")
+    assert (refusal["status"], refusal["reason"]) == (403, "insufficient_permission")
+    assert (publication["key"], publication["outcome"]) == ("bob", "done")
+    assert (publication["subject"], publication["created"]) == (name, name)
 
 
 async def test_a_checkpoint_that_cannot_become_a_model_says_so(

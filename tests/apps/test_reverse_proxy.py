@@ -193,7 +193,7 @@ def test_a_stream_is_not_buffered(client: httpx.Client, stub: Stub) -> None:
         assert "data: last" in list(lines)
 
 
-@pytest.mark.parametrize("path", ["/v1/files", "/v1/models/mine"])
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/models/mine", "/ui/gradio_api/upload"])
 def test_uploads_may_be_large_and_arrive_while_they_are_sent(
     client: httpx.Client, port: int, stub: Stub, path: str
 ) -> None:

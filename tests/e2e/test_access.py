@@ -111,7 +111,10 @@ def test_keys_hold_as_soon_as_they_are_made_and_as_long_as_they_are_valid(
     assert page.status_code == 200
     lines = read_json_lines(served.storage / "audit.jsonl")
     changes = [line for line in lines if line["outcome"] == "done"]
-    assert [(line["key"], line["subject"]) for line in changes] == [("e2e-admin", "best")]
+    requests = [line for line in changes if line["method"] != "CLI"]
+    assert [(line["key"], line["subject"]) for line in requests] == [("e2e-admin", "best")]
+    commands = [line["path"] for line in changes if line["method"] == "CLI"]
+    assert commands == [*["keys create"] * 4, "keys rotate", "keys revoke"]
     assert {"e2e-read", "e2e-chat", "e2e-train"} <= {line.get("key") for line in lines}
 
 

@@ -37,6 +37,7 @@ NOT_DAMAGED = {
     "runs/*/.*.lock": "empty; its lock is in the kernel",
     "keys.json": "tests/apps/access/test_keys.py",
     "runs/*/log.*-*.txt": "as the run log",
+    "keys.required": "that it exists is what counts",
     "runs/*/cancel": "that it exists is what counts",
     "runs/*/pause": "that it exists is what counts, beside one word",
     "runs/*/heartbeat": "its time is what counts",

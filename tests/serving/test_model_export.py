@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from serving.errors import ModelInUseError, ModelNotFoundError
-from serving.model_export import push_to_hub, stream_archive
+from serving.model_export import ArchiveFormat, push_to_hub, stream_archive
 from serving.model_store import ModelStore, StoredModel
+from storage.durable import DamagedDirectoryError
+from tests.damage import damage
 
 
 @pytest.fixture
@@ -51,6 +53,38 @@ def test_a_model_stays_while_it_is_given_out(store: ModelStore, model: StoredMod
     store.delete("base")
     with pytest.raises(ModelNotFoundError):
         stream_archive(model, "tar")
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+@pytest.mark.parametrize("fault", ["gone", "cut"])
+def test_of_a_model_with_missing_or_cut_files_nothing_is_given_out(
+    model: StoredModel, store: ModelStore, kind: ArchiveFormat, fault: str
+) -> None:
+    damage(model.path / "model.safetensors", fault)
+    with pytest.raises(DamagedDirectoryError, match=r"model\.safetensors"):
+        stream_archive(model, kind)
+    store.delete("base")  # it is not held
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer_config.json"])
+def test_an_archive_of_changed_content_does_not_look_complete(
+    model: StoredModel, store: ModelStore, kind: ArchiveFormat, name: str, tmp_path: Path
+) -> None:
+    damage(model.path / name, "flipped")
+    archive = tmp_path / f"base.{kind}"
+    with archive.open("wb") as file, pytest.raises(DamagedDirectoryError, match=name):
+        file.writelines(stream_archive(model, kind))
+    with pytest.raises((shutil.ReadError, tarfile.ReadError)):
+        shutil.unpack_archive(archive, tmp_path / "unpacked")
+    store.delete("base")
+
+
+def test_hidden_files_are_no_part_of_the_model(model: StoredModel, tmp_path: Path) -> None:
+    (model.path / ".nfs0001").write_text("left by a network file system")
+    content = b"".join(stream_archive(model, "tar"))
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        assert not [name for name in archive.getnames() if ".nfs" in name]
 
 
 class Hub(ThreadingHTTPServer):

@@ -3,15 +3,21 @@
 import logging
 import stat
 import time
+import tracemalloc
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from starlette.types import Message
 
-from apps.access.audit import REFUSALS_PER_MINUTE, AuditEntry, AuditLog
+from apps.access.audit import FAILURES_PER_MINUTE, AuditEntry, AuditLog
 from apps.access.keys import KeyStore
 from apps.access.roles import Role
+from apps.http import build_http
 from apps.middleware.auth import WRONG_KEYS_PER_MINUTE
+from apps.services import Services
 from storage.durable import read_json_lines
 from storage.layout import StorageLayout
 from storage.locks import take_turn
@@ -93,6 +99,109 @@ async def test_every_refused_request_has_a_line(
     assert "hush" not in layout.audit.read_text()
 
 
+async def test_an_expired_or_revoked_key_is_named(
+    keys: KeyStore, connect: Connect, layout: StorageLayout
+) -> None:
+    expired = keys.create("old", Role.READ, expires_at=1.0)
+    revoked = keys.create("gone", Role.ADMIN)
+    keys.revoke("gone")
+    async with connect() as client:
+        for key in (expired, revoked):
+            headers = {"authorization": f"Bearer {key.text}"}
+            assert (await client.get("/v1/models", headers=headers)).status_code == 401
+    lines = read_json_lines(layout.audit)
+    assert [(line["key"], line["key_id"], line["role"], line["reason"]) for line in lines] == [
+        ("old", expired.record.id, "read", "expired_api_key"),
+        ("gone", revoked.record.id, "admin", "revoked_api_key"),
+    ]
+
+
+async def test_what_a_request_made_is_recorded_beside_what_it_was_about(
+    keys: KeyStore, connect: Connect, layout: StorageLayout, file_id: str
+) -> None:
+    async with connect(keys.create("ann", Role.ADMIN).text) as client:
+        jobs = "/v1/fine_tuning/jobs"
+        body = {"model": "tiny", "training_file": file_id}
+        job = (await client.post(jobs, json=body)).json()["id"]
+        clone = (await client.post(f"{jobs}/{job}/clone", json={})).json()["id"]
+        await client.post(f"{jobs}/{job}/cancel")
+        await client.post("/v1/models/latest/verify")
+    lines = read_json_lines(layout.audit)
+    assert [(line["subject"], line.get("created")) for line in lines] == [
+        (job, job),
+        (job, clone),
+        (job, None),
+        ("latest", None),
+    ]
+
+
+async def test_a_flood_of_one_key_hides_no_refusal_of_another(
+    keys: KeyStore, connect: Connect, layout: StorageLayout
+) -> None:
+    ann, bob = keys.create("ann", Role.READ).text, keys.create("bob", Role.READ).text
+    async with connect() as client:
+        for key in ("wrong", ann, bob):
+            headers = {"authorization": f"Bearer {key}"}
+            for _ in range(FAILURES_PER_MINUTE + 5):
+                await client.delete("/v1/models/tiny", headers=headers)
+    counts = Counter(line.get("key") for line in read_json_lines(layout.audit))
+    assert all(counts[name] >= FAILURES_PER_MINUTE for name in (None, "ann", "bob")), counts
+
+
+async def test_failed_changes_are_sampled_as_refusals_are(
+    keys: KeyStore, connect: Connect, layout: StorageLayout
+) -> None:
+    num_requests = FAILURES_PER_MINUTE + 50
+    async with connect(keys.create("ann", Role.ADMIN).text) as client:
+        for number in range(num_requests):
+            assert (await client.delete(f"/v1/files/file-{number}")).status_code == 404
+        await client.put("/v1/aliases/a", json={"model": "tiny"})
+    lines = read_json_lines(layout.audit)
+    assert len(lines) < FAILURES_PER_MINUTE + 30
+    failed = sum(line["outcome"] == "failed" for line in lines)
+    assert failed + sum(line.get("num_suppressed", 0) for line in lines) == num_requests
+    assert lines[-1]["outcome"] == "done"
+
+
+def test_the_number_of_keys_whose_failures_are_counted_is_limited(layout: StorageLayout) -> None:
+    audit = AuditLog(layout)
+    tracemalloc.start()
+    for number in range(20_000):
+        audit.samples_failure(f"key-{number}")
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 1_000_000
+
+
+async def test_a_line_has_a_limited_size_whatever_the_path_is_made_of(
+    keys: KeyStore, connect: Connect, layout: StorageLayout
+) -> None:
+    async with connect(keys.create("ann", Role.ADMIN).text) as client:
+        for character in ("a", "\N{PILE OF POO}", "\x01", '"'):
+            await client.delete(f"/v1/files/{quote(character * 5000)}")
+    lines = layout.audit.read_bytes().splitlines()
+    assert len(lines) == 4
+    assert max(map(len, lines)) < 1000
+
+
+async def test_a_refused_websocket_has_a_line(layout: StorageLayout, services: Services) -> None:
+    app = build_http(services, "s3cret")
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "websocket", "path": "/v1/models", "headers": [], "client": ("10.0.0.9", 5)}
+    await app(scope, receive, send)
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+    (line,) = read_json_lines(layout.audit)
+    assert (line["method"], line["path"], line["outcome"]) == ("WEBSOCKET", "/v1/models", "refused")
+    assert (line["reason"], line["client"], line["status"]) == ("websocket", "10.0.0.9", 403)
+
+
 async def test_a_flood_of_wrong_keys_is_limited_and_its_lines_are_counted(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
@@ -108,7 +217,7 @@ async def test_a_flood_of_wrong_keys_is_limited_and_its_lines_are_counted(
     assert statuses[-1] == 429
     assert int(answers[-1].headers["retry-after"]) >= 1
     lines = read_json_lines(layout.audit)
-    assert len(lines) < REFUSALS_PER_MINUTE + 30
+    assert len(lines) < FAILURES_PER_MINUTE + 30
     refused = sum(line["outcome"] == "refused" for line in lines)
     suppressed = sum(line.get("num_suppressed", 0) for line in lines)
     assert refused + suppressed == num_requests
@@ -167,7 +276,7 @@ def test_a_refused_request_does_not_wait_for_a_line_that_is_being_written(
         while not layout.audit.exists():
             time.sleep(0.01)
         time.sleep(0.1)
-        counted = threads.submit(audit.samples_refusal)
+        counted = threads.submit(audit.samples_failure, None)
         wait([counted], timeout=10)
         is_counted, is_written = counted.done(), writing.done()
     assert (is_counted, is_written) == (True, False)

@@ -1,19 +1,23 @@
 """Keys at rest, and how a running application follows them."""
 
+import errno
 import json
 import os
 import stat
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from apps.access.keys import KeyStore, KeysUnreadableError
+from apps.access.keys import ForeignStorageError, KeyStore, KeysUnreadableError
 from apps.access.roles import Role
 from storage.layout import StorageLayout
 from tests.apps.access.conftest import Connect
 
 pytestmark = pytest.mark.anyio
+LOCAL = {"client": ("127.0.0.1", 5), "base_url": "http://localhost"}
 
 
 def test_the_file_has_no_key_and_belongs_to_its_owner_alone(
@@ -72,6 +76,30 @@ async def test_a_running_application_follows_creation_rotation_and_revocation(
         assert await ask(newest.text) == 401
 
 
+def test_revoking_by_name_ends_the_grace_period_of_a_rotation(keys: KeyStore) -> None:
+    old = keys.create("ci", Role.READ)
+    new = keys.rotate("ci", grace_s=7 * 86_400)
+    other = keys.create("other", Role.READ)
+    assert [record.id for record in keys.revoke("ci")] == [old.record.id, new.record.id]
+    states = {record.id: record.revoked_at is not None for record in keys.list_keys()}
+    assert states == {old.record.id: True, new.record.id: True, other.record.id: False}
+
+
+def test_revoking_by_id_ends_one_key(keys: KeyStore) -> None:
+    old = keys.create("ci", Role.READ)
+    new = keys.rotate("ci", grace_s=3600)
+    assert [record.id for record in keys.revoke(old.record.id)] == [old.record.id]
+    assert [record.id for record in keys.revoke("ci")] == [new.record.id]
+
+
+def test_a_second_rotation_ends_the_grace_period_of_the_first(keys: KeyStore) -> None:
+    keys.create("ci", Role.READ)
+    keys.rotate("ci", grace_s=7 * 86_400)
+    newest = keys.rotate("ci")
+    active = [record.id for record in keys.list_keys() if record.is_active(time.time())]
+    assert active == [newest.record.id]
+
+
 async def test_an_expired_key_is_refused_by_its_name(keys: KeyStore, connect: Connect) -> None:
     async with connect(keys.create("old", Role.ADMIN, expires_at=1.0).text) as client:
         error = (await client.get("/v1/models")).json()["error"]
@@ -111,14 +139,79 @@ async def test_a_damaged_file_lets_nobody_in_but_the_environments_key(
             KeyStore(layout).list_keys()
 
 
-async def test_removing_the_file_does_not_open_a_running_application(
+async def test_a_read_error_that_passes_refuses_keys_only_while_it_lasts(
+    keys: KeyStore, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connect(keys.create("ann", Role.READ).text) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr("apps.access.keys.read_json", fail_to_read)
+            assert (await client.get("/v1/models")).status_code == 401
+        assert (await client.get("/v1/models")).status_code == 200
+
+
+async def test_a_read_error_that_passes_does_not_make_keys_necessary(
+    connect: Connect, layout: StorageLayout
+) -> None:
+    async with connect(**LOCAL) as client:
+        layout.keys.symlink_to(layout.keys)  # opening it fails, as where the disk does
+        assert (await client.get("/v1/models")).status_code == 401
+        layout.keys.unlink()
+        assert (await client.get("/v1/models")).status_code == 200
+
+
+def fail_to_read(path: Path) -> object:
+    raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+
+async def test_deeply_nested_content_is_damage(
+    keys: KeyStore, connect: Connect, layout: StorageLayout
+) -> None:
+    key = keys.create("ann", Role.READ).text
+    layout.keys.write_text("[" * 100_000)
+    async with connect(key) as client:
+        assert (await client.get("/v1/models")).status_code == 401
+    with pytest.raises(KeysUnreadableError, match="cannot be parsed as JSON"):
+        keys.list_keys()
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+async def test_removing_the_file_does_not_open_the_application(
+    is_running: bool, keys: KeyStore, connect: Connect, layout: StorageLayout
+) -> None:
+    keys.create("ann", Role.READ)
+    async with connect(**LOCAL) as client:
+        if is_running:
+            assert (await client.get("/v1/models")).status_code == 401
+        layout.keys.unlink()
+        assert (await client.get("/v1/models")).status_code == 401
+
+
+async def test_removing_the_marker_too_opens_the_next_application(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     keys.create("ann", Role.READ)
-    async with connect(client=("127.0.0.1", 5), base_url="http://localhost") as client:
-        assert (await client.get("/v1/models")).status_code == 401
-        layout.keys.unlink()
-        assert (await client.get("/v1/models")).status_code == 401
+    layout.keys.unlink()
+    layout.keys_marker.unlink()
+    async with connect(**LOCAL) as client:
+        assert (await client.get("/v1/models")).status_code == 200
+
+
+def test_keys_in_the_storage_of_another_user_are_not_changed(
+    keys: KeyStore, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run with sudo, the command wrote a file that the application could not read."""
+    keys.create("ann", Role.READ)
+    before = layout.keys.read_bytes()
+    monkeypatch.setattr("os.geteuid", lambda: layout.root.stat().st_uid + 1)
+    for change in (
+        lambda: keys.create("bob", Role.READ),
+        lambda: keys.rotate("ann"),
+        lambda: keys.revoke("ann"),
+    ):
+        with pytest.raises(ForeignStorageError, match="run the command as the user"):
+            change()
+    assert layout.keys.read_bytes() == before
+    assert [record.name for record in keys.list_keys()] == ["ann"]
 
 
 def test_revoking_the_last_key_does_not_open_the_application(

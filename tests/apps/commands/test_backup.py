@@ -1,26 +1,35 @@
 """`tuneserve backup` and `restore`, on a real storage that others write to meanwhile."""
 
+import errno
 import json
 import os
 import stat
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from apps.access.keys import KeyStore
+from apps.access.roles import Role
 from apps.cli import cli
+from apps.commands.backup import INCOMPLETE_STATUS
 from apps.files import FileStore
 from apps.fine_tuning.run_index import RunIndex
 from apps.queue import RunQueue
 from serving.errors import ModelInUseError, ModelNotFoundError
 from serving.model_store import ModelStore
 from storage import durable
-from storage.backup import SnapshotWriter
-from storage.layout import StorageLayout, open_storage
-from tests.apps.conftest import NotedJobs, create_run
+from storage.layout import UPLOAD_PREFIX, StorageLayout, open_storage
+from storage.scratch import build_in_scratch
+from storage.snapshot_writer import SnapshotWriter
+from storage.tombstones import bury_folder
+from tests.apps.conftest import NotedJobs, add_job, create_run
+from tests.damage import damage
 from training.checkpoint import (
     list_checkpoints,
     name_manifest,
@@ -232,11 +241,13 @@ def test_what_is_no_file_of_a_backup_is_not_read(
     assert not (tmp_path / "restored").exists()
 
 
-@pytest.mark.parametrize("place", ["models", "."])
+@pytest.mark.parametrize("place", ["models", ".", "backups/daily"])
 def test_a_backup_goes_outside_of_the_storage(layout: StorageLayout, place: str) -> None:
+    before = sorted(layout.root.rglob("*"))
     status, output = call("backup", layout.root / place, layout.root)
     assert status == 1
     assert "choose a folder outside" in output
+    assert sorted(layout.root.rglob("*")) == before
 
 
 def test_what_is_no_storage_is_not_backed_up(tmp_path: Path) -> None:
@@ -289,6 +300,221 @@ def test_a_log_that_is_rotated_meanwhile_fails_no_backup(
     expect("backup", tmp_path / "backups", layout.root)
     expect("restore", tmp_path / "backups", tmp_path / "restored")
     assert (tmp_path / "restored" / layout.keys.name).is_file()
+
+
+@contextmanager
+def failing_to_list(folder: Path, code: int, before: Callable[[], object] = bool) -> Iterator[None]:
+    """Listing a folder fails, after something happened to it."""
+    listing = os.scandir
+
+    def list_or_fail(path: Any = ".") -> Any:
+        if Path(path) == folder:
+            before()
+            raise OSError(code, os.strerror(code), str(folder))
+        return listing(path)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "scandir", list_or_fail)
+        yield
+
+
+def list_content(backups: Path) -> dict[str, set[str]]:
+    """The files that the newest snapshot has, and those that its manifest names."""
+    newest = max(backups.iterdir())
+    content = newest / "content"
+    found = {path.relative_to(content).as_posix() for path in content.rglob("*") if path.is_file()}
+    return {
+        "found": found,
+        "named": set(json.loads((newest / "manifest.json").read_text())["files"]),
+    }
+
+
+@pytest.mark.parametrize("place", ["files", "runs/ftjob-000001/data", "models/tiny"])
+def test_hidden_folders_that_are_removed_meanwhile_fail_no_backup(
+    layout: StorageLayout, tmp_path: Path, place: str
+) -> None:
+    """Folders of uploads in progress come and go all the time."""
+    add_job(layout, "tiny")
+    hidden = layout.root / place / ".upload-1"
+    (hidden / "content").mkdir(parents=True)
+    with failing_to_list(hidden, errno.ENOENT):
+        expect("backup", tmp_path / "backups", layout.root)
+
+
+def test_backups_succeed_while_uploads_come_and_go(layout: StorageLayout, tmp_path: Path) -> None:
+    store = FileStore(layout)
+    record = {"filename": "rows.jsonl", "purpose": "fine-tune", "bytes": 4}
+    has_ended = threading.Event()
+
+    def upload() -> None:
+        while not has_ended.is_set():
+            with build_in_scratch(layout.files, UPLOAD_PREFIX) as building:
+                (building / "part" / "of" / "it").mkdir(parents=True)
+                (building / "rows").write_bytes(b"rows")
+                taken = store.take_in(building / "rows", "data_rows.jsonl", record)
+            store.delete(taken["id"])
+
+    writer = threading.Thread(target=upload)
+    writer.start()
+    try:
+        for _ in range(20):
+            expect("backup", tmp_path / "backups", layout.root)
+            content = list_content(tmp_path / "backups")
+            assert content["found"] == content["named"]
+            counts = Counter(name.split("/")[1] for name in content["found"] if "/" in name)
+            assert [counts[name] for name in counts if name.startswith("file-")] in ([], [2])
+    finally:
+        has_ended.set()
+        writer.join()
+
+
+def test_a_folder_that_vanishes_from_a_run_does_not_drop_the_run(
+    layout: StorageLayout, tmp_path: Path
+) -> None:
+    run = add_job(layout, "tiny")
+    run.log_file.write_text("log")
+    vanishing = run.path / "data" / "old"
+    vanishing.mkdir(parents=True)
+    with failing_to_list(vanishing, errno.ENOENT, before=vanishing.rmdir):
+        expect("backup", tmp_path / "backups", layout.root)
+    found = list_content(tmp_path / "backups")["found"]
+    assert {
+        f"runs/{run.path.name}/{name}" for name in ("run.json", "spec.json", "log.txt")
+    } <= found
+
+
+@pytest.mark.parametrize("kind", ["file", "run"])
+def test_of_what_is_deleted_while_it_is_copied_nothing_is_left(
+    layout: StorageLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    run = add_job(layout, "tiny")
+    FileStore(layout).add("file-old", b"rows", "rows.jsonl")
+    doomed = run.path if kind == "run" else layout.file("file-old")
+    copy = SnapshotWriter.add_file
+
+    def copy_and_delete(writer: SnapshotWriter, path: Path) -> None:
+        copy(writer, path)
+        if doomed in path.parents:
+            bury_folder(doomed)
+
+    monkeypatch.setattr(SnapshotWriter, "add_file", copy_and_delete)
+    output = expect("backup", tmp_path / "backups", layout.root)
+    content = list_content(tmp_path / "backups")
+    assert content["found"] == content["named"]
+    assert not [name for name in content["found"] if doomed.name in name]
+    assert "left out because they were deleted meanwhile: 1 entries" in output
+
+
+@pytest.mark.parametrize("place", ["runs/ftjob-000001/data", "files/file-old", "models/broken"])
+def test_an_unreadable_entry_is_left_out_and_named(
+    layout: StorageLayout, tiny_model: Path, tmp_path: Path, place: str
+) -> None:
+    (add_job(layout, "tiny").path / "data").mkdir(exist_ok=True)
+    FileStore(layout).add("file-old", b"rows", "rows.jsonl")
+    FileStore(layout).add("file-new", b"rows", "rows.jsonl")
+    ModelStore(layout).add(tiny_model, "broken")
+    with failing_to_list(layout.root / place, errno.EIO):
+        status, output = call("backup", tmp_path / "backups", layout.root)
+    entry = "/".join(place.split("/")[:2])
+    assert status == INCOMPLETE_STATUS
+    assert f"the snapshot does not have {entry}: " in output
+    assert os.strerror(errno.EIO) in output
+    content = list_content(tmp_path / "backups")
+    assert content["found"] == content["named"]
+    assert not [name for name in content["found"] if name.startswith(f"{entry}/")]
+    assert {"files/file-new/file.json", "models/tiny/config.json"} <= content["found"]
+    assert f"does not have {entry}" in expect(
+        "restore", tmp_path / "backups", tmp_path / "restored"
+    )
+
+
+def test_a_run_whose_record_cannot_be_read_is_left_out_and_named(
+    layout: StorageLayout, tmp_path: Path
+) -> None:
+    run = add_job(layout, "tiny")
+    run.record_file.unlink()
+    run.record_file.symlink_to(run.record_file)  # opening it fails, as where the disk does
+    status, output = call("backup", tmp_path / "backups", layout.root)
+    assert status == INCOMPLETE_STATUS
+    assert f"the snapshot does not have runs/{run.path.name}: " in output
+
+
+def test_a_fault_of_the_disk_with_the_backup_fails_the_backup(
+    layout: StorageLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(SnapshotWriter, "add_file", fail)
+    status, output = call("backup", tmp_path / "backups", layout.root)
+    assert status == 1
+    assert os.strerror(errno.ENOSPC) in output
+    assert list((tmp_path / "backups").iterdir()) == []
+
+
+@pytest.mark.parametrize("change", [change_version, lambda manifest: manifest.write_text("{")])
+def test_a_snapshot_that_cannot_be_read_stops_neither_backups_nor_restores(
+    layout: StorageLayout,
+    tmp_path: Path,
+    change: Callable[[Path], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    backups = tmp_path / "backups"
+    for _ in range(3):
+        expect("backup", backups, layout.root)
+    oldest, readable, newest = sorted(backups.iterdir())
+    for snapshot in (oldest, newest):
+        change(snapshot / "manifest.json")
+    (backups / "lost+found").mkdir()
+    (backups / "lost+found" / "manifest.json").write_text("{")
+    caplog.clear()
+    assert str(readable) in expect("restore", backups, tmp_path / "restored")
+    assert str(newest) in caplog.text
+    assert str(oldest) not in caplog.text, "older ones are not opened"
+    assert "lost+found" not in caplog.text
+    assert "unchanged since the last" in expect("backup", backups, layout.root)
+
+
+def test_an_empty_root_is_filled_and_not_replaced(layout: StorageLayout, tmp_path: Path) -> None:
+    """It may be a mount point, which cannot be, and its parent may not be ours to write."""
+    expect("backup", tmp_path / "backups", layout.root)
+    root = tmp_path / "mount"
+    (root / "lost+found").mkdir(parents=True)
+    inode = root.stat().st_ino
+    beside = sorted(tmp_path.iterdir())
+    expect("restore", tmp_path / "backups", root)
+    assert root.stat().st_ino == inode
+    assert list_files(root) == list_files(layout.root)
+    assert not [path for path in root.iterdir() if path.name.startswith(".")]
+    assert sorted(tmp_path.iterdir()) == beside
+
+
+def test_a_refused_restore_leaves_an_empty_root_empty(
+    layout: StorageLayout, tmp_path: Path
+) -> None:
+    expect("backup", tmp_path / "backups", layout.root)
+    (snapshot,) = (tmp_path / "backups").iterdir()
+    damage(snapshot / "content/models/tiny/config.json", "flipped")
+    root = tmp_path / "root"
+    root.mkdir()
+    assert call("restore", snapshot, root)[0] == 1
+    assert list(root.iterdir()) == []
+
+
+def test_a_restore_says_that_revoked_keys_are_valid_again(
+    layout: StorageLayout, tmp_path: Path
+) -> None:
+    keys = KeyStore(layout)
+    key = keys.create("ann", Role.READ).text
+    expect("backup", tmp_path / "backups", layout.root)
+    keys.revoke("ann")
+    output = expect("restore", tmp_path / "backups", tmp_path / "restored")
+    assert "keys that were revoked or rotated since then are valid again" in output
+    restored = KeyStore(open_storage(tmp_path / "restored"))
+    record = restored.find(key)
+    assert record is not None
+    assert record.revoked_at is None
+    assert (tmp_path / "restored" / layout.keys_marker.name).is_file()
 
 
 def test_both_files_of_the_aliases_are_of_one_moment(

@@ -126,3 +126,12 @@ def test_a_storage_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
 
 def test_without_settings_it_looks_at_the_rest(tmp_path: Path) -> None:
     assert find(tmp_path / "deploy.yaml", "settings")[0] == "note"
+
+
+def test_a_faulty_deploy_file_is_a_fault_and_no_storage_is_examined(tmp_path: Path) -> None:
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text("applications: {")
+    verdict, text = find(deploy, "settings")
+    assert verdict == "fault"
+    assert "cannot be read" in text
+    assert "storage" not in {one.subject for one in examine(deploy)}

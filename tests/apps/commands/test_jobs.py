@@ -11,13 +11,22 @@ from apps.commands.connection import Connection
 from apps.commands.jobs import read_settings
 from apps.commands.watching import draw_job, follow_events, read_new_metrics
 from apps.jobs import describe_job
+from apps.queue import RunQueue
 from apps.runs import find_run
 from apps.services import Services
+from storage.layout import StorageLayout
 from tests.apps.commands.conftest import Call
+from tests.apps.conftest import build_services
 from training.runs import RunFolder
 
 ROWS = '{"prompt": "How many loaves?", "completion": "Twelve."}\n' * 3
 REST = {"num_steps": 40, "epoch": 1.0, "tokens_per_s": 900.0, "elapsed_s": 1.0, "remaining_s": 65.0}
+
+
+@pytest.fixture
+def services(layout: StorageLayout, queue: RunQueue, request: pytest.FixtureRequest) -> Services:
+    """The application's parts, with the changes that a test is parametrized with."""
+    return build_services(layout, queue, **getattr(request, "param", {}))
 
 
 @pytest.fixture
@@ -153,6 +162,13 @@ def test_a_log_is_printed_to_the_jobs_end(call: Call, run: RunFolder) -> None:
     assert call("jobs", "logs", run.path.name, "--follow") == (0, "line 1 line 2 line 3")
     happening.join()
     assert call("jobs", "logs", run.path.name, "--tail", "7") == (0, "line 3")
+
+
+@pytest.mark.parametrize("services", [{"max_stream_age_s": 0.0}], indirect=True)
+def test_a_followed_log_that_ended_by_age_is_resumed(call: Call, run: RunFolder) -> None:
+    happening = tell(run, "succeeded")
+    assert call("jobs", "logs", run.path.name, "--follow") == (0, "line 1 line 2 line 3")
+    happening.join()
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """`tuneserve keys`, without an application."""
 
 import json
+import os
+import pwd
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ from typer.testing import CliRunner, Result
 from apps.access.keys import KeyStore
 from apps.cli import cli
 from apps.commands.keys import read_duration, read_expiry
-from storage.layout import open_storage
+from apps.deploy_file import find_storage
+from storage.durable import read_json_lines
+from storage.layout import StorageLayout, open_storage
 
 
 def run(storage: Path, *arguments: str) -> Result:
@@ -44,7 +48,8 @@ def test_keys_are_listed_rotated_and_revoked_for_programs(tmp_path: Path) -> Non
     rotated = ask(tmp_path, "rotate", "ci", "--grace", "1h")
     assert rotated["key"] != created["key"]
     assert [each["state"] for each in ask(tmp_path, "list")] == ["active", "active"]
-    ask(tmp_path, "revoke", created["id"])
+    (revoked,) = ask(tmp_path, "revoke", created["id"])
+    assert (revoked["id"], revoked["state"]) == (created["id"], "revoked")
     assert [each["state"] for each in ask(tmp_path, "list")] == ["revoked", "active"]
     assert "sha256" not in ask(tmp_path, "list")[0]
 
@@ -54,7 +59,8 @@ def test_keys_are_listed_rotated_and_revoked_for_programs(tmp_path: Path) -> Non
     [
         (("create", "a b", "--role", "read"), "not a valid key name"),
         (("create", "ann", "--role", "read", "--expires", "soon"), "expected a duration"),
-        (("create", "ann", "--role", "read", "--expires", "2020-01-01"), "in the past"),
+        (("create", "ann", "--role", "read", "--expires", "2020-01-01"), "not in the future"),
+        (("create", "ann", "--role", "read", "--expires", "0d"), "not in the future"),
         (("revoke", "nobody"), "no active key has the name or id 'nobody'"),
         (("rotate", "nobody", "--grace", "x"), "expected a number and m, h, d or w"),
     ],
@@ -77,6 +83,77 @@ def test_the_deploy_file_names_the_storage(tmp_path: Path, monkeypatch: pytest.M
     assert KeyStore(open_storage(root)).has_keys()
     missing = CliRunner().invoke(cli, ["keys", "list", "--deploy", "other.yaml"])
     assert missing.exit_code == 1
+
+
+def test_revoking_a_name_names_every_key_that_it_ends(tmp_path: Path) -> None:
+    created = ask(tmp_path, "create", "ci", "--role", "read")
+    rotated = ask(tmp_path, "rotate", "ci", "--grace", "7d")
+    revoked = run(tmp_path, "revoke", "ci").output
+    assert created["id"] in revoked
+    assert rotated["id"] in revoked
+    assert [each["state"] for each in ask(tmp_path, "list")] == ["revoked", "revoked"]
+
+
+def test_every_change_has_a_line_in_the_audit_log(tmp_path: Path) -> None:
+    created = ask(tmp_path, "create", "ci", "--role", "read")
+    rotated = ask(tmp_path, "rotate", "ci", "--grace", "7d")
+    ask(tmp_path, "list")
+    ask(tmp_path, "revoke", "ci")
+    lines = read_json_lines(StorageLayout(tmp_path).audit)
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert {(line["method"], line["user"], line["outcome"]) for line in lines} == {
+        ("CLI", user, "done")
+    }
+    assert [(line["path"], line["subject"], line.get("created")) for line in lines] == [
+        ("keys create", "ci", created["id"]),
+        ("keys rotate", "ci", rotated["id"]),
+        ("keys revoke", f"ci/{created['id']}", None),
+        ("keys revoke", f"ci/{rotated['id']}", None),
+    ]
+    assert created["key"] not in StorageLayout(tmp_path).audit.read_text()
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("rotate", "ann"), ("revoke", "ann")])
+def test_only_creating_a_key_makes_a_storage_folder(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    storage = tmp_path / "storage"
+    result = run(storage, *arguments)
+    assert result.exit_code == 1
+    assert "there is no storage folder" in " ".join(result.output.split())
+    assert not storage.exists()
+    (storage / "models").mkdir(parents=True)
+    run(storage, "list")
+    assert [path.name for path in storage.iterdir()] == ["models"]
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("applications:\n- args: {storage: /x\n", "cannot be read"),
+        ("storage: /x\n", "it has no list 'applications'"),
+        ("applications:\n- args: {storage: 7}\n", "'storage' is 7"),
+    ],
+)
+def test_a_faulty_deploy_file_does_not_mean_the_default_storage(
+    content: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    Path("deploy.yaml").write_text(content)
+    for arguments in (["keys", "list"], ["keys", "create", "ann", "--role", "read"]):
+        result = CliRunner().invoke(cli, arguments)
+        assert result.exit_code == 1
+        assert fault in " ".join(result.output.split())
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_deploy_file_that_names_no_storage_means_the_default_one(tmp_path: Path) -> None:
+    deploy = tmp_path / "deploy.yaml"
+    for content in ("applications: []\n", "applications:\n- args:\n- {name: page}\n"):
+        deploy.write_text(content)
+        assert find_storage(deploy) == Path("~/.tuneserve").expanduser()
+    assert find_storage(tmp_path / "none.yaml") == Path("~/.tuneserve").expanduser()
 
 
 def test_times_are_read() -> None:

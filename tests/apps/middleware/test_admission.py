@@ -12,7 +12,9 @@ from apps.access.roles import Role
 from apps.middleware import admission
 from apps.middleware.admission import Admission
 from serving.model_store import ModelStore
+from storage.layout import StorageLayout
 from tests.apps.access.conftest import Connect, connect, keys
+from tests.apps.conftest import add_job
 
 __all__ = ["connect", "keys"]
 pytestmark = pytest.mark.anyio
@@ -55,6 +57,36 @@ async def test_one_key_does_not_take_all_slots(
             may_end.set()
             assert [(await task).status_code for task in tasks] == [200] * MAX_ORDINARY
             assert (await client.get("/v1/access")).status_code == 200
+
+
+async def test_the_environments_key_has_a_share_too(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MAX_ORDINARY_PER_KEY", 0)
+    async with connect("s3cret", api_key="s3cret") as client:
+        refused = await client.get("/v1/models")
+        assert refused.status_code == 429
+        assert "requests of this key are open" in refused.json()["error"]["message"]
+
+
+async def test_one_key_does_not_take_all_streams(
+    keys: KeyStore, connect: Connect, layout: StorageLayout
+) -> None:
+    run = add_job(layout, "tiny")
+    run.update_record(status="paused")
+    events = f"/v1/fine_tuning/jobs/{run.path.name}/events?stream=true"
+    client = connect(keys.create("one", Role.READ).text)
+    other = connect_beside(client, keys.create("other", Role.READ).text)
+    async with client, other, asyncio.timeout(20):
+        tasks = {asyncio.create_task(client.get(events, timeout=60)) for _ in range(2)}
+        ended, open_streams = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        (refused,) = [await task for task in ended]
+        assert refused.status_code == 429
+        assert "1 streams of events and logs of this key" in refused.json()["error"]["message"]
+        open_streams.add(asyncio.create_task(other.get(events, timeout=60)))
+        run.update_record(status="cancelled")
+        for task in open_streams:
+            assert (await task).is_success
 
 
 def connect_beside(client: httpx.AsyncClient, key: str) -> httpx.AsyncClient:

@@ -13,6 +13,7 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
+from apps.access.audit import FAILURES_PER_MINUTE
 from apps.access.keyless import API_KEY_VARIABLE
 from apps.access.keys import KeyStore
 from apps.access.roles import Role
@@ -76,6 +77,21 @@ def test_with_keys_the_page_asks_for_one(page: str, layout: StorageLayout) -> No
     assert open_page(page, key, **{"x-forwarded-for": "192.0.2.1"}).status_code == 200
     assert open_page(page, key, origin="http://evil").status_code == 403
     assert open_page(page, authorization="Basic not-base64").status_code == 401
+
+
+def test_a_refused_request_is_logged_and_a_flood_is_counted(
+    page: str, layout: StorageLayout, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = KeyStore(layout).create("ann", Role.CHAT).text
+    num_requests = FAILURES_PER_MINUTE + 10
+    assert open_page(page).status_code == 401, "the browser asks for the key now"
+    for _ in range(num_requests):
+        assert open_page(page, key, origin="http://evil.example").status_code == 403
+    lines = [record.getMessage() for record in caplog.records if record.name == "apps.ui.access"]
+    assert FAILURES_PER_MINUTE <= len(lines) < num_requests
+    assert "the page refused GET '/theme.css' from 127.0.0.1: 403" in lines[0]
+    assert "evil.example" in lines[0]
+    assert key not in caplog.text
 
 
 @pytest.mark.parametrize("is_api_up", [True, False])
