@@ -35,6 +35,7 @@ from serving.errors import (
     ModelNotFoundError,
     OverloadedError,
     ServingError,
+    TooManyAliasesError,
 )
 from storage.layout import new_id
 from storage.machine_faults import is_out_of_room
@@ -203,6 +204,7 @@ def _find_serving_status(exc: ServingError) -> int:
         InvalidRequestError: 400,
         ModelNotFoundError: 404,
         ModelInUseError: 409,
+        TooManyAliasesError: 409,
         DeadlineExceededError: 504,
     }
     # Ray gives what it brings from another process a class of its own, derived from the right one.

@@ -10,14 +10,17 @@ from typing import IO, Any
 
 from apps.errors import invalid_input, not_found
 from apps.fine_tuning.run_index import RunIndex
+from apps.model_sizes import ModelSizes
 from apps.publishing import find_checkpoint, name_checkpoint_model, publish_checkpoint
 from apps.runs import check_new_model, find_run, has_published, list_exports, name_export_note
+from apps.settings import UsageLimits
 from apps.tasks import Task, TaskRunner
+from apps.usage import check_model_room
 from serving.errors import OverloadedError
 from serving.model_store import ModelStore
 from storage import versioned
 from storage.fault_log import FaultLog
-from storage.layout import StorageLayout, check_id
+from storage.layout import StorageLayout, check_id, is_plain_name
 from training.runs import EventLevel, RunFolder
 
 logger = logging.getLogger(__name__)
@@ -29,10 +32,19 @@ _RETRY_AFTER_S = 30
 class ExportDesk:
     """Takes exports in and looks after them; one per storage root."""
 
-    def __init__(self, layout: StorageLayout, runs: RunIndex, runner: TaskRunner) -> None:
+    def __init__(
+        self,
+        layout: StorageLayout,
+        runs: RunIndex,
+        runner: TaskRunner,
+        sizes: ModelSizes,
+        limits: UsageLimits,
+    ) -> None:
         self._layout = layout
         self._runs = runs
         self._runner = runner
+        self._sizes = sizes
+        self._limits = limits
         self._models = ModelStore(layout)
         self._lock = threading.Lock()
         self._held: dict[str, IO[bytes]] = {}  # the checkpoints, by the ids of the models
@@ -50,8 +62,8 @@ class ExportDesk:
         """Begin to turn a checkpoint of a run, ended or not, into a model.
 
         The run's events tell how it went, and the run keeps the checkpoint until then. Raises
-        `ApiError` 404 for what is not there and 409 for an id that is taken, `OverloadedError`
-        where too many are under way.
+        `ApiError` 404 for what is not there, 409 for an id that is taken and 507 if there is no
+        room for the model, `OverloadedError` where too many are under way.
         """
         from training.checkpoint import hold_checkpoint
 
@@ -67,6 +79,9 @@ class ExportDesk:
                     f"{num_under_way} checkpoints are being published; try again when one is done",
                     retry_after_s=_RETRY_AFTER_S,
                 )
+            base_model = str(run.read_record().request.get("model") or "")
+            new_bytes = self._sizes.measure_model(base_model) if is_plain_name(base_model) else 0
+            check_model_room(self._sizes.measure(), self._limits, new_bytes)
             try:
                 self._held[model_id] = hold_checkpoint(checkpoint)
             except FileNotFoundError:  # superseded just now

@@ -7,7 +7,6 @@ folder for temporary files may be small, or lie in memory itself.
 import asyncio
 import codecs
 import hashlib
-import threading
 from collections.abc import AsyncIterable
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -18,7 +17,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from apps.errors import ApiError
 from apps.files import FileStore, Purpose, make_safe_name
 from apps.settings import UsageLimits
-from apps.usage import check_stored_files
+from apps.usage import BytesUnderWay, check_stored_files
 from storage.layout import UPLOAD_PREFIX, StorageLayout
 from storage.locks import take_turn
 from storage.scratch import ScratchFolder
@@ -40,21 +39,7 @@ class _Part:
     value: bytearray = field(default_factory=bytearray)
 
 
-class _BytesUnderWay:
-    """Counts the bytes of all unfinished uploads of this process."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._num_bytes = 0
-
-    def add(self, num_bytes: int) -> int:
-        """Add bytes, or take some away; returns how many there are now."""
-        with self._guard:
-            self._num_bytes += num_bytes
-            return self._num_bytes
-
-
-_UNDER_WAY = _BytesUnderWay()
+_UNDER_WAY = BytesUnderWay()
 
 
 class IncomingFile:

@@ -12,9 +12,10 @@ from apps.files import FileStore
 from apps.fine_tuning.run_index import RunIndex
 from apps.full_disk import refuse_full_disk
 from apps.jobs import SERVER_SETTINGS, FineTuneRequest, parse_fine_tune
+from apps.model_sizes import ModelSizes
 from apps.runs import require_lineage
 from apps.settings import UsageLimits
-from apps.usage import check_job_counts, check_job_size
+from apps.usage import check_job_counts, check_job_size, check_model_room
 from serving.model_store import ModelStore, StoredModel
 from storage import durable
 from storage.layout import StorageLayout, new_id
@@ -36,12 +37,14 @@ class Intake:
         self,
         layout: StorageLayout,
         runs: RunIndex,
+        sizes: ModelSizes,
         limits: UsageLimits,
         reserved_cpus: float,
         reserved_gpus: float,
     ) -> None:
         self._layout = layout
         self._runs = runs
+        self._sizes = sizes
         self._limits = limits
         self._creating = Lock()  # from counting the jobs until there is one more
         self._files = FileStore(layout)
@@ -52,11 +55,14 @@ class Intake:
         """Check a fine-tune and write a run for it, which waits.
 
         Large files are still to be read; the run says so by its status. Raises
-        `ServingError` or `ApiError` for what could not work, also where there are too many jobs.
+        `ServingError` or `ApiError` for what could not work, also where there are too many jobs, or
+        too many bytes for one more model of the size.
         """
         check_job_counts(self._runs, self._limits)  # before the rows are read
         model = self._models.resolve(request.model)
         require_lineage(model)  # that of the new model is to refer to it
+        new_bytes = self._sizes.measure_model(model.id)
+        check_model_room(self._sizes.measure(), self._limits, new_bytes)
         with ExitStack() as held, refuse_full_disk():
             # Until a record says that they are needed.
             held.enter_context(model.hold())

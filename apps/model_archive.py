@@ -10,9 +10,13 @@ import zlib
 from collections.abc import AsyncIterable
 from io import BufferedReader, FileIO
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from apps.errors import ApiError, invalid_input
 from apps.full_disk import refuse_full_disk
+from apps.model_sizes import ModelSizes
+from apps.settings import UsageLimits
+from apps.usage import BytesUnderWay, check_model_room
 from serving.model_store import ModelStore, StoredModel
 from serving.store.import_process import ModelRefusedError
 from storage.layout import UPLOAD_PREFIX, StorageLayout
@@ -46,10 +50,21 @@ _ARCHIVE_ERRORS = (
 )
 
 
-class IncomingModel:
-    """An archive being received, in a folder of its own that is gone when it is closed."""
+_UNDER_WAY = BytesUnderWay()
 
-    def __init__(self, layout: StorageLayout) -> None:
+
+class IncomingModel:
+    """An archive being received, in a folder of its own that is gone when it is closed.
+
+    Raises `ApiError` 507 if models and checkpoints have as many bytes as they may.
+    """
+
+    def __init__(self, layout: StorageLayout, sizes: ModelSizes, limits: UsageLimits) -> None:
+        self._sizes = sizes
+        self._limits = limits
+        self._stored_bytes = sizes.measure()
+        check_model_room(self._stored_bytes, limits, 1)
+        self._num_counted = 0
         self._store = ModelStore(layout)
         self._scratch = ScratchFolder(layout.models, UPLOAD_PREFIX)
         self._archive = self._scratch.path / "archive"
@@ -58,17 +73,22 @@ class IncomingModel:
     def close(self) -> None:
         """Remove what was not published."""
         self._scratch.remove()
+        _UNDER_WAY.add(-self._num_counted)
+        self._num_counted = 0
 
     async def receive(self, chunks: AsyncIterable[bytes]) -> None:
-        """Write the archive down as it comes."""
+        """Write the archive down as it comes.
+
+        Raises `ApiError` 507 where all archives under way together would exceed what may be stored.
+        """
         with self._archive.open("wb") as file:
             waiting = bytearray()
             async for chunk in chunks:
                 waiting += chunk
                 if len(waiting) >= _WRITE_BYTES:
-                    await asyncio.to_thread(file.write, waiting)
+                    await asyncio.to_thread(self._write, file, waiting)
                     waiting = bytearray()
-            await asyncio.to_thread(file.write, waiting)
+            await asyncio.to_thread(self._write, file, waiting)
 
     def publish(self, model_id: str) -> StoredModel:
         """Unpack, publish and close; raises `ApiError` for what is wrong with it.
@@ -82,6 +102,11 @@ class IncomingModel:
                 return self._store.take_in(self._find_root(), model_id)
         finally:
             self.close()
+
+    def _write(self, file: IO[bytes], content: bytearray) -> None:
+        self._num_counted += len(content)
+        check_model_room(self._stored_bytes, self._limits, _UNDER_WAY.add(len(content)))
+        file.write(content)
 
     def _unpack(self) -> None:
         self._content.mkdir()
@@ -104,7 +129,9 @@ class IncomingModel:
     def _unpack_zip(self, file: BufferedReader) -> None:
         with zipfile.ZipFile(file) as archive:
             listed = archive.infolist()
-            self._check_growth(len(listed), sum(entry.file_size for entry in listed))
+            size_bytes = sum(entry.file_size for entry in listed)
+            self._check_growth(len(listed), size_bytes)
+            check_model_room(self._sizes.measure(), self._limits, size_bytes)
             entries = [entry for entry in listed if _is_wanted(entry.filename)]
             for entry in entries:
                 if entry.compress_type not in _ZIP_METHODS:
@@ -137,6 +164,7 @@ class IncomingModel:
                         raise ApiError(400, f"{entry.name!r} in the archive is no file or folder")
                     entries.append(entry)
             file.num_left = None
+            check_model_room(self._sizes.measure(), self._limits, size_bytes)
             archive.extractall(self._content, entries, filter="data")
 
     def _check_growth(self, num_entries: int, size_bytes: int) -> None:

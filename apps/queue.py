@@ -23,6 +23,7 @@ from apps.full_disk import refuse_full_disk
 from apps.intake import Intake
 from apps.job_runner import JobRunner
 from apps.jobs import describe_job, parse_fine_tune
+from apps.model_sizes import ModelSizes
 from apps.runs import expect_run, find_run, has_exports, is_resumable, list_waiting_order
 from apps.settings import UsageLimits
 from apps.starter import RunStarter, tell_waiting
@@ -64,9 +65,10 @@ class RunQueue:
         self._runner = runner
         self._runs = RunIndex(layout)
         self._limits = limits or UsageLimits()
-        self._exports = ExportDesk(layout, self._runs, runner)
+        sizes = ModelSizes(layout)
+        self._exports = ExportDesk(layout, self._runs, runner, sizes, self._limits)
         self._checks = CheckDesk(layout, runner)
-        self._intake = Intake(layout, self._runs, self._limits, reserved_cpus, reserved_gpus)
+        self._intake = Intake(layout, self._runs, sizes, self._limits, reserved_cpus, reserved_gpus)
         self._faults, self._run_faults = FaultLog(logger), FaultLog(logger)
         self._leases = LeaseWatch()
         self._max_restarts = max_restarts

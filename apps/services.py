@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from apps.files import FileStore
 from apps.fine_tuning.run_index import RunIndex
 from apps.metrics_index import MetricsReader
+from apps.model_sizes import ModelSizes
 from apps.relay import UpstreamRelay
 from apps.settings import UsageLimits
 from serving.model_store import ModelStore
@@ -88,3 +89,8 @@ class Services:
     def runs(self) -> RunIndex:
         """The runs, as this process has read them."""
         return RunIndex(self.layout)
+
+    @cached_property
+    def model_sizes(self) -> ModelSizes:
+        """The sizes of models and checkpoints, as this process has read them."""
+        return ModelSizes(self.layout)

@@ -99,6 +99,12 @@ class UsageLimits(BaseModel):
     max_stored_bytes: int = Field(
         100_000_000_000, gt=0, description="Bytes of all files together; models do not count."
     )
+    max_model_store_bytes: int = Field(
+        1_000_000_000_000,
+        gt=0,
+        description="Bytes of all models and of the checkpoints of all jobs together, beyond which "
+        "no job is created, no checkpoint published and no model imported.",
+    )
     max_workers_per_job: int = Field(
         256, ge=1, le=4096, description="Highest 'num_workers' of a fine-tuning job."
     )

@@ -1,5 +1,7 @@
 """The limits on what clients store and ask for, and how a request beyond one is refused."""
 
+from threading import Lock
+
 from apps.errors import ApiError
 from apps.file_index import StoredBytes
 from apps.fine_tuning.run_index import RunIndex
@@ -44,6 +46,35 @@ def check_job_size(spec: TrainingSpec, limits: UsageLimits) -> None:
                 param=f"training.{name}",
                 code="limit_exceeded",
             )
+
+
+def check_model_room(stored_bytes: int, limits: UsageLimits, new_bytes: int) -> None:
+    """Raise `ApiError` 507 if there is no room for a model of `new_bytes`.
+
+    `stored_bytes` are those of all models and checkpoints.
+    """
+    if stored_bytes + new_bytes > limits.max_model_store_bytes:
+        raise ApiError(
+            507,
+            f"models and checkpoints have {stored_bytes:,} bytes, and {new_bytes:,} more would "
+            f"exceed max_model_store_bytes, {limits.max_model_store_bytes:,}; delete models, or "
+            "jobs with their checkpoints, that are no longer needed",
+            code="model_store_full",
+        )
+
+
+class BytesUnderWay:
+    """Counts the bytes of all unfinished uploads of this process."""
+
+    def __init__(self) -> None:
+        self._guard = Lock()
+        self._num_bytes = 0
+
+    def add(self, num_bytes: int) -> int:
+        """Add bytes, or take some away; returns how many there are now."""
+        with self._guard:
+            self._num_bytes += num_bytes
+            return self._num_bytes
 
 
 def check_stored_files(stored: StoredBytes, limits: UsageLimits, new_bytes: int = 0) -> None:

@@ -17,12 +17,15 @@ from serving.alias_history import (
     parse_history,
     write_history,
 )
-from serving.errors import ModelNotFoundError
+from serving.errors import ModelNotFoundError, TooManyAliasesError
 from storage import durable
 from storage.file_cache import ParsedFileCache
 from storage.locks import take_turn
 
 logger = logging.getLogger(__name__)
+
+MAX_ALIASES = 1_000
+"""Names on record, those of removed aliases included: their histories are kept."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +209,15 @@ class AliasChange:
         if history.model_id != model_id:
             self._add(name, AliasMove(model_id, int(time.time())))
         return self.find(name)
+
+    def check_new_name(self, name: str) -> None:
+        """Raise `TooManyAliasesError` for one name more than there may be."""
+        if name not in self.histories and len(self.histories) >= MAX_ALIASES:
+            raise TooManyAliasesError(
+                f"there is no room for the alias {name!r}: {len(self.histories):,} aliases are on "
+                f"record, removed ones included, and at most {MAX_ALIASES:,} can be; point one of "
+                "them to the model, a removed one too"
+            )
 
     def roll_back(self, name: str, is_there: Callable[[str], bool]) -> Alias:
         """Point an alias to the newest earlier model that is still there.

@@ -4,6 +4,7 @@
     ├── InvalidRequestError    400, also a ValueError: the request itself is wrong
     ├── ModelNotFoundError     404: no model or alias has this name
     ├── ModelInUseError        409: something still points to the model, or has it loaded
+    ├── TooManyAliasesError    409: there is no room for one more alias
     ├── OverloadedError        429: no room now; try again after `retry_after_s`
     ├── DeadlineExceededError  504: the answer took longer than a request may take
     └── EngineDeadError        503: the model's engine cannot answer at all
@@ -42,6 +43,13 @@ class ModelInUseError(ServingError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, param="model", code="model_in_use")
+
+
+class TooManyAliasesError(ServingError):
+    """There can be no further alias."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="name", code="too_many_aliases")
 
 
 class OverloadedError(ServingError):

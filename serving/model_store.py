@@ -280,8 +280,8 @@ class ModelStore:
         """Point `alias` to a published model, at once and for every reader: promote it.
 
         Pointing to where it points already adds nothing to the history. Raises
-        `InvalidRequestError` for a name that cannot be an alias and `ModelNotFoundError` for an
-        unknown model.
+        `InvalidRequestError` for a name that cannot be an alias, `ModelNotFoundError` for an
+        unknown model, and `TooManyAliasesError`, but never for `LATEST_ALIAS`.
         """
         _check_name(alias, "name")
         with self._aliases.change() as change:
@@ -289,6 +289,8 @@ class ModelStore:
             if self.has(alias):
                 message = f"{alias!r} is the id of a model and cannot be an alias too"
                 raise InvalidRequestError(message, param="name")
+            if alias != LATEST_ALIAS:
+                change.check_new_name(alias)
             return change.point(alias, model_id)
 
     def roll_back_alias(self, alias: str) -> Alias:

@@ -28,6 +28,10 @@ logger = logging.getLogger(__name__)
 _OLD_VERSION_KEY, _OLD_VERSION = "version", 1
 """In place of the format version, in files that were not changed since that was introduced."""
 
+MAX_ACTIVE_KEYS = 1_000
+MAX_ENDED_KEYS = 1_000
+"""Expired and revoked keys that stay on record; the oldest are dropped."""
+
 KEY_PREFIX = "ts"
 _ID_BYTES = 6
 _SECRET_BYTES = 32
@@ -122,7 +126,11 @@ class KeyStore:
         requests_per_minute: int | None = None,
         tokens_per_minute: int | None = None,
     ) -> CreatedKey:
-        """Create a key. Raises `ValueError` for a name that is not plain or has an active key."""
+        """Create a key.
+
+        Raises `ValueError` for a name that is not plain or has an active key, and for one active
+        key more than there may be.
+        """
         if not _NAME.fullmatch(name):
             raise ValueError(
                 f"{name!r} is not a valid key name: expected 1 to 64 letters, digits, '.', '_' or "
@@ -142,6 +150,7 @@ class KeyStore:
                     f"an active key is named {name!r}; choose another name, or replace the key "
                     f"with 'tuneserve keys rotate {name}'"
                 )
+            self._check_count(entries)
             entries.append(created.record.model_dump(mode="json", exclude_none=True))
 
         self._change(add)
@@ -150,7 +159,8 @@ class KeyStore:
     def rotate(self, name_or_id: str, grace_s: float = 0.0) -> CreatedKey:
         """Replace an active key by a new one with its name, role, limits and expiry.
 
-        The old key is refused after `grace_s` seconds. Raises `ValueError` if there is no such key.
+        The old key is refused after `grace_s` seconds. Raises `ValueError` if there is no such key,
+        or with a grace one more active key than there may be.
         """
         rotated: list[CreatedKey] = []
 
@@ -163,6 +173,7 @@ class KeyStore:
             rotated.append(self._make(**kept))
             now = self._clock()
             if grace_s > 0:
+                self._check_count(entries)
                 entry["expires_at"] = min(now + grace_s, old.expires_at or float("inf"))
             else:
                 entry["revoked_at"] = now
@@ -216,7 +227,27 @@ class KeyStore:
             except FileNotFoundError:
                 content = {"keys": []}
             change(content["keys"])
+            self._drop_oldest_ended(content["keys"])
             versioned.write_object(self._path, content)
+
+    def _check_count(self, entries: list[dict[str, Any]]) -> None:
+        """Raise `ValueError` if there can be no further active key."""
+        num_active = len(entries) - len(self._list_ended(entries))
+        if num_active >= MAX_ACTIVE_KEYS:
+            raise ValueError(
+                f"{num_active:,} keys are active, and at most {MAX_ACTIVE_KEYS:,} can be; revoke "
+                "keys that are no longer used: 'tuneserve keys revoke NAME'"
+            )
+
+    def _drop_oldest_ended(self, entries: list[dict[str, Any]]) -> None:
+        for entry in self._list_ended(entries)[:-MAX_ENDED_KEYS]:
+            entries.remove(entry)
+
+    def _list_ended(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """List the expired and revoked keys, oldest first; what is unreadable may be active."""
+        now = self._clock()
+        parsed = [(entry, _parse_record(entry, self._path)) for entry in entries]
+        return [entry for entry, record in parsed if record and not record.is_active(now)]
 
     def _refresh(self) -> None:
         """Read the file again if it is another than before."""

@@ -67,7 +67,9 @@ async def put_model(services: ServicesOf, model_id: str, request: Request) -> di
     """Take in a model that was made elsewhere; the body is a tar or zip archive of its folder."""
     # Before so much is sent.
     await asyncio.to_thread(check_new_model, services.layout, services.runs, model_id)
-    incoming = await asyncio.to_thread(IncomingModel, services.layout)
+    incoming = await asyncio.to_thread(
+        IncomingModel, services.layout, services.model_sizes, services.limits
+    )
     try:
         await incoming.receive(request.stream())
     except BaseException:

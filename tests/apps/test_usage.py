@@ -1,15 +1,22 @@
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from apps.http import build_http
+from apps.model_sizes import ModelSizes
 from apps.queue import RunQueue
 from apps.settings import UsageLimits
+from serving.model_export import stream_archive
+from serving.model_store import ModelStore
+from storage import durable
 from storage.layout import StorageLayout
 from tests.apps.conftest import NotedJobs, build_services
+from training.progress import Progress
+from training.runs import RunFolder
 
 pytestmark = pytest.mark.anyio
 
@@ -116,3 +123,93 @@ async def test_a_job_that_asks_for_too_much_is_refused(
     assert refused.json()["error"]["param"] == f"training.{name}"
     accepted = await create(client, file_id, training={name: limit, "cpus_per_worker": 0.5})
     assert accepted.status_code == 200
+
+
+@asynccontextmanager
+async def connect(
+    layout: StorageLayout, jobs: NotedJobs, max_model_store_bytes: int
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Open the API of an application whose models and checkpoints may have so many bytes."""
+    limits = UsageLimits(max_model_store_bytes=max_model_store_bytes)
+    with closing(RunQueue(layout, jobs, limits=limits)) as queue:
+        services = build_services(layout, queue, limits=limits)
+        transport = httpx.ASGITransport(build_http(services, None))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as one:
+            yield one
+
+
+def add_checkpoint(run: RunFolder, step: int, size_bytes: int) -> Path:
+    """Write the manifest of a checkpoint whose one file has so many bytes."""
+    folder = run.checkpoints / f"checkpoint_{step:010d}"
+    folder.mkdir(parents=True)
+    manifest = {
+        "rank": 0,
+        "world_size": 1,
+        "progress": Progress(step=step, num_shares=1).model_dump(),
+        "files": {"state/shard.pt": {"size_bytes": size_bytes, "sha256": "ab"}},
+    }
+    durable.write_json(folder / "manifest-00000.json", manifest)
+    return folder
+
+
+def test_models_and_checkpoints_are_measured_by_their_manifests(
+    layout: StorageLayout, tiny_model: Path
+) -> None:
+    sizes = ModelSizes(layout)
+    size_bytes = sum(path.stat().st_size for path in tiny_model.iterdir())
+    assert sizes.measure() == sizes.measure_model("tiny") == size_bytes
+    assert sizes.measure_model("nope") == 0
+    ModelStore(layout).add(tiny_model, "other")
+    checkpoint = add_checkpoint(RunFolder(layout.run("ftjob-1")), 5, 1_000)
+    (layout.runs / "stray").touch()
+    (layout.models / "no-model").mkdir()
+    assert sizes.measure() == 2 * size_bytes + 1_000
+    (checkpoint / "manifest-00000.json").unlink()
+    ModelStore(layout).delete("other")
+    assert sizes.measure() == size_bytes
+
+
+def test_a_manifest_that_cannot_be_read_is_logged_once_and_stops_no_measurement(
+    layout: StorageLayout, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ModelStore(layout).add(tiny_model, "other")
+    (layout.model("other") / "manifest.json").write_text("{")
+    sizes = ModelSizes(layout)
+    assert [sizes.measure() for _ in range(3)] == [sizes.measure_model("tiny")] * 3
+    assert len([m for m in caplog.messages if "its files are not counted" in m]) == 1
+
+
+async def test_a_job_and_a_checkpoint_beyond_the_bytes_of_models_are_refused(
+    layout: StorageLayout, jobs: NotedJobs, file_id: str
+) -> None:
+    size_bytes = ModelSizes(layout).measure_model("tiny")
+    async with connect(layout, jobs, 2 * size_bytes + 500) as client:
+        created = await create(client, file_id)
+        assert created.status_code == 200
+        job_id = created.json()["id"]
+        run = RunFolder(layout.run(job_id))
+        add_checkpoint(run, 5, 400)
+        publish = f"{JOBS}/{job_id}/checkpoints/{job_id}-step-5/publish"
+        assert (await client.post(publish, json={"model": "five"})).status_code == 202
+        add_checkpoint(run, 6, 200)
+        words = (f"{size_bytes + 600:,} bytes", f"max_model_store_bytes, {2 * size_bytes + 500:,}")
+        refused = await create(client, file_id)
+        check_refusal(refused, 507, "model_store_full", *words, "delete models")
+        refused = await client.post(publish.replace("step-5", "step-6"), json={"model": "six"})
+        check_refusal(refused, 507, "model_store_full", *words)
+
+
+async def test_an_import_beyond_the_bytes_of_models_is_refused_and_leaves_nothing(
+    layout: StorageLayout, jobs: NotedJobs
+) -> None:
+    size_bytes = ModelSizes(layout).measure()
+    archive = b"".join(stream_archive(ModelStore(layout).get("tiny"), "zip"))
+    for most, is_enough in ((1, False), (2 * size_bytes - 1, False), (3 * size_bytes, True)):
+        async with connect(layout, jobs, most) as client:
+            answer = await client.put("/v1/models/sent", content=archive)
+        if is_enough:
+            assert answer.status_code == 200, answer.text
+        else:
+            check_refusal(answer, 507, "model_store_full", "max_model_store_bytes")
+            assert [path.name for path in layout.models.iterdir()] == ["tiny"]
+    assert ModelStore(layout).get("sent")

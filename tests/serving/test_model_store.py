@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from serving.aliases import AliasBook
-from serving.errors import ModelInUseError, ModelNotFoundError
+from serving.errors import ModelInUseError, ModelNotFoundError, TooManyAliasesError
 from serving.lineage import Lineage
 from serving.model_store import ModelStore
 from storage import durable
@@ -120,6 +120,21 @@ def test_alias_must_point_to_a_model_and_not_be_one(store: ModelStore, tiny_mode
     store.point_alias("latest", "a")
     with pytest.raises(ValueError, match="'latest' is the name of an alias"):
         store.add(tiny_model, "latest")
+
+
+def test_one_alias_more_than_there_may_be_is_refused(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    for model_id in ("a", "b"):
+        store.add(tiny_model, model_id)
+    entry = {"model": "a", "history": [{"model": "a", "at": 1}]}
+    durable.write_json(layout.aliases, {f"alias-{number:04d}": entry for number in range(1_000)})
+    store.remove_alias("alias-0000")
+    with pytest.raises(TooManyAliasesError, match="1,000 aliases are on record") as caught:
+        store.point_alias("one-more", "a")
+    assert caught.value.code == "too_many_aliases"
+    assert store.point_alias("alias-0000", "b").model_id == "b"
+    assert store.point_alias("latest", "a").model_id == "a", "a fine-tune can be published"
 
 
 def test_writers_at_once_lose_no_alias(

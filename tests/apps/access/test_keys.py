@@ -4,6 +4,7 @@ import json
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -146,6 +147,44 @@ def test_what_a_later_release_wrote_is_kept_and_hurts_no_other_key(
         "kept",
         "wizard",
     )
+
+
+def multiply_keys(layout: StorageLayout, num_keys: int, **changes: Any) -> None:
+    """Write so many keys, as copies of the first one."""
+    content = json.loads(layout.keys.read_text())
+    first = content["keys"][0]
+    copies = [
+        {**first, "id": f"{number:012x}", "name": f"key-{number}", **changes}
+        for number in range(1, num_keys)
+    ]
+    layout.keys.write_text(json.dumps({**content, "keys": [first, *copies]}))
+
+
+def test_one_active_key_more_than_there_may_be_is_refused(
+    keys: KeyStore, layout: StorageLayout
+) -> None:
+    keys.create("key-0", Role.READ)
+    multiply_keys(layout, 1_000)
+    with pytest.raises(ValueError, match=r"1,000 keys are active.*revoke keys that are no longer"):
+        keys.create("one-more", Role.READ)
+    with pytest.raises(ValueError, match="1,000 keys are active"):
+        keys.rotate("key-5", grace_s=60)
+    assert keys.rotate("key-5").record.name == "key-5"
+    keys.revoke("key-7")
+    keys.create("one-more", Role.READ)
+
+
+def test_keys_that_have_ended_are_dropped_beyond_a_number(
+    keys: KeyStore, layout: StorageLayout
+) -> None:
+    active = keys.create("key-0", Role.READ)
+    multiply_keys(layout, 1_501, revoked_at=5.0)
+    keys.create("one-more", Role.READ)
+    names = [record.name for record in keys.list_keys()]
+    assert len(names) == 1_002
+    assert {"key-0", "one-more", "key-1500", "key-501"} <= set(names)
+    assert "key-500" not in names
+    assert keys.find(active.text) == active.record
 
 
 async def test_a_newer_minor_version_locks_no_key_out_and_is_kept(
