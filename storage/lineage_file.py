@@ -20,7 +20,7 @@ LINEAGE_NAME = "lineage.json"
 PARENT_KEY = "parent"
 ROOT_KEY = "root"
 ORIGIN_KEYS = ("base_model", "base_model_revision")
-"""What names a model in a lineage: its id, and the hash of its content."""
+"""The keys that identify a base model in a lineage: its id, and the hash of its content."""
 
 MAX_LINEAGE_BYTES = 16 << 20
 """Earlier releases could nest 1,100 fine-tunes, in 11 MB."""
@@ -39,7 +39,7 @@ def read_lineage_file(directory: Path, max_bytes: int = MAX_LINEAGE_BYTES) -> di
     try:
         with path.open("rb") as file:
             content = file.read(max_bytes + 1)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     if len(content) > max_bytes:
         raise DamagedFileError(path, f"it has more than {max_bytes:,} bytes")

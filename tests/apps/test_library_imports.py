@@ -15,6 +15,7 @@ from apps.checks import check_file
 from apps.files import FileStore
 from apps.fine_tuning.run_index import RunIndex
 from apps.intake import Intake
+from apps.model_sizes import ModelSizes
 from apps.settings import UsageLimits
 from serving.model_store import ModelStore
 from storage.layout import open_storage
@@ -27,7 +28,7 @@ store.point_alias("latest", "tiny")
 for name in ("file-a", "file-b"):
     files.add(name, b'{"prompt": "How many loaves?", "completion": "Twelve."}\\n', "rows.jsonl")
 assert "transformers" not in sys.modules
-intake = Intake(layout, RunIndex(layout), UsageLimits(), 0.0, 0.0)
+intake = Intake(layout, RunIndex(layout), ModelSizes(layout), UsageLimits(), 0.0, 0.0)
 calls = [
     lambda: intake.preview("file-a", "tiny", 1, {}),
     lambda: check_file(layout, "file-a"),
