@@ -1,6 +1,5 @@
 """Keys at rest, and how a running application follows them."""
 
-import errno
 import json
 import os
 import stat
