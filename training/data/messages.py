@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.data.faults import RowFault, show_names, show_value
+from training.data.row_limits import MAX_TOOLS, check_count
 
 Message = Mapping[str, Any]
 
@@ -95,6 +96,7 @@ def parse_tools(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
         tools = _parse_json(tools, "'tools'")
     if not isinstance(tools, list):
         raise RowFault("'tools' is {}, expected a list of tools", show_value(tools))
+    check_count(len(tools), MAX_TOOLS, "tools", "leave out those that it does not need")
     for tool in tools:
         if not name_tool(tool):
             raise RowFault("a tool is {}, expected a function with a name", show_value(tool))

@@ -5,15 +5,16 @@ from collections.abc import Iterable, Iterator
 from transformers import PreTrainedTokenizerBase
 
 from templating.fork_server import render_fork_server
-from training.data.encoding import EncodedRow, RowEncoder, TemplateStoppedError
+from training.data.encoding import EncodedRow, RowEncoder
 from training.data.faults import MAX_LINES_SHOWN, DataError, RowFault, RowFaultLog, describe_lines
 from training.data.formats import Row, RowParser, choose_parser
 from training.data.readers import RowSource
+from training.data.rendering import TemplateStoppedError
 from training.spec import DataFormat, TrainingSpec
 
-# A batch for the tokenizer is bounded by both: it takes some 200 bytes a token while it works.
+# A batch is bounded by both; a row beyond the second is a batch of its own.
 _BATCH_ROWS = 512
-_BATCH_CHARACTERS = 1 << 18
+_BATCH_BYTES = 1 << 18
 
 
 class RowStream:
@@ -128,12 +129,13 @@ class RowStream:
 
 def _form_batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
     batch: list[Row] = []
-    num_characters = 0
+    num_bytes = 0
     for row in rows:
-        batch.append(row)
-        num_characters += row.num_characters
-        if len(batch) == _BATCH_ROWS or num_characters >= _BATCH_CHARACTERS:
+        size_bytes = row.measure.size_bytes
+        if batch and (len(batch) == _BATCH_ROWS or num_bytes + size_bytes > _BATCH_BYTES):
             yield batch
-            batch, num_characters = [], 0
+            batch, num_bytes = [], 0
+        batch.append(row)
+        num_bytes += size_bytes
     if batch:
         yield batch
