@@ -1,6 +1,6 @@
 """One source of rows to encoded rows, as they come, and what became of those that are left out."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 from transformers import PreTrainedTokenizerBase
 
@@ -52,15 +52,18 @@ class RowStream:
             raise DataError(f"{self.source.name} holds no rows: expected at least one")
         return self._parser.format
 
-    def encode(self, num_rows: int | None = None) -> Iterator[EncodedRow]:
+    def encode(
+        self, num_rows: int | None = None, on_read: Callable[[], None] = lambda: None
+    ) -> Generator[EncodedRow, None, None]:
         """Yield those of the rows, or of the first `num_rows`, that can be learned from.
 
+        Calls `on_read` for every row that was read, whether it can be learned from or not.
         Raises `DataError` at the end, for all rows together, if any cannot be used; at once if the
         first row has none of our formats, or if the chat template exceeds its limits.
         """
         with RowEncoder(self._tokenizer) as encoder:
             try:
-                for row, encoded in encoder.encode(_form_batches(self._parse(num_rows))):
+                for row, encoded in encoder.encode(_form_batches(self._parse(num_rows, on_read))):
                     fitted = self._fit(row.line, encoded)
                     if fitted is not None:
                         yield fitted
@@ -76,9 +79,10 @@ class RowStream:
                 f"{self._max_length} tokens, or no answer within them ({lines}); raise max_length"
             )
 
-    def _parse(self, num_rows: int | None) -> Iterator[Row]:
+    def _parse(self, num_rows: int | None, on_read: Callable[[], None]) -> Iterator[Row]:
         for line, record in self.source.read():
             self.num_rows += 1
+            on_read()
             try:
                 yield self._parse_record(line, record)
             except RowFault as fault:
