@@ -1,14 +1,16 @@
-"""Checks of rows that are still to be made, each until it has told what it found."""
+"""Checks of rows that are still to be made, each until it has reported what it found."""
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Literal
 
-from apps.checks import are_quick, check_file, read_refusal, read_share
+from apps.check_tries import MAX_TRIES, CheckTries
+from apps.checks import SlowRowsError, are_quick, check_file, read_refusal, read_share
 from apps.errors import ApiError
 from apps.files import FileStore
+from apps.row_thread import RowThread
 from apps.tasks import Task, TaskRunner
 from storage.fault_log import FaultLog
 from storage.layout import StorageLayout
@@ -16,26 +18,33 @@ from training.runs import RunFolder
 
 logger = logging.getLogger(__name__)
 
-_PAUSES_S = (0.0, 5.0, 30.0, 120.0, 600.0)
-"""Before each try: what was in its way may pass."""
 _NO_REASON = "its process ended without a reason being recorded"
 
 
 class CheckDesk:
-    """Has files checked that nobody has looked at, and those of jobs; one per storage root."""
+    """Has files checked that nobody has looked at, and those of jobs; one per storage root.
+
+    Small files are checked on `rows`, one at a time: a task would take seconds to start and the
+    memory of one more process. Row limits (`training.data.row_limits`) bound what a file takes, and
+    a file that takes long all the same is left to a task.
+    """
 
     def __init__(
         self,
         layout: StorageLayout,
         runner: TaskRunner,
-        clock: Callable[[], float] = time.monotonic,
+        rows: RowThread,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._layout = layout
         self._runner = runner
+        self._rows = rows
         self._files = FileStore(layout)
-        self._clock = clock
-        self._num_tries: Counter[Task] = Counter()
-        self._not_before: dict[Task, float] = {}
+        self._tries = CheckTries(layout, clock)
+        self._begun: set[Task] = set()  # and not known to have ended
+        self._quick: tuple[Task, Future[None]] | None = None
+        self._slow: set[str] = set()  # small files that are left to tasks
+        self._failures: dict[Task, str] = {}  # of quick checks, the last one's reason
         self._faults = FaultLog(logger)
 
     def look_after_job(self, run: RunFolder) -> str | dict[str, Any] | None:
@@ -47,12 +56,14 @@ class CheckDesk:
         if self._runner.is_under_way("check_job", run.path.name):
             share = read_share(run) or 0.0
             return f"its files are being checked, {share:.0%} are read"
+        task = Task("check_job", run.path.name)
         if run.has_data:
+            self._end(task)
             return None
         if (refusal := read_refusal(run)) is not None:
+            self._end(task)
             return refusal
-        task = Task("check_job", run.path.name)
-        if not self._is_due(task):
+        if not self._tries.is_due(task):
             return "its files are to be checked again, since the check of them was cut short"
         if not self._begin(task):
             message = f"the check of its files failed {self._describe_tries(task)}"
@@ -60,61 +71,97 @@ class CheckDesk:
         return "its files are being checked"
 
     def look_after_files(self) -> None:
-        """Check one small upload; have one large one checked aside."""
+        """Have one small upload checked, and beside it one large one."""
+        self._settle_quick()
         is_busy = False
         unchecked = self._files.list_unchecked()
         self._faults.keep_only(unchecked)
+        self._forget_others(set(unchecked))
         for file_id in unchecked:
             with self._faults.guard(file_id):
                 outcome = self._look_after_file(file_id, is_busy)
-                if outcome == "checked":
+                if outcome == "begun":
                     return
                 is_busy = is_busy or outcome == "busy"
 
-    def _look_after_file(self, file_id: str, is_busy: bool) -> Literal["left", "busy", "checked"]:
+    def withdraw_tries(self) -> None:
+        """Count no try of the checks under way: the application stops and cuts them short."""
+        self._settle_quick()
+        for task in self._begun:
+            with self._faults.guard(task.subject):
+                self._tries.withdraw(task)
+        self._begun.clear()
+
+    def _look_after_file(self, file_id: str, is_busy: bool) -> Literal["left", "busy", "begun"]:
         task = Task("check_file", file_id)
         try:
-            is_quick = are_quick([self._files.find_content(file_id)])
+            is_quick = are_quick([self._files.find_content(file_id)]) and file_id not in self._slow
         except FileNotFoundError:  # deleted just now
             return "left"
         except ApiError as exc:
             if exc.status != 404:
                 raise
             return "left"
-        if is_busy and not is_quick:
+        is_blocked = self._quick is not None if is_quick else is_busy
+        if is_blocked:
             return "left"
         if self._runner.is_under_way(task.kind, file_id):
             return "busy"
-        if not self._is_due(task):
+        if not self._tries.is_due(task):
             return "left"
-        if not self._count_try(task):
+        if not self._tries.count(task):
             message = f"the check of the file failed {self._describe_tries(task)}"
             self._files.note_check(file_id, "error", message, None)
+            self._end(task)
             return "left"
+        self._begun.add(task)
         if is_quick:
-            check_file(self._layout, file_id)
-            return "checked"
+            self._quick = task, self._rows.submit(check_file, self._layout, file_id, is_quick=True)
+            return "begun"
         self._runner.start_task(self._layout.root, task)
         return "busy"
 
-    def _is_due(self, task: Task) -> bool:
-        return self._clock() >= self._not_before.get(task, 0.0)
+    def _settle_quick(self) -> None:
+        """Take note of the end of a quick check."""
+        if self._quick is None or not self._quick[1].done():
+            return
+        task, future = self._quick
+        self._quick = None
+        with self._faults.guard(task.subject):
+            try:
+                future.result()
+            except SlowRowsError:
+                self._slow.add(task.subject)
+                self._tries.withdraw(task)
+                self._begun.discard(task)
+            except Exception as exc:
+                self._failures[task] = str(exc).replace(str(self._layout.root), "<storage>")
+                raise
+            else:
+                self._end(task)
+
+    def _end(self, task: Task) -> None:
+        """Forget what was counted of a check that has come to an end."""
+        self._begun.discard(task)
+        self._failures.pop(task, None)
+        self._tries.forget(task)
+
+    def _forget_others(self, unchecked: set[str]) -> None:
+        """Forget the files that were checked by tasks, or deleted."""
+        self._slow &= unchecked
+        for task in [one for one in self._begun if one.kind == "check_file"]:
+            if task.subject not in unchecked:
+                self._end(task)
 
     def _describe_tries(self, task: Task) -> str:
-        reason = self._runner.find_task_failure(task.kind, task.subject) or _NO_REASON
-        return f"{len(_PAUSES_S)} times, the last time because {reason}"
+        found = self._runner.find_task_failure(task.kind, task.subject)
+        reason = found or self._failures.get(task) or _NO_REASON
+        return f"{MAX_TRIES} times, the last time because {reason}"
 
     def _begin(self, task: Task) -> bool:
         """Begin with a check, unless it has ended without a word too often; tells whether."""
-        if not self._count_try(task):
+        if not self._tries.count(task):
             return False
+        self._begun.add(task)
         self._runner.start_task(self._layout.root, task)
-        return True
-
-    def _count_try(self, task: Task) -> bool:
-        self._num_tries[task] += 1
-        if self._num_tries[task] > len(_PAUSES_S):
-            return False
-        pauses = (*_PAUSES_S[1:], 0.0)
-        self._not_before[task] = self._clock() + pauses[self._num_tries[task] - 1]
         return True

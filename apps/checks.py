@@ -1,6 +1,7 @@
 """Whether rows can be learned from: uploads as they come, and the files of a job that waits.
 
-Small files are read where they are asked about; what takes longer is a task (`apps.tasks`).
+Small files are read by the queue itself (`apps.row_thread`); what takes longer is a task
+(`apps.tasks`).
 """
 
 import logging
@@ -19,6 +20,7 @@ from storage import durable
 from storage.layout import StorageLayout
 from storage.library_imports import import_transformers
 from training import launch
+from training.byte_progress import OnBytes
 from training.data.faults import DataError
 from training.runs import RunFolder
 from training.spec import SettingError, TrainingSpec
@@ -31,12 +33,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_QUICK_BYTES = 4 << 20
-"""Up to here reading and tokenising takes a few seconds at most."""
+"""Up to here reading and tokenising takes a few seconds, unless the rows are made to take long."""
+MAX_QUICK_S = 20.0
+"""Seconds after which rows that are read where they are asked about are left to a task."""
 
 _REFUSAL_NAME = "refusal.json"
 _PROGRESS_NAME = "progress.json"
 _COUNTS = ("num_rows", "num_tokens", "num_learned_tokens", "num_truncated_rows", "num_dropped_rows")
 _PROGRESS_INTERVAL_S = 1.0
+
+
+class SlowRowsError(Exception):
+    """Rows that were taken for quick ones are not read within `MAX_QUICK_S`."""
 
 
 class _CheckAbandonedError(Exception):
@@ -59,10 +67,10 @@ def are_quick(files: Sequence[Path]) -> bool:
 
 
 def prepare_rows(layout: StorageLayout, spec: TrainingSpec) -> "PreparedData":
-    """Read the rows of a job.
+    """Read the rows of a job, which are quick to read.
 
-    Raises `InvalidInputError` that names the file at fault, and `ApiError` 500 for a file whose
-    bytes are no longer those that were uploaded.
+    Raises `SlowRowsError` if they are not, `InvalidInputError` that names the file at fault, and
+    `ApiError` 500 for a file whose bytes are no longer those that were uploaded.
     """
     import_transformers()
     from training.data.prepare import prepare_data
@@ -70,11 +78,22 @@ def prepare_rows(layout: StorageLayout, spec: TrainingSpec) -> "PreparedData":
     known = find_known_files(layout, spec)
     try:
         with invalid_input("training", only=SettingError):
-            return prepare_data(spec, layout.token_cache, known=known, max_cache_bytes=None)
+            return prepare_data(spec, layout.token_cache, _limit_time(), known, None)
     except DataError as exc:
         FileStore(layout).check_unchanged(known)
         param = name_param(exc)
         raise InvalidInputError(str(exc), param=param, code=f"invalid_{param}") from exc
+
+
+def _limit_time() -> OnBytes:
+    """Return what raises `SlowRowsError` once the time for quick files is over."""
+    give_up_at = time.monotonic() + MAX_QUICK_S
+
+    def check_time(*_: int) -> None:
+        if time.monotonic() > give_up_at:
+            raise SlowRowsError
+
+    return check_time
 
 
 def find_known_files(layout: StorageLayout, spec: TrainingSpec) -> dict[str, "KnownFile"]:
@@ -149,11 +168,11 @@ def read_share(run: RunFolder) -> float | None:
     return float(progress["done"] / max(1, progress["all"]))
 
 
-def check_file(layout: StorageLayout, file_id: str) -> None:
+def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -> None:
     """Read an upload as a fine-tune of `latest` would, and leave with it what was found.
 
     What is found is about the rows or the model. Everything else is raised, as `OSError` on a full
-    disk, and the check is repeated.
+    disk, and the check is repeated. Raises `SlowRowsError` for one that was to be quick and is not.
     """
     import_transformers()
     from training.data.prepare import prepare_data
@@ -161,16 +180,20 @@ def check_file(layout: StorageLayout, file_id: str) -> None:
     files, models = FileStore(layout), ModelStore(layout)
     path = files.find_content(file_id)
 
-    def stop_if_deleted(*_: int) -> None:
+    check_time = _limit_time() if is_quick else None
+
+    def stop_early(num_done: int, num_all: int) -> None:
         if not path.exists():
             raise _CheckAbandonedError
+        if check_time is not None:
+            check_time(num_done, num_all)
 
     try:
         model = models.resolve(LATEST_ALIAS)
         with model.hold():
             spec = build_default_spec(models, model, str(path))
             known = find_known_files(layout, spec)
-            prepared = prepare_data(spec, layout.token_cache, stop_if_deleted, known, None)
+            prepared = prepare_data(spec, layout.token_cache, stop_early, known, None)
             found = count_rows(prepared)
     except _CheckAbandonedError:
         logger.info("file %s was deleted before it was checked", file_id)

@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from apps.checks import (
+    SlowRowsError,
     are_quick,
     build_default_spec,
     count_rows,
@@ -60,7 +62,7 @@ class Intake:
     def create(self, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]) -> RunFolder:
         """Check a fine-tune and write a run for it, which waits.
 
-        Large files are still to be read; the run says so by its status. Raises
+        Files that take long are still to be read; the run says so by its status. Raises
         `ServingError` or `ApiError` for what could not work, also where there are too many jobs, or
         too many bytes for one more model of the size.
         """
@@ -99,15 +101,8 @@ class Intake:
         except DataError as exc:
             self._files.check_unchanged(known)
             raise InvalidInputError(str(exc), param="file") from exc
-        counts: dict[str, Any] = {"format": shown.format, "max_length": shown.max_length}
-        if are_quick([file]):
-            counts = count_rows(prepare_rows(self._layout, spec))
-        elif (
-            not training
-            and (checked := self._files.get(file_id).get("check"))
-            and checked["model"] == stored.id
-        ):
-            counts = checked
+        counts = {"format": shown.format, "max_length": shown.max_length}
+        counts |= self._count_rows(file_id, file, spec, None if training else stored.id)
         rows = [
             {
                 "line": row.line,
@@ -119,6 +114,20 @@ class Intake:
             for row in shown.rows
         ]
         return {"object": "file.preview", **_NOTHING_COUNTED, **counts, "rows": rows}
+
+    def _count_rows(
+        self, file_id: str, file: Path, spec: TrainingSpec, model_id: str | None
+    ) -> dict[str, Any]:
+        """Count the rows of a file, by reading them if they are quick to read.
+
+        Else by what its check found, if that was for this model and no settings. Raises as
+        `prepare_rows` does.
+        """
+        if are_quick([file]):
+            with suppress(SlowRowsError):
+                return count_rows(prepare_rows(self._layout, spec))
+        checked: dict[str, Any] | None = self._files.get(file_id).get("check")
+        return checked if checked and checked["model"] == model_id else {}
 
     def get_defaults(self, model: str) -> dict[str, Any]:
         """The settings that a fine-tune of `model` has unless told otherwise, and their schema."""
@@ -143,7 +152,10 @@ class Intake:
         check_job_size(spec, self._limits)
         with invalid_input(only=ResourceError):
             check_resources(spec, nodes, self._reserved_cpus, self._reserved_gpus)
-        prepared = prepare_rows(self._layout, spec) if are_quick(files) else None
+        prepared = None
+        if are_quick(files):
+            with suppress(SlowRowsError):
+                prepared = prepare_rows(self._layout, spec)
         record = RunRecord(
             id=new_id("ftjob"),
             status="validating_files" if prepared is None else "queued",

@@ -24,6 +24,7 @@ from apps.intake import Intake
 from apps.job_runner import JobRunner
 from apps.jobs import describe_job, parse_fine_tune
 from apps.model_sizes import ModelSizes
+from apps.row_thread import RowThread
 from apps.runs import expect_run, find_run, has_exports, is_resumable, list_waiting_order
 from apps.settings import UsageLimits
 from apps.starter import RunStarter, tell_waiting
@@ -67,7 +68,8 @@ class RunQueue:
         self._limits = limits or UsageLimits()
         sizes = ModelSizes(layout)
         self._exports = ExportDesk(layout, self._runs, runner, sizes, self._limits)
-        self._checks = CheckDesk(layout, runner)
+        self._rows = RowThread()
+        self._checks = CheckDesk(layout, runner, self._rows)
         self._intake = Intake(layout, self._runs, sizes, self._limits, reserved_cpus, reserved_gpus)
         self._faults, self._run_faults = FaultLog(logger), FaultLog(logger)
         self._leases = LeaseWatch()
@@ -86,15 +88,14 @@ class RunQueue:
         self._is_draining = False
         self._num_computing: int | None = None  # None until a pass has counted them
         self._storage_guard = threading.Lock()
-        # None of these waits for a thread that any of the others occupies.
-        self._creations, self._previews = OwnThread("create"), OwnThread("preview")
-        self._passes = OwnThread("reconcile")
+        self._passes = OwnThread("reconcile")  # waits for no thread that a request occupies
         self._storage_lock: IO[str] | None = None
         self._has_taken_over = False
 
     def close(self) -> None:
         """Let another queue look after the runs."""
         self._exports.close()
+        self._rows.close()
         if self._storage_lock is not None:
             self._storage_lock.close()
             self._storage_lock = None
@@ -106,13 +107,13 @@ class RunQueue:
         """
         request = parse_fine_tune(body)
         nodes = self._runner.list_nodes()
-        return describe_job(await self._creations.run(self._intake.create, request, nodes))
+        return describe_job(await self._rows.run(self._intake.create, request, nodes))
 
     async def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Show how the first rows of a file become tokens for a model."""
-        return await self._previews.run(self._intake.preview, file_id, model, num_rows, training)
+        return await self._rows.run(self._intake.preview, file_id, model, num_rows, training)
 
     def get_defaults(self, model: str) -> dict[str, Any]:
         """The settings that a fine-tune of `model` has unless told otherwise, and their schema."""
@@ -279,6 +280,7 @@ class RunQueue:
         with self._faults.guard("the queued runs"):
             self._reconcile_runs()
         if self._is_draining:
+            self._checks.withdraw_tries()
             return
         with self._faults.guard("the exports of checkpoints"):
             self._exports.reconcile()

@@ -17,12 +17,12 @@ def pack(value: Any) -> bytes:
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
 
-def unpack_length(head: bytes) -> int:
+def unpack_length(head: bytes | bytearray) -> int:
     """Return how many bytes follow a length of `LENGTH_BYTES`."""
     return int.from_bytes(head, "little")
 
 
-def unpack(body: bytes) -> Any:
+def unpack(body: bytes | bytearray) -> Any:
     """Parse the bytes that follow a length; raises `ValueError` or `RecursionError`."""
     return json.loads(body.decode("utf-8", "surrogatepass"))
 

@@ -6,9 +6,10 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -74,34 +75,48 @@ class ChatTemplates(NamedTuple):
 
 
 class RenderJob(TypedDict):
-    """A conversation to render; `template` counts the model's templates from 0."""
+    """A conversation to render; `template` counts the model's templates from 0.
+
+    `answers` are the indices of messages whose places in the text are wanted. Finding them takes
+    two more renderings for each, up to before and up to after the message.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None
     template: int
     add_generation_prompt: bool
     with_blocks: bool
+    answers: NotRequired[Sequence[int]]
+
+
+Span = tuple[int, int]  # characters from and to, of a rendered text
 
 
 class Rendering(NamedTuple):
-    """A conversation as text; `blocks` are the characters from and to of its generated parts."""
+    """A conversation as text; `blocks` are the spans of its generated parts.
+
+    `answers` are the spans of the messages that the job asked for; the list ends before the first
+    one that cannot be found, because the template rewrites earlier turns. It is None if the job
+    asked for none, or if each of these messages has exactly one block, in the same order.
+    """
 
     text: str
-    blocks: list[tuple[int, int]]
+    blocks: list[Span]
     cpu_s: float
+    answers: list[Span] | None = None
 
 
 class _RenderProcess:
     """One process and the connection to it."""
 
     def __init__(self, templates: ChatTemplates, limits: RenderLimits) -> None:
-        self._cpu_limit_s = limits.cpu_s
-        self._started = time.monotonic()
+        self._limits = limits
+        self._cpu_limit_s: float | None = None  # of what is being rendered
+        self._started = 0.0
         self.connection, self._pidfd = render_fork_server.fork()
         hello = {
             "templates": templates.texts,
             "variables": templates.variables,
-            "cpu_s": limits.cpu_s,
             "memory_bytes": limits.memory_bytes,
         }
         try:
@@ -109,16 +124,26 @@ class _RenderProcess:
         except OSError:
             raise self.explain_end() from None
 
-    def note_start(self) -> None:
-        """Note that a conversation is being rendered from now on."""
+    def pack_jobs(self, jobs: Sequence[RenderJob]) -> bytes:
+        """Serialise conversations, each with its limit on processor time."""
+        return pack([{**job, "cpu_s": self._limit_cpu(job)} for job in jobs])
+
+    def note_start(self, job: RenderJob | None) -> None:
+        """Note that a conversation is being rendered from now on, or none."""
         self._started = time.monotonic()
+        self._cpu_limit_s = None if job is None else self._limit_cpu(job)
 
     def explain_end(self) -> TemplateLimitError | RenderProcessError:
         """Close what has ended, and explain why."""
         self.close()
-        if time.monotonic() - self._started >= self._cpu_limit_s:
-            return TemplateLimitError(f"took more than {self._cpu_limit_s:g} s of processor time")
+        limit_s = self._cpu_limit_s
+        if limit_s is not None and time.monotonic() - self._started >= limit_s:
+            return TemplateLimitError(f"took more than {limit_s:g} s of processor time")
         return RenderProcessError("the process that renders the chat template has ended")
+
+    def _limit_cpu(self, job: RenderJob) -> float:
+        num_more = _count_renderings(job) - 1
+        return self._limits.cpu_s + self._limits.mean_cpu_s * num_more
 
     def kill(self) -> None:
         """End the process, whatever it is doing."""
@@ -204,19 +229,21 @@ class BatchRenderer:
         self._limits = limits
         self._process = _RenderProcess(templates, limits)
         self._process.connection.settimeout(limits.timeout_s)
+        self._sent: deque[RenderJob] = deque()  # and not received
         self._num_rendered = 0
         self._cpu_s = 0.0
 
     def send(self, jobs: Sequence[RenderJob]) -> None:
         """Have conversations rendered; all sent before must have been received.
 
-        Raises `RenderProcessError`.
+        Raises `RenderProcessError` if the process has ended.
         """
-        self._process.note_start()
         try:
-            self._process.connection.sendall(pack(jobs))
+            self._process.connection.sendall(self._process.pack_jobs(jobs))
         except OSError:
             raise self._process.explain_end() from None
+        self._sent.extend(jobs)
+        self._note_start()
 
     def receive(self, num_jobs: int) -> Iterator[Rendering | TemplateRefusedError]:
         """Yield what became of the conversations that were sent, in their order.
@@ -229,21 +256,26 @@ class BatchRenderer:
                 reply = self._read(_check_length(length))
             except (OSError, EOFError):
                 raise self._process.explain_end() from None
-            self._process.note_start()  # with the next one
+            job = self._sent.popleft()
+            self._note_start()
             found = _read_reply(reply)
             if isinstance(found, TemplateLimitError | RenderProcessError):
                 raise found
-            self._num_rendered += 1
             if isinstance(found, Rendering):
-                self._check_pace(found.cpu_s)
+                num_renderings = 1 if found.answers is None else _count_renderings(job)
+                self._check_pace(found.cpu_s, num_renderings)
             yield found
 
     def close(self) -> None:
         """End the process."""
         self._process.close()
 
-    def _check_pace(self, cpu_s: float) -> None:
+    def _note_start(self) -> None:
+        self._process.note_start(self._sent[0] if self._sent else None)
+
+    def _check_pace(self, cpu_s: float, num_renderings: int) -> None:
         self._cpu_s += cpu_s
+        self._num_rendered += num_renderings
         allowed_s = self._limits.cpu_s + self._limits.mean_cpu_s * self._num_rendered
         if self._cpu_s > allowed_s:
             raise TemplateLimitError(
@@ -264,8 +296,9 @@ class BatchRenderer:
 async def _ask(process: _RenderProcess, job: RenderJob) -> bytes:
     loop = asyncio.get_running_loop()
     process.connection.setblocking(False)
-    process.note_start()
-    await loop.sock_sendall(process.connection, pack([job]))
+    process.note_start(None)
+    await loop.sock_sendall(process.connection, process.pack_jobs([job]))
+    process.note_start(job)
     length = unpack_length(await _receive(loop, process.connection, LENGTH_BYTES))
     return await _receive(loop, process.connection, _check_length(length))
 
@@ -282,6 +315,10 @@ async def _receive(
     return bytes(received)
 
 
+def _count_renderings(job: RenderJob) -> int:
+    return 1 + 2 * len(job.get("answers", ()))
+
+
 def _check_length(num_bytes: int) -> int:
     if num_bytes > _MAX_REPLY_BYTES:
         raise EOFError  # not what our code sends
@@ -295,7 +332,12 @@ def _read_reply(
         reply = unpack(body)
         if "error" in reply:
             return _ERRORS[reply["error"]](str(reply["reason"]))
-        blocks = [(int(start), int(end)) for start, end in reply["blocks"]]
-        return Rendering(str(reply["text"]), blocks, float(reply["cpu_s"]))
+        answers = None if reply["answers"] is None else _read_spans(reply["answers"])
+        blocks = _read_spans(reply["blocks"])
+        return Rendering(str(reply["text"]), blocks, float(reply["cpu_s"]), answers)
     except (ValueError, LookupError, TypeError, RecursionError):
         return RenderProcessError("the process that renders the chat template sent nonsense")
+
+
+def _read_spans(spans: Any) -> list[Span]:
+    return [(int(start), int(end)) for start, end in spans]

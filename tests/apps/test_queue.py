@@ -1,3 +1,4 @@
+import asyncio
 import errno
 import json
 import shlex
@@ -614,8 +615,9 @@ async def test_an_upload_is_checked_and_counted(
     files = FileStore(layout)
     files.add("file-bad", b'{"text": 3}\n', "bad.jsonl")
     assert {file["status"] for file in files.list_files()} == {"uploaded"}
-    for _ in range(3):
-        await queue.reconcile()
+    async with asyncio.timeout(30):
+        while any(file["status"] == "uploaded" for file in files.list_files()):
+            await queue.reconcile()
     good, bad = files.get(file_id), files.get("file-bad")
     assert (good["status"], good["status_details"]) == ("processed", None)
     assert (good["check"]["num_rows"], good["check"]["model"]) == (4, "tiny")

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from apps.errors import ApiError
 from apps.files import FileStore
 from apps.job_runner import JobState
 from apps.queue import RunQueue
+from apps.row_thread import RowThread
 from apps.runs import name_model
 from apps.starter import tell_waiting
 from serving.model_store import LATEST_ALIAS, ModelStore
@@ -315,12 +317,24 @@ def nothing_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apps.checks.MAX_QUICK_BYTES", 0)
 
 
+@pytest.fixture
+def rows() -> Iterator[RowThread]:
+    rows = RowThread()
+    yield rows
+    rows.close()
+
+
 async def test_a_check_whose_process_dies_is_begun_again_but_not_for_ever(
-    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, nothing_is_quick: None
+    queue: RunQueue,
+    layout: StorageLayout,
+    jobs: NotedJobs,
+    rows: RowThread,
+    file_id: str,
+    nothing_is_quick: None,
 ) -> None:
     run = await create_run(queue, file_id)
     now = 0.0
-    desk = CheckDesk(layout, jobs, clock=lambda: now)
+    desk = CheckDesk(layout, jobs, rows, clock=lambda: now)
     for number, pause_s in enumerate((5.0, 30.0, 120.0, 600.0), 1):
         assert desk.look_after_job(run) == "its files are being checked"
         jobs.under_way.clear()

@@ -56,6 +56,8 @@ NOT_DAMAGED = {
     "cache/tokens/*/manifest.json": "tests/training/data/test_prepare.py",
     "cache/tokens/*/summary.json": "tests/training/data/test_prepare.py",
     "cache/tokens/*/*.arrow": "tests/training/data/test_prepare.py",
+    "files/*/check_tries.json": "tests/apps/test_check_tries.py",
+    "runs/*/check_tries.json": "tests/apps/test_check_tries.py",
     "files/*/data_*.csv": "as uploaded rows; the metrics of a run",
 }
 """What it does not damage, and why."""

@@ -3,6 +3,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -181,6 +182,77 @@ def test_many_in_a_row_come_in_order_with_refusals_in_place(opened: list[Any]) -
     assert isinstance(found[3], TemplateRefusedError)
     texts = [getattr(one, "text", None) for one in found]
     assert texts == ["0!", "1!", "2!", None, "4!", "5!"]
+
+
+TURNS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def talk(num_answers: int, template: str, opened: list[Any], **fields: Any) -> Any:
+    """Render a conversation and find all its answers."""
+    messages = [
+        {"role": role, "content": f"{role} {number}"}
+        for number in range(num_answers)
+        for role in ("user", "assistant")
+    ]
+    renderer = BatchRenderer(ChatTemplates((template,), {}), RenderLimits())
+    opened.append(renderer)
+    fields = {"add_generation_prompt": False, "answers": range(1, 2 * num_answers, 2), **fields}
+    renderer.send([job(messages=messages, **{**fields, "answers": list(fields["answers"])})])
+    (found,) = renderer.receive(1)
+    return found
+
+
+def test_answers_are_found_by_what_they_add_to_the_text(opened: list[Any]) -> None:
+    found = talk(3, TURNS, opened)
+    assert [found.text[start:end] for start, end in found.answers] == [
+        f"assistant {number}\n" for number in range(3)
+    ]
+
+
+def test_answers_that_are_the_marked_blocks_take_no_more_renderings(opened: list[Any]) -> None:
+    marked = TURNS.replace(
+        "{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}", 1
+    ).replace("{% for m in messages %}", "{% for m in messages if m.role == 'assistant' %}")
+    found = talk(3, marked, opened, with_blocks=True)
+    assert found.answers is None
+    assert len(found.blocks) == 3
+
+
+def test_answers_before_a_rewritten_turn_are_found(opened: list[Any]) -> None:
+    rewriting = "{% if messages | length > 2 %}long{% endif %}" + TURNS
+    assert talk(2, rewriting, opened).answers == []
+
+
+def test_a_beginning_that_the_template_refuses_is_refused(opened: list[Any]) -> None:
+    picky = "{% if messages | length == 3 %}{{ raise_exception('odd') }}{% endif %}" + TURNS
+    assert str(talk(3, picky, opened)) == "odd"
+
+
+def test_a_conversation_that_is_too_large_to_read_exceeds_the_limit(opened: list[Any]) -> None:
+    """Without being taken for a process that ended; other conversations are rendered after it."""
+    renderer = open_one(opened, FINE, RenderLimits(memory_bytes=16 << 20))
+    for content in ("x" * 40_000_000, "\U0001d518" * 3_000_000):
+        with pytest.raises(TemplateLimitError, match="needed more than 16 MiB of memory"):
+            asyncio.run(renderer.render(job(content)))
+    assert asyncio.run(renderer.render(job())).text == "fox!"
+
+
+def test_a_process_that_ends_while_it_is_sent_conversations_exceeded_no_limit(
+    opened: list[Any],
+) -> None:
+    before = {one.pid for one in find_renderers()} if render_fork_server._process else set()
+    renderer = BatchRenderer(ChatTemplates((FINE,), {}), RenderLimits(cpu_s=0.1))
+    opened.append(renderer)
+    (process,) = [one for one in find_renderers() if one.pid not in before]
+    process.suspend()
+    killing = threading.Timer(0.2, process.kill)  # longer than one conversation may take
+    killing.start()
+    with pytest.raises(RenderProcessError, match="has ended"):
+        renderer.send([job("x" * 5_000_000)])
+    killing.join()
 
 
 def test_the_marked_blocks_are_told(opened: list[Any]) -> None:

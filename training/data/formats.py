@@ -4,8 +4,10 @@ Whatever the format, a row becomes messages in the shape that chat templates tak
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from training.data.faults import DataError, RowFault, show_names, show_value
@@ -14,9 +16,20 @@ from training.data.messages import (
     Turn,
     get_list,
     get_text,
+    name_tool,
     parse_message,
     parse_sharegpt_message,
     parse_tools,
+)
+from training.data.row_limits import (
+    MAX_DEPTH,
+    MAX_MESSAGES,
+    MAX_TEXT_BYTES,
+    MAX_TOOLS,
+    Measure,
+    check_count,
+    check_size,
+    measure_value,
 )
 from training.spec import DataFormat
 
@@ -49,11 +62,16 @@ class Row:
     tools: tuple[Mapping[str, Any], ...] = ()
     text: str | None = None
 
-    @property
-    def num_characters(self) -> int:
-        """About how large it is."""
-        texts = (message.get("content") or "" for message in self.messages)
-        return len(self.text or "") + sum(map(len, texts))
+    @cached_property
+    def measure(self) -> Measure:
+        """How large everything is that it holds, and how deep it is nested."""
+        return measure_value((self.messages, self.tools) if self.text is None else self.text)
+
+    @cached_property
+    def tool_names(self) -> Counter[str]:
+        """The names of its tools and of its calls of tools, with how often each is there."""
+        calls = (call for message in self.messages for call in message.get("tool_calls") or ())
+        return Counter(map(name_tool, (*self.tools, *calls)))
 
 
 @dataclass(frozen=True)
@@ -69,7 +87,12 @@ class RowParser:
             raise record
         if not isinstance(record, Mapping):
             raise RowFault("expected an object, found {}", show_value(record))
-        return _PARSERS[self.format](line, _rename(record, self.columns))
+        try:
+            row = _PARSERS[self.format](line, _rename(record, self.columns))
+        except RecursionError as exc:
+            raise RowFault("nested too deeply, expected at most {} levels", MAX_DEPTH) from exc
+        _check_limits(row)
+        return row
 
 
 def choose_parser(
@@ -176,6 +199,15 @@ def _ask(record: Mapping[str, Any], question: str, answer: str) -> list[Turn]:
     ]
 
 
+def _check_limits(row: Row) -> None:
+    """Raise `RowFault` for a row that would take too much memory or time."""
+    split = "split it into several rows"
+    check_count(len(row.messages), MAX_MESSAGES, "messages", split)
+    check_count(len(row.tool_names), MAX_TOOLS, "different names of tools", split)
+    check_count(row.measure.depth, MAX_DEPTH, "levels of lists and objects", "flatten them")
+    check_size("it has", row.measure.size_bytes, MAX_TEXT_BYTES)
+
+
 def _make_row(line: int, turns: list[Turn], tools: tuple[Mapping[str, Any], ...] = ()) -> Row:
     if not any(turn.message["role"] == "assistant" for turn in turns):
         raise RowFault("no message is the assistant's, so there is nothing to learn")
@@ -189,7 +221,7 @@ def _make_row(line: int, turns: list[Turn], tools: tuple[Mapping[str, Any], ...]
 
 def _check_encodable(tools: tuple[Mapping[str, Any], ...]) -> None:
     try:
-        json.dumps(tools, ensure_ascii=False).encode()
+        json.dumps(tools, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as exc:
         raise RowFault("'tools' has half a character (a lone surrogate) in it") from exc
 

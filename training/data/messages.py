@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.data.faults import RowFault, show_names, show_value
+from training.data.row_limits import MAX_TOOLS, check_count
 
 Message = Mapping[str, Any]
 
@@ -70,7 +71,7 @@ def parse_sharegpt_message(place: int, item: Any) -> Turn:
             "{{'messages': 'conversations'}}",
             place,
         )
-    if speaker not in _SHAREGPT_ROLES:
+    if not isinstance(speaker, str) or speaker not in _SHAREGPT_ROLES:
         raise RowFault(
             "message {} is from {}, expected one of " + ", ".join(_SHAREGPT_ROLES),
             place,
@@ -95,6 +96,7 @@ def parse_tools(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
         tools = _parse_json(tools, "'tools'")
     if not isinstance(tools, list):
         raise RowFault("'tools' is {}, expected a list of tools", show_value(tools))
+    check_count(len(tools), MAX_TOOLS, "tools", "leave out those that it does not need")
     for tool in tools:
         if not name_tool(tool):
             raise RowFault("a tool is {}, expected a function with a name", show_value(tool))
@@ -185,7 +187,8 @@ def _parse_calls(calls: Any) -> list[Mapping[str, Any]]:
 def _parse_call(call: Any) -> Mapping[str, Any]:
     """Parse one tool call; templates take its arguments as an object, OpenAI has them as text."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not name_tool(function):
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
         raise RowFault("a tool call is {}, expected a function with a name", show_value(call))
     arguments = function.get("arguments")
     if isinstance(arguments, str):
@@ -195,9 +198,12 @@ def _parse_call(call: Any) -> Mapping[str, Any]:
         raise RowFault(
             "'arguments' of a tool call are {}, expected an object", show_value(arguments)
         )
-    _check_characters(json.dumps(arguments, ensure_ascii=False), "arguments")
+    _check_characters(json.dumps(arguments, ensure_ascii=False, default=str), "arguments")
+    _check_characters(name, "name")
     kept = {key: call[key] for key in ("id",) if isinstance(call.get(key), str)}
-    called = {"name": function["name"], "arguments": arguments}
+    for key, value in kept.items():
+        _check_characters(value, key)
+    called = {"name": name, "arguments": arguments}
     return {**kept, "type": "function", "function": called}
 
 

@@ -242,9 +242,8 @@ class _Build:
             stream = RowStream(source, self._spec, self._tokenizer, self._max_length, fallback)
             table = building / TRAIN_TABLE
             with TokenWriter(table) as writer:
-                for row in stream.encode():
+                for row in stream.encode(on_read=lambda: meter.report(source.position)):
                     writer.write(row)
-                    meter.report(source.position)
             meter.finish_source(source.measure())
             head = {"format": stream.format, "max_length": self._max_length}
             durable.write_json(building / SUMMARY_FILE, {**head, **_count(table, stream)})

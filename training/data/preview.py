@@ -1,6 +1,7 @@
 """The first rows of a data set as tokens, to be looked at before anything starts."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -13,6 +14,7 @@ from training.data.row_stream import RowStream
 from training.spec import DataFormat, TrainingSpec
 
 _MAX_PARTS = 4  # bytes of a character in UTF-8
+_ENOUGH_TOKENS = 100_000  # each is shown with its text
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Preview:
 def preview_rows(
     spec: TrainingSpec, num_rows: int, known: Mapping[str, KnownFile] | None = None
 ) -> Preview:
-    """Encode the first `num_rows` rows and read no further.
+    """Encode the first `num_rows` rows and read no further; fewer if they have many tokens.
 
     Rows that a fine-tune would drop are missing. `known` and what is raised are those of
     `prepare_data`.
@@ -36,7 +38,14 @@ def preview_rows(
     max_length = choose_max_length(spec)
     tokenizer = load_tokenizer(spec.base_model)
     stream = RowStream(open_train_source(spec, known), spec, tokenizer, max_length)
-    rows = list(stream.encode(num_rows))
+    rows: list[EncodedRow] = []
+    num_tokens = 0
+    with closing(stream.encode(num_rows)) as encoded:
+        for row in encoded:
+            rows.append(row)
+            num_tokens += len(row.input_ids)
+            if num_tokens >= _ENOUGH_TOKENS:
+                break
     return Preview(stream.format, max_length, rows, tokenizer)
 
 

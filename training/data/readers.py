@@ -17,12 +17,12 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 from storage import durable
 from training.data.faults import DataError, RowFault, show_names, show_value
 from training.data.json_array import describe_json_error, read_array
+from training.data.row_limits import MAX_ROW_BYTES
 from training.spec import HubDataset, name_source
 
 FileKind = Literal["lines", "array", "table"]
 Record = tuple[int, Any]  # the line, and what stands there or the `RowFault` why it is unknown
 
-MAX_ROW_BYTES = 64 << 20
 _SAMPLE_BYTES = 1 << 16
 _HUB_BATCH_ROWS = 256
 _SEPARATORS = (",", ";", "\t")
@@ -222,13 +222,18 @@ def _find_separator(suffix: str, header: str) -> str:
 
 def _read_lines(file: BinaryIO, _source: RowFile) -> Iterator[Record]:
     number = 0
-    while line := file.readline(MAX_ROW_BYTES):
+    while line := file.readline(MAX_ROW_BYTES + 1):
         number += 1
-        if len(line) == MAX_ROW_BYTES and not line.endswith(b"\n"):
-            yield number, RowFault("longer than {:,} bytes, the most of one row", MAX_ROW_BYTES)
-            return
-        if line.strip():
+        if len(line) > MAX_ROW_BYTES:
+            while line and not line.endswith(b"\n"):
+                line = file.readline(MAX_ROW_BYTES)
+            yield number, _describe_endless()
+        elif line.strip():
             yield number, _parse_line(line)
+
+
+def _describe_endless() -> RowFault:
+    return RowFault("longer than {:,} bytes, the most of one row", MAX_ROW_BYTES)
 
 
 def _parse_line(line: bytes) -> Any:
@@ -267,12 +272,40 @@ def _read_table(file: BinaryIO, source: RowFile) -> Iterator[Record]:
     separator = _find_separator(source.path.suffix.lower(), sample.split("\n", 1)[0])
     text = TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
     try:
+        lines = _RowLines(text)
         reader = csv.reader(
-            text, delimiter=separator, quoting=_find_quoting(sample, separator), strict=True
+            lines, delimiter=separator, quoting=_find_quoting(sample, separator), strict=True
         )
-        yield from _read_cells(source.name, reader)
+        yield from _read_cells(source.name, reader, lines)
     finally:
         text.detach()
+
+
+class _RowLines:
+    """The lines of a table, of which a row may have only so many characters.
+
+    A quote that is not closed makes one row of all that follows.
+    """
+
+    def __init__(self, text: TextIOWrapper) -> None:
+        self._text = text
+        self._num_characters = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._text.readline(MAX_ROW_BYTES + 1)
+        self._num_characters += len(line)
+        if self._num_characters > MAX_ROW_BYTES:
+            raise _describe_endless()
+        if not line:
+            raise StopIteration
+        return line
+
+    def begin_row(self) -> None:
+        """Count the characters of the next row."""
+        self._num_characters = 0
 
 
 def _find_quoting(sample: str, separator: str) -> Literal[0, 3]:
@@ -286,13 +319,19 @@ def _find_quoting(sample: str, separator: str) -> Literal[0, 3]:
     return csv.QUOTE_MINIMAL
 
 
-def _read_cells(name: str, reader: Any) -> Iterator[Record]:
+def _read_cells(name: str, reader: Any, lines: _RowLines) -> Iterator[Record]:
     header: list[str] | None = None
     is_open = True
     while is_open:
         line = reader.line_num + 1
+        lines.begin_row()
         try:
             cells = next(reader, None)
+        except RowFault as fault:  # where the next row begins is not known
+            if header is None:
+                raise DataError(f"{name}: the header is {fault}") from fault
+            yield line, fault
+            return
         except csv.Error as exc:
             if header is None:
                 raise DataError(f"{name}: the header is not CSV ({exc})") from exc

@@ -1,19 +1,20 @@
 """One source of rows to encoded rows, as they come, and what became of those that are left out."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 from transformers import PreTrainedTokenizerBase
 
 from templating.fork_server import render_fork_server
-from training.data.encoding import EncodedRow, RowEncoder, TemplateStoppedError
+from training.data.encoding import EncodedRow, RowEncoder
 from training.data.faults import MAX_LINES_SHOWN, DataError, RowFault, RowFaultLog, describe_lines
 from training.data.formats import Row, RowParser, choose_parser
 from training.data.readers import RowSource
+from training.data.rendering import TemplateStoppedError
 from training.spec import DataFormat, TrainingSpec
 
-# A batch for the tokenizer is bounded by both: it takes some 200 bytes a token while it works.
+# A batch is bounded by both; a row beyond the second is a batch of its own.
 _BATCH_ROWS = 512
-_BATCH_CHARACTERS = 1 << 18
+_BATCH_BYTES = 1 << 18
 
 
 class RowStream:
@@ -51,15 +52,18 @@ class RowStream:
             raise DataError(f"{self.source.name} holds no rows: expected at least one")
         return self._parser.format
 
-    def encode(self, num_rows: int | None = None) -> Iterator[EncodedRow]:
+    def encode(
+        self, num_rows: int | None = None, on_read: Callable[[], None] = lambda: None
+    ) -> Generator[EncodedRow, None, None]:
         """Yield those of the rows, or of the first `num_rows`, that can be learned from.
 
+        Calls `on_read` for every row that was read, whether it can be learned from or not.
         Raises `DataError` at the end, for all rows together, if any cannot be used; at once if the
         first row has none of our formats, or if the chat template exceeds its limits.
         """
         with RowEncoder(self._tokenizer) as encoder:
             try:
-                for row, encoded in encoder.encode(_form_batches(self._parse(num_rows))):
+                for row, encoded in encoder.encode(_form_batches(self._parse(num_rows, on_read))):
                     fitted = self._fit(row.line, encoded)
                     if fitted is not None:
                         yield fitted
@@ -75,9 +79,10 @@ class RowStream:
                 f"{self._max_length} tokens, or no answer within them ({lines}); raise max_length"
             )
 
-    def _parse(self, num_rows: int | None) -> Iterator[Row]:
+    def _parse(self, num_rows: int | None, on_read: Callable[[], None]) -> Iterator[Row]:
         for line, record in self.source.read():
             self.num_rows += 1
+            on_read()
             try:
                 yield self._parse_record(line, record)
             except RowFault as fault:
@@ -128,12 +133,13 @@ class RowStream:
 
 def _form_batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
     batch: list[Row] = []
-    num_characters = 0
+    num_bytes = 0
     for row in rows:
-        batch.append(row)
-        num_characters += row.num_characters
-        if len(batch) == _BATCH_ROWS or num_characters >= _BATCH_CHARACTERS:
+        size_bytes = row.measure.size_bytes
+        if batch and (len(batch) == _BATCH_ROWS or num_bytes + size_bytes > _BATCH_BYTES):
             yield batch
-            batch, num_characters = [], 0
+            batch, num_bytes = [], 0
+        batch.append(row)
+        num_bytes += size_bytes
     if batch:
         yield batch

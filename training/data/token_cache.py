@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from storage import durable
 
@@ -61,22 +62,49 @@ def prune_cache(
     """Remove entries, the longest unused first, until all have at most `max_bytes`.
 
     The entries `kept`, by default the one used last, stay in any case. What processes that died
-    left unfinished is removed too.
+    left unfinished is removed too. An entry that cannot be read or removed is logged and left out.
+    Raises `OSError` if the cache itself cannot be read.
     """
     if not cache.is_dir():
         return
     _remove_leftovers(cache)
-    entries = [path for path in cache.iterdir() if durable.is_published(path)]
-    used = sorted((_get_last_use(entry), entry.name, _measure(entry)) for entry in entries)
+    used = sorted(entry for path in cache.iterdir() if (entry := _find_entry(path)) is not None)
     if kept is None:
-        kept = [name for _, name, _ in used[-1:]]
-    total = sum(size for _, _, size in used)
-    for _, name, size in used:
+        kept = [entry.name for entry in used[-1:]]
+    total = sum(entry.size_bytes for entry in used)
+    for entry in used:
         if total <= max_bytes:
             return
-        if name not in kept:
-            _remove(cache / name)
-            total -= size
+        if entry.name not in kept and _try_remove(cache / entry.name):
+            total -= entry.size_bytes
+
+
+class _CachedEntry(NamedTuple):
+    """An entry as it is chosen for removal; entries sort by their last use."""
+
+    used_at: float
+    name: str
+    size_bytes: int
+
+
+def _find_entry(path: Path) -> _CachedEntry | None:
+    """Measure an entry; None for anything else and, logged, for one that cannot be read."""
+    try:
+        if not durable.is_published(path):
+            return None
+        return _CachedEntry(_get_last_use(path), path.name, _measure(path))
+    except OSError as exc:
+        logger.warning("the cached tokens %s cannot be read and stay: %s", path, exc)
+        return None
+
+
+def _try_remove(entry: Path) -> bool:
+    try:
+        _remove(entry)
+    except OSError as exc:
+        logger.warning("the cached tokens %s cannot be removed: %s", entry, exc)
+        return False
+    return True
 
 
 def _publish(building: Path, entry: Path) -> None:
@@ -110,8 +138,11 @@ def _remove(entry: Path) -> None:
 def _remove_leftovers(cache: Path) -> None:
     for path in cache.glob(f"{_UNFINISHED_PREFIX}*"):
         try:
-            is_old = time.time() - path.stat().st_mtime > _UNFINISHED_LIFETIME_S
+            is_old = time.time() - path.lstat().st_mtime > _UNFINISHED_LIFETIME_S
         except FileNotFoundError:
+            continue
+        except OSError as exc:
+            logger.warning("unfinished tokens %s cannot be read and stay: %s", path, exc)
             continue
         if is_old:
             shutil.rmtree(path, ignore_errors=True)

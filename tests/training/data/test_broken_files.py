@@ -229,6 +229,16 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         lines({"conversations": [{"from": "robot", "value": "x"}]}),
         'message 1 is from "robot", expected one of system, human, user, gpt',
     ),
+    "speaker is a list": (
+        "rows.jsonl",
+        lines({"conversations": [{"from": [], "value": "x"}]}),
+        "message 1 is from [], expected one of system, human, user, gpt",
+    ),
+    "speaker is an object": (
+        "rows.jsonl",
+        lines({"conversations": [{"from": {}, "value": "x"}]}),
+        "message 1 is from {}, expected one of system, human, user, gpt",
+    ),
     "OpenAI's keys in ShareGPT": (
         "rows.jsonl",
         lines({"conversations": [USER, ANSWER]}),
@@ -256,6 +266,21 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         "rows.jsonl",
         chat(USER, {**ANSWER, "tool_calls": [{"function": {"name": "f", "arguments": "{a"}}]}),
         "'arguments' of a tool call is not JSON: \"{a\"",
+    ),
+    "half a character in the id of a call": (
+        "rows.jsonl",
+        chat(USER, {**ANSWER, "tool_calls": [{**CALL, "id": "\ud800"}]}),
+        "'id' has half a character (a lone surrogate) in it (line 1)",
+    ),
+    "half a character in the name of a call": (
+        "rows.jsonl",
+        chat(USER, {**ANSWER, "tool_calls": [{"function": {"name": "f\udfff"}}]}),
+        "'name' has half a character (a lone surrogate) in it (line 1)",
+    ),
+    "function within a function": (
+        "rows.jsonl",
+        chat(USER, {**ANSWER, "tool_calls": [{"function": {"function": {"name": "f"}}}]}),
+        'a tool call is {"function": {"function": {"name": "f"}}}, expected a function with a name',
     ),
     "parallel calls": (
         "rows.jsonl",

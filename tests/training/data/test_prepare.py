@@ -169,6 +169,22 @@ def test_the_cache_keeps_to_its_size(tiny_model: Path, rows: Path, cache: Path) 
     assert {path.name for path in cache.iterdir()} == {made[1].name}
 
 
+def test_an_entry_that_cannot_be_read_keeps_no_other_in_the_cache(
+    tiny_model: Path, rows: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for length in (32, 64):
+        prepare_data(make_spec(tiny_model, train_file=rows, max_length=length), cache)
+    for name in ("aaa", "zzz"):
+        (cache / name).mkdir()
+        (cache / name / "manifest.json").write_text("{}")
+        (cache / name / "loop").symlink_to(cache / name / "loop")
+    (cache / "linked").mkdir()
+    (cache / "linked" / "manifest.json").symlink_to(cache / "linked" / "manifest.json")
+    prune_cache(cache, [], 0)
+    assert {path.name for path in cache.iterdir()} == {"aaa", "zzz", "linked"}
+    assert "aaa cannot be read and stay: [Errno 40] Too many levels of symbolic" in caplog.text
+
+
 def test_what_a_dead_process_left_is_removed_in_time(cache: Path) -> None:
     old, new = cache / ".unfinished-a", cache / ".unfinished-b"
     old.mkdir(parents=True)

@@ -9,10 +9,11 @@ import pytest
 
 from templating.renderer import RenderLimits
 from tests.tokenizer_kinds import CHATML, make_tokenizer
-from training.data.encoding import EncodedRow, RowEncoder, TemplateStoppedError
+from training.data.encoding import EncodedRow, RowEncoder
 from training.data.faults import DataError
 from training.data.formats import Row
 from training.data.readers import RowFile
+from training.data.rendering import TemplateStoppedError
 from training.data.row_stream import RowStream
 from training.spec import TrainingSpec
 
