@@ -6,7 +6,6 @@ from pathlib import Path
 from apps.bundled import find_demonstration_model
 from apps.settings import BUNDLED_SOURCE
 from serving.model_store import LATEST_ALIAS, ModelStore
-from serving.store.import_process import check_import
 from storage import durable
 
 logger = logging.getLogger(__name__)
@@ -36,9 +35,10 @@ def install_base_models(store: ModelStore, sources: dict[str, str]) -> None:
         logger.info("adding the base model %s from %s", name, source)
         try:
             folder = find_source(source)
-            if source != BUNDLED_SOURCE:  # that one is ours, and checked by our tests
-                check_import(folder)
-            store.add(folder, name)
+            if source == BUNDLED_SOURCE:  # it is ours, and checked by our tests
+                store.add(folder, name)
+            else:
+                store.install(folder, name)
         except durable.DamagedFileError:
             logger.exception("base_models: %r is not installed", name)
         except (OSError, ValueError) as exc:

@@ -14,6 +14,7 @@ from ray.serve import Application
 from apps.access.gate import Gate, read_api_key
 from apps.access.keys import KeyStore
 from apps.access.start import check_exposure, find_serve_host
+from model_files.refused_keys import check_keys
 from serving.model_store import ModelStore, StoredModel
 from storage.layout import DEFAULT_ROOT, open_storage
 
@@ -53,7 +54,7 @@ def build_app(settings: VllmSettings) -> Application:
 
     Raises `ModelNotFoundError` for a model that is not there, `DamagedDirectoryError` for one whose
     files are not what they were, `NewerFormatError` for one of a newer release, and `ValueError`
-    where vLLM is not installed.
+    where vLLM is not installed or the settings of a model name a file to open.
     """
     layout = open_storage(settings.storage)
     gate = Gate(read_api_key(), KeyStore(layout), require_key=settings.require_key)
@@ -70,19 +71,33 @@ def build_app(settings: VllmSettings) -> Application:
 
 
 def describe_models(store: ModelStore, settings: VllmSettings) -> Iterator[dict[str, Any]]:
-    """Yield Ray's `LLMConfig` for every model, once its files are found to be whole."""
+    """Yield Ray's `LLMConfig` for every model, once its files are found to be whole.
+
+    Raises as `build_app` does.
+    """
     options: dict[str, Any] = {"graceful_shutdown_timeout_s": SHUTDOWN_TIMEOUT_S}
     if "autoscaling_config" not in settings.deployment:
         options["num_replicas"] = 1
     for model_id in settings.models:
         model = _wait_for(store, model_id)
         model.verify()
+        _check_settings(model)
         yield {
             "model_loading_config": {"model_id": model.id, "model_source": str(model.path)},
             "accelerator_type": settings.accelerator_type,
             "engine_kwargs": settings.engine,
             "deployment_config": {**options, **settings.deployment},
         }
+
+
+def _check_settings(model: StoredModel) -> None:
+    """Refuse a model of an earlier release whose settings would have vLLM open a file."""
+    try:
+        check_keys(model.path)
+    except ValueError as exc:
+        raise ValueError(
+            f"model {model.id!r} is not given to vLLM: {exc}; delete the model and import it again"
+        ) from exc
 
 
 def _wait_for(store: ModelStore, model_id: str) -> StoredModel:

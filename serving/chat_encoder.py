@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from model_files.tokenizer_faults import TokenizerFaultError
 from serving.encoding_threads import run_encoding
-from serving.errors import EngineLostError, InvalidRequestError
+from serving.errors import EngineDeadError, EngineLostError, InvalidRequestError
 from templating.errors import RenderProcessError, TemplateLimitError, TemplateRefusedError
 from templating.renderer import AsyncRenderer, ChatTemplates, RenderJob, RenderLimits
 
@@ -30,9 +31,17 @@ class ChatEncoder:
         self._renderer = AsyncRenderer(self._templates, limits)
 
     def start(self) -> None:
-        """Start the process, if the model has a template; raises `EngineLostError`."""
+        """Start the process, if the model has a template, and find its control tokens.
+
+        Raises `EngineLostError` if the process does not start, and `EngineDeadError` for a
+        tokenizer that fails.
+        """
         if not self._templates.texts:
             return
+        try:
+            self._literal_text.prepare(self._templates.texts)
+        except TokenizerFaultError as exc:
+            raise EngineDeadError(f"model {self._name!r} cannot be loaded: {exc}") from exc
         try:
             self._renderer.start()
         except RenderProcessError as exc:
@@ -46,9 +55,9 @@ class ChatEncoder:
         """Return the tokens of a conversation up to where its answer begins.
 
         Control tokens in the messages are encoded as text. Raises `InvalidRequestError` for a model
-        without a template, for what the template refuses, and for a template that exceeds its
-        limits; `EngineLostError` if the process ended for another cause. Whoever cancels this ends
-        the process if it is theirs that is being rendered.
+        without a template, for what the template refuses, for a template that exceeds its limits
+        and for a tokenizer that fails at the messages; `EngineLostError` if the process ended for
+        another cause. Whoever cancels this ends the process if it is theirs that is being rendered.
         """
         template = self._choose_template()
         try:
@@ -78,6 +87,13 @@ class ChatEncoder:
                 param="messages",
                 code="chat_template_limit",
             ) from None
+        except TokenizerFaultError as exc:
+            raise InvalidRequestError(
+                f"the messages cannot be encoded for model {self._name!r}: {exc}; change the "
+                "messages, or use another model",
+                param="messages",
+                code="tokenizer_failed",
+            ) from exc
         except RenderProcessError as exc:
             raise EngineLostError(
                 f"the messages for model {self._name!r} were not rendered: {exc}; try again"

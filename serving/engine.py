@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from model_files.tokenizer_faults import TokenizerFaultError, translate_faults
 from serving.answer import AnswerReader, Piece, TokenSpeller, ToldToken
 from serving.chat_encoder import ChatEncoder
 from serving.engine_messages import (
@@ -163,8 +164,19 @@ class Engine:
         return await self._chats.encode(messages)
 
     def encode_text(self, text: str) -> list[int]:
-        """Encode a text as the model's tokenizer does by default, special tokens included."""
-        ids: list[int] = self._tokenizer(text)["input_ids"]
+        """Encode a text as the model's tokenizer does by default, special tokens included.
+
+        Raises `InvalidRequestError` for a tokenizer that fails at the text.
+        """
+        try:
+            with translate_faults():
+                ids: list[int] = self._tokenizer(text)["input_ids"]
+        except TokenizerFaultError as exc:
+            raise InvalidRequestError(
+                f"the text cannot be encoded for this model: {exc}; change the text, or use "
+                "another model",
+                code="tokenizer_failed",
+            ) from exc
         if not ids and self._tokenizer.bos_token_id is not None:  # a text out of nothing
             return [self._tokenizer.bos_token_id]
         return ids

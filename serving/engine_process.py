@@ -29,7 +29,7 @@ from serving.errors import EngineDeadError
 from serving.own_thread import put_thread_last
 from serving.remote_core import PID_BYTES
 from serving.settings import EngineSettings
-from serving.store.inspection import inspect_model
+from serving.store.inspection import inspect_directory
 from serving.store.model_memory import ModelMemory
 from serving.store.process_limits import MAX_CPU_S, limit_cpu, limit_memory
 
@@ -121,7 +121,7 @@ def _inspect(path: Path) -> ModelMemory | EngineDeadError:
     try:
         weights = path.glob("*.safetensors")
         limit_memory(sum(file.stat().st_size for file in weights))
-        return inspect_model(path)
+        return inspect_directory(path)
     except EngineDeadError as exc:
         return exc
     except Exception as exc:  # a damaged or hostile model can make the libraries fail in any way
@@ -132,7 +132,8 @@ def _inspect(path: Path) -> ModelMemory | EngineDeadError:
 
 def _raise_cpu_limit(*_: object) -> None:
     raise EngineDeadError(
-        f"the model is refused: its config makes building it take more than {MAX_CPU_S} s"
+        "the model is refused: its config or its tokenizer makes building it take more than "
+        f"{MAX_CPU_S} s"
     )
 
 

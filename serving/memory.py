@@ -56,10 +56,11 @@ def estimate_memory(memory: ModelMemory, settings: EngineSettings) -> int:
     """Return about how many bytes a model takes when loaded, with the process that it computes in.
 
     A head that is tied to the embedding has a copy of its own on a CPU (`serving.packed_linear`).
-    Activations are not counted.
+    The replica and the process that computes both have the tokenizer. Activations are not counted.
     """
     import torch
 
     cache = memory.cache_token_bytes * settings.page_size * settings.num_cache_blocks
     copy = 0 if torch.cuda.is_available() else memory.tied_head_bytes
-    return PROCESS_BYTES + memory.weight_bytes + copy + cache
+    tokenizers = 2 * memory.tokenizer_bytes
+    return PROCESS_BYTES + memory.weight_bytes + copy + cache + tokenizers

@@ -1,44 +1,44 @@
 """What a directory must be to be published: a whole model that runs no code of its own."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from model_files.json_files import read_object
+from model_files.refused_keys import check_keys, check_weight_files
 from serving.lineage import check_lineage
-from storage import durable
 
+TOKENIZER_NAME = "tokenizer.json"
 VERIFICATION_NAME = "verification.json"
 _WEIGHTS_NAME = "model.safetensors"
 _INDEX_NAME = "model.safetensors.index.json"
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
-_MAX_CONFIG_BYTES = 16 << 20
-_MAX_JSON_BYTES = {_INDEX_NAME: 64 << 20}
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_MAX_INDEX_BYTES = 64 << 20
+_OLDER_TOKENIZER_NAMES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
-def check_model_directory(directory: Path, *, links_stay_in: Path | None = None) -> None:
-    """Check that a directory is a whole model that runs no code of its own.
+def check_model_directory(
+    directory: Path, *, links_stay_in: Path | None = None, converts_tokenizer: bool = False
+) -> None:
+    """Check that a directory is a whole model that runs no code of its own and opens no file.
 
     Links may lead anywhere inside `links_stay_in`; by default they are relative and stay in the
-    directory itself. Raises `ValueError` that names the first thing found wrong.
+    directory itself. With `converts_tokenizer` files of an older tokenizer will do in place of
+    tokenizer.json. Raises `ValueError` that names the first thing found wrong.
     """
     check_files(directory, links_stay_in=links_stay_in)
+    check_weight_files(directory)
     _check_weights(directory)
-    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+    names = (TOKENIZER_NAME, *(_OLDER_TOKENIZER_NAMES if converts_tokenizer else ()))
+    if not any((directory / name).is_file() for name in names):
         raise ValueError(
-            f"{directory.name!r} has no tokenizer: expected one of {', '.join(_TOKENIZER_FILES)}"
+            f"{directory.name!r} has no tokenizer: expected {' or '.join(names)}; convert one of "
+            "another kind with transformers' AutoTokenizer and save_pretrained"
         )
-    for path in sorted(directory.glob("*config.json")):
-        if "auto_map" in _read_object(path):
-            raise ValueError(
-                f"{path.name} asks for code of the model's own ('auto_map'), which is never run; "
-                "use a model that transformers itself supports"
-            )
+    check_keys(directory)
     check_lineage(directory)
     if (directory / VERIFICATION_NAME).exists():
-        report = _read_object(directory / VERIFICATION_NAME)
+        report = read_object(directory / VERIFICATION_NAME)
         if report.get("passed") is not True:
             raise ValueError(
                 f"{directory.name!r} failed its verification, as its {VERIFICATION_NAME} says; "
@@ -74,7 +74,8 @@ def _check_file(path: Path, directory: Path, root: Path) -> None:
 def _check_weights(directory: Path) -> None:
     """Check that every file of weights is there, whole, and holds what the index says."""
     if (directory / _INDEX_NAME).is_file():
-        weight_map = _read_object(directory / _INDEX_NAME).get("weight_map")
+        index = read_object(directory / _INDEX_NAME, _MAX_INDEX_BYTES)
+        weight_map = index.get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ValueError(f"{_INDEX_NAME} has no 'weight_map' of tensors to files")
     elif (directory / _WEIGHTS_NAME).is_file():
@@ -105,18 +106,3 @@ def find_cache_repository(source: Path) -> Path | None:
     repository = source.parent.parent
     is_snapshot = source.parent.name == "snapshots" and (repository / "blobs").is_dir()
     return repository if is_snapshot else None
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    size_bytes, limit = path.stat().st_size, _MAX_JSON_BYTES.get(path.name, _MAX_CONFIG_BYTES)
-    if size_bytes > limit:  # parsed, it would take some ten times as much memory
-        raise ValueError(
-            f"{path.name} has {size_bytes:,} bytes; expected at most {limit:,} in such a file"
-        )
-    try:
-        value = durable.read_json(path)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ValueError(f"{path.name} is not valid JSON: {exc}") from exc
-    if not isinstance(value, dict):
-        raise ValueError(f"{path.name} holds a {type(value).__name__}; expected an object")
-    return value

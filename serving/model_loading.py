@@ -6,13 +6,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from model_files import loading
 from serving.errors import EngineDeadError
 
 _FAULTS = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
@@ -22,13 +18,15 @@ _PROBLEMS = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 def load_model(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load weights in the dtype of the file, on the GPU where there is one, and the tokenizer.
 
-    Nothing is fetched and no code of the model's own is run. Raises `EngineDeadError` if the
-    files cannot be read, or if a weight is missing, unexpected or of another shape: transformers
-    would go on with random numbers in its place.
+    Nothing is fetched, no code of the model's own is run, and no file that the model names is
+    opened. Raises `EngineDeadError` if the files cannot be read, or if a weight is missing,
+    unexpected or of another shape: transformers would go on with random numbers in its place.
     """
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
+            config=loading.load_config(path),
+            generation_config=loading.load_generation_config(path),
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
@@ -47,7 +45,7 @@ def load_model(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model; raises `EngineDeadError` if that cannot be done."""
     try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return loading.load_tokenizer(path)
     except _FAULTS as exc:
         raise _describe_fault(path, exc) from exc
 

@@ -126,18 +126,16 @@ class ModelStore:
     def take_in(self, directory: Path, model_id: str) -> StoredModel:
         """Move a `directory` from an untrusted source into the store.
 
-        A process with limits reads it first, one at a time on this storage. Its manifest is ours:
-        one that it came with could claim anything. Raises `ModelRefusedError` for a model that is
-        not complete, safe and loadable, and for nothing else, `ImportCheckError` if it could not be
-        checked, and as `check_new_id` does.
+        A process with limits reads it first, one at a time on this storage, and rewrites its
+        settings to what is known to be harmless. Its manifest is ours: one that it came with could
+        claim anything. Raises `ModelRefusedError` for a model that is not complete, safe and
+        loadable, and for nothing else, `ImportCheckError` if it could not be checked, and as
+        `check_new_id` does.
         """
         self.check_new_id(model_id)
-        try:
-            check_files(directory)
-        except ValueError as exc:
-            raise ModelRefusedError(str(exc)) from exc
+        _check_files(directory)
         with take_turn(self._layout.import_lock):
-            check_import(directory)
+            check_import(directory, cleans=True)
         return self._seal_in(directory, model_id)
 
     def add(self, source: Path, model_id: str) -> StoredModel:
@@ -145,16 +143,27 @@ class ModelStore:
 
         A snapshot in the hub's cache will do: its links into the cache are followed. Raises as
         `publish` does. A copy that is interrupted is never seen as a model. The content of `source`
-        is trusted: check others with `check_import` first.
+        is trusted: `install` is for others.
         """
         self.check_new_id(model_id)
         check_model_directory(source, links_stay_in=find_cache_repository(source))
         with build_in_scratch(self._layout.models, _ADDED_PREFIX) as building:
-            shutil.copytree(
-                source, building, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*")
-            )
-            building.chmod(0o700)  # the source's may be one that nobody can write into
+            _copy_files(source, building)
             check_model_directory(building)
+            return self._seal_in(building, model_id)
+
+    def install(self, source: Path, model_id: str) -> StoredModel:
+        """Copy a model that an operator names into the store; `source` stays as it is.
+
+        Its content is not trusted: the copy is checked as `take_in` does. A tokenizer of an older
+        kind is converted. Raises as `take_in` does.
+        """
+        self.check_new_id(model_id)
+        _check_files(source, links_stay_in=find_cache_repository(source))
+        with build_in_scratch(self._layout.models, _ADDED_PREFIX) as building:
+            _copy_files(source, building)
+            with take_turn(self._layout.import_lock):
+                check_import(building, converts_tokenizer=True)
             return self._seal_in(building, model_id)
 
     def check_new_id(self, model_id: str) -> None:
@@ -372,6 +381,14 @@ class ModelStore:
         return f"models: {models}; aliases: {aliases}"
 
 
+def _check_files(directory: Path, links_stay_in: Path | None = None) -> None:
+    """Raise `ModelRefusedError` for a directory with files that a model must not have."""
+    try:
+        check_files(directory, links_stay_in=links_stay_in)
+    except ValueError as exc:
+        raise ModelRefusedError(str(exc)) from exc
+
+
 def _check_name(name: str, param: str) -> None:
     """Raise `InvalidRequestError` for a name that is not plain; `param` is where it came from."""
     try:
@@ -382,6 +399,12 @@ def _check_name(name: str, param: str) -> None:
 
 def _name_lineage(model_id: str) -> str:
     return f"the lineage of model {model_id!r}"
+
+
+def _copy_files(source: Path, target: Path) -> None:
+    """Copy a model directory with its links followed, without hidden files."""
+    shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))
+    target.chmod(0o700)  # the source's may be one that nobody can write into
 
 
 def _read_edition(path: Path) -> tuple[int, int]:

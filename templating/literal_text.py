@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from tokenizers import NormalizedString, PreTokenizedString, Regex
 
+from model_files.tokenizer_faults import translate_faults
+from templating.control_tokens import Control, ControlTokens, Normalize
 from templating.errors import TemplateRefusedError
-from templating.patterns import match_any
+from templating.patterns import match_first_characters
 from templating.text_pieces import (
     PLACEHOLDER,
     PLACEHOLDERS,
@@ -28,9 +30,6 @@ from templating.text_pieces import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_TURN_TOKEN = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
-
-Normalize = Callable[[str], str]
 Split = Callable[[int, NormalizedString], list[NormalizedString]]
 
 
@@ -40,19 +39,6 @@ class ProtectedChat(NamedTuple):
     messages: list[dict[str, Any]]
     tools: list[Any] | None
     literals: Mapping[str, str]
-
-
-class _Control(NamedTuple):
-    """The strings that are control tokens under one template."""
-
-    contents: tuple[str, ...]
-    ids: frozenset[int]
-    anywhere: re.Pattern[str]
-    in_answers: re.Pattern[str]
-    beginnings: frozenset[str]
-    first_characters: frozenset[str]
-    longest: int
-    normalized: re.Pattern[str]
 
 
 class LiteralText:
@@ -65,24 +51,41 @@ class LiteralText:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
-        self._added: dict[int, Any] = dict(tokenizer.added_tokens_decoder)
-        self._controls: dict[str, _Control] = {}
+        self._control_tokens = ControlTokens(tokenizer)
+        self._added = self._control_tokens.added
+
+    def prepare(self, templates: Iterable[str]) -> None:
+        """Find the control tokens of templates now; else the first text of each waits for it.
+
+        Raises `TokenizerFaultError` for a tokenizer that fails.
+        """
+        with translate_faults():
+            for template in templates:
+                self._control_tokens.find(template)
 
     def protect_chat(
         self, messages: Iterable[Mapping[str, Any]], tools: Sequence[Any] | None, template: str
     ) -> ProtectedChat:
         """Replace control tokens in all strings of a conversation except the roles.
 
-        Keys of messages whose value is None are dropped, as `apply_chat_template` does.
+        Keys of messages whose value is None are dropped, as `apply_chat_template` does. Raises
+        `TemplateRefusedError` for messages with too many different control tokens or characters,
+        and `TokenizerFaultError` for a tokenizer that fails at them.
         """
+        with translate_faults():
+            return self._protect_chat(messages, tools, template)
+
+    def _protect_chat(
+        self, messages: Iterable[Mapping[str, Any]], tools: Sequence[Any] | None, template: str
+    ) -> ProtectedChat:
         chat = [
             {key: value for key, value in message.items() if value is not None}
             for message in messages
         ]
         tools = list(tools) if tools else None
-        control = self._find_control(template)
-        normalize = self._find_normalizer()
-        if not any(_is_affected(text, control, normalize) for text in _list_strings([chat, tools])):
+        control = self._control_tokens.find(template)
+        normalize = self._control_tokens.find_normalizer()
+        if not any(control.affects(text, normalize) for text in _list_strings([chat, tools])):
             return ProtectedChat(chat, tools, {})
         swap = _Swap(control, normalize, [*_list_strings([chat, tools]), template])
         protected = [
@@ -95,13 +98,17 @@ class LiteralText:
         return ProtectedChat(protected, swap.replace(tools, control.anywhere), swap.literals)
 
     def protect_text(self, text: str) -> tuple[str, Mapping[str, str]]:
-        """Replace special tokens in a text that no template surrounds."""
-        control = self._find_control("")
-        normalize = self._find_normalizer()
-        if not _is_affected(text, control, normalize):
-            return text, {}
-        swap = _Swap(control, normalize, [text])
-        return swap.replace(text, control.anywhere), swap.literals
+        """Replace special tokens in a text that no template surrounds.
+
+        Raises as `protect_chat` does.
+        """
+        with translate_faults():
+            control = self._control_tokens.find("")
+            normalize = self._control_tokens.find_normalizer()
+            if not control.affects(text, normalize):
+                return text, {}
+            swap = _Swap(control, normalize, [text])
+            return swap.replace(text, control.anywhere), swap.literals
 
     def encode(
         self,
@@ -114,8 +121,20 @@ class LiteralText:
         """Tokenise texts; those without placeholders exactly as the tokenizer does.
 
         `literals` has what the placeholders of each text stand for. Raises `TemplateRefusedError`
-        for a tokenizer that cannot encode one of them as text.
+        for a tokenizer that cannot encode one of them as text, and `TokenizerFaultError` for one
+        that fails at a text.
         """
+        with translate_faults():
+            return self._encode(texts, literals, template, add_special_tokens=add_special_tokens)
+
+    def _encode(
+        self,
+        texts: Sequence[str],
+        literals: Sequence[Mapping[str, str]],
+        template: str,
+        *,
+        add_special_tokens: bool,
+    ) -> list[EncodedText]:
         has_literal = [
             bool(_list_placeholders(*pair)) for pair in zip(texts, literals, strict=True)
         ]
@@ -150,7 +169,7 @@ class LiteralText:
         added_around: Sequence[int],
     ) -> EncodedText:
         """Tokenise a text with placeholders; `plain` says where its control tokens stand."""
-        control = self._find_control(template)
+        control = self._control_tokens.find(template)
         unknown = self._tokenizer.unk_token_id
         spans = [
             (start, end, token)
@@ -187,7 +206,7 @@ class LiteralText:
         text: str,
         pieces: Sequence[Piece],
         literals: Mapping[str, str],
-        control: _Control,
+        control: Control,
         *,
         is_split: bool,
     ) -> Tokens:
@@ -220,9 +239,7 @@ class LiteralText:
         if (pre_tokenizer := backend.pre_tokenizer) is not None:
             pre_tokenizer.pre_tokenize(tokens)
         if is_split:
-            for content in control.contents:
-                pattern = f"{re.escape(content[0])}(?={re.escape(content[1:])})"
-                tokens.split(_split_at(Regex(pattern)))
+            tokens.split(_break_words(control.anywhere))
         tokens.tokenize(backend.model.tokenize)
         encoding = tokens.to_encoding()
         return merge_controls(pieces, starts, encoding.ids, encoding.offsets)
@@ -235,7 +252,7 @@ class LiteralText:
         """
         if not self._tokenizer.is_fast or self._tokenizer.backend_tokenizer.normalizer is None:
             return False
-        control_ids, unknown = self._find_control(template).ids, self._tokenizer.unk_token_id
+        control_ids, unknown = self._control_tokens.find(template).ids, self._tokenizer.unk_token_id
         return any(
             token in control_ids
             and token != unknown
@@ -249,59 +266,17 @@ class LiteralText:
         written = written.strip()
         return written == str(self._added[token].content).strip() or written in template
 
-    def _has_forged(self, tokens: Tokens, pieces: Sequence[Piece], control: _Control) -> bool:
+    def _has_forged(self, tokens: Tokens, pieces: Sequence[Piece], control: Control) -> bool:
         own = {(piece.start, piece.end) for piece in pieces if piece.control_id is not None}
         forbidden = sorted(control.ids - {self._tokenizer.unk_token_id})
         spans = tokens.spans[np.isin(tokens.ids, forbidden)].tolist()
         return any((start, end) not in own for start, end in spans)
 
-    def _find_control(self, template: str) -> _Control:
-        if template not in self._controls:
-            self._controls[template] = self._compile(template)
-        return self._controls[template]
-
-    def _compile(self, template: str) -> _Control:
-        named = set(getattr(self._tokenizer, "chat_control_tokens", None) or ())
-        everywhere, written, ids, late = [], [], set(), []
-        for token_id, token in self._added.items():
-            content = str(token.content)
-            if token.special or _TURN_TOKEN.fullmatch(content) or content in named:
-                everywhere.append(content)
-            elif content.strip() and content in template:  # ordinary text may be white space
-                written.append(content)
-            else:
-                continue
-            ids.add(token_id)
-            if token.normalized:
-                late.append(content)
-        contents = tuple(everywhere + written)
-        normalize = self._find_normalizer()
-        late = [normalize(content).strip(" \u2581") for content in late] if normalize else []
-        return _Control(
-            contents,
-            frozenset(ids),
-            match_any(contents),
-            match_any(everywhere),
-            frozenset(content[:end] for content in contents for end in range(1, len(content))),
-            frozenset(content[0] for content in contents),
-            max(map(len, contents), default=0),
-            match_any(late),
-        )
-
-    def _find_normalizer(self) -> Normalize | None:
-        """Return what may turn other characters into a control token, if anything does."""
-        if not self._tokenizer.is_fast or not any(own.normalized for own in self._added.values()):
-            return None
-        normalizer = self._tokenizer.backend_tokenizer.normalizer
-        return None if normalizer is None else normalizer.normalize_str
-
 
 class _Swap:
     """Replaces strings by placeholders, which are the keys of `literals`."""
 
-    def __init__(
-        self, control: _Control, normalize: Normalize | None, texts: Iterable[str]
-    ) -> None:
+    def __init__(self, control: Control, normalize: Normalize | None, texts: Iterable[str]) -> None:
         self.literals: dict[str, str] = {}
         self._control = control
         self._normalize = normalize
@@ -323,7 +298,7 @@ class _Swap:
 
     def _replace_text(self, text: str, pattern: re.Pattern[str]) -> str:
         swapped = pattern.sub(lambda match: self._stand_in(match.group()), text)
-        if (start := _find_open_end(swapped, self._control)) is not None:
+        if (start := self._control.find_open_end(swapped)) is not None:
             swapped = f"{swapped[:start]}{self._stand_in(swapped[start])}{swapped[start + 1 :]}"
         if self._normalize and self._control.normalized.search(self._normalize(swapped)):
             return self._stand_in(text)
@@ -339,28 +314,9 @@ class _Swap:
         return self._placeholders[text]
 
 
-def _choose(control: _Control, message: Mapping[str, Any], key: str) -> re.Pattern[str]:
+def _choose(control: Control, message: Mapping[str, Any], key: str) -> re.Pattern[str]:
     is_answer = key == "content" and message.get("role") == "assistant"
     return control.in_answers if is_answer else control.anywhere
-
-
-def _is_affected(text: str, control: _Control, normalize: Normalize | None) -> bool:
-    return bool(
-        control.anywhere.search(text)
-        or _find_open_end(text, control) is not None
-        or (normalize is not None and control.normalized.search(normalize(text)))
-    )
-
-
-def _find_open_end(text: str, control: _Control) -> int | None:
-    """Find a control token that begins at the end of a text, which other text could complete."""
-    text = text.rstrip()
-    if control.first_characters.isdisjoint(text[-control.longest :]):
-        return None
-    for start in range(max(0, len(text) - control.longest), len(text)):
-        if text[start:] in control.beginnings:
-            return start
-    return None
 
 
 def _list_strings(value: Any) -> Iterator[str]:
@@ -388,5 +344,18 @@ def _list_placeholders(text: str, literals: Mapping[str, str]) -> list[str]:
 def _split_at(pattern: str | Regex) -> Split:
     def split(_: int, text: NormalizedString) -> list[NormalizedString]:
         return text.split(pattern, "isolated")
+
+    return split
+
+
+def _break_words(words: re.Pattern[str]) -> Split:
+    """Split before and after the first character of each word that a pattern finds in a text."""
+
+    def split(_: int, text: NormalizedString) -> list[NormalizedString]:
+        content, found, place = text.normalized, set(), 0
+        while match := words.search(content, place):
+            found.add(match.group())
+            place = match.start() + 1  # one may begin within another
+        return text.split(Regex(match_first_characters(found)), "isolated") if found else [text]
 
     return split

@@ -26,6 +26,17 @@ def match_any(words: Iterable[str]) -> re.Pattern[str]:
         return re.compile("|".join(map(re.escape, longest_first)))
 
 
+def match_first_characters(words: Iterable[str]) -> str:
+    """Return a pattern that matches the first character of each of `words` where one stands."""
+    branches = []
+    groups = groupby(sorted({word for word in words if word}), key=lambda word: word[0])
+    for first, group in groups:
+        rests = [word[1:] for word in group]
+        ahead = "" if "" in rests else f"(?={match_any(rests).pattern})"
+        branches.append(re.escape(first) + ahead)
+    return "|".join(branches) or NOTHING.pattern
+
+
 def _join(words: list[str]) -> str:
     """Join sorted, distinct words."""
     shared = os.path.commonprefix([words[0], words[-1]])  # noqa: RUF071 - by characters

@@ -5,8 +5,16 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
+from model_files import loading
+from model_files.tokenizer_faults import translate_faults
 from storage import durable
 from storage.locks import hold_shared
 from training.spec import SettingError, TrainingSpec, name_source
@@ -19,11 +27,8 @@ class UnknownModelError(SettingError):
 
 
 def load_tokenizer(base_model: str) -> PreTrainedTokenizerBase:
-    """Load a base model's tokenizer; raises `UnknownModelError` if there is no such model."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(base_model, trust_remote_code=False)
-    except (OSError, ValueError) as exc:
-        raise UnknownModelError(_describe_unknown(base_model, exc)) from exc
+    """Load a base model's tokenizer for rows; raises `UnknownModelError` if there is none."""
+    tokenizer = open_tokenizer(base_model)
     if not tokenizer.is_fast:
         raise UnknownModelError(
             f"base_model {name_source(base_model)!r} has no tokenizer.json, which says where "
@@ -33,13 +38,54 @@ def load_tokenizer(base_model: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def find_context_length(base_model: str) -> int:
-    """Tokens that a base model's positions allow; raises `UnknownModelError`."""
+def open_tokenizer(base_model: str) -> PreTrainedTokenizerBase:
+    """Load a base model's tokenizer as it is, of any kind.
+
+    Of a model in a store only what is known to be harmless is used: anybody may have made it. A
+    folder or an id on the hub is named by whoever starts the training, and transformers may follow
+    all that it says but code. Raises `UnknownModelError` if there is no such model.
+    """
     try:
-        config = AutoConfig.from_pretrained(base_model, trust_remote_code=False)
+        if _is_stored(base_model):
+            return loading.load_tokenizer(Path(base_model))
+        with translate_faults():
+            return AutoTokenizer.from_pretrained(base_model, trust_remote_code=False)
     except (OSError, ValueError) as exc:
         raise UnknownModelError(_describe_unknown(base_model, exc)) from exc
-    length = getattr(config, "max_position_embeddings", None)
+
+
+def load_config(base_model: str) -> PreTrainedConfig:
+    """Load a base model's configuration; of a model in a store as `open_tokenizer` does.
+
+    Raises `UnknownModelError` if there is no such model.
+    """
+    try:
+        if _is_stored(base_model):
+            return loading.load_config(Path(base_model))
+        return AutoConfig.from_pretrained(base_model, trust_remote_code=False)
+    except (OSError, ValueError) as exc:
+        raise UnknownModelError(_describe_unknown(base_model, exc)) from exc
+
+
+def load_generation_config(base_model: str) -> GenerationConfig | None:
+    """Load what a base model says of generating; None if it says nothing.
+
+    Raises `UnknownModelError` for a model in a store whose file cannot be read.
+    """
+    try:
+        if _is_stored(base_model):
+            return loading.load_generation_config(Path(base_model))
+    except (OSError, ValueError) as exc:
+        raise UnknownModelError(_describe_unknown(base_model, exc)) from exc
+    try:
+        return GenerationConfig.from_pretrained(base_model)
+    except OSError:
+        return None
+
+
+def find_context_length(base_model: str) -> int:
+    """Tokens that a base model's positions allow; raises `UnknownModelError`."""
+    length = getattr(load_config(base_model), "max_position_embeddings", None)
     return int(length) if length else _UNLIMITED_CONTEXT
 
 
@@ -60,15 +106,12 @@ def find_revision(base_model: str) -> str | None:
     None where the hub does not say. Raises `UnknownModelError`.
     """
     folder = Path(base_model)
-    if (folder / durable.MANIFEST_NAME).is_file():
+    if _is_stored(base_model):
         return f"sha256:{durable.hash_file(folder / durable.MANIFEST_NAME)}"
     if folder.is_dir():
         hashes = [durable.hash_file(path) for path in sorted(folder.glob("*.safetensors"))]
         return f"sha256:{hashlib.sha256(''.join(hashes).encode()).hexdigest()}"
-    try:
-        config = AutoConfig.from_pretrained(base_model, trust_remote_code=False)
-    except (OSError, ValueError) as exc:
-        raise UnknownModelError(_describe_unknown(base_model, exc)) from exc
+    config = load_config(base_model)
     return str(config._commit_hash) if config._commit_hash else None
 
 
@@ -80,6 +123,11 @@ def hold_base_model(base_model: str) -> Iterator[None]:
         held = hold_shared(Path(base_model) / durable.MANIFEST_NAME)
     with held:
         yield
+
+
+def _is_stored(base_model: str) -> bool:
+    """Whether a base model lies in a store of models, or was published as those are."""
+    return durable.is_published(Path(base_model))
 
 
 def _describe_unknown(base_model: str, exc: Exception) -> str:

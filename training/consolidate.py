@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
 from storage import durable
 from storage.scratch import build_in_scratch
+from training.base_model import load_config, load_generation_config, open_tokenizer
 from training.byte_progress import OnBytes, show_bytes
 from training.checkpoint import find_damage, find_shards, read_checkpoint
 from training.export_plan import ConsolidationError, build_meta_model
@@ -101,7 +102,7 @@ def write_model(
     like, by what `probe` says of those in training. Raises as `consolidate_checkpoint` does.
     """
     weights = open_weights(find_shards(checkpoint), in_fp32=dtype == torch.float32)
-    config = AutoConfig.from_pretrained(base_model, trust_remote_code=False)
+    config = load_config(base_model)
     config.dtype = dtype
     model = build_meta_model(config, dtype)
     written = write_weights(weights, model, directory, dtype, shard_bytes, on_progress)
@@ -120,17 +121,14 @@ def _check_values(written: WrittenWeights, probe: Probe | None) -> Check:
 
 def _copy_companions(base_model: str, config: Any, directory: Path) -> None:
     """Save tokenizer, chat template and generation settings beside the weights."""
-    tokenizer = AutoTokenizer.from_pretrained(base_model, trust_remote_code=False)
+    tokenizer = open_tokenizer(base_model)
     try:
         tokenizer.save_pretrained(directory)
     except Exception as exc:
         if type(exc) is not Exception:
             raise
         raise OSError(str(exc)) from exc  # its library has no other type for a full disk
-    try:
-        generation = GenerationConfig.from_pretrained(base_model)
-    except OSError:  # the base model has none
-        generation = GenerationConfig.from_model_config(config)
+    generation = load_generation_config(base_model) or GenerationConfig.from_model_config(config)
     generation.save_pretrained(directory)
 
 

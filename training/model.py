@@ -27,14 +27,21 @@ class WeightsError(RuntimeError):
 def load_model(
     spec: TrainingSpec, layout: BatchLayout = "padded", device: torch.device = _CPU
 ) -> torch.nn.Module:
-    """Load the base model; raises `WeightsError` unless file and architecture agree wholly."""
+    """Load the base model; raises `WeightsError` unless file and architecture agree wholly.
+
+    Raises `UnknownModelError` if there is no such model.
+    """
     from transformers import AutoModelForCausalLM
+
+    from training.base_model import load_config, load_generation_config
 
     attention = {}
     if layout == "flattened" and has_varlen_kernel(spec, device):
         attention["attn_implementation"] = "flash_attention_2"
     model, info = AutoModelForCausalLM.from_pretrained(
         spec.base_model,
+        config=load_config(spec.base_model),
+        generation_config=load_generation_config(spec.base_model),
         dtype=DTYPES[spec.precision],
         trust_remote_code=False,
         use_safetensors=True,
@@ -55,10 +62,9 @@ def load_model(
 
 def find_hidden_size(base_model: str) -> int:
     """Width of a model's hidden states."""
-    from transformers import AutoConfig
+    from training.base_model import load_config
 
-    config = AutoConfig.from_pretrained(base_model, trust_remote_code=False).get_text_config()
-    return int(config.hidden_size)
+    return int(load_config(base_model).get_text_config().hidden_size)
 
 
 def find_weight_faults(loading_info: Any) -> dict[str, list[str]]:
@@ -73,12 +79,11 @@ def choose_layout(spec: TrainingSpec, device: torch.device) -> BatchLayout:
     batches ran at 0.59 of the speed of padded ones of similar length. Only architectures that are
     known to let nothing else run on from row to row, such as a convolution's state, are flattened.
     """
-    from transformers import AutoConfig
+    from training.base_model import load_config
 
     if spec.batch_layout != "auto":
         return spec.batch_layout
-    config = AutoConfig.from_pretrained(spec.base_model, trust_remote_code=False)
-    is_known = config.model_type in _FLATTENED_ARCHITECTURES
+    is_known = load_config(spec.base_model).model_type in _FLATTENED_ARCHITECTURES
     return "flattened" if is_known and has_varlen_kernel(spec, device) else "padded"
 
 

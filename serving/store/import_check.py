@@ -3,21 +3,24 @@
 `python -m serving.store.import_check DIRECTORY` prints JSON objects, one per line. Before each
 step it prints `{"step": ...}`, so that the reader knows which step ended the process. The last line
 is `{"memory": ...}` as `ModelMemory` for a model that may be imported, `{"refusal": "..."}` for one
-that may not, or `{"error": "..."}` if it could not be checked.
+that may not, or `{"error": "..."}` if it could not be checked. With `--clean` the settings in the
+directory are rewritten to what is known to be harmless; with `--convert-tokenizer` they are too,
+and a tokenizer.json is written where there are only files of an older kind.
 `serving.store.import_process` starts it; only this process imports torch and parses the JSON files
 of the model.
 """
 
+import argparse
 import errno
 import json
 import logging
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from serving.model_checks import check_model_directory, find_cache_repository
+from model_files.cleaning import clean_directory
+from serving.model_checks import TOKENIZER_NAME, check_model_directory, find_cache_repository
 from serving.store.import_steps import CheckStep
 from serving.store.process_limits import lift_memory_limit, limit_cpu, limit_memory
 from storage.machine_faults import is_machine_fault
@@ -26,10 +29,15 @@ from templating.trial import try_chat_template
 logger = logging.getLogger(__name__)
 
 _NICENESS = 10
-_SAMPLE_TEXT = "Hello, world! 1 + 1 = 2.\nGr\u00fc\u00dfe, \u4f60\u597d"
 
 
-def check_directory(directory: Path, report_step: Callable[[CheckStep], None]) -> dict[str, Any]:
+def check_directory(
+    directory: Path,
+    report_step: Callable[[CheckStep], None],
+    *,
+    cleans: bool = False,
+    converts_tokenizer: bool = False,
+) -> dict[str, Any]:
     """Check a model under limits; returns the last JSON object that the module describes."""
     weights = directory.glob("*.safetensors")
     mapped_bytes = sum(path.stat().st_size for path in weights if path.is_file())
@@ -38,12 +46,18 @@ def check_directory(directory: Path, report_step: Callable[[CheckStep], None]) -
     try:
         limit_memory(mapped_bytes)
         report_step(step)
-        check_model_directory(directory, links_stay_in=find_cache_repository(directory))
+        check_model_directory(
+            directory,
+            links_stay_in=find_cache_repository(directory),
+            converts_tokenizer=converts_tokenizer,
+        )
+        if cleans or converts_tokenizer:
+            clean_directory(directory)
         # The libraries are our own and map more than the model may take.
         lift_memory_limit()
         from transformers.utils import logging as transformers_logging
 
-        from serving.store.inspection import inspect_model, try_tokenizer
+        from serving.store.inspection import convert_tokenizer, inspect_model, try_tokenizer
 
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
@@ -51,7 +65,9 @@ def check_directory(directory: Path, report_step: Callable[[CheckStep], None]) -
         report_step(step := "model")
         memory = inspect_model(directory)
         report_step(step := "tokenizer")
-        try_tokenizer(directory, _SAMPLE_TEXT)
+        if converts_tokenizer and not (directory / TOKENIZER_NAME).is_file():
+            convert_tokenizer(directory)
+        tokenizer_bytes = try_tokenizer(directory)
         report_step(step := "chat template")
         if (fault := _try_template(directory)) is not None:
             return {"error": fault}
@@ -61,7 +77,7 @@ def check_directory(directory: Path, report_step: Callable[[CheckStep], None]) -
     # of a library in Rust is no `Exception`.
     except BaseException as exc:  # noqa: BLE001 - logged there
         return _explain_failure(directory, step, exc)
-    return {"memory": memory.model_dump()}
+    return {"memory": {**memory.model_dump(), "tokenizer_bytes": tokenizer_bytes}}
 
 
 def _explain_failure(directory: Path, step: CheckStep, exc: BaseException) -> dict[str, Any]:
@@ -95,6 +111,11 @@ def _try_template(directory: Path) -> str | None:
 
 def main() -> None:
     """Check the directory that the command line names and print what was found."""
+    parser = argparse.ArgumentParser(prog="python -m serving.store.import_check")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--clean", action="store_true")
+    parser.add_argument("--convert-tokenizer", action="store_true")
+    options = parser.parse_args()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     with os.fdopen(os.dup(1), "w") as output:
         os.dup2(2, 1)  # what a library prints must not mix with the answer
@@ -103,7 +124,13 @@ def main() -> None:
             print(json.dumps({"step": step}), file=output, flush=True)
 
         os.nice(_NICENESS)  # answers to requests go first
-        json.dump(check_directory(Path(sys.argv[1]), report_step), output)
+        found = check_directory(
+            options.directory,
+            report_step,
+            cleans=options.clean,
+            converts_tokenizer=options.convert_tokenizer,
+        )
+        json.dump(found, output)
     os._exit(0)  # the end of the interpreter would only free what the end of the process frees
 
 

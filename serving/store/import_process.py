@@ -31,16 +31,26 @@ class ImportCheckError(RuntimeError):
     """A model could not be checked, through no fault of the model."""
 
 
-def check_import(directory: Path, *, timeout_s: float = _TIMEOUT_S) -> ModelMemory:
+def check_import(
+    directory: Path,
+    *,
+    cleans: bool = False,
+    converts_tokenizer: bool = False,
+    timeout_s: float = _TIMEOUT_S,
+) -> ModelMemory:
     """Check a model directory in a process with limits; returns the memory it takes when loaded.
 
-    Raises `ModelRefusedError` that says why the model cannot be imported, and `ImportCheckError`
-    if it could not be checked.
+    With `cleans` the process rewrites the settings in the directory to what is known to be
+    harmless; with `converts_tokenizer` it does so too, and writes a tokenizer.json where there are
+    only files of an older kind. Raises `ModelRefusedError` that says why the model cannot be
+    imported, and `ImportCheckError` if it could not be checked.
     """
     started = time.monotonic()
+    command = [sys.executable, "-m", "serving.store.import_check", str(directory.resolve())]
+    command += ["--clean"] * cleans + ["--convert-tokenizer"] * converts_tokenizer
     try:
         ended = subprocess.run(  # noqa: S603 - our own command
-            [sys.executable, "-m", "serving.store.import_check", directory.resolve()],
+            command,
             check=False,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

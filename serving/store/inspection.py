@@ -6,23 +6,41 @@ a fork of the fork server before it is loaded.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_utils import load_state_dict
 
+from model_files.loading import TOKENIZER_NAME, load_config
+from model_files.tokenizer_checks import check_vocabulary
+from model_files.tokenizer_faults import translate_faults
 from serving.model_loading import check_loading_report, load_tokenizer
 from serving.store.config_sizes import check_config_sizes
 from serving.store.model_memory import ModelMemory
+from templating.literal_text import LiteralText
+from templating.renderer import ChatTemplates
 
 _WEIGHTS_NAME = "model.safetensors"
 _INDEX_NAME = "model.safetensors.index.json"
+_SAMPLE_TEXT = "Hello, world! 1 + 1 = 2.\nGr\u00fc\u00dfe, \u4f60\u597d"
+
+
+def inspect_directory(directory: Path) -> ModelMemory:
+    """Check a directory's weights and tokenizer, and count the memory of both.
+
+    Raises as `inspect_model` and `try_tokenizer` do.
+    """
+    memory = inspect_model(directory)
+    return memory.model_copy(update={"tokenizer_bytes": try_tokenizer(directory)})
 
 
 def inspect_model(directory: Path) -> ModelMemory:
     """Check that a directory's weights are those that its config claims, and count their memory.
+
+    The memory of the tokenizer is not counted.
 
     transformers loads the names and shapes of the safetensors headers into a model on the `meta`
     device, by the same code that loads the values later: tied weights and fused experts are
@@ -32,7 +50,7 @@ def inspect_model(directory: Path) -> ModelMemory:
     whatever transformers raises for a config that makes no model.
     """
     check_config_sizes(json.loads((directory / "config.json").read_bytes()))
-    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    config = load_config(directory)
     with torch.device("meta"):
         architecture: Any = type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
     model, report = architecture.from_pretrained(
@@ -52,17 +70,48 @@ def inspect_model(directory: Path) -> ModelMemory:
     )
 
 
-def try_tokenizer(directory: Path, text: str) -> None:
-    """Load a directory's tokenizer, and encode and decode `text` with it.
+def try_tokenizer(directory: Path) -> int:
+    """Load a directory's tokenizer and use it; returns the bytes of memory that it takes.
 
-    Raises `EngineDeadError` for a tokenizer that cannot be loaded, and `ValueError` for one that
-    cannot encode.
+    The control tokens of its chat templates are found too. Raises `EngineDeadError` for a
+    tokenizer that cannot be loaded, and `ValueError` for one that cannot encode, or is larger than
+    the model's vocabulary.
     """
+    vocab_size = int(load_config(directory).get_text_config().vocab_size)
+    before = _measure_resident()
     tokenizer = load_tokenizer(directory)
-    ids = tokenizer(text)["input_ids"]
-    if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
-        raise ValueError("the tokenizer gives no list of token ids for a short text")
-    tokenizer.decode(ids)
+    literal_text = LiteralText(tokenizer)
+    literal_text.prepare(ChatTemplates.of(tokenizer).texts)
+    num_bytes = max(_measure_resident() - before, (directory / TOKENIZER_NAME).stat().st_size)
+    with translate_faults():
+        check_vocabulary(tokenizer, vocab_size)
+        tokenizer.decode(tokenizer(_SAMPLE_TEXT)["input_ids"])
+        literal_text.encode([_SAMPLE_TEXT], [{}])
+    return num_bytes
+
+
+def convert_tokenizer(directory: Path) -> None:
+    """Write a tokenizer.json from the files of a tokenizer of an older kind.
+
+    The settings of the directory must have been cleaned: its class of tokenizer reads them. Raises
+    `ValueError` for a tokenizer that cannot be converted.
+    """
+    with translate_faults():
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+        if not tokenizer.is_fast:
+            raise ValueError(
+                f"{directory.name!r} has no {TOKENIZER_NAME}, and its tokenizer "
+                f"{type(tokenizer).__name__} cannot be converted; use a model that has one"
+            )
+        tokenizer.backend_tokenizer.save(str(directory / TOKENIZER_NAME))
+
+
+def _measure_resident() -> int:
+    """Return the bytes of memory that this process has."""
+    num_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return num_pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _read_headers(directory: Path) -> dict[str, torch.Tensor]:

@@ -17,3 +17,6 @@ class ModelMemory(BaseModel):
     cache_token_bytes: int = Field(
         gt=0, description="Keys and values of one token in all layers of the cache."
     )
+    tokenizer_bytes: int = Field(
+        0, ge=0, description="The tokenizer, with what finds control tokens in messages."
+    )

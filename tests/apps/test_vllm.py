@@ -1,7 +1,9 @@
 """What Ray's LLM support is given to serve; running it needs vLLM and a GPU."""
 
 import importlib.util
+import json
 import re
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from apps.ui.settings import UiSettings
 from apps.vllm import VllmSettings, build_app, describe_models
 from serving.errors import ModelNotFoundError
 from serving.model_store import ModelStore
+from storage import durable
 from storage.layout import StorageLayout
 from tests.tiny_model import build_tiny_model
 
@@ -46,6 +49,19 @@ def test_a_model_is_served_from_the_store_under_its_id(layout: StorageLayout) ->
     assert config.engine_kwargs == {"gpu_memory_utilization": 0.5}
     assert config.accelerator_type == "L4"
     assert config.deployment_config["num_replicas"] == 1
+
+
+def test_vllm_gets_no_model_whose_settings_name_a_file(layout: StorageLayout) -> None:
+    """vLLM gives the directory to transformers, which opens the `vocab` of some classes."""
+    source = layout.root / "source"
+    shutil.copytree(layout.model("tiny"), source)
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    old = layout.model("old")
+    (source / "tokenizer_config.json").write_text(json.dumps({**settings, "vocab": "/etc/passwd"}))
+    (source / "manifest.json").unlink()
+    durable.publish_directory(source, old)  # as an earlier release imported it
+    with pytest.raises(ValueError, match="model 'old' is not given to vLLM: .* 'vocab' is '/etc"):
+        describe(layout, models=["old"])
 
 
 def test_replicas_are_as_the_operator_says(layout: StorageLayout) -> None:

@@ -17,6 +17,7 @@ from serving.errors import DeadlineExceededError, InvalidRequestError
 from serving.model_store import ModelStore
 from storage.layout import StorageLayout
 from templating.renderer import RenderLimits
+from tests.model_files.test_tokenizer_faults import BROKEN
 from tests.serving.conftest import Load, run_replica
 from tests.tokenizer_kinds import KINDS, TEMPLATES, make_tokenizer
 from training.data.encoding import EncodedRow, RowEncoder
@@ -116,3 +117,19 @@ def test_training_and_serving_agree_to_the_token(
             own = {tokenizer.convert_tokens_to_ids(t) for t in ("<|im_start|>", "<|im_end|>")}
             turns = [token for token in prompt if token in own]
             assert len(turns) == {"chatml": 3, "llama": 4, "stripping": 0, "thinking": 3}[name]
+
+
+def test_a_tokenizer_that_panics_refuses_the_request_and_the_row(
+    encoders: list[ChatEncoder],
+) -> None:
+    """A panic is no `Exception`: it ended the loop of the queue, and requests with no answer."""
+    tokenizer = make_tokenizer("byte-level", TEMPLATES["chatml"])
+    tokenizer.backend_tokenizer.normalizer = BROKEN
+    encoders.append(ChatEncoder(tokenizer, RenderLimits()))
+    chat = [{"role": "user", "content": "fox"}, {"role": "assistant", "content": "dog"}]
+    with pytest.raises(InvalidRequestError, match="the tokenizer failed: index out of") as caught:
+        asyncio.run(encoders[-1].encode(chat[:1]))
+    assert (caught.value.code, caught.value.param) == ("tokenizer_failed", "messages")
+    for row in (Row(1, messages=tuple(chat), learned=(False, True)), Row(1, text="fox")):
+        with RowEncoder(tokenizer) as rows, pytest.raises(ValueError, match="the tokenizer failed"):
+            list(rows.encode([[row]]))

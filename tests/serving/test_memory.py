@@ -46,3 +46,10 @@ def test_only_a_tied_head_has_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyP
     untied = found.model_copy(update={"tied_head_bytes": 0})
     difference = estimate_memory(found, SETTINGS) - estimate_memory(untied, SETTINGS)
     assert difference == found.tied_head_bytes
+
+
+def test_both_processes_of_a_model_have_its_tokenizer(tmp_path: Path) -> None:
+    found = inspect_model(build_tiny_model(tmp_path / "model"))
+    with_tokenizer = found.model_copy(update={"tokenizer_bytes": 1_000_000})
+    difference = estimate_memory(with_tokenizer, SETTINGS) - estimate_memory(found, SETTINGS)
+    assert difference == 2_000_000

@@ -2,7 +2,7 @@ import random
 import re
 import time
 
-from templating.patterns import match_any
+from templating.patterns import match_any, match_first_characters
 
 
 def test_it_finds_what_an_alternation_of_the_longest_first_finds() -> None:
@@ -33,3 +33,11 @@ def test_words_that_begin_each_other_are_found() -> None:
     match = match_any(words).search("b" + "a" * 5_000)
     assert match is not None
     assert match.span() == (1, 3_000)
+
+
+def test_first_characters_of_words_are_found() -> None:
+    pattern = re.compile(match_first_characters(["<s>", "</s>", "[a]", "x", "xy"]))
+    text = "<s> <b></s>[a][b] x <s"
+    found = [match.start() for match in pattern.finditer(text)]
+    assert found == [0, 7, 11, 18]
+    assert [text[place] for place in found] == ["<", "<", "[", "x"]

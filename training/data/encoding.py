@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
+from model_files.tokenizer_faults import translate_faults
 from templating.errors import TemplateRefusedError
 from templating.literal_text import LiteralText
 from templating.renderer import RenderLimits, Span
@@ -199,7 +200,8 @@ def _encode_raw_texts(
     rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
 ) -> list[EncodedRow | RowFault]:
     """Tokenise plain texts, each ended by the end-of-text token; all of it is learned."""
-    ids = tokenizer([row.text for row in rows], return_attention_mask=False)["input_ids"]
+    with translate_faults():
+        ids = tokenizer([row.text for row in rows], return_attention_mask=False)["input_ids"]
     eos = tokenizer.eos_token_id
     encoded: list[EncodedRow | RowFault] = []
     for row, row_ids in zip(rows, ids, strict=True):

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -18,12 +19,14 @@ from transformers import (
     Qwen2Config,
 )
 
-from serving.model_loading import load_model
+from serving.model_loading import load_model, load_tokenizer
 from serving.model_store import ModelStore
 from serving.store.config_sizes import check_config_sizes
 from serving.store.import_process import ImportCheckError, ModelRefusedError, check_import
-from serving.store.inspection import inspect_model
+from serving.store.inspection import inspect_model, try_tokenizer
 from storage.layout import StorageLayout
+from tests.file_watch import watch_file
+from tests.model_files.hostile import HOSTILE
 
 SIZES: dict[str, Any] = {"vocab_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4}
 GATED = {**SIZES, "hidden_size": 32, "intermediate_size": 48, "num_key_value_heads": 2}
@@ -145,7 +148,7 @@ def test_large_and_deep_json_is_refused(
         check_import(source)
 
 
-def _change_tokenizer(model: Path, **changes: Any) -> None:
+def _change_tokenizer(model: Path, /, **changes: Any) -> None:
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     (model / "tokenizer.json").write_text(json.dumps({**tokenizer, **changes}))
 
@@ -160,11 +163,37 @@ def _multiply_letters(model: Path) -> None:
     _change_tokenizer(model, normalizer={"type": "Sequence", "normalizers": [replace] * 4})
 
 
+def _hang(model: Path) -> None:
+    """Let the tokenizer take twice as long for each `a` of a message."""
+    pattern = {"type": "Replace", "pattern": {"Regex": "(a|a)*bb"}, "content": ""}
+    _change_tokenizer(model, normalizer=pattern)
+
+
+def _add_long_token(model: Path) -> None:
+    """One token took 765 MB, for all its beginnings were kept."""
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    first = tokenizer["added_tokens"][0]
+    last = {**first, "id": 384, "content": "x" * 40_000}
+    _change_tokenizer(model, added_tokens=[*tokenizer["added_tokens"], last])
+
+
+def _fill_vocabulary(model: Path) -> None:
+    """18 MB of entries took 378 MB and stopped all other models for three seconds."""
+    vocab = {f"word-{number}": number for number in range(400_000)}
+    _change_tokenizer(model, model={"type": "WordLevel", "vocab": vocab, "unk_token": "word-0"})
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (_break_tokenizer, "cannot be loaded"),
-        (_multiply_letters, "checking the model's tokenizer takes more .* than allowed"),
+        (_multiply_letters, "normalizer's content has 1,000 characters; expected at most 16"),
+        (_hang, r"the regular expression '\(a\|a\)\*bb'"),
+        (_add_long_token, "an added token of 40,000 characters; expected at most 256"),
+        (
+            _fill_vocabulary,
+            "400,004 entries, and config.json a vocab_size of 384; expected",
+        ),
     ],
 )
 def test_a_tokenizer_that_harms_its_process_is_refused(
@@ -175,11 +204,75 @@ def test_a_tokenizer_that_harms_its_process_is_refused(
         check_import(source)
 
 
+def test_a_model_whose_tokenizer_is_a_file_of_the_server_is_refused(
+    layout: StorageLayout, source: Path, tmp_path: Path
+) -> None:
+    """transformers opens the `vocab` of some classes as a file; `decode` showed its lines."""
+    secret = tmp_path / "secret"
+    secret.write_text("the token of Ray")
+    HOSTILE["vocab-BertTokenizer"](source, secret)
+    with watch_file(secret) as watch:
+        with pytest.raises(ModelRefusedError, match=r"has no tokenizer: expected tokenizer\.json"):
+            ModelStore(layout).take_in(source, "m")
+        with pytest.raises(ModelRefusedError, match="'vocab' is .*, which transformers may open"):
+            ModelStore(layout).install(source, "m")
+        assert not watch.was_opened()
+
+
+def test_settings_of_an_imported_model_are_those_that_are_known(
+    layout: StorageLayout, source: Path
+) -> None:
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    strange = {"tokenizer_class": "AutoModel", "sp_model_kwargs": {"model": "/etc/passwd"}}
+    (source / "tokenizer_config.json").write_text(json.dumps({**settings, **strange}))
+    change_config(source, _name_or_path="/etc/passwd", attn_implementation="a/kernel")
+    model = ModelStore(layout).take_in(source, "m")
+    model.verify()
+    del settings["backend"], settings["tokenizer_class"]
+    assert json.loads((model.path / "tokenizer_config.json").read_text()) == settings
+    config = json.loads((model.path / "config.json").read_text())
+    assert not {"_name_or_path", "attn_implementation"} & config.keys()
+    tokenizer = load_tokenizer(model.path)
+    assert tokenizer.eos_token == "<|im_end|>"
+
+
+def test_a_tokenizer_of_an_older_kind_that_an_operator_names_is_converted(
+    layout: StorageLayout, source: Path
+) -> None:
+    """OPT, for example, has only vocab.json and merges.txt."""
+    made = json.loads((source / "tokenizer.json").read_text())
+    (source / "tokenizer.json").unlink()
+    (source / "vocab.json").write_text(json.dumps(made["model"]["vocab"]))
+    merges = "\n".join(" ".join(merge) for merge in made["model"]["merges"])
+    (source / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    change_config(source, tokenizer_class="GPT2Tokenizer")
+    settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|im_end|>", "unknown": 1}
+    (source / "tokenizer_config.json").write_text(json.dumps(settings))
+    before = sorted(path.name for path in source.iterdir())
+    model = ModelStore(layout).install(source, "m")
+    ids = load_tokenizer(model.path)("The quick brown fox")["input_ids"]
+    made_ids = Tokenizer.from_str(json.dumps(made)).encode("The quick brown fox").ids
+    assert ids == made_ids
+    assert sorted(path.name for path in source.iterdir()) == before, "the source stays as it is"
+    with pytest.raises(ModelRefusedError, match=r"has no tokenizer: expected tokenizer\.json"):
+        ModelStore(layout).take_in(source, "n")
+
+
+def test_the_memory_of_a_tokenizer_is_counted(source: Path) -> None:
+    small = check_import(source).tokenizer_bytes
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    extra = {f"word-{number}": len(vocab) + number for number in range(100_000)}
+    _change_tokenizer(source, model={**tokenizer["model"], "vocab": {**vocab, **extra}})
+    change_config(source, vocab_size=len(vocab) + len(extra))
+    assert try_tokenizer(source) > small + 5_000_000
+
+
 def test_a_chat_template_is_tried_in_the_process_of_the_check(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server's own process must not parse tokenizer_config.json, which may be large."""
-    monkeypatch.setattr("templating.trial._read_object", None)
+    monkeypatch.setattr("templating.trial.read_tokenizer_settings", None)
     (source / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(ModelRefusedError, match="the chat template cannot be used"):
         check_import(source)

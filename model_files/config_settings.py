@@ -1,0 +1,142 @@
+"""A model's `config.json` and `generation_config.json`: what of them is passed to transformers.
+
+Every architecture has keys of its own, so keys of `config.json` are not taken from a list. Instead
+no value is passed that could be a path or a place on the hub, and no key through which transformers
+chooses files, code or how attention is computed.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_KEY = re.compile(r"[A-Za-z0-9][\w.:*-]{0,127}")
+_MAX_TEXT_CHARACTERS = 4_096
+_MAX_DEPTH = 16
+# transformers sets keys that it does not know as attributes of its configuration. Names of files
+# and code; what replaces names of attributes; implementations, some of which are fetched; labels
+# and texts that no model that generates text reads.
+_DROPPED = frozenset(
+    {
+        "name_or_path",
+        "auto_map",
+        "custom_pipelines",
+        "configuration_files",
+        "transformers_weights",
+        "gguf_file",
+        "attribute_map",
+        "sub_configs_defaults",
+        "extra_files",
+        "extra_config_files",
+        "attn_implementation",
+        "experts_implementation",
+        "fusion_config",
+        "id2label",
+        "label2id",
+        "task_specific_params",
+    }
+)
+_INFINITE = {"__float__": frozenset({"NaN", "Infinity", "-Infinity"})}  # transformers' spelling
+
+_GENERATION_NUMBERS = frozenset(
+    {
+        "begin_suppress_tokens",
+        "bos_token_id",
+        "decoder_start_token_id",
+        "diversity_penalty",
+        "do_sample",
+        "early_stopping",
+        "encoder_no_repeat_ngram_size",
+        "encoder_repetition_penalty",
+        "eos_token_id",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "exponential_decay_length_penalty",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "guidance_scale",
+        "length_penalty",
+        "max_length",
+        "max_new_tokens",
+        "min_length",
+        "min_new_tokens",
+        "min_p",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_beams",
+        "num_return_sequences",
+        "pad_token_id",
+        "penalty_alpha",
+        "remove_invalid_values",
+        "renormalize_logits",
+        "repetition_penalty",
+        "suppress_tokens",
+        "temperature",
+        "top_h",
+        "top_k",
+        "top_p",
+        "typical_p",
+        "use_cache",
+    }
+)
+
+
+def clean_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a parsed `config.json`, or an object in it, without all that could name a file.
+
+    Raises `ValueError` for one that is nested too deep.
+    """
+    return _clean_object(config, 0)
+
+
+def clean_generation_config(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a parsed `generation_config.json` sets to numbers or lists of numbers."""
+    cleaned = {
+        key: value
+        for key, value in settings.items()
+        if key in _GENERATION_NUMBERS and _is_numeric(value)
+    }
+    version = settings.get("transformers_version")
+    if isinstance(version, str) and _is_inert(version):
+        cleaned["transformers_version"] = version
+    return cleaned
+
+
+def _clean_object(value: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"config.json is nested more than {_MAX_DEPTH} levels deep")
+    cleaned = {}
+    for key, item in value.items():
+        if key in _DROPPED or not _KEY.fullmatch(key):
+            continue
+        if (kept := _clean_value(item, depth)) is not None or item is None:
+            cleaned[key] = kept
+    return cleaned
+
+
+def _clean_value(value: Any, depth: int) -> Any:
+    """Return what is kept of a value; None for a text that could be a path."""
+    if isinstance(value, dict):
+        ((tag, text), *more) = value.items() if value else [(None, None)]
+        if not more and isinstance(text, str) and text in _INFINITE.get(str(tag), ()):
+            return value
+        return _clean_object(value, depth + 1)
+    if isinstance(value, list):
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"config.json is nested more than {_MAX_DEPTH} levels deep")
+        cleaned = [_clean_value(item, depth + 1) for item in value]
+        kept = zip(value, cleaned, strict=True)
+        return [new for old, new in kept if new is not None or old is None]
+    if isinstance(value, str):
+        return value if _is_inert(value) else None
+    return value
+
+
+def _is_inert(text: str) -> bool:
+    """Tell whether a text can be neither a path out of a folder nor a place on the hub."""
+    is_path = "/" in text or "\\" in text or text.startswith("~") or text in (".", "..")
+    return not is_path and len(text) <= _MAX_TEXT_CHARACTERS
+
+
+def _is_numeric(value: Any) -> bool:
+    items = value if isinstance(value, list) else [value]
+    return all(item is None or isinstance(item, int | float) for item in items)

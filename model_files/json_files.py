@@ -1,0 +1,32 @@
+"""JSON files of a model directory, read within a limit of size."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+MAX_JSON_BYTES = 16 << 20
+
+
+def read_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Raises `ValueError` for a file that is larger than `max_bytes`, is not valid JSON or holds no
+    object, and `OSError` if it cannot be read.
+    """
+    size_bytes = path.stat().st_size
+    if size_bytes > max_bytes:  # parsed, it would take some ten times as much memory
+        raise ValueError(
+            f"{path.name} has {size_bytes:,} bytes; expected at most {max_bytes:,} in such a file"
+        )
+    try:
+        value = json.loads(path.read_bytes())
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ValueError(f"{path.name} is not valid JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} holds a {type(value).__name__}; expected an object")
+    return value
+
+
+def find_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any] | None:
+    """Read a file as `read_object` does; None if there is no such file."""
+    return read_object(path, max_bytes) if path.is_file() else None

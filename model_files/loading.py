@@ -1,0 +1,186 @@
+"""Configuration and tokenizer of a model directory, made of what is known to be harmless in it.
+
+transformers is handed values, not the directory: what its files say beyond that is not followed.
+"""
+
+import inspect
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.auto.tokenization_auto import (
+    TOKENIZER_MAPPING_NAMES,
+    tokenizer_class_from_name,
+)
+
+from model_files.config_settings import clean_config, clean_generation_config
+from model_files.json_files import find_object, read_object
+from model_files.refused_keys import check_weight_files
+from model_files.tokenizer_checks import MAX_TOKENIZER_BYTES, check_tokenizer
+from model_files.tokenizer_faults import translate_faults
+from model_files.tokenizer_patterns import FASTER_PATTERNS
+from model_files.tokenizer_settings import STANDARD_TOKENS, read_tokenizer_settings
+from storage import durable
+
+CONFIG_NAME, GENERATION_NAME = "config.json", "generation_config.json"
+TOKENIZER_NAME = "tokenizer.json"
+_PASSED_ON = (
+    *("add_prefix_space", "chat_control_tokens", "chat_template", "clean_up_tokenization_spaces"),
+    *("fix_mistral_regex", "max_len", "model_input_names", "model_max_length", "padding_side"),
+    *("split_special_tokens", "truncation_side"),
+)
+# transformers' classes have defaults for them, which early models do not write down.
+_CLASS_DEFAULTS = ("bos_token", "eos_token")
+
+
+def load_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
+    """Load the tokenizer that a directory's tokenizer.json holds.
+
+    No other file is opened than those of the tokenizer and its templates, and no class that the
+    directory names is used. Raises `ValueError` for a tokenizer that cannot be loaded, or that
+    may take more time or memory than in proportion to a text, and `OSError` for a file that
+    cannot be read.
+    """
+    path = directory / TOKENIZER_NAME
+    if not path.is_file():
+        raise ValueError(
+            f"{directory.name!r} has no {TOKENIZER_NAME}; convert its tokenizer: load it with "
+            "transformers' AutoTokenizer and save it with save_pretrained"
+        )
+    size_bytes = path.stat().st_size
+    if size_bytes > MAX_TOKENIZER_BYTES:
+        raise ValueError(
+            f"{path.name} has {size_bytes:,} bytes; expected at most {MAX_TOKENIZER_BYTES:,}"
+        )
+    settings = read_tokenizer_settings(directory)
+    with translate_faults():
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_file=str(path),
+            name_or_path=str(directory),
+            is_local=True,
+            local_files_only=True,
+            **_list_arguments(settings),
+        )
+        _replace_slow_patterns(tokenizer.backend_tokenizer)
+        check_tokenizer(tokenizer)
+        _add_class_defaults(tokenizer, directory, settings)
+    return tokenizer
+
+
+def load_config(directory: Path) -> PreTrainedConfig:
+    """Load a directory's config.json, without what could name a file, code or the hub.
+
+    Raises `ValueError` for a file that is no configuration that transformers knows and for a
+    directory whose weights are not those that are checked, and `OSError` for a file that cannot be
+    read.
+    """
+    check_weight_files(directory)
+    with tempfile.TemporaryDirectory(prefix="tuneserve-config-") as copy:
+        cleaned = clean_config(read_object(directory / CONFIG_NAME))
+        durable.write_json(Path(copy) / CONFIG_NAME, cleaned)
+        config = AutoConfig.from_pretrained(copy, local_files_only=True, trust_remote_code=False)
+    config.name_or_path = str(directory)
+    return config
+
+
+def load_generation_config(directory: Path) -> GenerationConfig:
+    """Load a directory's generation_config.json, or else what its config.json says of generating.
+
+    Raises as `load_config` does.
+    """
+    settings = find_object(directory / GENERATION_NAME)
+    if settings is None:
+        config = clean_config(read_object(directory / CONFIG_NAME))
+        return GenerationConfig.from_model_config(config)
+    return GenerationConfig.from_dict(clean_generation_config(settings))
+
+
+def _list_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """List the arguments of a tokenizer as transformers derives them from settings."""
+    arguments = {key: settings[key] for key in _PASSED_ON if key in settings}
+    extra = settings.get("extra_special_tokens", [])
+    if isinstance(extra, list):
+        arguments["extra_special_tokens"] = [_make_token(token) for token in extra]
+    added = {
+        int(token_id): AddedToken(**token)
+        for token_id, token in settings.get("added_tokens_decoder", {}).items()
+    }
+    if added:
+        arguments["added_tokens_decoder"] = added
+    by_content = {token.content: token for token in added.values()}
+    others = {}
+    for key, token in _list_named_tokens(settings).items():
+        if key in STANDARD_TOKENS:
+            arguments[key] = by_content.get(str(token), token)
+        else:
+            others[key] = token
+    if others:
+        arguments["model_specific_special_tokens"] = others
+    return arguments
+
+
+def _list_named_tokens(settings: Mapping[str, Any]) -> dict[str, str | AddedToken]:
+    """List the tokens that have names, standard ones and those of the model's own."""
+    named = dict(settings.get("model_specific_special_tokens", {}))
+    extra = settings.get("extra_special_tokens")
+    if isinstance(extra, dict):
+        named.update(extra)
+    named |= {
+        key: value
+        for key, value in settings.items()
+        if key.endswith("_token") and isinstance(value, str | dict)
+    }
+    return {key: _make_token(value) for key, value in named.items()}
+
+
+def _make_token(value: Any) -> str | AddedToken:
+    if isinstance(value, str):
+        return value
+    flags = {key: flag for key, flag in value.items() if key != "__type"}
+    return AddedToken(**{"special": True, **flags})
+
+
+def _replace_slow_patterns(backend: Any) -> None:
+    """Replace patterns of published tokenizers that are slow for some texts by equivalent ones."""
+    steps = backend.pre_tokenizer
+    if not isinstance(steps, pre_tokenizers.Sequence):
+        return
+    for place, step in enumerate(json.loads(steps.__getstate__())["pretokenizers"]):
+        faster = FASTER_PATTERNS.get(str(step.get("pattern", {}).get("Regex")))
+        if faster is not None and step["behavior"] == "Isolated" and not step["invert"]:
+            steps[place] = pre_tokenizers.Split(Regex(faster), "isolated")
+
+
+def _add_class_defaults(
+    tokenizer: PreTrainedTokenizerFast, directory: Path, settings: Mapping[str, Any]
+) -> None:
+    """Give a tokenizer the tokens that its class has by default, if they are in its vocabulary."""
+    missing = [name for name in _CLASS_DEFAULTS if getattr(tokenizer, name) is None]
+    if not missing:
+        return
+    model_type = str((find_object(directory / CONFIG_NAME) or {}).get("model_type"))
+    named = settings.get("tokenizer_class") or TOKENIZER_MAPPING_NAMES.get(model_type)
+    name = str(named).removesuffix("Fast")
+    if name not in TOKENIZER_MAPPING_NAMES.values():
+        return
+    found = tokenizer_class_from_name(name)
+    if not (inspect.isclass(found) and issubclass(found, PreTrainedTokenizerBase)):
+        return  # what it needs is not installed
+    parameters = inspect.signature(found).parameters
+    for token_name in missing:
+        default = parameters[token_name].default if token_name in parameters else None
+        if (
+            isinstance(default, str)
+            and tokenizer.backend_tokenizer.token_to_id(default) is not None
+        ):
+            tokenizer.add_special_tokens({token_name: default})

@@ -1,0 +1,96 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_files.tokenizer_settings import (
+    clean_special_tokens,
+    clean_tokenizer_settings,
+    list_templates,
+    read_tokenizer_settings,
+)
+
+TOKEN = {"__type": "AddedToken", "content": "<x>", "lstrip": True, "special": True}
+
+
+def test_settings_of_a_chat_model_are_kept() -> None:
+    settings = {
+        "add_bos_token": True,
+        "added_tokens_decoder": {"3": {"content": "<x>", "normalized": False, "special": True}},
+        "additional_special_tokens": ["<x>", TOKEN],
+        "bos_token": "<s>",
+        "chat_template": [{"name": "default", "template": "a"}, {"name": "tools", "template": "b"}],
+        "clean_up_tokenization_spaces": False,
+        "eos_token": TOKEN,
+        "extra_special_tokens": {"image_token": "<image>"},
+        "legacy": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "model_max_length": 1e30,
+        "padding_side": "left",
+        "tokenizer_class": "LlamaTokenizerFast",
+    }
+    cleaned = clean_tokenizer_settings(settings)
+    assert cleaned == {**settings, "chat_template": {"default": "a", "tools": "b"}}
+    assert clean_tokenizer_settings(cleaned) == cleaned
+
+
+def test_every_other_key_is_left_out() -> None:
+    settings = {
+        "vocab": "/etc/passwd",
+        "merges": {"a": 1},
+        "sp_model_kwargs": {"model_file": "/etc/passwd"},
+        "tokenizer_class": "AutoModelForCausalLM",
+        "name_or_path": "a/b",
+        "processor_class": "X",
+        "extra_special_tokens": {"chat_template": "x"},
+        "Big_token": "x",
+        "eos_token": None,
+        "_x": 1,
+    }
+    assert clean_tokenizer_settings(settings) == {"extra_special_tokens": {}}
+    assert clean_tokenizer_settings({"tokenizer_class": "AutoTokenizer"}) == {}
+    assert clean_special_tokens({"eos_token": "<x>", "vocab_file": "x"}) == {"eos_token": "<x>"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("eos_token", 5, "eos_token is '5'; expected a token of at most 256 characters"),
+        ("eos_token", "x" * 257, "eos_token is 'xxx"),
+        ("eos_token", {"content": "x", "lstrip": 1}, "expected flags that are true or false"),
+        ("pad_token", {"content": None}, "expected a token"),
+        ("extra_special_tokens", ["x"] * 2049, "a list or an object of at most 2,048 tokens"),
+        ("extra_special_tokens", "x", "a list or an object"),
+        ("added_tokens_decoder", ["x"], "an object of at most 70,000 tokens by their ids"),
+        ("added_tokens_decoder", {"x": {"content": "x"}}, "decoder.x is .* a token under its id"),
+        ("added_tokens_decoder", {"1": "x"}, "a token under its id"),
+        ("legacy", "yes", "legacy is 'yes'; expected true or false"),
+        ("model_max_length", True, "expected a number"),
+        ("padding_side", "up", "'left' or 'right'"),
+        ("model_input_names", ["../x"], "expected a name"),
+        ("chat_template", 3, "chat_template is '3'; expected a string"),
+        ("chat_template", [{"name": str(n), "template": ""} for n in range(17)], "17 chat templ"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named(key: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        clean_tokenizer_settings({key: value})
+
+
+def test_tokens_of_both_files_are_put_together(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"eos_token": "<a>", "extra_special_tokens": ["<b>"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokens = {"eos_token": "<c>", "extra_special_tokens": ["<b>", "<d>"]}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(tokens))
+    found = read_tokenizer_settings(tmp_path)
+    assert found == {"eos_token": "<c>", "extra_special_tokens": ["<b>", "<d>"]}
+    settings["added_tokens_decoder"] = {"0": {"content": "<a>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert read_tokenizer_settings(tmp_path) == settings, "the map is for earlier ones"
+
+
+def test_templates_are_listed() -> None:
+    assert list_templates({}) == ()
+    assert list_templates({"chat_template": "a"}) == ("a",)
+    assert list_templates({"chat_template": {"default": "a", "x": "", "y": "b"}}) == ("a", "b")

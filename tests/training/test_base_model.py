@@ -1,0 +1,99 @@
+"""Base models that lie in a store, which anybody may have made, and those that a user names."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from storage import durable
+from tests.file_watch import watch_file
+from tests.model_files.hostile import HOSTILE, WORD_PIECE_CLASSES, change_object
+from tests.tiny_model import CONTEXT_LENGTH, build_tiny_model
+from training.base_model import (
+    UnknownModelError,
+    find_context_length,
+    load_config,
+    load_generation_config,
+    load_tokenizer,
+    open_tokenizer,
+)
+from training.model import find_hidden_size
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture
+def model(tmp_path: Path, tiny_model: Path) -> Path:
+    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+@pytest.mark.parametrize("name", [f"vocab-{name}" for name in WORD_PIECE_CLASSES])
+def test_a_stored_model_has_no_other_file_read_as_its_vocabulary(
+    name: str, model: Path, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("SECRET")
+    HOSTILE[name](model, secret)
+    durable.seal_directory(model)
+    with watch_file(secret) as watch:
+        with pytest.raises(UnknownModelError, match=r"has no tokenizer\.json"):
+            load_tokenizer(str(model))
+        assert not watch.was_opened()
+
+
+def test_a_stored_model_that_could_hang_the_queue_is_refused(model: Path) -> None:
+    pattern = {"type": "Replace", "pattern": {"Regex": "(a|a)*bb"}, "content": ""}
+    change_object(model / "tokenizer.json", normalizer=pattern)
+    durable.seal_directory(model)
+    with pytest.raises(UnknownModelError, match="the regular expression"):
+        load_tokenizer(str(model))
+
+
+def test_a_tokenizer_that_panics_is_an_unknown_model(model: Path) -> None:
+    """A panic is no `Exception`, so it ended the loop of the queue."""
+    charsmap = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    change_object(model / "tokenizer.json", normalizer=charsmap)
+    for seal in (lambda _: None, durable.seal_directory):
+        seal(model)
+        with pytest.raises(UnknownModelError, match="the tokenizer failed"):
+            load_tokenizer(str(model))
+
+
+def test_a_stored_model_is_read_as_transformers_reads_it(model: Path) -> None:
+    change_object(model / "config.json", attn_implementation="someone/kernel")
+    named = {
+        "tokens": open_tokenizer(str(model))("Hello fox")["input_ids"],
+        "context": find_context_length(str(model)),
+        "hidden": find_hidden_size(str(model)),
+        "generation": load_generation_config(str(model)),
+    }
+    durable.seal_directory(model)
+    assert {
+        "tokens": open_tokenizer(str(model))("Hello fox")["input_ids"],
+        "context": find_context_length(str(model)),
+        "hidden": find_hidden_size(str(model)),
+        "generation": load_generation_config(str(model)),
+    } == named
+    assert named["context"] == CONTEXT_LENGTH
+    assert load_config(str(model)).name_or_path == str(model)
+
+
+def test_a_folder_that_a_user_names_may_have_an_older_tokenizer(model: Path) -> None:
+    made = json.loads((model / "tokenizer.json").read_text())
+    (model / "tokenizer.json").unlink()
+    (model / "vocab.json").write_text(json.dumps(made["model"]["vocab"]))
+    merges = [" ".join(merge) for merge in made["model"]["merges"]]
+    (model / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+    change_object(model / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
+    assert load_tokenizer(str(model)).eos_token == "<|im_end|>"
+
+
+def test_a_base_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for load in (load_tokenizer, load_config, find_context_length):
+        with pytest.raises(UnknownModelError, match="'gone' is neither the folder of a Hugging"):
+            load(str(tmp_path / "gone"))
+    assert load_generation_config(str(tmp_path / "gone")) is None
