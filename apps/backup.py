@@ -144,8 +144,10 @@ def _copy_run(run: RunFolder, record: bytes, writer: SnapshotWriter) -> None:
 def _copy_last_complete(run: RunFolder, writer: SnapshotWriter) -> None:
     """Copy the record of the checkpoint that was completed last, of a run that has one."""
     path = run.checkpoints / LAST_COMPLETE_NAME
-    if path.is_file():
-        writer.add_bytes(path, path.read_bytes())
+    with suppress(EntryGoneError):
+        with reading(path):
+            content = path.read_bytes()
+        writer.add_bytes(path, content)
 
 
 @contextmanager

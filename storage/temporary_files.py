@@ -26,7 +26,7 @@ _RANDOM = "[a-z0-9_]{8}"
 # The files that are replaced as a whole (`durable.write_bytes`), by folders below the storage root.
 # Folders under construction are removed as a whole and are not among them.
 _REPLACED_FILES = {
-    "": r"aliases\.json|aliases\.copy\.json|keys\.json",
+    "": r"aliases\.json|aliases\.copy\.json|keys\.json|keys\.required",
     "files/[!.]*": r"file\.json|check\.json|data_.*",
     "runs/[!.]*": r"run\.json|spec\.json|metrics\.jsonl|pause|progress\.json|refusal\.json",
     "runs/[!.]*/data": r"summary\.json",

@@ -1,6 +1,7 @@
 import socket
 from collections.abc import Iterator
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,12 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
     class Context:
         gcs_address = ""
+        worker = SimpleNamespace(mode=None)
+
+        def get_id(self) -> str:  # for Ray's filter of log records, where a test before added it
+            return ""
+
+        get_job_id = get_worker_id = get_node_id = get_id
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         Context.gcs_address = f"127.0.0.1:{server.getsockname()[1]}"
