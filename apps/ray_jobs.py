@@ -16,6 +16,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 from apps.checks import check_file, check_job
 from apps.exports import execute_export
+from apps.http_api.allocator import return_large_blocks
 from apps.job_runner import JobState
 from apps.tasks import Task
 from storage.layout import open_storage
@@ -111,7 +112,7 @@ class RayJobRunner:
 
     def start_task(self, storage: Path, task: Task) -> None:
         """Do it as a Ray task that takes no CPU from the training beside it."""
-        call = ray.remote(num_cpus=0, max_retries=0)(_execute)
+        call = ray.remote(num_cpus=0, max_retries=0)(execute_task)
         self._task_failures.pop((task.kind, task.subject), None)
         self._tasks[task.kind, task.subject] = call.remote(str(storage), task)
 
@@ -171,7 +172,8 @@ def _resolve_only(address: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _execute(storage: str, task: Task) -> None:
+def execute_task(storage: str, task: Task) -> None:
+    """Do a task in this process, which may do others later; raises what the task raises."""
     import torch
 
     torch.set_num_threads(1)  # it runs beside a training
@@ -181,7 +183,9 @@ def _execute(storage: str, task: Task) -> None:
     if task.kind == "export":
         run_id, step = task.arguments
         execute_export(layout, str(run_id), int(step), task.subject)
-    elif task.kind == "check_job":
+        return
+    return_large_blocks()
+    if task.kind == "check_job":
         check_job(layout, task.subject)
     else:
         check_file(layout, task.subject)

@@ -6,6 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from apps.http_api.allocator import return_large_blocks
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -18,7 +20,9 @@ class RowThread:
     """
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rows")
+        self._executor = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="rows", initializer=return_large_blocks
+        )
 
     async def run(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Run a function after those before it, and return what it returns.

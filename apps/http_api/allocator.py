@@ -1,4 +1,4 @@
-"""Memory of large bodies goes back to the operating system as soon as it is free."""
+"""Memory of large bodies and rows goes back to the operating system as soon as it is free."""
 
 import ctypes
 
@@ -11,7 +11,8 @@ def return_large_blocks() -> None:
 
     By default glibc raises this limit to the size of the largest block that was freed, up to
     32 MiB, and keeps twice as much at the end of the heap of each thread. A few bodies of 8 MB
-    left the API with 40 MB that no Python object used.
+    left the API with 40 MB that no Python object used. Tokenising a long row, whose lists grow by
+    copies, took 490 MB where it takes 290 so.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

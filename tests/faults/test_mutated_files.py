@@ -1,108 +1,63 @@
-"""Files of rows with random damage: each is taken or refused in words, soon, in bounded memory.
+"""Files of rows with damage: each is taken or refused in words, soon, in bounded memory.
 
 `CHAOS_FILES` sets how many are tried (200 by default, 2,000 with `make chaos`).
 """
 
-import json
+import itertools
 import os
 import random
+import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from apps.queue import RunQueue
 from apps.services import Services
+from apps.tasks import Task
+from serving.model_store import ModelStore
+from storage.layout import StorageLayout
+from tests.apps.conftest import NotedJobs, build_services
+from tests.faults.memory import watch_memory
+from tests.faults.mutations import (
+    TOOL_RECORDS,
+    build_large_file,
+    build_seeds,
+    list_mutated_rows,
+    mutate_bytes,
+)
 from tests.faults.settings import SEED
 
 pytestmark = pytest.mark.anyio
 
+ROOT = Path(__file__).parents[2]
 NUM_FILES = int(os.environ.get("CHAOS_FILES", "200"))
+ROWS_PER_FILE = 24
 MAX_SECONDS = 20.0
+MAX_TASK_SECONDS = 300.0
 MAX_GROWTH_BYTES = 400_000_000
+MAX_PROCESS_BYTES = 1_000_000_000
 ALLOWED = {200, 400, 413}
-# What parsers, templates and tokenizers have stumbled over elsewhere.
-TOKENS = [
-    b"",
-    b"\x00",
-    b"\xff\xfe",
-    b"\xef\xbb\xbf",
-    b"\\ud800",
-    b"\xed\xa0\x80",
-    b"\\u0000",
-    b"null",
-    b"NaN",
-    b"-Infinity",
-    b"1e999",
-    b"9" * 5_000,
-    b"[" * 2_000,
-    b'{"a":' * 500,
-    b'"' * 3,
-    b"\r",
-    b"\r\n",
-    b"\xe2\x80\xa8",
-    b"<|im_end|>",
-    b"{{ 1 / 0 }}",
-    b"{% for x in range(10) %}",
-    b"=HYPERLINK(1)",
-    b"\t",
-    b",,,,",
-    b"\x1b[31m",
-    "\U0001d518\u200d\u202e".encode(),
-    b"A" * 20_000,
-]
+TOOL_TEMPLATE = (
+    "{{ (tools or []) | tojson }}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.id }}{{ c.function | tojson }}</call>{% endfor %}"
+    "<|im_end|>{% endgeneration %}{% else %}{{ m.name }}{{ m.content }}<|im_end|>{% endif %}\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+EXECUTE = """
+import sys
+from apps import ray_jobs, tasks
 
-
-def build_seeds() -> list[tuple[str, bytes]]:
-    """Return a whole file of each format, by its name."""
-    question, answer = "How many loaves?", "Twelve."
-    records = {
-        "chat": {
-            "messages": [
-                {"role": "system", "content": "Be short."},
-                {"role": "user", "content": question},
-                {"role": "assistant", "content": answer, "weight": 1},
-            ]
-        },
-        "prompt": {"prompt": question, "completion": answer},
-        "alpaca": {"instruction": question, "input": "", "output": answer},
-        "sharegpt": {
-            "conversations": [
-                {"from": "human", "value": question},
-                {"from": "gpt", "value": answer},
-            ]
-        },
-        "text": {"text": f"{question} {answer}"},
-    }
-    seeds = []
-    for name, record in records.items():
-        line = json.dumps(record).encode() + b"\n"
-        seeds.append((f"{name}.jsonl", line * 6))
-        seeds.append((f"{name}.json", json.dumps([record] * 6, indent=1).encode()))
-    row = f'"{question}",{answer}\n'
-    seeds.append(("rows.csv", f"prompt,completion\n{row * 6}".encode()))
-    seeds.append(("rows.tsv", f"prompt\tcompletion\n{question}\t{answer}\n".encode() * 3))
-    return seeds
-
-
-def mutate(content: bytes, rng: random.Random) -> bytes:
-    """Damage a file in one to four places."""
-    for _ in range(rng.randint(1, 4)):
-        start = rng.randrange(len(content) + 1)
-        end = min(len(content), start + rng.randint(1, 30))
-        before, cut, after = content[:start], content[start:end], content[end:]
-        middle = rng.choice(
-            [
-                rng.choice(TOKENS) + cut,  # inserted
-                rng.choice(TOKENS),  # replaced
-                b"",  # removed
-                cut * 3,  # repeated
-                rng.randbytes(len(cut)),  # overwritten
-            ]
-        )
-        content = before + middle + (b"" if rng.random() < 0.1 else after)
-    return content
+storage, kind, subject = sys.argv[1:]
+ray_jobs.execute_task(storage, tasks.Task(kind, subject))
+"""
 
 
 @pytest.fixture
@@ -110,31 +65,67 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def test_a_mutated_file_is_taken_or_refused(
-    client: httpx.AsyncClient, services: Services
-) -> None:
-    rng = random.Random(SEED)
-    seeds = build_seeds()
+@pytest.fixture
+def layout(layout: StorageLayout, tiny_model: Path, tmp_path: Path) -> StorageLayout:
+    """Add a model that takes tools, and have checks of files use it."""
+    source = Path(shutil.copytree(tiny_model, tmp_path / "tools"))
+    (source / "chat_template.jinja").write_text(TOOL_TEMPLATE)
+    models = ModelStore(layout)
+    models.add(source, "tools")
+    models.point_alias("latest", "tools")
+    return layout
+
+
+@pytest.fixture
+def services(layout: StorageLayout, queue: RunQueue) -> Services:
+    return build_services(layout, queue, max_upload_bytes=20_000_000)
+
+
+def make_files(rng: random.Random) -> Iterator[tuple[str, str, bytes]]:
+    """Yield a model, the name of a file and its content: bytes and parts of rows by turns."""
+    seeds = itertools.cycle(build_seeds())
+    mutated = {name: list_mutated_rows(name, rng) for name in TOOL_RECORDS}
+    names = itertools.cycle(
+        name for name, rows in mutated.items() for _ in range(0, len(rows), ROWS_PER_FILE)
+    )
+    while True:
+        name, content = next(seeds)
+        yield "tiny", name, mutate_bytes(content, rng)[:9_000]
+        name = next(names)
+        rows = mutated[name][:ROWS_PER_FILE]
+        mutated[name] = mutated[name][ROWS_PER_FILE:] + rows
+        yield "tools", f"{name}.jsonl", b"\n".join(rows)
+
+
+async def test_a_mutated_file_is_taken_or_refused(client: httpx.AsyncClient) -> None:
     statuses: Counter[tuple[str, int]] = Counter()
     process = psutil.Process()
-    before_bytes = largest_bytes = process.memory_info().rss
-    for number in range(NUM_FILES):
-        name, content = seeds[number % len(seeds)]
-        content = mutate(content, rng)[:9_000]
-        started = time.monotonic()
-        await try_file(client, name, content, statuses)
-        took_s = time.monotonic() - started
-        assert took_s < MAX_SECONDS, f"{name} took {took_s:.1f} s: {content!r}"
-        largest_bytes = max(largest_bytes, process.memory_info().rss)
+    before_bytes = process.memory_info().rss
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is that from now on
+    files = itertools.islice(make_files(random.Random(SEED)), NUM_FILES)
+    with watch_memory(process) as memory:
+        for model, name, content in files:
+            started = time.monotonic()
+            await try_file(client, model, name, content, statuses)
+            took_s = time.monotonic() - started
+            assert took_s < MAX_SECONDS, f"{name} took {took_s:.1f} s: {content!r}"
+        memory.note(process)
     print(f"\nseed {SEED}, {NUM_FILES} files:", dict(sorted(statuses.items())))
-    print(f"resident {before_bytes / 1e6:,.0f} MB before, at most {largest_bytes / 1e6:,.0f} MB")
-    assert largest_bytes - before_bytes < MAX_GROWTH_BYTES
-    assert statuses["create", 200] > NUM_FILES // 50
+    print(f"resident {before_bytes / 1e6:,.0f} MB before, at most", memory.peaks)
+    own_bytes = memory.peaks.pop(" ".join(process.cmdline())[-60:])
+    assert own_bytes - before_bytes < MAX_GROWTH_BYTES
+    assert all(peak < MAX_PROCESS_BYTES for peak in memory.peaks.values())
+    assert any("render_process" in command for command in memory.peaks)
+    assert statuses["create", 200] > NUM_FILES // 100
     assert statuses["create", 400] > NUM_FILES // 50
 
 
 async def try_file(
-    client: httpx.AsyncClient, name: str, content: bytes, statuses: Counter[tuple[str, int]]
+    client: httpx.AsyncClient,
+    model: str,
+    name: str,
+    content: bytes,
+    statuses: Counter[tuple[str, int]],
 ) -> None:
     """Upload a file, preview it, create a job of it, and take both away again."""
 
@@ -152,11 +143,46 @@ async def try_file(
     if not note("upload", uploaded):
         return
     file_id = uploaded.json()["id"]
-    note("preview", await client.get(f"/v1/files/{file_id}/preview", params={"rows": 20}))
-    body = {"model": "tiny", "training_file": file_id}
+    preview = f"/v1/files/{file_id}/preview?rows=20&model={model}"
+    note("preview", await client.get(preview))
+    body = {"model": model, "training_file": file_id}
     created = await client.post("/v1/fine_tuning/jobs", json=body)
     if note("create", created):
         job = f"/v1/fine_tuning/jobs/{created.json()['id']}"
         assert (await client.post(f"{job}/cancel")).status_code == 200
         assert (await client.delete(job)).status_code == 200
     assert (await client.delete(f"/v1/files/{file_id}")).status_code == 200
+
+
+async def test_a_large_mutated_file_is_refused_by_a_task_in_bounded_memory(
+    client: httpx.AsyncClient, queue: RunQueue, layout: StorageLayout, jobs: NotedJobs
+) -> None:
+    content = build_large_file(random.Random(SEED))
+    assert len(content) > 4 << 20
+    form = {"purpose": "fine-tune"}
+    uploaded = await client.post("/v1/files", data=form, files={"file": ("chat.jsonl", content)})
+    assert uploaded.status_code == 200
+    body = {"model": "tools", "training_file": uploaded.json()["id"]}
+    created = await client.post("/v1/fine_tuning/jobs", json=body)
+    assert (created.status_code, created.json()["status"]) == (200, "validating_files")
+    await queue.reconcile()
+    task = Task("check_job", created.json()["id"])
+    assert task in jobs.tasks
+    command = [sys.executable, "-c", EXECUTE, str(layout.root), task.kind, task.subject]
+    with (
+        subprocess.Popen(command, cwd=ROOT) as process,
+        watch_memory(psutil.Process(process.pid)) as memory,
+    ):
+        assert process.wait(MAX_TASK_SECONDS) == 0
+    print("\n", memory.peaks)
+    assert max(memory.peaks.values()) < MAX_PROCESS_BYTES
+    assert any("render_process" in command for command in memory.peaks)
+    jobs.under_way.clear()
+    await queue.reconcile()
+    job = (await client.get(f"/v1/fine_tuning/jobs/{task.subject}")).json()
+    assert (job["status"], job["error"]["code"]) == ("failed", "invalid_training_file")
+    message = job["error"]["message"]
+    assert "it has 2,002 messages, expected at most 512" in message
+    assert "it has 10,000 tools, expected at most 128" in message
+    assert "longer than 4,194,304 bytes" in message
+    assert len(message) < 20_000
