@@ -133,6 +133,8 @@ class IncomingModel:
             self._check_growth(len(listed), size_bytes)
             check_model_room(self._sizes.measure(), self._limits, size_bytes)
             entries = [entry for entry in listed if _is_wanted(entry.filename)]
+            folders = {folder for entry in entries for folder in _list_folders(entry.filename)}
+            self._check_growth(len(listed) + len(folders), size_bytes)
             for entry in entries:
                 if entry.compress_type not in _ZIP_METHODS:
                     raise ApiError(
@@ -152,17 +154,19 @@ class IncomingModel:
         file.num_left = _MAX_HEADER_BYTES
         with tarfile.open(fileobj=file, mode="r:") as archive:
             entries, size_bytes = [], 0
+            folders: set[PurePosixPath] = set()
             for number, entry in enumerate(archive, 1):
                 if entry.size < 0:  # would lead back to what was read already
                     raise ApiError(400, f"{entry.name!r} in the archive has the size {entry.size}")
                 _check_header(entry)
                 file.num_left = _MAX_HEADER_BYTES  # for the headers of the next one
                 size_bytes += entry.size
-                self._check_growth(number, size_bytes)
+                self._check_growth(number + len(folders), size_bytes)
                 if _is_wanted(entry.name):
                     if not (entry.isfile() or entry.isdir()):
                         raise ApiError(400, f"{entry.name!r} in the archive is no file or folder")
                     entries.append(entry)
+                    folders.update(_list_folders(entry.name))
             file.num_left = None
             check_model_room(self._sizes.measure(), self._limits, size_bytes)
             archive.extractall(self._content, entries, filter="data")
@@ -174,7 +178,8 @@ class IncomingModel:
                 400, f"the archive unpacks to more than {allowed:,} bytes, far more than it has"
             )
         if num_entries > _MAX_ENTRIES:
-            raise ApiError(400, f"the archive holds more than {_MAX_ENTRIES:,} files")
+            message = f"the archive has more than {_MAX_ENTRIES:,} files and folders"
+            raise ApiError(400, f"{message}; expected the files of one model")
 
     def _find_root(self) -> Path:
         """The model's folder: the archive's root, or the one folder in it."""
@@ -213,6 +218,11 @@ def _check_header(entry: tarfile.TarInfo) -> None:
             f"attributes, the longest of {longest:,} characters, or is a sparse file; expected a "
             f"plain file with at most {_MAX_ATTRIBUTES} of {_MAX_NAME_CHARACTERS:,} characters",
         )
+
+
+def _list_folders(name: str) -> list[PurePosixPath]:
+    """List the folders that an entry implies; an archive need not list them."""
+    return list(PurePosixPath(name).parents)[:-1]
 
 
 def _is_wanted(name: str) -> bool:

@@ -72,6 +72,7 @@ class ChatEncoder:
                 with_blocks=False,
             )
             text = (await self._renderer.render(job)).text
+            _check_text(text)
             (encoded,) = await run_encoding(
                 len(text), self._literal_text.encode, [text], [chat.literals], template
             )
@@ -113,3 +114,11 @@ class ChatEncoder:
                 "it cannot take messages",
                 param="model",
             ) from None
+
+
+def _check_text(text: str) -> None:
+    """Raise `TemplateRefusedError` for a rendered text that no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise TemplateRefusedError("it writes half of a surrogate pair") from exc

@@ -503,3 +503,22 @@ async def test_a_chain_of_headers_is_refused(client: httpx.AsyncClient) -> None:
     name = make_entry("x", tarfile.GNUTYPE_LONGNAME, b"a" * 300_000 + b"\0")
     content = name * 8 + make_entry("config.json", content=b"{}") + bytes(1024)
     assert "a header is too long" in await read_message(await put(client, "large", content), 400)
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+async def test_folders_that_an_archive_only_implies_are_counted(
+    client: httpx.AsyncClient, source: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.model_archive._MAX_ENTRIES", 100)
+    buffer = io.BytesIO()
+    names = [f"{number}/a/b/c/d/e/x" for number in range(50)]
+    if kind == "zip":
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for name in names:
+                archive.writestr(name, b"")
+    else:
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            for name in names:
+                tar.addfile(tarfile.TarInfo(name))
+    message = await read_message(await put(client, "a", buffer.getvalue()), 400)
+    assert "more than 100 files and folders" in message

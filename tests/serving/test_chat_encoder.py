@@ -69,6 +69,21 @@ def test_a_hanging_template_stops_only_its_own_model(
     asyncio.run(scenario())
 
 
+def test_a_template_that_writes_half_a_surrogate_pair_refuses_the_messages(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    building = Path(shutil.copytree(tiny_model, layout.models / ".odd"))
+    (building / "chat_template.jinja").write_text("{{ '\\ud800' }}{{ messages[0].content }}")
+    store.publish(building, "odd")
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            with pytest.raises(InvalidRequestError, match="half of a surrogate pair"):
+                await replica.answer("chat", ask("odd"), "id")
+
+    asyncio.run(scenario())
+
+
 def test_rendering_ends_with_the_requests_deadline(
     store: ModelStore, layout: StorageLayout, tiny_model: Path, load_engine: Load
 ) -> None:
