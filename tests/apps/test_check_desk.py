@@ -174,6 +174,22 @@ async def test_a_check_that_a_shutdown_cuts_short_is_no_failure(
     assert list(layout.file(file_id).glob("check_tries.json")) == []
 
 
+async def test_a_check_that_has_failed_before_a_shutdown_counts(
+    queue: RunQueue, layout: StorageLayout, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_failed = Event()
+
+    def fail(*_: Any, **__: Any) -> None:
+        has_failed.set()
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("apps.check_desk.check_file", fail)
+    await reconcile_until(queue, has_failed.is_set)
+    await queue.create({"model": "latest", "training_file": file_id})  # after it on its thread
+    await queue.drain()
+    assert list(layout.file(file_id).glob("check_tries.json"))
+
+
 async def test_a_small_file_that_takes_long_is_left_to_a_task(
     queue: RunQueue,
     layout: StorageLayout,
