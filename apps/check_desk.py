@@ -87,10 +87,12 @@ class CheckDesk:
     def withdraw_tries(self) -> None:
         """Count no try of the checks under way: the application stops and cuts them short."""
         self._settle_quick()
-        for task in self._begun:
+        for task in list(self._begun):
             with self._faults.guard(task.subject):
-                self._tries.withdraw(task)
-        self._begun.clear()
+                is_quick = self._quick is not None and self._quick[0] == task
+                if is_quick or self._runner.is_under_way(task.kind, task.subject):
+                    self._tries.withdraw(task)
+                    self._begun.discard(task)
 
     def _look_after_file(self, file_id: str, is_busy: bool) -> Literal["left", "busy", "begun"]:
         task = Task("check_file", file_id)

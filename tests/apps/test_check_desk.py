@@ -84,6 +84,30 @@ async def test_a_check_that_hangs_keeps_no_run_from_starting(
     assert FileStore(layout).get(file_id)["status"] == "uploaded"
 
 
+async def test_jobs_whose_rows_take_long_keep_no_run_from_starting(
+    queue: RunQueue,
+    jobs: NotedJobs,
+    file_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = await create_run(queue, file_id)
+    may_end = Event()
+
+    def wait(*_: Any) -> None:
+        may_end.wait(DEADLINE_S)
+        raise SlowRowsError
+
+    monkeypatch.setattr("apps.intake.prepare_rows", wait)
+    creating = [asyncio.create_task(create_run(queue, file_id)) for _ in range(40)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(DEADLINE_S / 2):
+        await queue.reconcile()
+    assert jobs.started == [run.path.name]
+    may_end.set()
+    created = await asyncio.gather(*creating)
+    assert {one.read_record().status for one in created} == {"validating_files"}
+
+
 async def test_one_small_file_is_checked_at_a_time(
     queue: RunQueue, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +172,22 @@ async def test_a_check_that_a_shutdown_cuts_short_is_no_failure(
     assert list(layout.file(file_id).glob("check_tries.json"))
     await queue.drain()
     assert list(layout.file(file_id).glob("check_tries.json")) == []
+
+
+async def test_a_check_that_has_failed_before_a_shutdown_counts(
+    queue: RunQueue, layout: StorageLayout, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_failed = Event()
+
+    def fail(*_: Any, **__: Any) -> None:
+        has_failed.set()
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("apps.check_desk.check_file", fail)
+    await reconcile_until(queue, has_failed.is_set)
+    await queue.create({"model": "latest", "training_file": file_id})  # after it on its thread
+    await queue.drain()
+    assert list(layout.file(file_id).glob("check_tries.json"))
 
 
 async def test_a_small_file_that_takes_long_is_left_to_a_task(

@@ -169,6 +169,17 @@ def test_the_cache_keeps_to_its_size(tiny_model: Path, rows: Path, cache: Path) 
     assert {path.name for path in cache.iterdir()} == {made[1].name}
 
 
+def test_a_preview_of_long_rows_has_fewer_of_them(
+    tiny_model: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_spec(tiny_model, train_file=rows)
+    every_row = preview_rows(spec, 10).rows
+    enough = sum(len(row.input_ids) for row in every_row[:3])
+    monkeypatch.setattr("training.data.preview._ENOUGH_TOKENS", enough)
+    assert [row.line for row in preview_rows(spec, 10).rows] == [1, 2, 3]
+    assert len(every_row) == 10
+
+
 def test_an_entry_that_cannot_be_read_keeps_no_other_in_the_cache(
     tiny_model: Path, rows: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
