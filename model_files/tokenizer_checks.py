@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from tokenizers.models import Unigram
+
 from model_files.tokenizer_patterns import check_pattern
 from model_files.tokenizer_settings import MAX_ADDED_TOKENS, MAX_TOKEN_CHARACTERS
 
@@ -15,12 +17,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 MAX_TOKENIZER_BYTES = 64 << 20  # twice what the largest published models have
-_MAX_ENTRIES = 1_000_000
+_MAX_ENTRIES = 1 << 19  # twice what the largest published models that generate text have
 _MAX_ADDED_CHARACTERS = 2_000_000
 _MAX_UNUSED_TOKENS = 1_024  # that the model has no embedding for
 _MAX_ENTRY_CHARACTERS = 1_024
 _MAX_AFFIX_CHARACTERS = 16
-_MAX_WORD_CHARACTERS = 1_000
+_MAX_PIECE_CHARACTERS = 128  # Unigram compares each place with pieces of every length
+_MAX_WORD_CHARACTERS = 200
 _MAX_STEPS = 32
 _MAX_GROWTH = 16.0
 _MAX_CHARSMAP_TEXT_BYTES = 128
@@ -69,13 +72,15 @@ def check_vocabulary(tokenizer: "PreTrainedTokenizerFast", vocab_size: int) -> N
             f"the tokenizer has {num_entries:,} entries, and config.json a vocab_size of "
             f"{vocab_size:,}; expected at most {limit:,} entries"
         )
-    longest = max(map(len, tokenizer.get_vocab()), default=0)
-    if longest > _MAX_ENTRY_CHARACTERS:
+    backend = tokenizer.backend_tokenizer
+    is_unigram = isinstance(backend.model, Unigram)
+    limit = _MAX_PIECE_CHARACTERS if is_unigram else _MAX_ENTRY_CHARACTERS
+    longest = max(map(len, backend.get_vocab(with_added_tokens=False)), default=0)
+    if longest > limit:
         raise ValueError(
-            f"the tokenizer has an entry of {longest:,} characters; expected at most "
-            f"{_MAX_ENTRY_CHARACTERS:,}"
+            f"the tokenizer has an entry of {longest:,} characters; expected at most {limit:,}"
         )
-    num_around = len(tokenizer.backend_tokenizer.encode("").ids)
+    num_around = len(backend.encode("").ids)
     if num_around > _MAX_SURROUNDING_TOKENS:
         raise ValueError(
             f"the tokenizer puts {num_around:,} tokens around a text; expected at most "

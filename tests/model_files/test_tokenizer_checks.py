@@ -72,10 +72,10 @@ CTC = {"type": "CTC", "pad_token": "p", "word_delimiter_token": "|", "cleanup": 
                     "vocab": {"a": 0},
                     "unk_token": "a",
                     "continuing_subword_prefix": "##",
-                    "max_input_chars_per_word": 1_001,
+                    "max_input_chars_per_word": 201,
                 }
             },
-            "max_input_chars_per_word is 1,001; expected at most 1,000",
+            "max_input_chars_per_word is 201; expected at most 200",
         ),
         (
             {"model": {"type": "BPE", "vocab": {}, "merges": [], "end_of_word_suffix": "x" * 17}},
@@ -146,10 +146,24 @@ def test_a_vocabulary_may_not_be_larger_than_the_models(tmp_path: Path) -> None:
         check_vocabulary(tokenizer, 975)
 
 
-def test_an_entry_of_a_vocabulary_may_not_be_long(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            {"type": "WordLevel", "vocab": {"a": 0, "x" * 1025: 1}, "unk_token": "a"},
+            "an entry of 1,025 characters; expected at most 1,024",
+        ),
+        (
+            {"type": "Unigram", "vocab": [["a", 0.0], ["x" * 129, -1.0]], "unk_id": 0},
+            "an entry of 129 characters; expected at most 128",
+        ),
+    ],
+)
+def test_an_entry_of_a_vocabulary_may_not_be_long(
+    model: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text("{}")
-    model = {"type": "WordLevel", "vocab": {"a": 0, "x" * 1025: 1}, "unk_token": "a"}
-    with pytest.raises(ValueError, match="an entry of 1,025 characters; expected at most 1,024"):
+    with pytest.raises(ValueError, match=message):
         check_vocabulary(load_tokenizer(write(tmp_path, model=model)), 2)
 
 
