@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from huggingface_hub import try_to_load_from_cache
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -111,8 +112,9 @@ def find_revision(base_model: str) -> str | None:
     if folder.is_dir():
         hashes = [durable.hash_file(path) for path in sorted(folder.glob("*.safetensors"))]
         return f"sha256:{hashlib.sha256(''.join(hashes).encode()).hexdigest()}"
-    config = load_config(base_model)
-    return str(config._commit_hash) if config._commit_hash else None
+    load_config(base_model)  # fetches it where it is not in the cache
+    cached = try_to_load_from_cache(base_model, loading.CONFIG_NAME)
+    return Path(cached).parent.name if isinstance(cached, str) else None
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from tests.tiny_model import CONTEXT_LENGTH, build_tiny_model
 from training.base_model import (
     UnknownModelError,
     find_context_length,
+    find_revision,
     load_config,
     load_generation_config,
     load_tokenizer,
@@ -97,3 +98,28 @@ def test_a_base_model_that_is_not_there_is_named(tmp_path: Path) -> None:
         with pytest.raises(UnknownModelError, match="'gone' is neither the folder of a Hugging"):
             load(str(tmp_path / "gone"))
     assert load_generation_config(str(tmp_path / "gone")) is None
+
+
+def test_the_revision_of_a_model_on_the_hub_is_its_commit(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "models--someone--model"
+    shutil.copytree(tiny_model, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert find_revision("someone/model") == commit
+    with pytest.raises(UnknownModelError, match="someone/other"):
+        find_revision("someone/other")
+
+
+def test_the_revision_of_a_folder_is_a_hash_of_its_files(model: Path) -> None:
+    plain = find_revision(str(model))
+    durable.seal_directory(model)
+    sealed = find_revision(str(model))
+    assert plain is not None
+    assert sealed is not None
+    assert plain.startswith("sha256:")
+    assert sealed.startswith("sha256:")
+    assert plain != sealed
