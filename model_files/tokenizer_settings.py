@@ -40,8 +40,10 @@ _BOOLS = frozenset(
         "do_basic_tokenize",
         "do_lower_case",
         "fix_mistral_regex",
+        "is_local",
         "keep_accents",
         "legacy",
+        "local_files_only",
         "remove_space",
         "spaces_between_special_tokens",
         "split_special_tokens",
@@ -77,6 +79,8 @@ def read_tokenizer_settings(directory: Path) -> dict[str, Any]:
         settings.setdefault("extra_special_tokens", additional)
     if (templates := _read_template_files(directory)) is not None:
         settings["chat_template"] = templates
+    elif isinstance(own := settings.get("chat_template"), list):
+        settings["chat_template"] = {one["name"]: one["template"] for one in own}
     return settings
 
 
@@ -149,7 +153,7 @@ def _clean(file: str, key: str, value: Any) -> Any:
     if key in ("model_input_names", "chat_control_tokens"):
         return _clean_names(file, key, value)
     is_class = key == "tokenizer_class" and isinstance(value, str) and _CLASS.fullmatch(value)
-    return value if is_class else None
+    return value if is_class or (key, value) == ("backend", "tokenizers") else None
 
 
 def _expect(file: str, key: str, value: Any, is_right: bool, expected: str) -> Any:
@@ -200,12 +204,18 @@ def _clean_added_tokens(file: str, key: str, value: Any) -> dict[str, Any]:
     return cleaned
 
 
-def _clean_templates(file: str, value: Any) -> str | dict[str, str] | None:
-    """Return a template, or several by their names; None if there is none."""
+def _clean_templates(file: str, value: Any) -> Any:
+    """Return a template, or several as a list or an object; None if there is none."""
     if isinstance(value, list):
-        named = [one for one in value if isinstance(one, dict)]
-        value = {str(one.get("name")): one.get("template") for one in named}
-        _check_count(len(named))
+        kept = [
+            {"name": one["name"], "template": one["template"]}
+            for one in value
+            if isinstance(one, dict)
+            and isinstance(one.get("name"), str)
+            and isinstance(one.get("template"), str)
+        ]
+        _clean_templates(file, {str(number): one["template"] for number, one in enumerate(kept)})
+        return kept or None
     if isinstance(value, dict):
         templates = {name: text for name, text in value.items() if isinstance(text, str)}
         _check_count(len(templates))

@@ -1,7 +1,7 @@
 """Models whose files name others, and a program that loads them and tells what it opened.
 
 `python -m tests.model_files.hostile DIRECTORY...` prints one JSON object per model: its name, what
-its tokenizer makes of the ids 0 to 9, and the files outside of the directory that were opened.
+became of each step, and the files outside of the directory that were opened.
 """
 
 import json
@@ -120,9 +120,10 @@ HOSTILE: dict[str, Spoil] = {
 
 
 def main() -> None:
-    """Load the models that the command line names."""
-    import serving.store.inspection  # noqa: F401 - imports open files of their own
+    """Check and load the models that the command line names, as imports and generators do."""
+    from serving.model_checks import check_model_directory
     from serving.model_loading import load_model, load_tokenizer
+    from serving.store.inspection import inspect_model
 
     opened: list[str] = []
     is_watching = False
@@ -134,18 +135,28 @@ def main() -> None:
     sys.addaudithook(note)
     for name in sys.argv[1:]:
         opened.clear()
-        model, texts = Path(name), []
+        model = Path(name)
+        found: dict[str, Any] = {"name": model.name}
+        steps: dict[str, Callable[[Path], Any]] = {
+            "checked": check_model_directory,
+            "inspected": inspect_model,
+            "decoded": lambda model: _decode(load_tokenizer(model)),
+            "loaded": load_model,
+        }
         is_watching = True
-        try:
-            tokenizer = load_tokenizer(model)
-            texts = [str(tokenizer.decode([number])) for number in range(10)]
-            load_model(model)
-        except Exception as exc:  # noqa: BLE001 - what fails opens nothing
-            texts.append(f"refused: {type(exc).__name__}: {exc}")
+        for step, run in steps.items():
+            try:
+                found[step] = str(run(model))
+            except Exception as exc:  # noqa: BLE001 - what fails is told, too
+                found[step] = f"refused: {type(exc).__name__}: {exc}"
         is_watching = False
         own = (str(model), *(str(place) for place in _OWN_PLACES))
-        outside = [path for path in opened if not path.startswith(own)]
-        print(json.dumps({"name": model.name, "texts": texts, "outside": outside}))
+        found["outside"] = [path for path in opened if not path.startswith(own)]
+        print(json.dumps(found))
+
+
+def _decode(tokenizer: Any) -> list[str]:
+    return [str(tokenizer.decode([number])) for number in range(10)]
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ TOKEN = {"__type": "AddedToken", "content": "<x>", "lstrip": True, "special": Tr
 def test_settings_of_a_chat_model_are_kept() -> None:
     settings = {
         "add_bos_token": True,
+        "backend": "tokenizers",
+        "is_local": True,
         "added_tokens_decoder": {"3": {"content": "<x>", "normalized": False, "special": True}},
         "additional_special_tokens": ["<x>", TOKEN],
         "bos_token": "<s>",
@@ -30,9 +32,7 @@ def test_settings_of_a_chat_model_are_kept() -> None:
         "padding_side": "left",
         "tokenizer_class": "LlamaTokenizerFast",
     }
-    cleaned = clean_tokenizer_settings(settings)
-    assert cleaned == {**settings, "chat_template": {"default": "a", "tools": "b"}}
-    assert clean_tokenizer_settings(cleaned) == cleaned
+    assert clean_tokenizer_settings(settings) == settings
 
 
 def test_every_other_key_is_left_out() -> None:
@@ -88,6 +88,13 @@ def test_tokens_of_both_files_are_put_together(tmp_path: Path) -> None:
     settings["added_tokens_decoder"] = {"0": {"content": "<a>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     assert read_tokenizer_settings(tmp_path) == settings, "the map is for earlier ones"
+
+
+def test_several_templates_are_known_by_their_names(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "a"}, {"name": "tools", "template": "b"}, {"x": "y"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    found = read_tokenizer_settings(tmp_path)
+    assert found == {"chat_template": {"default": "a", "tools": "b"}}
 
 
 def test_templates_are_listed() -> None:
