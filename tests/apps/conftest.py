@@ -1,8 +1,9 @@
 """The application without Serve: real storage, a real tiny model, and jobs that only get noted."""
 
+import asyncio
 import json
 import shutil
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,14 @@ class NotedJobs:
 async def create_run(queue: RunQueue, file_id: str, **more: Any) -> RunFolder:
     job = await queue.create({"model": "latest", "training_file": file_id, **more})
     return find_run(queue._layout, job["id"])
+
+
+async def reconcile_until(queue: RunQueue, is_reached: Callable[[], bool]) -> None:
+    """Let passes follow each other until a condition is true; fails after half a minute."""
+    async with asyncio.timeout(30):
+        while not is_reached():
+            await queue.reconcile()
+            await asyncio.sleep(0.01)
 
 
 async def lose_run(queue: RunQueue, jobs: NotedJobs, run: RunFolder, step: int = 0) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from threading import Event
 from typing import Any
 
@@ -15,7 +15,7 @@ from apps.queue import RunQueue
 from apps.row_thread import RowThread
 from apps.tasks import Task
 from storage.layout import StorageLayout
-from tests.apps.conftest import NotedJobs, create_run
+from tests.apps.conftest import NotedJobs, create_run, reconcile_until
 from training.spec import TrainingSpec
 
 pytestmark = pytest.mark.anyio
@@ -64,13 +64,6 @@ def restarting(layout: StorageLayout, jobs: NotedJobs) -> Iterator[Restarting]:
     desks = Restarting(layout, jobs)
     yield desks
     desks.close()
-
-
-async def reconcile_until(queue: RunQueue, is_reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not is_reached():
-            await queue.reconcile()
-            await asyncio.sleep(0.01)
 
 
 async def test_a_check_that_hangs_keeps_no_run_from_starting(

@@ -17,7 +17,7 @@ from apps.fine_tuning.run_index import RunIndex
 from apps.queue import RunQueue
 from storage import durable
 from storage.layout import StorageLayout
-from tests.apps.conftest import NotedJobs, create_run
+from tests.apps.conftest import NotedJobs, create_run, reconcile_until
 from training.runs import RunFolder
 
 pytestmark = pytest.mark.anyio
@@ -285,7 +285,7 @@ async def test_a_damaged_file_is_a_fault_of_the_server_and_hides_no_other(
     for _ in range(3):
         await queue.reconcile()
     assert jobs.started == [run.path.name]
-    assert files.get(file_id)["status"] == "processed"  # it was checked all the same
+    await reconcile_until(queue, lambda: files.get(file_id)["status"] == "processed")
     assert len(list_errors(caplog, "file-broken")) == 1
     assert [file["id"] for file in (await client.get("/v1/files")).json()["data"]] == [file_id]
     body = {"model": "latest", "training_file": "file-broken"}
@@ -305,5 +305,6 @@ async def test_a_damaged_check_is_made_again(
 ) -> None:
     (layout.file(file_id) / "check.json").write_bytes(b"{")
     assert (await client.get(f"/v1/files/{file_id}")).json()["status"] == "uploaded"
-    await queue.reconcile()
+    files = FileStore(layout)
+    await reconcile_until(queue, lambda: files.get(file_id)["status"] == "processed")
     assert (await client.get(f"/v1/files/{file_id}")).json()["status"] == "processed"
