@@ -25,10 +25,8 @@ import httpx
 import psutil
 
 from apps.bundled import DEMONSTRATION_MODEL, HANDBOOK_FILE_ID
-from benchmarks.application import find_free_port, write_deploy_file
 from benchmarks.machine import describe_machine
-from benchmarks.serve_peers.server import Server
-from benchmarks.workbench import ROOT
+from benchmarks.serve_peers.server import describe_application
 from storage import durable
 from storage.layout import StorageLayout, new_id
 
@@ -47,22 +45,12 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="benchmark-ended-runs-") as name:
         folder = Path(name)
-        port = find_free_port()
-        url = f"http://127.0.0.1:{port}"
-        server = Server(
-            log=folder / "server.log",
-            command=[
-                Path(sys.executable).parent / "tuneserve",
-                "run",
-                write_deploy_file(ROOT / "deploy.yaml", folder, port),
-            ],
-            environment={},
-            ready=f"{url}/healthz",
-            url=url,
-            body={},
-        )
+        server = describe_application(folder)
         layout = StorageLayout(folder / "storage")
-        with server.start() as process, httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
+        with (
+            server.start() as process,
+            httpx.Client(base_url=server.url, timeout=_TIMEOUT_S) as client,
+        ):
             queue = _find_queue(process.pid)
             run_id = _end_a_run(client)
             time.sleep(_SETTLE_S)

@@ -27,10 +27,8 @@ from statistics import median
 import httpx
 
 from apps.bundled import DEMONSTRATION_MODEL, HANDBOOK_FILE_ID
-from benchmarks.application import find_free_port, write_deploy_file
 from benchmarks.machine import describe_machine
-from benchmarks.serve_peers.server import Server
-from benchmarks.workbench import ROOT
+from benchmarks.serve_peers.server import describe_application
 from storage import durable
 
 _POLL_S = 0.005
@@ -49,21 +47,8 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="benchmark-startup-") as name:
         folder = Path(name)
-        port = find_free_port()
-        url = f"http://127.0.0.1:{port}"
-        server = Server(
-            log=folder / "server.log",
-            command=[
-                Path(sys.executable).parent / "tuneserve",
-                "run",
-                write_deploy_file(ROOT / "deploy.yaml", folder, port),
-            ],
-            environment={},
-            ready=f"{url}/healthz",
-            url=url,
-            body={},
-        )
-        with server.start(), httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
+        server = describe_application(folder)
+        with server.start(), httpx.Client(base_url=server.url, timeout=_TIMEOUT_S) as client:
             runs = [_begin(client, folder / "storage" / "runs") for _ in range(options.jobs)]
     totals = [run["first_step"] for run in runs]
     result = {

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -18,9 +19,10 @@ import aiohttp
 import psutil
 
 from apps.server_process import stop_server
+from benchmarks.application import find_free_port, write_deploy_file
 from benchmarks.serve_peers.load import Ask, Load, measure
 from benchmarks.serve_peers.processes import awake, paused, wait_until_quiet
-from benchmarks.workbench import describe_end
+from benchmarks.workbench import ROOT, describe_end
 
 _START_TIMEOUT_S = 240.0
 _REQUEST_TIMEOUT_S = 600.0
@@ -78,6 +80,24 @@ class Server:
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(describe_end(process.returncode or 0, self.log)) from exc
                 time.sleep(0.2)
+
+
+def describe_application(folder: Path) -> Server:
+    """Describe the application on the embedded default, with its storage and log in a folder."""
+    port = find_free_port()
+    url = f"http://127.0.0.1:{port}"
+    return Server(
+        log=folder / "server.log",
+        command=[
+            Path(sys.executable).parent / "tuneserve",
+            "run",
+            write_deploy_file(ROOT / "deploy.yaml", folder, port),
+        ],
+        environment={},
+        ready=f"{url}/healthz",
+        url=url,
+        body={},
+    )
 
 
 @dataclass
