@@ -5,6 +5,7 @@ connection that it receives, so that a process that was killed is replaced withi
 """
 
 import gc
+import json
 import os
 import resource
 import signal
@@ -25,8 +26,13 @@ _CHUNK_BYTES = 1 << 18
 _MAX_REASON_CHARACTERS = 300
 
 Span = tuple[int, int]  # characters from and to, of a rendered text
+_PROBE = "probe of content"
 # Raised for every conversation alike.
 _BROKEN = (jinja2.TemplateSyntaxError, jinja2.exceptions.SecurityError)
+
+
+class _TooLongError(Exception):
+    """The template wrote too much."""
 
 
 def serve_forks(control: socket.socket) -> None:
@@ -105,31 +111,105 @@ def _limit_memory(num_bytes: int) -> None:
 def _render(job: dict[str, Any], hello: dict[str, Any], max_characters: int) -> dict[str, Any]:
     started = time.process_time()
     try:
-        text, blocks = _render_text(
-            job,
-            hello,
-            job["messages"],
-            add_generation_prompt=job["add_generation_prompt"],
-            with_blocks=job["with_blocks"],
-        )
-        if len(text) > max_characters:
-            return {
-                "error": "limit",
-                "reason": f"wrote {len(text):,} characters, more than {max_characters:,}",
-            }
-        answers = _find_answers(job, hello, text, blocks)
+        reply = _render_either_way(job, hello, max_characters)
     except MemoryError:
         return _describe_memory(hello)
+    except _TooLongError as exc:
+        return {"error": "limit", "reason": str(exc)}
     except _BROKEN as exc:
         return {"error": "broken", "reason": _describe(exc)}
     except Exception as exc:  # noqa: BLE001 - whatever the template raises is the template's
         return {"error": "refused", "reason": _describe(exc)}
-    return {
-        "text": text,
-        "blocks": blocks,
-        "answers": answers,
-        "cpu_s": time.process_time() - started,
-    }
+    return {**reply, "cpu_s": time.process_time() - started}
+
+
+def _render_either_way(
+    job: dict[str, Any], hello: dict[str, Any], max_characters: int
+) -> dict[str, Any]:
+    """Render a conversation, with arguments of tool calls as JSON text if objects are refused."""
+    try:
+        return _render_conversation(job, hello, max_characters)
+    except Exception as exc:
+        messages = [_write_arguments(message) for message in job["messages"]]
+        if isinstance(exc, (MemoryError, _TooLongError, *_BROKEN)) or messages == job["messages"]:
+            raise
+        try:
+            return _render_conversation({**job, "messages": messages}, hello, max_characters)
+        except Exception:  # noqa: BLE001 - the first error is about what the client sent
+            raise exc from None
+
+
+def _write_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose tool calls have their arguments as JSON text, as DeepSeek's do."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    written = []
+    for call in calls:
+        function = call.get("function", {})
+        if isinstance(function.get("arguments"), dict):
+            text = json.dumps(function["arguments"], ensure_ascii=False)
+            call = {**call, "function": {**function, "arguments": text}}
+        written.append(call)
+    return {**message, "tool_calls": written}
+
+
+def _render_conversation(
+    job: dict[str, Any], hello: dict[str, Any], max_characters: int
+) -> dict[str, Any]:
+    text, blocks = _render_text(
+        job,
+        hello,
+        job["messages"],
+        add_generation_prompt=job["add_generation_prompt"],
+        with_blocks=job["with_blocks"],
+    )
+    _check_length(text, max_characters)
+    turns: list[dict[str, Any]] = []
+    num_characters = 0
+    for place in job.get("turns", ()):
+        turn = _render_turn(job, hello, place, text, blocks)
+        num_characters += len(turn["prompt"][1]) + len(turn["whole"][1])
+        if num_characters > max_characters:
+            raise ValueError(
+                f"it rewrites earlier turns, and the prompts of all turns have more than "
+                f"{max_characters:,} characters; set learned_turns to 'last', or split the chat"
+            )
+        turns.append(turn)
+    return {"text": text, "blocks": blocks, "turns": turns}
+
+
+def _check_length(text: str, max_characters: int) -> None:
+    if len(text) > max_characters:
+        raise _TooLongError(f"wrote {len(text):,} characters, more than {max_characters:,}")
+
+
+def _takes_parts(hello: dict[str, Any], template: str) -> bool:
+    """Whether a template writes content that is a list of parts, and loses content that is text.
+
+    Templates of models for images do. One message shows it; it is tried once for each template.
+    """
+    known = hello.setdefault("takes_parts", {})
+    if template not in known:
+        known[template] = not _writes(hello, template, _PROBE) and _writes(
+            hello, template, _make_parts(_PROBE)
+        )
+    return bool(known[template])
+
+
+def _writes(hello: dict[str, Any], template: str, content: Any) -> bool:
+    message = {"role": "user", "content": content}
+    try:
+        texts, _ = render_jinja_template(
+            [[message]], chat_template=template, add_generation_prompt=True, **hello["variables"]
+        )
+    except Exception:  # noqa: BLE001 - whatever the template raises is the template's
+        return False
+    return _PROBE in texts[0]
+
+
+def _make_parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _render_text(
@@ -141,45 +221,95 @@ def _render_text(
     with_blocks: bool = False,
 ) -> tuple[str, Sequence[Span]]:
     """Render messages with the tools of a conversation; returns the text and its marked blocks."""
+    template = hello["templates"][job["template"]]
+    if _takes_parts(hello, template):
+        messages = [
+            {key: _make_parts(value) if key == "content" else value for key, value in one.items()}
+            for one in messages
+        ]
     texts, blocks = render_jinja_template(
         [messages],
         tools=job["tools"],
-        chat_template=hello["templates"][job["template"]],
+        chat_template=template,
         return_assistant_tokens_mask=with_blocks,
         add_generation_prompt=add_generation_prompt,
         **hello["variables"],
+        **job.get("variables", {}),
     )
     return str(texts[0]), blocks[0] if blocks else []
 
 
-def _find_answers(
-    job: dict[str, Any], hello: dict[str, Any], text: str, blocks: Sequence[Span]
-) -> list[Span] | None:
-    """Find what each of the wanted messages adds to the text after the generation prompt.
+def _render_turn(
+    job: dict[str, Any],
+    hello: dict[str, Any],
+    place: int,
+    text: str,
+    blocks: Sequence[Span],
+) -> dict[str, Any]:
+    """Render the prompt before one message, and the conversation up to its end.
 
-    Returns what `Rendering.answers` is. Only lengths are kept: the renderings of all beginnings of
-    a conversation are together much larger than the conversation.
+    Both are returned as what they share with the text of the whole conversation, since all of them
+    together are much larger than it.
     """
-    messages, wanted = job["messages"], job.get("answers", ())
-    if not wanted or _is_each_a_block(messages, wanted, text, blocks):
-        return None
-    spans: list[Span] = []
-    for place in wanted:
-        before, _ = _render_text(job, hello, messages[:place], add_generation_prompt=True)
-        after, _ = _render_text(job, hello, messages[: place + 1], add_generation_prompt=False)
-        if not (text.startswith(after) and after.startswith(before)):
-            break
-        spans.append((len(before), len(after)))
-    return spans
+    messages = job["messages"]
+    prompt, _ = _render_text(job, hello, messages[:place], add_generation_prompt=True)
+    whole = text
+    if place + 1 < len(messages):
+        whole, blocks = _render_text(
+            job,
+            hello,
+            messages[: place + 1],
+            add_generation_prompt=False,
+            with_blocks=job["with_blocks"],
+        )
+    if whole.startswith(prompt):
+        start: int | None = len(prompt)
+    else:
+        start = _find_answer(job, hello, place, prompt, whole)
+    return {
+        "prompt": _describe_shared(prompt, text),
+        "whole": _describe_shared(whole, text),
+        "start": start,
+        "blocks": [] if start is None else [span for span in blocks if span[1] > start],
+    }
 
 
-def _is_each_a_block(
-    messages: Sequence[dict[str, Any]], wanted: Sequence[int], text: str, blocks: Sequence[Span]
-) -> bool:
-    return len(blocks) == len(wanted) and all(
-        (messages[place].get("content") or "").strip() in text[start:end]
-        for place, (start, end) in zip(wanted, blocks, strict=True)
-    )
+def _find_answer(
+    job: dict[str, Any], hello: dict[str, Any], place: int, prompt: str, whole: str
+) -> int | None:
+    """Find where the answer begins in a text that does not begin with its prompt.
+
+    That is where the text departs from the prompt, after the last of what the messages before the
+    answer gave; or where the content of the answer is written last. None if it is not there.
+    """
+    message = job["messages"][place]
+    history, _ = _render_text(job, hello, job["messages"][:place], add_generation_prompt=False)
+    departure = count_shared(whole, prompt)
+    if departure >= count_shared(history, prompt):
+        return departure
+    content = message.get("content")
+    found = whole.rfind(content.strip()) if isinstance(content, str) and content.strip() else -1
+    return None if found < 0 or message.get("tool_calls") else found
+
+
+def _describe_shared(text: str, whole: str) -> tuple[int, str]:
+    """Describe a text as the number of characters it shares with another, and the rest of it."""
+    num_shared = count_shared(text, whole)
+    return num_shared, text[num_shared:]
+
+
+def count_shared(first: str, second: str) -> int:
+    """Count the characters that two texts have in common at their beginnings."""
+    low, high = 0, min(len(first), len(second))
+    if first[:high] == second[:high]:
+        return high
+    while low + 1 < high:  # they share `low` characters, and fewer than `high`
+        middle = (low + high) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _describe_memory(hello: dict[str, Any]) -> dict[str, Any]:

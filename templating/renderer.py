@@ -74,11 +74,14 @@ class ChatTemplates(NamedTuple):
         return cls(texts, dict(tokenizer.special_tokens_map))
 
 
+TemplateValue = str | int | float | bool
+
+
 class RenderJob(TypedDict):
     """A conversation to render; `template` counts the model's templates from 0.
 
-    `answers` are the indices of messages whose places in the text are wanted. Finding them takes
-    two more renderings for each, up to before and up to after the message.
+    `turns` are the indices of messages whose prompts are wanted, as `RenderedTurn`s. Each takes two
+    or three more renderings. `variables` are what the template can use besides.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -86,24 +89,41 @@ class RenderJob(TypedDict):
     template: int
     add_generation_prompt: bool
     with_blocks: bool
-    answers: NotRequired[Sequence[int]]
+    turns: NotRequired[Sequence[int]]
+    variables: NotRequired[Mapping[str, TemplateValue]]
 
 
 Span = tuple[int, int]  # characters from and to, of a rendered text
 
 
-class Rendering(NamedTuple):
-    """A conversation as text; `blocks` are the spans of its generated parts.
+class SharedText(NamedTuple):
+    """A text that begins with the first `num_shared` characters of another."""
 
-    `answers` are the spans of the messages that the job asked for; the list ends before the first
-    one that cannot be found, because the template rewrites earlier turns. It is None if the job
-    asked for none, or if each of these messages has exactly one block, in the same order.
+    num_shared: int
+    rest: str
+
+
+class RenderedTurn(NamedTuple):
+    """One message: the prompt that serving builds for it, and the conversation up to its end.
+
+    Both share their beginnings with the text of the whole conversation. `start` is where the
+    message begins in `whole`, None if it is not there; before it, `whole` may differ from the
+    prompt. `blocks` are the generated parts of `whole` that end after `start`.
     """
+
+    prompt: SharedText
+    whole: SharedText
+    start: int | None
+    blocks: list[Span]
+
+
+class Rendering(NamedTuple):
+    """A conversation as text; `blocks` are the spans of its generated parts."""
 
     text: str
     blocks: list[Span]
     cpu_s: float
-    answers: list[Span] | None = None
+    turns: list[RenderedTurn]
 
 
 class _RenderProcess:
@@ -262,8 +282,7 @@ class BatchRenderer:
             if isinstance(found, TemplateLimitError | RenderProcessError):
                 raise found
             if isinstance(found, Rendering):
-                num_renderings = 1 if found.answers is None else _count_renderings(job)
-                self._check_pace(found.cpu_s, num_renderings)
+                self._check_pace(found.cpu_s, _count_renderings(job))
             yield found
 
     def close(self) -> None:
@@ -316,7 +335,7 @@ async def _receive(
 
 
 def _count_renderings(job: RenderJob) -> int:
-    return 1 + 2 * len(job.get("answers", ()))
+    return 1 + 3 * len(job.get("turns", ()))
 
 
 def _check_length(num_bytes: int) -> int:
@@ -332,11 +351,19 @@ def _read_reply(
         reply = unpack(body)
         if "error" in reply:
             return _ERRORS[reply["error"]](str(reply["reason"]))
-        answers = None if reply["answers"] is None else _read_spans(reply["answers"])
+        turns = [_read_turn(turn) for turn in reply["turns"]]
         blocks = _read_spans(reply["blocks"])
-        return Rendering(str(reply["text"]), blocks, float(reply["cpu_s"]), answers)
+        return Rendering(str(reply["text"]), blocks, float(reply["cpu_s"]), turns)
     except (ValueError, LookupError, TypeError, RecursionError):
         return RenderProcessError("the process that renders the chat template sent nonsense")
+
+
+def _read_turn(turn: Any) -> RenderedTurn:
+    prompt, whole = (
+        SharedText(int(turn[key][0]), str(turn[key][1])) for key in ("prompt", "whole")
+    )
+    start = None if turn["start"] is None else int(turn["start"])
+    return RenderedTurn(prompt, whole, start, _read_spans(turn["blocks"]))
 
 
 def _read_spans(spans: Any) -> list[Span]:

@@ -1,7 +1,7 @@
 """What a base model says about rows: its tokenizer and how many tokens it has positions for."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from model_files import loading
 from model_files.tokenizer_faults import translate_faults
 from storage import durable
 from storage.locks import hold_shared
+from templating.arguments import set_arguments
+from templating.renderer import TemplateValue
 from training.spec import SettingError, TrainingSpec, name_source
 
 _UNLIMITED_CONTEXT = 1_000_000  # tokenizers say 10^30 when they do not know
@@ -27,9 +29,15 @@ class UnknownModelError(SettingError):
     """There is no such base model, or it is not one that can be fine-tuned."""
 
 
-def load_tokenizer(base_model: str) -> PreTrainedTokenizerBase:
-    """Load a base model's tokenizer for rows; raises `UnknownModelError` if there is none."""
+def load_tokenizer(
+    base_model: str, template_arguments: Mapping[str, TemplateValue] | None = None
+) -> PreTrainedTokenizerBase:
+    """Load a base model's tokenizer for rows; raises `UnknownModelError` if there is none.
+
+    `template_arguments` become defaults of its chat templates.
+    """
     tokenizer = open_tokenizer(base_model)
+    set_arguments(tokenizer, template_arguments or {})
     if not tokenizer.is_fast:
         raise UnknownModelError(
             f"base_model {name_source(base_model)!r} has no tokenizer.json, which says where "
@@ -82,6 +90,20 @@ def load_generation_config(base_model: str) -> GenerationConfig | None:
         return GenerationConfig.from_pretrained(base_model)
     except OSError:
         return None
+
+
+def find_end_ids(base_model: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """List the tokens at which a model stops to generate, that of its tokenizer first.
+
+    Serving stops at the same ones. Raises `UnknownModelError`.
+    """
+    generation = load_generation_config(base_model)
+    if generation is None:
+        generation = GenerationConfig.from_model_config(load_config(base_model))
+    ids: list[int] = []
+    for found in (tokenizer.eos_token_id, generation.eos_token_id):
+        ids += [] if found is None else [found] if isinstance(found, int) else found
+    return tuple(dict.fromkeys(ids))
 
 
 def find_context_length(base_model: str) -> int:

@@ -9,17 +9,24 @@ so memory does not grow with the model. What fails a check is put aside with a r
 import argparse
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from storage import durable
 from storage.scratch import build_in_scratch
-from training.base_model import load_config, load_generation_config, open_tokenizer
+from templating.arguments import set_arguments
+from templating.renderer import TemplateValue
+from training.base_model import (
+    find_end_ids,
+    load_config,
+    load_generation_config,
+    open_tokenizer,
+)
 from training.byte_progress import OnBytes, show_bytes
 from training.checkpoint import find_damage, find_shards, read_checkpoint
 from training.export_plan import ConsolidationError, build_meta_model
@@ -46,6 +53,7 @@ def consolidate_checkpoint(
     *,
     dtype: torch.dtype = torch.bfloat16,
     trained_in: torch.dtype | None = None,
+    template_arguments: Mapping[str, TemplateValue] | None = None,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     add_files: AddFiles | None = None,
     on_progress: OnBytes | None = None,
@@ -54,8 +62,9 @@ def consolidate_checkpoint(
 
     Configuration, tokenizer, chat template and generation settings come from `base_model`. The
     weights are written in `dtype`; `trained_in` is the precision of the training, by default the
-    same. `add_files` puts more files into the directory before it gets its manifest, `on_progress`
-    is called with the bytes done and their number.
+    same. `template_arguments` become defaults of its chat template. `add_files` puts more files
+    into the directory before it gets its manifest, `on_progress` is called with the bytes done and
+    their number.
 
     Raises `ShardsError` for files that are damaged or missing, `ConsolidationError` where the
     checkpoint and the architecture do not fit; nothing is left of the attempt then. Raises
@@ -72,6 +81,7 @@ def consolidate_checkpoint(
             building,
             probe,
             dtype=dtype,
+            template_arguments=template_arguments,
             shard_bytes=shard_bytes,
             on_progress=on_progress,
         )
@@ -93,6 +103,7 @@ def write_model(
     probe: Probe | None,
     *,
     dtype: torch.dtype,
+    template_arguments: Mapping[str, TemplateValue] | None = None,
     shard_bytes: int,
     on_progress: OnBytes | None = None,
 ) -> tuple[dict[str, dict[str, Any]], Check]:
@@ -108,7 +119,7 @@ def write_model(
     written = write_weights(weights, model, directory, dtype, shard_bytes, on_progress)
     config.architectures = [type(model).__name__]
     config.save_pretrained(directory)
-    _copy_companions(base_model, config, directory)
+    _copy_companions(base_model, config, template_arguments or {}, directory)
     return written.hashes, _check_values(written, probe)
 
 
@@ -119,9 +130,18 @@ def _check_values(written: WrittenWeights, probe: Probe | None) -> Check:
     return check_values(written.non_finite, unexpected, len(written.weight_map))
 
 
-def _copy_companions(base_model: str, config: Any, directory: Path) -> None:
-    """Save tokenizer, chat template and generation settings beside the weights."""
+def _copy_companions(
+    base_model: str,
+    config: PreTrainedConfig,
+    template_arguments: Mapping[str, TemplateValue],
+    directory: Path,
+) -> None:
+    """Save tokenizer, chat template and generation settings beside the weights.
+
+    The generation settings stop at every token at which training may have ended an answer.
+    """
     tokenizer = open_tokenizer(base_model)
+    set_arguments(tokenizer, template_arguments)
     try:
         tokenizer.save_pretrained(directory)
     except Exception as exc:
@@ -129,6 +149,9 @@ def _copy_companions(base_model: str, config: Any, directory: Path) -> None:
             raise
         raise OSError(str(exc)) from exc  # its library has no other type for a full disk
     generation = load_generation_config(base_model) or GenerationConfig.from_model_config(config)
+    end_ids = find_end_ids(base_model, tokenizer)
+    if end_ids:
+        generation.eos_token_id = end_ids[0] if len(end_ids) == 1 else list(end_ids)
     generation.save_pretrained(directory)
 
 
@@ -171,6 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
                 options.output.resolve(),
                 dtype=DTYPES[options.dtype or trained_in],
                 trained_in=DTYPES[trained_in],
+                template_arguments=settings.get("template_arguments"),
                 shard_bytes=options.shard_mb * 10**6,
                 on_progress=on_progress,
             )

@@ -300,6 +300,7 @@ def export_checkpoint(
             spec.base_model,
             output,
             dtype=DTYPES[spec.precision],
+            template_arguments=spec.template_arguments,
             add_files=lambda directory: write_lineage(directory, run, spec, metrics),
         )
     took_s = time.monotonic() - started

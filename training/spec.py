@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from templating.arguments import check_arguments
 from training.deepspeed_settings import adopt_settings, check_batch_size
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,23 @@ class TrainingSpec(BaseModel):
     )
     overlong: Literal["truncate", "drop", "refuse"] = Field(
         "truncate", description="What becomes of a row with more tokens than 'max_length'."
+    )
+    learned_turns: Literal["all", "last"] = Field(
+        "all",
+        description="Answers of a chat that are learned: 'all' but those of weight 0, or the "
+        "'last' of these.",
+    )
+    reasoning: Literal["learn", "mask", "drop"] = Field(
+        "learn",
+        description="Reasoning before an answer, in 'reasoning_content' or between '<think>' "
+        "and '</think>': 'learn' it, 'mask' it (seen but not learned), or 'drop' it.",
+    )
+    template_arguments: Annotated[
+        dict[str, str | int | float | bool], BeforeValidator(check_arguments)
+    ] = Field(
+        default_factory=dict,
+        description='Variables of the chat template, as in {"enable_thinking": false}; the '
+        "fine-tuned model is served with them too.",
     )
 
     epochs: int = Field(3, ge=1, le=1000, description="Passes over the rows.")

@@ -5,7 +5,7 @@ the token. Rows are tokenised many at once; each gets exactly the tokens that it
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,19 @@ from model_files.tokenizer_faults import translate_faults
 from templating.errors import TemplateRefusedError
 from templating.literal_text import LiteralText
 from templating.renderer import RenderLimits, Span
-from templating.text_pieces import EncodedText
+from templating.text_pieces import EncodedText, IntArray
+from training.data.chat.boundaries import PromptBoundaries, Tokenized
+from training.data.chat.rendering import (
+    ChatSettings,
+    FaultyRow,
+    Group,
+    PlannedRow,
+    RenderedSample,
+    RowRenderer,
+)
+from training.data.chat.turns import LearnedTurn
 from training.data.faults import RowFault
 from training.data.formats import Row
-from training.data.rendering import FaultyRow, Group, PlannedRow, RenderedRow, RowRenderer
 
 TokenIds = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
@@ -28,13 +37,15 @@ Mask = npt.NDArray[np.bool_]
 class EncodedRow:
     """One row as tokens; `learned[i]` says whether the loss counts the prediction of token `i`.
 
-    Both arrays have the shape `[length]`.
+    Both arrays have the shape `[length]`. A chat whose template rewrites earlier turns becomes
+    several, each of one answer after its own prompt; `is_part` says so.
     """
 
     line: int
     input_ids: TokenIds
     learned: Mask
     truncated_tokens: int = 0
+    is_part: bool = False
 
     @property
     def num_learned(self) -> int:
@@ -45,7 +56,7 @@ class EncodedRow:
         """Cut to the first `max_length` tokens and count those that are lost."""
         num_cut = max(0, len(self.input_ids) - max_length)
         ids, learned = self.input_ids[:max_length], self.learned[:max_length]
-        return EncodedRow(self.line, ids, learned, num_cut)
+        return replace(self, input_ids=ids, learned=learned, truncated_tokens=num_cut)
 
 
 class RowEncoder:
@@ -55,11 +66,19 @@ class RowEncoder:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, limits: RenderLimits | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: ChatSettings | None = None,
+        limits: RenderLimits | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._literal_text = LiteralText(tokenizer)
-        self._renderer = RowRenderer(tokenizer, self._literal_text, limits or RenderLimits())
+        eos = tokenizer.eos_token_id
+        settings = settings or ChatSettings(end_ids=() if eos is None else (eos,))
+        self._renderer = RowRenderer(
+            tokenizer, self._literal_text, settings, limits or RenderLimits()
+        )
+        self._boundaries = PromptBoundaries(tokenizer, self._literal_text)
 
     def __enter__(self) -> "RowEncoder":
         return self
@@ -76,9 +95,10 @@ class RowEncoder:
     ) -> Iterator[tuple[Row, EncodedRow | RowFault]]:
         """Tokenise rows, uncut; the assistant's tokens are learned, or all of a text.
 
-        The rows of a batch have one format. Yields each with the `RowFault` in its place if the
-        template refuses or does not show it. Raises `TemplateStoppedError` for a template that
-        exceeds its limits, and `OSError` if its process ended for another cause.
+        The rows of a batch have one format. Yields each with what it became, several times if that
+        is several samples, and with a `RowFault` if the template refuses or does not show it.
+        Raises `TemplateStoppedError` for a template that exceeds its limits, and `OSError` if its
+        process ended for another cause.
         """
         ahead: list[PlannedRow | FaultyRow] = []
         for rows in batches:
@@ -97,24 +117,49 @@ class RowEncoder:
             yield from self._finish(group)
 
     def _finish(self, group: Group) -> Iterator[tuple[Row, EncodedRow | RowFault]]:
-        encoded = iter(self._tokenize([one for one in group if isinstance(one, RenderedRow)]))
+        encoded = iter(self._tokenize([one for one in group if isinstance(one, RenderedSample)]))
         for one in group:
-            yield one.row, one.fault if isinstance(one, FaultyRow) else next(encoded)
+            if isinstance(one, FaultyRow):
+                yield one.row, one.fault
+            else:
+                yield from ((one.row, row) for row in next(encoded))
 
-    def _tokenize(self, rows: Sequence[RenderedRow]) -> list[EncodedRow | RowFault]:
+    def _tokenize(self, samples: Sequence[RenderedSample]) -> Iterator[list[EncodedRow | RowFault]]:
         texts = self._encode_texts(
-            [row.text for row in rows],
-            [row.literals for row in rows],
-            [row.template for row in rows],
+            [one.sample.text for one in samples],
+            [one.literals for one in samples],
+            [one.template for one in samples],
         )
-        return [
-            text
-            if isinstance(text, RowFault)
-            else EncodedRow(
-                row.row.line, np.array(text.ids, np.int32), _mark(row.spans, text.offsets)
-            )
-            for row, text in zip(rows, texts, strict=True)
-        ]
+        for one, text in zip(samples, texts, strict=True):
+            if isinstance(text, RowFault):
+                yield [text]
+                continue
+            try:
+                yield list(self._finish_sample(one, Tokenized.of(text)))
+            except RowFault as fault:
+                yield [fault]
+            except TemplateRefusedError as exc:
+                yield [_describe_literal(exc)]
+
+    def _finish_sample(self, one: RenderedSample, tokens: Tokenized) -> Iterator[EncodedRow]:
+        """Mark what is learned; an answer whose prompt is served otherwise is a sample alone.
+
+        `tokens` are those of the text as a whole. Raises `RowFault` or `TemplateRefusedError` for
+        a prompt that cannot be encoded.
+        """
+        text, literals, template = one.sample.text, one.literals, one.template
+        turns = one.sample.turns
+        shared: list[LearnedTurn] = []
+        for turn in turns:
+            if self._boundaries.is_served_so(text, literals, template, tokens, turn.start):
+                shared.append(turn)
+                continue
+            num_tokens = int(np.searchsorted(tokens.spans[:, 0], turn.end))
+            head = Tokenized(tokens.ids[:num_tokens], tokens.spans[:num_tokens])
+            own = self._boundaries.split(text, literals, template, head, turn.start)
+            yield _mark_turns(one, own, [turn], is_part=one.is_part or len(turns) > 1)
+        if shared:
+            yield _mark_turns(one, tokens, shared, is_part=one.is_part or shared != turns)
 
     def _encode_texts(
         self,
@@ -143,7 +188,7 @@ class RowEncoder:
                     add_special_tokens=add_special_tokens,
                 )
             except TemplateRefusedError as exc:
-                encoded[index] = RowFault("its messages cannot be encoded as text: {}", exc)
+                encoded[index] = _describe_literal(exc)
         return [encoded[index] for index in range(len(texts))]
 
     def _encode_plain(self, rows: Sequence[Row]) -> list[EncodedRow | RowFault]:
@@ -187,9 +232,24 @@ class RowEncoder:
         return [next(encoded) if _is_question(row) else fault for row in rows]
 
 
-def _mark(spans: list[Span], offsets: list[Span]) -> Mask:
+def _mark_turns(
+    one: RenderedSample, tokens: Tokenized, turns: Sequence[LearnedTurn], *, is_part: bool
+) -> EncodedRow:
+    """Mark the answers among tokens, and put the end token of the last one behind them."""
+    learned = _mark([span for turn in turns for span in turn.spans], tokens.spans)
+    ids = tokens.ids.astype(np.int32)
+    if (end_id := turns[-1].end_id) is not None:
+        ids, learned = np.append(ids, np.int32(end_id)), np.append(learned, np.True_)
+    return EncodedRow(one.row.line, ids, learned, is_part=is_part)
+
+
+def _describe_literal(exc: TemplateRefusedError) -> RowFault:
+    return RowFault("its messages cannot be encoded as text: {}", exc)
+
+
+def _mark(spans: Sequence[Span], offsets: IntArray) -> Mask:
     """Mark the tokens of which any character lies in a span."""
-    starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+    starts, ends = offsets.T
     learned = np.zeros(len(offsets), dtype=np.bool_)
     for span_start, span_end in spans:
         learned |= (starts < span_end) & (ends > span_start)

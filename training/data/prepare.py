@@ -20,7 +20,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from storage import durable
-from training.base_model import choose_max_length, load_tokenizer
+from training.base_model import choose_max_length, find_end_ids, load_tokenizer
 from training.byte_progress import OnBytes
 from training.data.faults import DataError, RowRole
 from training.data.formats import KNOWN_KEYS
@@ -32,7 +32,7 @@ from training.spec import DataFormat, HubDataset, TrainingSpec
 
 TRAIN_TABLE, VALIDATION_TABLE, SUMMARY_FILE = "train.arrow", "validation.arrow", "summary.json"
 # Part of every cache key: count it up when the same rows are to become other tokens.
-_ENCODING_VERSION = 2
+_ENCODING_VERSION = 3
 _COUNTS = (
     "num_rows",
     "num_tokens",
@@ -85,7 +85,8 @@ def prepare_data(
     Raises `DataError` for rows that cannot be used, `UnknownModelError`, or `ValueError` for a
     length that the model has no positions for.
     """
-    tokenizer, max_length = load_tokenizer(spec.base_model), choose_max_length(spec)
+    tokenizer = load_tokenizer(spec.base_model, spec.template_arguments)
+    max_length = choose_max_length(spec)
     build = _Build(spec, tokenizer, max_length, cache, max_cache_bytes)
     with _note_role("training"):
         train = open_train_source(spec, known)
@@ -296,6 +297,9 @@ class _Build:
                 "tokenizer": self._tokenizer.backend_tokenizer.to_str(),
                 "special_tokens": self._tokenizer.special_tokens_map,
                 "chat_template": self._tokenizer.chat_template,
+                "end_ids": find_end_ids(self._spec.base_model, self._tokenizer),
+                "learned_turns": self._spec.learned_turns,
+                "reasoning": self._spec.reasoning,
                 "format": self._spec.format,
                 "fallback": fallback,
                 "columns": self._spec.columns,

@@ -36,7 +36,7 @@ def preview_rows(
     `prepare_data`.
     """
     max_length = choose_max_length(spec)
-    tokenizer = load_tokenizer(spec.base_model)
+    tokenizer = load_tokenizer(spec.base_model, spec.template_arguments)
     stream = RowStream(open_train_source(spec, known), spec, tokenizer, max_length)
     rows: list[EncodedRow] = []
     num_tokens = 0

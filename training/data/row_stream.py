@@ -5,11 +5,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from transformers import PreTrainedTokenizerBase
 
 from templating.fork_server import render_fork_server
+from training.base_model import find_end_ids
+from training.data.chat.rendering import ChatSettings, TemplateStoppedError
 from training.data.encoding import EncodedRow, RowEncoder
 from training.data.faults import MAX_LINES_SHOWN, DataError, RowFault, RowFaultLog, describe_lines
 from training.data.formats import Row, RowParser, choose_parser
 from training.data.readers import RowSource
-from training.data.rendering import TemplateStoppedError
 from training.spec import DataFormat, TrainingSpec
 
 # A batch is bounded by both; a row beyond the second is a batch of its own.
@@ -42,6 +43,9 @@ class RowStream:
         self._tokenizer = tokenizer
         self._max_length = max_length
         self._fallback = fallback
+        self._settings = ChatSettings(
+            spec.learned_turns, spec.reasoning, find_end_ids(spec.base_model, tokenizer)
+        )
         self._parser: RowParser | None = None
         self._faults = RowFaultLog(source.name, source.unit)
 
@@ -61,7 +65,7 @@ class RowStream:
         Raises `DataError` at the end, for all rows together, if any cannot be used; at once if the
         first row has none of our formats, or if the chat template exceeds its limits.
         """
-        with RowEncoder(self._tokenizer) as encoder:
+        with RowEncoder(self._tokenizer, self._settings) as encoder:
             try:
                 for row, encoded in encoder.encode(_form_batches(self._parse(num_rows, on_read))):
                     fitted = self._fit(row.line, encoded)

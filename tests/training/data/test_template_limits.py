@@ -9,11 +9,11 @@ import pytest
 
 from templating.renderer import RenderLimits
 from tests.tokenizer_kinds import CHATML, make_tokenizer
+from training.data.chat.rendering import TemplateStoppedError
 from training.data.encoding import EncodedRow, RowEncoder
 from training.data.faults import DataError
 from training.data.formats import Row
 from training.data.readers import RowFile
-from training.data.rendering import TemplateStoppedError
 from training.data.row_stream import RowStream
 from training.spec import TrainingSpec
 
@@ -55,7 +55,7 @@ def test_a_template_that_hangs_delays_no_other_source() -> None:
 
     def hang() -> None:
         limits = RenderLimits(cpu_s=2)
-        with RowEncoder(tokenizer, limits) as encoder, pytest.raises(TemplateStoppedError):
+        with RowEncoder(tokenizer, limits=limits) as encoder, pytest.raises(TemplateStoppedError):
             list(encoder.encode([[chat(1, "hang")]]))
         stopped.set()
 

@@ -12,15 +12,12 @@ from transformers import PreTrainedTokenizerBase
 
 from templating.errors import RenderProcessError, TemplateLimitError, TemplateRefusedError
 from templating.literal_text import LiteralText
-from templating.renderer import (
-    BatchRenderer,
-    ChatTemplates,
-    Rendering,
-    RenderJob,
-    RenderLimits,
-    Span,
-)
+from templating.renderer import BatchRenderer, ChatTemplates, Rendering, RenderJob, RenderLimits
 from templating.text_pieces import PLACEHOLDER
+from training.data.chat.call_ids import add_call_ids
+from training.data.chat.end_tokens import EndTokens
+from training.data.chat.reasoning import ReasoningUse, arrange_reasoning, read_reasoning
+from training.data.chat.turns import LearnedTurns, Sample, SampleBuilder
 from training.data.faults import RowFault
 from training.data.formats import Row
 from training.data.row_limits import MAX_PROTECTED_BYTES, MAX_TEXT_BYTES, check_size
@@ -40,25 +37,38 @@ class TemplateStoppedError(Exception):
 
 
 @dataclass(frozen=True)
+class ChatSettings:
+    """What of chats is learned; `end_ids` are the tokens at which serving stops, best first."""
+
+    learned_turns: LearnedTurns = "all"
+    reasoning: ReasoningUse = "learn"
+    end_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class PlannedRow:
-    """A row, and what is rendered of it."""
+    """A row, and what is rendered of it; `reasonings` has those of the messages to learn."""
 
     row: Row
     template: str
     job: RenderJob
     literals: Mapping[str, str]
+    reasonings: Mapping[int, str | None]
 
 
 @dataclass(frozen=True)
-class RenderedRow:
-    """A chat as text, the spans of it that are learned, and what its placeholders stand for."""
+class RenderedSample:
+    """A chat, or the beginning of one, as text, and what its placeholders stand for.
+
+    `is_part` says that the row has other samples.
+    """
 
     row: Row
     template: str
-    text: str
+    sample: Sample
     size_bytes: int
-    spans: list[Span]
     literals: Mapping[str, str]
+    is_part: bool
 
 
 @dataclass(frozen=True)
@@ -69,19 +79,29 @@ class FaultyRow:
     fault: RowFault
 
 
-Group = list[RenderedRow | FaultyRow]
+Group = list[RenderedSample | FaultyRow]
 
 
 class RowRenderer:
     """Renders the rows of one source. Must be closed."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, literal_text: LiteralText, limits: RenderLimits
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        literal_text: LiteralText,
+        settings: ChatSettings,
+        limits: RenderLimits,
     ) -> None:
         self._tokenizer = tokenizer
         self._literal_text = literal_text
+        self._settings = settings
         self._templates = ChatTemplates.of(tokenizer)
         self._limits = limits
+        end_tokens = EndTokens(tokenizer, settings.end_ids)
+        self._builders = [
+            SampleBuilder(text, number, end_tokens, settings.reasoning, limits)
+            for number, text in enumerate(self._templates.texts)
+        ]
         self._renderer: BatchRenderer | None = None
 
     @property
@@ -106,21 +126,31 @@ class RowRenderer:
         tools = list(row.tools) or None
         template = str(self._tokenizer.get_chat_template(tools=tools))
         _check_tools_known(row, template)
+        use = self._settings.reasoning
+        arranged = [arrange_reasoning(message, template, use) for message in row.messages]
+        messages = add_call_ids(arranged, template)
         try:
-            chat = self._literal_text.protect_chat(row.messages, tools, template)
+            chat = self._literal_text.protect_chat(messages, tools, template)
         except TemplateRefusedError as exc:
             raise RowFault("its messages cannot be encoded as text: {}", exc) from exc
-        has_markers = _GENERATION_MARKER.search(template) is not None
-        is_all_learned = has_markers and all(row.learned[place] for place in _find_answers(row))
+        places = self._choose_turns(row)
         job = RenderJob(
             messages=chat.messages,
             tools=chat.tools,
             template=self._templates.texts.index(template),
             add_generation_prompt=False,
-            with_blocks=has_markers,
-            answers=() if is_all_learned else _find_answers(row),
+            with_blocks=_GENERATION_MARKER.search(template) is not None,
+            turns=places,
         )
-        return PlannedRow(row, template, job, chat.literals)
+        reasonings = {
+            place: None if use == "drop" else read_reasoning(chat.messages[place])
+            for place in places
+        }
+        return PlannedRow(row, template, job, chat.literals, reasonings)
+
+    def _choose_turns(self, row: Row) -> list[int]:
+        places = [place for place, is_learned in enumerate(row.learned) if is_learned]
+        return places[-1:] if self._settings.learned_turns == "last" else places
 
     def send(self, planned: Sequence[PlannedRow | FaultyRow]) -> None:
         """Have rows rendered; raises `OSError` if they cannot be."""
@@ -138,17 +168,17 @@ class RowRenderer:
         group: Group = []
         num_bytes = 0
         for one in planned:
-            rendered = one if isinstance(one, FaultyRow) else self._receive_row(one)
-            size_bytes = 0 if isinstance(rendered, FaultyRow) else rendered.size_bytes
-            if group and num_bytes + size_bytes > _GROUP_BYTES:
-                yield group
-                group, num_bytes = [], 0
-            group.append(rendered)
-            num_bytes += size_bytes
+            for rendered in [one] if isinstance(one, FaultyRow) else self._receive_row(one):
+                size_bytes = 0 if isinstance(rendered, FaultyRow) else rendered.size_bytes
+                if group and num_bytes + size_bytes > _GROUP_BYTES:
+                    yield group
+                    group, num_bytes = [], 0
+                group.append(rendered)
+                num_bytes += size_bytes
         if group:
             yield group
 
-    def _receive_row(self, planned: PlannedRow) -> RenderedRow | FaultyRow:
+    def _receive_row(self, planned: PlannedRow) -> Sequence[RenderedSample | FaultyRow]:
         assert self._renderer is not None
         try:
             with _expect_process():
@@ -160,9 +190,34 @@ class RowRenderer:
                 planned.row.line,
             ) from exc
         try:
-            return _read_row(planned, found)
+            return self._read_row(planned, found)
         except RowFault as fault:
-            return FaultyRow(planned.row, fault)
+            return [FaultyRow(planned.row, fault)]
+
+    def _read_row(
+        self, planned: PlannedRow, found: Rendering | TemplateRefusedError
+    ) -> list[RenderedSample]:
+        """Make the samples of a row that was rendered; raises `RowFault`."""
+        if isinstance(found, TemplateRefusedError):
+            raise RowFault("the model's chat template refuses it: {}", found)
+        row, literals = planned.row, planned.literals
+        whole = _restore(found.text, literals)
+        whole_bytes = _measure_text(whole, is_protected=bool(literals))
+        _check_tools_shown(row, whole)
+        builder = self._builders[planned.job["template"]]
+        samples = builder.build(planned.job["messages"], planned.reasonings, found)
+        rendered = []
+        for sample in samples:
+            size_bytes = whole_bytes
+            if sample.text is not found.text:
+                text = _restore(sample.text, literals)
+                size_bytes = _measure_text(text, is_protected=bool(literals))
+            rendered.append(
+                RenderedSample(
+                    row, planned.template, sample, size_bytes, literals, len(samples) > 1
+                )
+            )
+        return rendered
 
 
 @contextmanager
@@ -172,18 +227,6 @@ def _expect_process() -> Iterator[None]:
         yield
     except RenderProcessError as exc:
         raise OSError(f"rows were not rendered: {exc}") from exc
-
-
-def _read_row(planned: PlannedRow, found: Rendering | TemplateRefusedError) -> RenderedRow:
-    """Find what is learned in a row that was rendered; raises `RowFault`."""
-    if isinstance(found, TemplateRefusedError):
-        raise RowFault("the model's chat template refuses it: {}", found)
-    row, literals = planned.row, planned.literals
-    text = _restore(found.text, literals)
-    size_bytes = _measure_text(text, is_protected=bool(literals))
-    _check_tools_shown(row, text)
-    spans = _choose_spans(row, found, has_markers=planned.job["with_blocks"])
-    return RenderedRow(row, planned.template, found.text, size_bytes, spans, literals)
 
 
 def _measure_text(text: str, *, is_protected: bool) -> int:
@@ -205,51 +248,6 @@ def _restore(text: str, literals: Mapping[str, str]) -> str:
     if not literals:
         return text
     return PLACEHOLDER.sub(lambda match: literals.get(match.group(), match.group()), text)
-
-
-def _choose_spans(row: Row, found: Rendering, *, has_markers: bool) -> list[Span]:
-    """Choose the spans that are learned: all marked blocks, unless a message has weight 0.
-
-    Raises `RowFault` if the messages cannot be found in the text.
-    """
-    places = _find_answers(row)
-    if has_markers and all(row.learned[place] for place in places):
-        return found.blocks
-    if found.answers is None:  # each message is a block
-        owners = list(zip(places, found.blocks, strict=True))
-    else:
-        if len(found.answers) < len(places):
-            raise RowFault(
-                "the model's chat template rewrites earlier turns, so message {} cannot be found "
-                "again in the whole; add {{% generation %}} markers to the template",
-                places[len(found.answers)] + 1,
-            )
-        owners = list(zip(places, found.answers, strict=True))
-        if has_markers:
-            owners = _assign_blocks(owners, found.blocks)
-    return [span for place, span in owners if row.learned[place]]
-
-
-def _assign_blocks(
-    answers: Sequence[tuple[int, Span]], blocks: Sequence[Span]
-) -> list[tuple[int, Span]]:
-    """Tell by what each message adds to the text which message a block is part of."""
-    owners = [
-        (place, block)
-        for place, (start, end) in answers
-        for block in blocks
-        if start <= block[0] and block[1] <= end
-    ]
-    if len(owners) != len(blocks):
-        raise RowFault(
-            "the parts that the model's chat template marks as generated cannot be matched to "
-            "messages, so weight 0 cannot be honoured; leave such messages out"
-        )
-    return owners
-
-
-def _find_answers(row: Row) -> list[int]:
-    return [place for place, message in enumerate(row.messages) if message["role"] == "assistant"]
 
 
 def _check_tools_known(row: Row, template: str) -> None:

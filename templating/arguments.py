@@ -1,0 +1,83 @@
+"""Variables of a chat template that a user sets, such as `enable_thinking`."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from templating.renderer import TemplateValue
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+# What every template gets already, and words of Jinja.
+_RESERVED = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+        *("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token"),
+        *("mask_token", "chat_template", "conversations", "return_assistant_tokens_mask"),
+        *("raise_exception", "strftime_now", "loop", "self", "true", "false", "none", "True"),
+        *("False", "None", "not", "and", "or", "in", "is", "if", "else", "set", "for"),
+    }
+)
+_MAX_ARGUMENTS, _MAX_TEXT_CHARACTERS = 32, 1000
+
+
+def check_arguments(arguments: Any) -> Any:
+    """Return arguments as they are; raises `ValueError` that names one that cannot be used."""
+    if not isinstance(arguments, Mapping):
+        return arguments  # the caller checks the type
+    if len(arguments) > _MAX_ARGUMENTS:
+        raise ValueError(f"expected at most {_MAX_ARGUMENTS} template arguments")
+    for name, value in arguments.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
+            raise ValueError(
+                f"{json.dumps(name, default=str)[:80]} cannot be set as a template argument; "
+                "expected a name such as 'enable_thinking'"
+            )
+        if not isinstance(value, str | int | float | bool):
+            raise ValueError(
+                f"the template argument {name!r} is {json.dumps(value, default=str)[:80]}, "
+                "expected text, a number, true or false"
+            )
+        if isinstance(value, str) and len(value) > _MAX_TEXT_CHARACTERS:
+            raise ValueError(
+                f"the template argument {name!r} has {len(value):,} characters, expected at most "
+                f"{_MAX_TEXT_CHARACTERS:,}"
+            )
+    return arguments
+
+
+def set_arguments(
+    tokenizer: "PreTrainedTokenizerBase", arguments: Mapping[str, TemplateValue]
+) -> None:
+    """Make arguments the defaults of a tokenizer's chat templates, which a request may override.
+
+    They become part of the template's text, so that whatever serves the model applies them.
+    """
+    if not arguments or not tokenizer.chat_template:
+        return
+    head = "".join(
+        f"{{%- set {name} = {name} if {name} is defined else {_write_value(value)} %}}"
+        for name, value in sorted(arguments.items())
+    )
+    own: Any = tokenizer.chat_template
+    tokenizer.chat_template = (
+        {name: _put_before(head, text) for name, text in own.items()}
+        if isinstance(own, dict)
+        else _put_before(head, own)
+    )
+
+
+def _put_before(head: str, text: str) -> str:
+    """Put tags before a template; transformers' Jinja drops one line end after a tag."""
+    return f"{head}\n{text}" if text.startswith("\n") else head + text
+
+
+def _write_value(value: TemplateValue) -> str:
+    """Write a value as Jinja reads it; text is escaped so that it ends no tag."""
+    if isinstance(value, str):
+        text = json.dumps(value, ensure_ascii=False)
+        return re.sub(r"[{}%#]", lambda found: f"\\x{ord(found.group()):02x}", text)
+    return json.dumps(value)

@@ -1,0 +1,1 @@
+"""Chats to texts, as serving prompts a model with them, and what of them is learned."""

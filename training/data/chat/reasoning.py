@@ -1,0 +1,141 @@
+"""The reasoning before an answer: where rows have it, and where a chat template writes it."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from training.data.faults import RowFault
+
+ReasoningUse = Literal["learn", "mask", "drop"]
+
+REASONING_KEY = "reasoning_content"
+"""The key of a message that holds its reasoning, in rows that were parsed."""
+_INLINE = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+_TEMPLATE_KEYS = ("reasoning_content", "thinking", "reasoning")
+
+
+class _Tags(NamedTuple):
+    """What a model writes around its reasoning."""
+
+    begin: str
+    end: str
+
+
+# Qwen, DeepSeek and most others; Seed; Mistral; Gemma 4; Command A.
+_TAGS = (
+    _Tags("<think>", "</think>"),
+    _Tags("<seed:think>", "</seed:think>"),
+    _Tags("[THINK]", "[/THINK]"),
+    _Tags("<|channel>thought\n", "<channel|>"),
+    _Tags("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+
+
+class ShownAnswer(NamedTuple):
+    """An answer with its reasoning, and the characters of that; `is_changed` if it was inserted."""
+
+    text: str
+    span: tuple[int, int] | None
+    is_changed: bool
+
+
+def arrange_reasoning(
+    message: Mapping[str, Any], template: str, use: ReasoningUse
+) -> Mapping[str, Any]:
+    """Put a message's reasoning where a template reads it, or remove it if `use` is 'drop'.
+
+    It may be in a key of its own, or in front of the content between `<think>` and `</think>`.
+    """
+    if message["role"] != "assistant":
+        return message
+    reasoning, content = read_reasoning(message), message.get("content")
+    if reasoning is None:
+        return message
+    bare = {key: value for key, value in message.items() if key != REASONING_KEY}
+    if isinstance(content, str) and REASONING_KEY not in message:
+        bare["content"] = _INLINE.sub("", content, count=1)
+    if use == "drop":
+        return bare
+    for key in _TEMPLATE_KEYS:
+        if re.search(rf"""(\.|\[['"]|get\(['"]){key}\b""", template):
+            return {**bare, key: reasoning}
+    if REASONING_KEY not in message:
+        return message  # the template, or the insertion, takes it from the content
+    return {**bare, "content": f"<think>\n{reasoning}\n</think>\n\n{content or ''}"}
+
+
+def read_reasoning(message: Mapping[str, Any]) -> str | None:
+    """Return the reasoning of a message, stripped; None if it has none."""
+    found = next((message[key] for key in _TEMPLATE_KEYS if key in message), None)
+    if not isinstance(found, str):
+        content = message.get("content")
+        inline = _INLINE.match(content) if isinstance(content, str) else None
+        found = inline.group(1) if inline else None
+    return found.strip() or None if found is not None else None
+
+
+def show_reasoning(
+    prompt_end: str, answer: str, reasoning: str | None, template: str, place: int
+) -> ShownAnswer:
+    """Insert reasoning into an answer whose template leaves it out; end what the prompt began.
+
+    `prompt_end` is the end of the prompt; `place` counts messages from 0. Raises `RowFault` where
+    the reasoning has no place.
+    """
+    if reasoning is not None:
+        _check_open(prompt_end, place)
+    begun = next((tags for tags in _TAGS if prompt_end.rstrip().endswith(tags.begin.strip())), None)
+    if reasoning is not None and (start := answer.find(reasoning)) >= 0:
+        return ShownAnswer(answer, (start, start + len(reasoning)), is_changed=False)
+    if begun is not None:
+        return _end_begun(prompt_end, answer, reasoning, begun)
+    if reasoning is None:
+        return ShownAnswer(answer, None, is_changed=False)
+    for tags in _TAGS:
+        empty = re.match(rf"\s*{re.escape(tags.begin)}(\s*){re.escape(tags.end)}", answer)
+        if empty:
+            line = "\n" if "\n" in empty.group(1) else ""
+            return _splice(answer, empty.start(1), empty.end(1), line, reasoning, line)
+    for tags in _TAGS:
+        if tags.begin.strip() in template or tags.end.strip() in template:
+            begin = tags.begin.rstrip("\n")
+            return _splice(answer, 0, 0, f"{begin}\n", reasoning, f"\n{tags.end}\n\n")
+    raise RowFault(
+        "message {} has reasoning, which the model's chat template does not write; set reasoning "
+        "to 'drop', or use a model that reasons",
+        place + 1,
+    )
+
+
+def _check_open(prompt_end: str, place: int) -> None:
+    """Raise `RowFault` for a prompt that tells the model not to reason."""
+    for tags in _TAGS:
+        if prompt_end.rstrip().endswith(tags.end):
+            raise RowFault(
+                "message {} has reasoning, but the prompt before it ends with {!r}, which tells "
+                "the model not to reason; set template_arguments, or set reasoning to 'drop'",
+                place + 1,
+                tags.end,
+            )
+
+
+def _end_begun(prompt_end: str, answer: str, reasoning: str | None, tags: _Tags) -> ShownAnswer:
+    """Complete an answer whose prompt ends in the middle of the reasoning."""
+    if reasoning is None and tags.end in answer:
+        return ShownAnswer(answer, None, is_changed=False)
+    is_lined = prompt_end.endswith("\n")
+    if tags.end in answer and (at := answer.index(tags.end)) == len(answer) - len(answer.lstrip()):
+        end = "\n" if is_lined else ""  # the template ends it, at once
+        return _splice(answer, 0, at, "", reasoning or "", end)
+    end = f"\n{tags.end}\n\n" if is_lined else tags.end
+    return _splice(answer.lstrip(), 0, 0, "", reasoning or "", end)
+
+
+def _splice(
+    answer: str, start: int, end: int, before: str, reasoning: str, after: str
+) -> ShownAnswer:
+    """Replace characters of an answer by reasoning and what stands around it."""
+    text = f"{answer[:start]}{before}{reasoning}{after}{answer[end:]}"
+    first = start + len(before)
+    span = (first, first + len(reasoning)) if reasoning else None
+    return ShownAnswer(text, span, is_changed=True)

@@ -1,0 +1,193 @@
+"""One rendered chat to the samples that are trained on: texts, and the parts of them to learn.
+
+Serving prompts a model with the chat before each answer. A sample teaches an answer after exactly
+that prompt. Most templates render a chat so that the whole begins with the prompts of all its
+answers; then one sample teaches them all. Where a template rewrites earlier turns, for example
+removes their reasoning, an answer whose prompt is no beginning of the whole is a sample of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from templating.renderer import RenderedTurn, Rendering, RenderLimits, Span
+from training.data.chat.end_tokens import EndTokens
+from training.data.chat.reasoning import ReasoningUse, show_reasoning
+from training.data.faults import RowFault
+
+LearnedTurns = Literal["all", "last"]
+_PROMPT_END_CHARACTERS = 200
+_CHECKED_CHARACTERS = 20
+
+
+class LearnedTurn(NamedTuple):
+    """An answer in the text of a sample: its prompt ends at `start`, the answer at `end`.
+
+    `spans` are the characters that are learned, of the answer. `end_id` is an end token that is
+    learned behind it, where the template writes none; only the last turn of a text has one.
+    """
+
+    start: int
+    end: int
+    spans: list[Span]
+    end_id: int | None = None
+
+
+class Sample(NamedTuple):
+    """A text to be tokenised, and the answers in it that are learned, in their order."""
+
+    text: str
+    turns: list[LearnedTurn]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """An answer as a model is to write it, to its end token where it has one.
+
+    `spans` are the characters that are learned. `is_rendered` says that it is in the text of the
+    conversation up to it, right after the prompt.
+    """
+
+    text: str
+    spans: list[Span]
+    has_end: bool
+    is_rendered: bool
+
+
+class SampleBuilder:
+    """Makes samples of chats that were rendered with one template."""
+
+    def __init__(
+        self,
+        template: str,
+        number: int,
+        end_tokens: EndTokens,
+        reasoning: ReasoningUse,
+        limits: RenderLimits,
+    ) -> None:
+        self._template = template
+        self._number = number
+        self._end_tokens = end_tokens
+        self._reasoning: ReasoningUse = reasoning
+        self._limits = limits
+
+    def build(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        reasonings: Mapping[int, str | None],
+        found: Rendering,
+    ) -> list[Sample]:
+        """Make the samples of a chat; the keys of `reasonings` are the messages to learn.
+
+        `messages` are those that were rendered. Raises `RowFault` for an answer that is not in
+        what the template wrote.
+        """
+        shared: list[LearnedTurn] = []
+        samples: list[Sample] = []
+        for (place, reasoning), turn in zip(reasonings.items(), found.turns, strict=True):
+            answer = self._find_answer(found.text, turn, place, reasoning)
+            _check_content(messages[place], answer.text, place)
+            has_calls = bool(messages[place].get("tool_calls"))
+            if (learned := self._place(answer, turn, found.text, has_calls)) is not None:
+                shared.append(learned)
+                continue
+            prompt = found.text[: turn.prompt.num_shared] + turn.prompt.rest
+            end_id = None if answer.has_end else self._choose_end(has_calls)
+            start, end = len(prompt), len(prompt) + len(answer.text)
+            own = LearnedTurn(start, end, _shift(answer.spans, start), end_id)
+            samples.append(Sample(prompt + answer.text, [own]))
+        if shared:
+            samples.append(Sample(found.text, shared))
+        return samples
+
+    def _find_answer(
+        self, text: str, turn: RenderedTurn, place: int, reasoning: str | None
+    ) -> _Answer:
+        """Cut an answer out of what was rendered, and complete its reasoning."""
+        if turn.start is None:
+            raise RowFault(
+                "message {} cannot be found in what the model's chat template renders; use a model "
+                "with another template",
+                place + 1,
+            )
+        rendered = _slice(text, turn, turn.start)
+        if (found := self._end_tokens.find(rendered)) is not None:
+            rendered = rendered[: found.end]
+        shown = show_reasoning(
+            _read_prompt_end(text, turn), rendered, reasoning, self._template, place
+        )
+        spans = [(0, len(shown.text))]
+        if turn.blocks and not shown.is_changed:
+            spans = _clip(_shift(turn.blocks, -turn.start), len(rendered))
+            if found is not None:
+                spans = _add_end(spans, (found.start, found.end))
+        if self._reasoning == "mask" and shown.span is not None:
+            spans = [part for span in spans for part in _subtract(span, shown.span)]
+        is_rendered = (
+            not shown.is_changed
+            and not turn.prompt.rest
+            and turn.start == turn.prompt.num_shared <= turn.whole.num_shared
+        )
+        return _Answer(shown.text, spans, found is not None, is_rendered)
+
+    def _place(
+        self, answer: _Answer, turn: RenderedTurn, text: str, has_calls: bool
+    ) -> LearnedTurn | None:
+        """Find an answer in the text of the whole chat; None if it is not there as it is served."""
+        start = turn.prompt.num_shared
+        end = start + len(answer.text)
+        if not answer.is_rendered or end > turn.whole.num_shared:
+            return None
+        spans = _shift(answer.spans, start)
+        if answer.has_end:
+            return LearnedTurn(start, end, spans)
+        if (follows := self._end_tokens.match(text, end)) is not None:
+            return LearnedTurn(start, follows.end, [*spans, (end, follows.end)])
+        if end == len(text):
+            return LearnedTurn(start, end, spans, self._choose_end(has_calls))
+        return None
+
+    def _choose_end(self, has_calls: bool) -> int | None:
+        return self._end_tokens.choose(self._number, self._limits, has_calls=has_calls)
+
+
+def _check_content(message: Mapping[str, Any], answer: str, place: int) -> None:
+    """Raise `RowFault` for an answer that the template leaves out."""
+    content = message.get("content")
+    if isinstance(content, str) and content.strip()[-_CHECKED_CHARACTERS:] not in answer:
+        raise RowFault(
+            "the content of message {} is missing from what the model's chat template renders; use "
+            "a model with another template",
+            place + 1,
+        )
+
+
+def _slice(text: str, turn: RenderedTurn, start: int) -> str:
+    """Return the conversation up to the end of a turn, from `start`."""
+    num_shared, rest = turn.whole
+    return text[start:num_shared] + rest[max(0, start - num_shared) :]
+
+
+def _read_prompt_end(text: str, turn: RenderedTurn) -> str:
+    num_shared, rest = turn.prompt
+    shared = text[max(0, num_shared - _PROMPT_END_CHARACTERS) : num_shared]
+    return (shared + rest)[-_PROMPT_END_CHARACTERS:]
+
+
+def _shift(spans: Sequence[Span], offset: int) -> list[Span]:
+    return [(start + offset, end + offset) for start, end in spans]
+
+
+def _clip(spans: Sequence[Span], length: int) -> list[Span]:
+    clipped = [(max(0, start), min(end, length)) for start, end in spans]
+    return [(start, end) for start, end in clipped if start < end]
+
+
+def _add_end(spans: list[Span], end_token: Span) -> list[Span]:
+    """Add the end token, which templates may leave outside of their markers."""
+    return spans if spans and spans[-1][1] >= end_token[1] else [*spans, end_token]
+
+
+def _subtract(span: Span, hole: Span) -> list[Span]:
+    parts = [(span[0], min(span[1], hole[0])), (max(span[0], hole[1]), span[1])]
+    return [(start, end) for start, end in parts if start < end]
