@@ -39,7 +39,14 @@ MAX_QUICK_S = 20.0
 
 _REFUSAL_NAME = "refusal.json"
 _PROGRESS_NAME = "progress.json"
-_COUNTS = ("num_rows", "num_tokens", "num_learned_tokens", "num_truncated_rows", "num_dropped_rows")
+_COUNTS = (
+    "num_rows",
+    "num_tokens",
+    "num_learned_tokens",
+    "num_truncated_rows",
+    "num_dropped_rows",
+    "num_split_rows",
+)
 _PROGRESS_INTERVAL_S = 1.0
 
 

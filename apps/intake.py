@@ -106,6 +106,7 @@ class Intake:
         rows = [
             {
                 "line": row.line,
+                "is_part": row.is_part,
                 "tokens": [
                     {"text": text, "learned": learned}
                     for text, learned in split_tokens(row, shown.tokenizer)
@@ -181,5 +182,12 @@ class Intake:
 
 
 _NOTHING_COUNTED = dict.fromkeys(
-    ("num_rows", "num_tokens", "num_learned_tokens", "num_truncated_rows", "num_dropped_rows")
+    (
+        "num_rows",
+        "num_tokens",
+        "num_learned_tokens",
+        "num_truncated_rows",
+        "num_dropped_rows",
+        "num_split_rows",
+    )
 )

@@ -148,7 +148,13 @@ async def _encode(
     request: ChatCompletionRequest | CompletionRequest, engine: Engine
 ) -> list[EncodedPrompt]:
     if isinstance(request, ChatCompletionRequest):
-        return [EncodedPrompt(await engine.encode_chat(request.to_template_messages()))]
+        return [
+            EncodedPrompt(
+                await engine.encode_chat(
+                    request.to_template_messages(), request.chat_template_kwargs
+                )
+            )
+        ]
     num_characters = sum(len(prompt) for prompt in request.prompt if isinstance(prompt, str))
     return await run_encoding(num_characters, _encode_prompts, request, engine)
 

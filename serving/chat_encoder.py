@@ -9,7 +9,14 @@ from model_files.tokenizer_faults import TokenizerFaultError
 from serving.encoding_threads import run_encoding
 from serving.errors import EngineDeadError, EngineLostError, InvalidRequestError
 from templating.errors import RenderProcessError, TemplateLimitError, TemplateRefusedError
-from templating.renderer import AsyncRenderer, ChatTemplates, RenderJob, RenderLimits
+from templating.reasoning import arrange_reasoning
+from templating.renderer import (
+    AsyncRenderer,
+    ChatTemplates,
+    RenderJob,
+    RenderLimits,
+    TemplateValue,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,18 +58,24 @@ class ChatEncoder:
         """End the process."""
         self._renderer.close()
 
-    async def encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    async def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_arguments: Mapping[str, TemplateValue] | None = None,
+    ) -> list[int]:
         """Return the tokens of a conversation up to where its answer begins.
 
-        Control tokens in the messages are encoded as text. Raises `InvalidRequestError` for a model
-        without a template, for what the template refuses, for a template that exceeds its limits
-        and for a tokenizer that fails at the messages; `EngineLostError` if the process ended for
-        another cause. Whoever cancels this ends the process if it is theirs that is being rendered.
+        Reasoning of earlier turns is where the template reads it, as in training. Control tokens in
+        the messages are encoded as text. Raises `InvalidRequestError` for a model without a
+        template, for what the template refuses, for a template that exceeds its limits and for a
+        tokenizer that fails at the messages; `EngineLostError` if the process ended for another
+        cause. Whoever cancels this ends the process if it is theirs that is being rendered.
         """
         template = self._choose_template()
+        arranged = [arrange_reasoning(message, template) for message in messages]
         try:
             chat = await asyncio.to_thread(
-                self._literal_text.protect_chat, messages, None, template
+                self._literal_text.protect_chat, arranged, None, template
             )
             job = RenderJob(
                 messages=chat.messages,
@@ -70,6 +83,7 @@ class ChatEncoder:
                 template=self._templates.texts.index(template),
                 add_generation_prompt=True,
                 with_blocks=False,
+                variables=template_arguments or {},
             )
             text = (await self._renderer.render(job)).text
             _check_text(text)

@@ -16,6 +16,7 @@ from serving.protocol import (
     parse_part,
 )
 from serving.request_faults import shorten
+from templating.arguments import check_request_arguments
 
 MAX_MESSAGES = 512
 MAX_TEXT_PARTS = 1024
@@ -104,6 +105,12 @@ class ChatMessage(RequestPart):
         description="A name for the speaker; accepted, but not shown to the model.",
     )
 
+    reasoning_content: str | None = Field(
+        default=None,
+        max_length=MAX_TEXT_CHARACTERS,
+        description="An assistant's reasoning before the content, for templates that show it.",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _fill_content(cls, value: Any) -> Any:
@@ -112,6 +119,14 @@ class ChatMessage(RequestPart):
         if is_assistant and value.get("content") is None:
             return {**value, "content": ""}
         return value
+
+    def to_template_message(self) -> dict[str, str]:
+        """Return the turn as chat templates expect it."""
+        role = "system" if self.role == "developer" else self.role
+        message = {"role": role, "content": self.content}
+        if self.role == "assistant" and self.reasoning_content:
+            message["reasoning_content"] = self.reasoning_content
+        return message
 
     @classmethod
     def list_neutral_values(cls) -> Neutral:
@@ -149,6 +164,13 @@ class ChatCompletionRequest(GenerationRequest):
     metadata: Metadata = Field(
         default_factory=dict, description="The caller's own notes; not used."
     )
+    chat_template_kwargs: Annotated[
+        dict[str, str | int | float | bool], BeforeValidator(check_request_arguments)
+    ] = Field(
+        default_factory=dict,
+        description='Variables of the model\'s chat template, as in {"enable_thinking": false}; '
+        "not in OpenAI's API, but in vLLM's.",
+    )
 
     @classmethod
     def list_neutral_values(cls) -> Neutral:
@@ -165,7 +187,9 @@ class ChatCompletionRequest(GenerationRequest):
             )
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is only allowed together with logprobs: true")
-        num_characters = sum(len(message.content) for message in self.messages)
+        num_characters = sum(
+            len(message.content) + len(message.reasoning_content or "") for message in self.messages
+        )
         if num_characters > MAX_TEXT_CHARACTERS:
             raise ValueError(
                 f"expected messages of at most {MAX_TEXT_CHARACTERS} characters in all, got "
@@ -185,13 +209,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     def to_template_messages(self) -> list[dict[str, str]]:
         """Return the conversation as chat templates expect it."""
-        return [
-            {
-                "role": "system" if message.role == "developer" else message.role,
-                "content": message.content,
-            }
-            for message in self.messages
-        ]
+        return [message.to_template_message() for message in self.messages]
 
 
 def parse_chat_request(body: Any) -> ChatCompletionRequest:

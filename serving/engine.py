@@ -34,7 +34,7 @@ from serving.remote_core import RemoteCore
 from serving.sampling import Sampling
 from serving.settings import EngineSettings
 from storage.library_imports import import_transformers
-from templating.renderer import RenderLimits
+from templating.renderer import RenderLimits, TemplateValue
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -156,12 +156,16 @@ class Engine:
         self._chats.close()
         self._core.close()
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        template_arguments: Mapping[str, TemplateValue] | None = None,
+    ) -> list[int]:
         """Render a conversation with the model's own template, up to where its answer begins.
 
         Raises as `ChatEncoder.encode` does.
         """
-        return await self._chats.encode(messages)
+        return await self._chats.encode(messages, template_arguments)
 
     def encode_text(self, text: str) -> list[int]:
         """Encode a text as the model's tokenizer does by default, special tokens included.

@@ -22,6 +22,8 @@ _RESERVED = frozenset(
     }
 )
 _MAX_ARGUMENTS, _MAX_TEXT_CHARACTERS = 32, 1000
+# No characters of which models write control tokens.
+_WORDS = re.compile(r"[A-Za-z0-9 _.,:-]*")
 
 
 def check_arguments(arguments: Any) -> Any:
@@ -45,6 +47,17 @@ def check_arguments(arguments: Any) -> Any:
             raise ValueError(
                 f"the template argument {name!r} has {len(value):,} characters, expected at most "
                 f"{_MAX_TEXT_CHARACTERS:,}"
+            )
+    return arguments
+
+
+def check_request_arguments(arguments: Any) -> Any:
+    """Check arguments as `check_arguments` does, and that no text in them is a control token."""
+    for name, value in check_arguments(arguments).items() if isinstance(arguments, Mapping) else ():
+        if isinstance(value, str) and not _WORDS.fullmatch(value):
+            raise ValueError(
+                f"the template argument {name!r} is {json.dumps(value)[:80]}, expected text of "
+                "ASCII letters, digits, spaces and _ . , : -"
             )
     return arguments
 

@@ -71,6 +71,19 @@ def tell_data(run: RunFolder, summary: Mapping[str, Any]) -> None:
             f"{held_out['num_rows']} rows to evaluate on, {held_out['num_tokens']:,} tokens",
             data=dict(held_out),
         )
+    if num_split := summary["num_split_rows"]:
+        run.add_event(
+            f"{num_split} rows became several: the model's chat template rewrites earlier turns, "
+            "so each answer is learned after the prompt that serving builds for it",
+            data={"num_split_rows": num_split},
+        )
+    if not summary["has_end_token"]:
+        run.add_event(
+            "The base model names no token that ends an answer, so the fine-tuned model does not "
+            "stop by itself: set eos_token in its tokenizer, or eos_token_id in its "
+            "generation_config.json",
+            level="warn",
+        )
     _tell_left_out(run, "rows", summary, summary["max_length"])
     if held_out:
         _tell_left_out(run, "rows to evaluate on", held_out, summary["max_length"])

@@ -77,6 +77,10 @@ class FilePreview(_Answer):
     num_learned_tokens: int | None
     num_truncated_rows: int | None
     num_dropped_rows: int | None
+    num_split_rows: int | None = Field(
+        description="Rows that became several, one for each answer, since the chat template "
+        "rewrites earlier turns."
+    )
     rows: list[dict[str, Any]]
 
 

@@ -63,10 +63,17 @@ def render_preview(preview: Preview) -> str:
         ("Longest allowed", f"{preview.max_length:,}"),
     ]
     rows = "".join(_render_row(row) for row in preview.rows)
+    explanation = ""
+    if any(row.is_part for row in preview.rows):
+        explanation = (
+            " The model's chat template rewrites earlier turns, so each answer of a chat is "
+            "learned after the prompt that the served model gets for it."
+        )
     return (
         f"{render_figures(figures)}"
         '<p class="ts-legend">The first rows as the model sees them. '
-        '<mark class="ts-learned">Marked</mark> tokens are learned; the rest is context.</p>'
+        '<mark class="ts-learned">Marked</mark> tokens are learned; the rest is context.'
+        f"{explanation}</p>"
         f'<div class="ts-rows">{rows}</div>'
     )
 

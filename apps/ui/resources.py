@@ -39,10 +39,14 @@ class Token(_Resource):
 
 
 class Row(_Resource):
-    """One row as the model sees it; `line` is its line in the file."""
+    """One row as the model sees it; `line` is its line in the file.
+
+    `is_part` says that it is one answer of a row, after a prompt of its own.
+    """
 
     line: int
     tokens: tuple[Token, ...]
+    is_part: bool = False
 
 
 class Preview(_Resource):
@@ -54,6 +58,7 @@ class Preview(_Resource):
     num_learned_tokens: int | None
     num_truncated_rows: int | None
     num_dropped_rows: int | None
+    num_split_rows: int | None = None
     max_length: int
     rows: tuple[Row, ...]
 

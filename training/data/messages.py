@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from templating.reasoning import REASONING_KEYS
 from training.data.faults import RowFault, show_names, show_value
 from training.data.row_limits import MAX_TOOLS, check_count
 
@@ -12,8 +13,6 @@ Message = Mapping[str, Any]
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MESSAGE_KEYS = {"role", "content", "name", "weight", "tool_calls", "tool_call_id"}
-# Names for the same, as DeepSeek, GPT-OSS and OpenRouter have it.
-_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _SHAREGPT_ROLES = {
     "system": "system",
     "human": "user",
@@ -47,7 +46,7 @@ def parse_message(place: int, message: Any) -> Turn:
             place,
             show_value(role),
         )
-    known = _MESSAGE_KEYS.union(_REASONING_KEYS if role == "assistant" else ())
+    known = _MESSAGE_KEYS.union(REASONING_KEYS if role == "assistant" else ())
     if extra := sorted(set(there) - known):
         raise RowFault(
             "message {} has the keys {}, which are not supported", place, show_names(extra)
@@ -178,10 +177,10 @@ def _parse_assistant(place: int, message: Mapping[str, Any]) -> Turn:
         parsed["tool_calls"] = _parse_calls(calls)
     else:
         parsed["content"] = get_text(message, "content")
-    if keys := [key for key in _REASONING_KEYS if message.get(key)]:
+    if keys := [key for key in REASONING_KEYS if message.get(key)]:
         if len(keys) > 1:
             raise RowFault("message {} has {}, expected one of them", place, show_names(keys))
-        parsed["reasoning_content"] = get_text(message, keys[0])
+        parsed[REASONING_KEYS[0]] = get_text(message, keys[0])
     return Turn(parsed, is_learned=weight == 1)
 
 

@@ -40,6 +40,7 @@ _COUNTS = (
     "num_truncated_rows",
     "num_dropped_rows",
     "dropped_lines",
+    "num_split_rows",
 )
 _PROGRESS_INTERVAL_S = 0.25
 
@@ -246,7 +247,11 @@ class _Build:
                 for row in stream.encode(on_read=lambda: meter.report(source.position)):
                     writer.write(row)
             meter.finish_source(source.measure())
-            head = {"format": stream.format, "max_length": self._max_length}
+            head = {
+                "format": stream.format,
+                "max_length": self._max_length,
+                "has_end_token": stream.has_end_token,
+            }
             durable.write_json(building / SUMMARY_FILE, {**head, **_count(table, stream)})
         return self._take_entry(keys[-1], is_hit=False)
 
@@ -274,7 +279,7 @@ class _Build:
         with build_entry(self._cache, key) as building:
             tables = building / VALIDATION_TABLE, building / TRAIN_TABLE
             split_table(table, held_out, *tables)
-            dropped = {key: whole.counts[key] for key in ("num_dropped_rows", "dropped_lines")}
+            dropped = {key: whole.counts[key] for key in _COUNTS[-3:]}
             validation, train = (_count(path) for path in tables)
             counts = {**whole.counts, **train, **dropped, "validation": validation}
             durable.write_json(building / SUMMARY_FILE, counts)
@@ -326,4 +331,5 @@ def _count(path: Path, stream: RowStream | None = None) -> dict[str, Any]:
         "num_truncated_rows": table.count_truncated(),
         "num_dropped_rows": stream.num_dropped if stream else 0,
         "dropped_lines": stream.dropped_lines if stream else [],
+        "num_split_rows": stream.num_split if stream else 0,
     }

@@ -39,6 +39,8 @@ class RowStream:
         self.num_rows = 0
         self.num_dropped = 0
         self.dropped_lines: list[int] = []  # the first of them
+        self.num_split = 0  # rows that became several samples
+        self._split_line = 0
         self._spec = spec
         self._tokenizer = tokenizer
         self._max_length = max_length
@@ -48,6 +50,11 @@ class RowStream:
         )
         self._parser: RowParser | None = None
         self._faults = RowFaultLog(source.name, source.unit)
+
+    @property
+    def has_end_token(self) -> bool:
+        """Whether the model has a token at which it stops to generate."""
+        return bool(self._settings.end_ids)
 
     @property
     def format(self) -> DataFormat:
@@ -68,6 +75,9 @@ class RowStream:
         with RowEncoder(self._tokenizer, self._settings) as encoder:
             try:
                 for row, encoded in encoder.encode(_form_batches(self._parse(num_rows, on_read))):
+                    if isinstance(encoded, EncodedRow) and encoded.is_part:
+                        self.num_split += row.line != self._split_line
+                        self._split_line = row.line
                     fitted = self._fit(row.line, encoded)
                     if fitted is not None:
                         yield fitted

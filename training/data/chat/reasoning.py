@@ -1,17 +1,11 @@
-"""The reasoning before an answer: where rows have it, and where a chat template writes it."""
+"""The reasoning before an answer: learned, masked or dropped, and written where it is missing."""
 
 import re
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from training.data.faults import RowFault
 
 ReasoningUse = Literal["learn", "mask", "drop"]
-
-REASONING_KEY = "reasoning_content"
-"""The key of a message that holds its reasoning, in rows that were parsed."""
-_INLINE = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
-_TEMPLATE_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 class _Tags(NamedTuple):
@@ -37,41 +31,6 @@ class ShownAnswer(NamedTuple):
     text: str
     span: tuple[int, int] | None
     is_changed: bool
-
-
-def arrange_reasoning(
-    message: Mapping[str, Any], template: str, use: ReasoningUse
-) -> Mapping[str, Any]:
-    """Put a message's reasoning where a template reads it, or remove it if `use` is 'drop'.
-
-    It may be in a key of its own, or in front of the content between `<think>` and `</think>`.
-    """
-    if message["role"] != "assistant":
-        return message
-    reasoning, content = read_reasoning(message), message.get("content")
-    if reasoning is None:
-        return message
-    bare = {key: value for key, value in message.items() if key != REASONING_KEY}
-    if isinstance(content, str) and REASONING_KEY not in message:
-        bare["content"] = _INLINE.sub("", content, count=1)
-    if use == "drop":
-        return bare
-    for key in _TEMPLATE_KEYS:
-        if re.search(rf"""(\.|\[['"]|get\(['"]){key}\b""", template):
-            return {**bare, key: reasoning}
-    if REASONING_KEY not in message:
-        return message  # the template, or the insertion, takes it from the content
-    return {**bare, "content": f"<think>\n{reasoning}\n</think>\n\n{content or ''}"}
-
-
-def read_reasoning(message: Mapping[str, Any]) -> str | None:
-    """Return the reasoning of a message, stripped; None if it has none."""
-    found = next((message[key] for key in _TEMPLATE_KEYS if key in message), None)
-    if not isinstance(found, str):
-        content = message.get("content")
-        inline = _INLINE.match(content) if isinstance(content, str) else None
-        found = inline.group(1) if inline else None
-    return found.strip() or None if found is not None else None
 
 
 def show_reasoning(

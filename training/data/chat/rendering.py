@@ -12,11 +12,12 @@ from transformers import PreTrainedTokenizerBase
 
 from templating.errors import RenderProcessError, TemplateLimitError, TemplateRefusedError
 from templating.literal_text import LiteralText
+from templating.reasoning import arrange_reasoning, read_reasoning, remove_reasoning
 from templating.renderer import BatchRenderer, ChatTemplates, Rendering, RenderJob, RenderLimits
 from templating.text_pieces import PLACEHOLDER
 from training.data.chat.call_ids import add_call_ids
 from training.data.chat.end_tokens import EndTokens
-from training.data.chat.reasoning import ReasoningUse, arrange_reasoning, read_reasoning
+from training.data.chat.reasoning import ReasoningUse
 from training.data.chat.turns import LearnedTurns, Sample, SampleBuilder
 from training.data.faults import RowFault
 from training.data.formats import Row
@@ -127,7 +128,10 @@ class RowRenderer:
         template = str(self._tokenizer.get_chat_template(tools=tools))
         _check_tools_known(row, template)
         use = self._settings.reasoning
-        arranged = [arrange_reasoning(message, template, use) for message in row.messages]
+        arranged = [
+            remove_reasoning(message) if use == "drop" else arrange_reasoning(message, template)
+            for message in row.messages
+        ]
         messages = add_call_ids(arranged, template)
         try:
             chat = self._literal_text.protect_chat(messages, tools, template)

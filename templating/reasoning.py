@@ -1,0 +1,47 @@
+"""The reasoning before an answer, in the key of a message from which a chat template takes it."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+"""Names for the same: those of DeepSeek and Qwen, of GPT-OSS and LFM, and of OpenRouter."""
+_INLINE = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+
+
+def arrange_reasoning(message: Mapping[str, Any], template: str) -> Mapping[str, Any]:
+    """Put an assistant's reasoning into the key that a template reads, or else into the content.
+
+    It may be in a key of its own, or in front of the content between `<think>` and `</think>`.
+    """
+    reasoning = read_reasoning(message)
+    if reasoning is None:
+        return message
+    bare = remove_reasoning(message)
+    for key in REASONING_KEYS:
+        if re.search(rf"""(\.|\[['"]|get\(['"]){key}\b""", template):
+            return {**bare, key: reasoning}
+    if not any(key in message for key in REASONING_KEYS):
+        return message
+    return {**bare, "content": f"<think>\n{reasoning}\n</think>\n\n{bare.get('content') or ''}"}
+
+
+def read_reasoning(message: Mapping[str, Any]) -> str | None:
+    """Return an assistant's reasoning, stripped; None if the message has none."""
+    if message["role"] != "assistant":
+        return None
+    found = next((message[key] for key in REASONING_KEYS if key in message), None)
+    if not isinstance(found, str):
+        content = message.get("content")
+        inline = _INLINE.match(content) if isinstance(content, str) else None
+        found = inline.group(1) if inline else ""
+    return found.strip() or None
+
+
+def remove_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without its reasoning."""
+    bare = {key: value for key, value in message.items() if key not in REASONING_KEYS}
+    content = message.get("content")
+    if len(bare) == len(message) and isinstance(content, str) and message["role"] == "assistant":
+        bare["content"] = _INLINE.sub("", content, count=1) if _INLINE.match(content) else content
+    return bare
