@@ -19,6 +19,7 @@ from templating.errors import (
     TemplatingError,
 )
 from templating.fork_server import RenderForkServer, render_fork_server
+from templating.render_process import count_shared
 from templating.renderer import AsyncRenderer, BatchRenderer, ChatTemplates, RenderJob, RenderLimits
 
 LIMITS = RenderLimits(cpu_s=0.3, memory_bytes=64 << 20)
@@ -191,7 +192,7 @@ TURNS = (
 
 
 def talk(num_answers: int, template: str, opened: list[Any], **fields: Any) -> Any:
-    """Render a conversation and find all its answers."""
+    """Render a conversation with the prompts of all its answers."""
     messages = [
         {"role": role, "content": f"{role} {number}"}
         for number in range(num_answers)
@@ -199,36 +200,104 @@ def talk(num_answers: int, template: str, opened: list[Any], **fields: Any) -> A
     ]
     renderer = BatchRenderer(ChatTemplates((template,), {}), RenderLimits())
     opened.append(renderer)
-    fields = {"add_generation_prompt": False, "answers": range(1, 2 * num_answers, 2), **fields}
-    renderer.send([job(messages=messages, **{**fields, "answers": list(fields["answers"])})])
+    fields = {"add_generation_prompt": False, "turns": list(range(1, 2 * num_answers, 2)), **fields}
+    renderer.send([job(messages=messages, **fields)])
     (found,) = renderer.receive(1)
     return found
 
 
-def test_answers_are_found_by_what_they_add_to_the_text(opened: list[Any]) -> None:
+def cut_answer(found: Any, number: int) -> str:
+    """What follows the prompt of an answer in the conversation up to its end."""
+    turn = found.turns[number]
+    whole = found.text[: turn.whole.num_shared] + turn.whole.rest
+    return str(whole[turn.start :])
+
+
+def test_answers_are_found_by_what_they_add_to_the_prompt(opened: list[Any]) -> None:
     found = talk(3, TURNS, opened)
-    assert [found.text[start:end] for start, end in found.answers] == [
+    assert [cut_answer(found, number) for number in range(3)] == [
         f"assistant {number}\n" for number in range(3)
     ]
+    for turn in found.turns:
+        assert turn.prompt.rest == turn.whole.rest == ""
+        assert found.text[: turn.prompt.num_shared].endswith("<assistant>")
 
 
-def test_answers_that_are_the_marked_blocks_take_no_more_renderings(opened: list[Any]) -> None:
+def test_a_prompt_that_is_rewritten_later_is_told_as_it_is(opened: list[Any]) -> None:
+    rewriting = "{% if messages | length > 2 %}long{% endif %}" + TURNS
+    found = talk(2, rewriting, opened)
+    assert found.turns[0].prompt == (0, "<user>user 0\n<assistant>")
+    assert cut_answer(found, 0) == "assistant 0\n"
+    assert found.turns[1].prompt.rest == ""
+
+
+def test_an_answer_is_found_behind_what_only_the_prompt_has(opened: list[Any]) -> None:
+    begun = TURNS.replace("<assistant>{% endif %}", "<assistant><think>{% endif %}")
+    found = talk(2, begun, opened)
+    assert [turn.prompt.rest for turn in found.turns] == ["<think>", "<think>"]
+    assert [cut_answer(found, number) for number in range(2)] == ["assistant 0\n", "assistant 1\n"]
+
+
+def test_an_answer_in_a_conversation_that_is_all_rewritten_is_found_by_its_content(
+    opened: list[Any],
+) -> None:
+    rewriting = "{% for m in messages %}{{ loop.revindex }}{{ m.content }}{% endfor %}"
+    found = talk(2, rewriting, opened)
+    assert [cut_answer(found, number) for number in range(2)] == ["assistant 0", "assistant 1"]
+
+
+def test_an_answer_that_is_not_written_is_not_found(opened: list[Any]) -> None:
+    rewriting = "{{ messages | length }}{% for m in messages if m.role == 'user' %}x{% endfor %}"
+    assert [turn.start for turn in talk(2, rewriting, opened).turns] == [None, None]
+
+
+def test_marked_blocks_are_told_for_each_answer(opened: list[Any]) -> None:
     marked = TURNS.replace(
         "{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}", 1
-    ).replace("{% for m in messages %}", "{% for m in messages if m.role == 'assistant' %}")
-    found = talk(3, marked, opened, with_blocks=True)
-    assert found.answers is None
-    assert len(found.blocks) == 3
+    )
+    found = talk(2, marked, opened, with_blocks=True)
+    first, second = (found.turns[number].blocks[-1] for number in range(2))
+    assert found.text[slice(*first)] == "assistant 0"
+    assert found.text[slice(*second)] == "assistant 1"
 
 
-def test_answers_before_a_rewritten_turn_are_found(opened: list[Any]) -> None:
-    rewriting = "{% if messages | length > 2 %}long{% endif %}" + TURNS
-    assert talk(2, rewriting, opened).answers == []
+def test_prompts_that_are_too_long_together_are_refused(opened: list[Any]) -> None:
+    growing = "{{ 'x' * 400000 }}{{ messages | length }}" + TURNS
+    assert "set learned_turns to 'last'" in str(
+        talk(4, "{{ messages | length }}" + growing, opened)
+    )
+
+
+def test_arguments_of_calls_are_text_where_a_template_takes_no_objects(opened: list[Any]) -> None:
+    call = {"function": {"name": "count", "arguments": {"day": "Monday"}}}
+    messages = [{"role": "assistant", "tool_calls": [call]}]
+    template = "{% for m in messages %}{{ 'a' + m.tool_calls[0].function.arguments }}{% endfor %}"
+    renderer = open_one(opened, template)
+    assert asyncio.run(renderer.render(job(messages=messages))).text == 'a{"day": "Monday"}'
+
+
+def test_content_is_parts_for_a_template_that_reads_nothing_else(opened: list[Any]) -> None:
+    parts = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    assert asyncio.run(open_one(opened, parts).render(job("fox"))).text == "fox"
+
+
+def test_variables_of_a_conversation_reach_the_template(opened: list[Any]) -> None:
+    renderer = open_one(opened, "{{ enable_thinking }}")
+    found = asyncio.run(renderer.render(job(variables={"enable_thinking": False})))
+    assert found.text == "False"
 
 
 def test_a_beginning_that_the_template_refuses_is_refused(opened: list[Any]) -> None:
     picky = "{% if messages | length == 3 %}{{ raise_exception('odd') }}{% endif %}" + TURNS
     assert str(talk(3, picky, opened)) == "odd"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [("", "", 0), ("a", "", 0), ("a", "b", 0), ("ab", "ab", 2), ("abc", "abd", 2), ("a", "abc", 1)],
+)
+def test_shared_characters_are_counted(first: str, second: str, shared: int) -> None:
+    assert count_shared(first, second) == count_shared(second, first) == shared
 
 
 def test_a_conversation_that_is_too_large_to_read_exceeds_the_limit(opened: list[Any]) -> None:

@@ -136,15 +136,13 @@ class RowEncoder:
                 continue
             try:
                 yield list(self._finish_sample(one, Tokenized.of(text)))
-            except RowFault as fault:
-                yield [fault]
             except TemplateRefusedError as exc:
                 yield [_describe_literal(exc)]
 
     def _finish_sample(self, one: RenderedSample, tokens: Tokenized) -> Iterator[EncodedRow]:
         """Mark what is learned; an answer whose prompt is served otherwise is a sample alone.
 
-        `tokens` are those of the text as a whole. Raises `RowFault` or `TemplateRefusedError` for
+        `tokens` are those of the text as a whole. Raises `TemplateRefusedError` for
         a prompt that cannot be encoded.
         """
         text, literals, template = one.sample.text, one.literals, one.template

@@ -221,6 +221,7 @@ class _Build:
     ) -> None:
         self._spec = spec
         self._tokenizer = tokenizer
+        self._end_ids = find_end_ids(spec.base_model, tokenizer)
         self._max_length = max_length
         self._cache = cache
         self._max_cache_bytes = max_cache_bytes
@@ -241,7 +242,9 @@ class _Build:
                 meter.finish_source(source.measure())
                 return self._take_entry(key, is_hit=True)
         with build_entry(self._cache, keys[-1]) as building:
-            stream = RowStream(source, self._spec, self._tokenizer, self._max_length, fallback)
+            stream = RowStream(
+                source, self._spec, self._tokenizer, self._max_length, fallback, self._end_ids
+            )
             table = building / TRAIN_TABLE
             with TokenWriter(table) as writer:
                 for row in stream.encode(on_read=lambda: meter.report(source.position)):
@@ -302,7 +305,7 @@ class _Build:
                 "tokenizer": self._tokenizer.backend_tokenizer.to_str(),
                 "special_tokens": self._tokenizer.special_tokens_map,
                 "chat_template": self._tokenizer.chat_template,
-                "end_ids": find_end_ids(self._spec.base_model, self._tokenizer),
+                "end_ids": self._end_ids,
                 "learned_turns": self._spec.learned_turns,
                 "reasoning": self._spec.reasoning,
                 "format": self._spec.format,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from training.base_model import choose_max_length, load_tokenizer
+from training.base_model import choose_max_length, find_end_ids, load_tokenizer
 from training.data.encoding import EncodedRow
 from training.data.prepare import open_train_source
 from training.data.readers import KnownFile
@@ -37,7 +37,9 @@ def preview_rows(
     """
     max_length = choose_max_length(spec)
     tokenizer = load_tokenizer(spec.base_model, spec.template_arguments)
-    stream = RowStream(open_train_source(spec, known), spec, tokenizer, max_length)
+    end_ids = find_end_ids(spec.base_model, tokenizer)
+    source = open_train_source(spec, known)
+    stream = RowStream(source, spec, tokenizer, max_length, end_ids=end_ids)
     rows: list[EncodedRow] = []
     num_tokens = 0
     with closing(stream.encode(num_rows)) as encoded:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from transformers import PreTrainedTokenizerBase
 
 from templating.fork_server import render_fork_server
-from training.base_model import find_end_ids
 from training.data.chat.rendering import ChatSettings, TemplateStoppedError
 from training.data.encoding import EncodedRow, RowEncoder
 from training.data.faults import MAX_LINES_SHOWN, DataError, RowFault, RowFaultLog, describe_lines
@@ -21,7 +20,8 @@ _BATCH_BYTES = 1 << 18
 class RowStream:
     """The way of one source's rows: read, parse, encode, fit to `max_length`.
 
-    `fallback` is the format of rows whose own is not recognised. Counts are right once `encode` is
+    `fallback` is the format of rows whose own is not recognised, `end_ids` are the tokens at which
+    the model stops, by default that of its tokenizer. Counts are right once `encode` is
     through.
     """
 
@@ -32,6 +32,7 @@ class RowStream:
         tokenizer: PreTrainedTokenizerBase,
         max_length: int,
         fallback: DataFormat | None = None,
+        end_ids: tuple[int, ...] | None = None,
     ) -> None:
         if tokenizer.chat_template is not None:
             render_fork_server.start()  # it is ready when the first rows have been read
@@ -45,9 +46,9 @@ class RowStream:
         self._tokenizer = tokenizer
         self._max_length = max_length
         self._fallback = fallback
-        self._settings = ChatSettings(
-            spec.learned_turns, spec.reasoning, find_end_ids(spec.base_model, tokenizer)
-        )
+        if end_ids is None:
+            end_ids = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        self._settings = ChatSettings(spec.learned_turns, spec.reasoning, end_ids)
         self._parser: RowParser | None = None
         self._faults = RowFaultLog(source.name, source.unit)
 

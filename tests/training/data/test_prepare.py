@@ -64,6 +64,8 @@ def test_rows_become_a_table_and_a_summary(tiny_model: Path, rows: Path, cache: 
         "num_learned_tokens": table.num_learned.sum(),
         "num_truncated_rows": 0,
         "num_dropped_rows": 0,
+        "num_split_rows": 0,
+        "has_end_token": True,
         "dropped_lines": [],
         "max_length": CONTEXT_LENGTH,
         "name": "rows.jsonl",

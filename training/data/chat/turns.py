@@ -111,16 +111,19 @@ class SampleBuilder:
                 place + 1,
             )
         rendered = _slice(text, turn, turn.start)
+        marked = _clip(_shift(turn.blocks, -turn.start), len(rendered))
         if (found := self._end_tokens.find(rendered)) is not None:
             rendered = rendered[: found.end]
+            marked = _clip(marked, found.end)
+        elif marked:
+            rendered = rendered[: marked[-1][1]]
         shown = show_reasoning(
             _read_prompt_end(text, turn), rendered, reasoning, self._template, place
         )
         spans = [(0, len(shown.text))]
-        if turn.blocks and not shown.is_changed:
-            spans = _clip(_shift(turn.blocks, -turn.start), len(rendered))
-            if found is not None:
-                spans = _add_end(spans, (found.start, found.end))
+        if marked and not shown.is_changed:
+            # Templates may leave the end token outside of their markers.
+            spans = [*marked[:-1], (marked[-1][0], len(rendered))]
         if self._reasoning == "mask" and shown.span is not None:
             spans = [part for span in spans for part in _subtract(span, shown.span)]
         is_rendered = (
@@ -181,11 +184,6 @@ def _shift(spans: Sequence[Span], offset: int) -> list[Span]:
 def _clip(spans: Sequence[Span], length: int) -> list[Span]:
     clipped = [(max(0, start), min(end, length)) for start, end in spans]
     return [(start, end) for start, end in clipped if start < end]
-
-
-def _add_end(spans: list[Span], end_token: Span) -> list[Span]:
-    """Add the end token, which templates may leave outside of their markers."""
-    return spans if spans and spans[-1][1] >= end_token[1] else [*spans, end_token]
 
 
 def _subtract(span: Span, hole: Span) -> list[Span]:

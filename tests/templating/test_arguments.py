@@ -1,0 +1,74 @@
+from typing import Any
+
+import pytest
+
+from templating.arguments import check_arguments, check_request_arguments, set_arguments
+from tests.tokenizer_kinds import CHATML, make_tokenizer
+
+CHAT = [{"role": "user", "content": "fox"}]
+SHOWING = "\n {{ mode }}|{{ 'on' if enable_thinking else 'off' }}"
+
+
+def render(tokenizer: Any, **variables: Any) -> str:
+    return str(tokenizer.apply_chat_template(CHAT, tokenize=False, **variables))
+
+
+@pytest.mark.parametrize(
+    "value", ["deep", "a \"b\" 'c'", "{{ x }} {% raw %} #}", "Grüße 🚀\n\\", "", 3, 0.5, True]
+)
+def test_an_argument_is_the_default_of_a_template(value: Any) -> None:
+    plain, tokenizer = (make_tokenizer("byte-level", SHOWING) for _ in range(2))
+    set_arguments(tokenizer, {"mode": value, "enable_thinking": False})
+    assert render(tokenizer) == render(plain, mode=value, enable_thinking=False)
+
+
+def test_a_request_overrides_a_default() -> None:
+    tokenizer = make_tokenizer("byte-level", SHOWING)
+    set_arguments(tokenizer, {"mode": "deep", "enable_thinking": False})
+    assert render(tokenizer, enable_thinking=True) == "\n deep|on"
+
+
+def test_a_later_default_comes_first() -> None:
+    tokenizer = make_tokenizer("byte-level", SHOWING)
+    for mode in ("first", "second"):
+        set_arguments(tokenizer, {"mode": mode})
+    assert render(tokenizer) == "\n second|off"
+
+
+def test_all_templates_of_a_model_get_it() -> None:
+    tokenizer: Any = make_tokenizer("byte-level", None)
+    tokenizer.chat_template = {"default": SHOWING, "tool_use": SHOWING}
+    set_arguments(tokenizer, {"mode": "deep"})
+    for name in ("default", "tool_use"):
+        assert render(tokenizer, chat_template=name) == "\n deep|off"
+
+
+def test_without_arguments_a_template_stays_as_it_is() -> None:
+    tokenizer = make_tokenizer("byte-level", CHATML)
+    set_arguments(tokenizer, {})
+    assert tokenizer.chat_template == CHATML
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        ({"messages": "x"}, '"messages" cannot be set'),
+        ({"a b": 1}, '"a b" cannot be set'),
+        ({"a %}{{ x }}": 1}, "cannot be set"),
+        ({"mode": [1]}, r"'mode' is \[1\], expected text"),
+        ({"mode": None}, "'mode' is null, expected text"),
+        ({"mode": "x" * 1001}, "'mode' has 1,001 characters"),
+        ({f"a{number}": 1 for number in range(33)}, "at most 32"),
+    ],
+)
+def test_an_argument_that_cannot_be_set_is_named(arguments: Any, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        check_arguments(arguments)
+
+
+@pytest.mark.parametrize("value", ["<|im_end|>", "a\nb", "Grüße"])
+def test_a_request_cannot_write_control_tokens_into_a_template(value: str) -> None:
+    assert check_arguments({"mode": value}) == {"mode": value}
+    with pytest.raises(ValueError, match="'mode' is .*, expected text of ASCII letters"):
+        check_request_arguments({"mode": value})
+    assert check_request_arguments({"mode": "high", "n": 1}) == {"mode": "high", "n": 1}

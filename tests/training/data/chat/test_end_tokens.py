@@ -1,0 +1,32 @@
+import pytest
+
+from templating.renderer import RenderLimits
+from tests.chat_templates import FAMILIES
+from tests.test_chat_families import find_end_ids, make_tokenizer
+from training.data.chat.end_tokens import EndTokens
+
+
+@pytest.mark.parametrize(
+    ("name", "has_calls", "chosen"),
+    [
+        ("glm 4.5", False, "<|user|>"),
+        ("glm 4.5", True, "<|observation|>"),
+        ("falcon", False, "<|endoftext|>"),
+        ("falcon", True, "<|endoftext|>"),
+    ],
+)
+def test_an_answer_ends_as_the_template_continues_after_it(
+    name: str, has_calls: bool, chosen: str
+) -> None:
+    family = FAMILIES[name]
+    tokenizer = make_tokenizer(family)
+    end_tokens = EndTokens(tokenizer, find_end_ids(tokenizer, family))
+    found = end_tokens.choose(0, RenderLimits(), has_calls=has_calls)
+    assert tokenizer.convert_ids_to_tokens(found) == chosen
+
+
+def test_a_model_without_end_tokens_has_none_to_choose() -> None:
+    tokenizer = make_tokenizer(FAMILIES["falcon"])
+    end_tokens = EndTokens(tokenizer, ())
+    assert end_tokens.choose(0, RenderLimits(), has_calls=False) is None
+    assert end_tokens.find("a<|endoftext|>") is None

@@ -1,0 +1,87 @@
+from typing import Any
+
+import pytest
+
+from tests.chat_templates import FAMILIES
+from tests.test_chat_families import encode, find_end_ids, make_tokenizer
+from training.data.chat.reasoning import ShownAnswer, show_reasoning
+from training.data.chat.rendering import ChatSettings
+from training.data.encoding import EncodedRow
+from training.data.faults import RowFault
+from training.data.formats import choose_parser
+
+QUESTION = {"role": "user", "content": "How many?"}
+INLINE = {"role": "assistant", "content": "<think>\nI count.\n</think>\n\nTwelve."}
+KEYED = {"role": "assistant", "content": "Twelve.", "reasoning_content": "I count."}
+
+
+def learn(name: str, answer: dict[str, Any], use: Any = "learn") -> tuple[str, str]:
+    """The learned part of a row, and the whole of it."""
+    family = FAMILIES[name]
+    tokenizer = make_tokenizer(family)
+    record = {"messages": [QUESTION, answer]}
+    row = choose_parser(record, "chat", {}).parse(1, record)
+    settings = ChatSettings(reasoning=use, end_ids=find_end_ids(tokenizer, family))
+    (encoded,) = encode(tokenizer, row, settings)
+    assert isinstance(encoded, EncodedRow)
+    learned = encoded.input_ids[encoded.learned].tolist()
+    return tokenizer.decode(learned), tokenizer.decode(encoded.input_ids.tolist())
+
+
+@pytest.mark.parametrize("answer", [INLINE, KEYED])
+@pytest.mark.parametrize(
+    ("name", "learned"),
+    [
+        ("chatml", "<think>\nI count.\n</think>\n\nTwelve.<|im_end|>"),
+        ("qwen 3", "<think>\nI count.\n</think>\n\nTwelve.<|im_end|>"),
+        ("qwen 3.5", "I count.\n</think>\n\nTwelve.<|im_end|>"),
+        ("deepseek r1", "I count.\n</think>\n\nTwelve.<|eos|>"),
+        ("kimi k2 thinking", "<think>I count.</think>Twelve.<|im_end|>"),
+        ("magistral", "[THINK]I count.[/THINK]Twelve.</s>"),
+        ("gemma 4", "<|channel>thought\nI count.\n<channel|>Twelve.<turn|>"),
+    ],
+)
+def test_reasoning_is_learned_where_the_model_writes_it(
+    name: str, answer: dict[str, Any], learned: str
+) -> None:
+    assert learn(name, answer)[0] == learned
+
+
+@pytest.mark.parametrize("name", ["chatml", "qwen 3", "deepseek r1", "kimi k2 thinking"])
+def test_masked_reasoning_is_seen_but_not_learned(name: str) -> None:
+    learned, whole = learn(name, KEYED, "mask")
+    assert "I count." in whole
+    assert "I count." not in learned
+    assert "Twelve." in learned
+
+
+@pytest.mark.parametrize("answer", [INLINE, KEYED])
+@pytest.mark.parametrize("name", ["chatml", "qwen 3", "qwen 3.5", "deepseek r1"])
+def test_dropped_reasoning_is_not_there(name: str, answer: dict[str, Any]) -> None:
+    learned, whole = learn(name, answer, "drop")
+    assert "I count." not in whole
+    assert "Twelve." in learned
+
+
+def test_reasoning_after_a_prompt_that_forbids_it_is_refused() -> None:
+    with pytest.raises(RowFault, match="message 2 has reasoning, but the prompt.*template_argum"):
+        learn("deepseek v3.1", KEYED)
+
+
+def test_reasoning_of_a_model_that_writes_none_is_refused() -> None:
+    with pytest.raises(RowFault, match="message 2 has reasoning, which .* does not write"):
+        show_reasoning("assistant:", "Twelve.", "I count.", "{{ messages }}", 1)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "shown"),
+    [
+        ("<think>\n", "Twelve.", "\n</think>\n\nTwelve."),
+        ("<think>", "Twelve.", "</think>Twelve."),
+        ("<think>\n", "</think>Twelve.", "</think>Twelve."),
+        ("assistant:", "Twelve.", "Twelve."),
+    ],
+)
+def test_reasoning_that_the_prompt_begins_is_ended(prompt: str, answer: str, shown: str) -> None:
+    found = show_reasoning(prompt, answer, None, "", 1)
+    assert found == ShownAnswer(shown, None, is_changed=shown != answer)
