@@ -94,11 +94,11 @@ def parse(chat: str) -> Row:
 
 def encode(tokenizer: Any, row: Row, settings: ChatSettings) -> list[EncodedRow]:
     with RowEncoder(tokenizer, settings) as encoder:
-        encoded = [one for _, one in encoder.encode([[row]])]
-    for one in encoded:
+        found = [one for _, one in encoder.encode([[row]])]
+    for one in found:
         if isinstance(one, RowFault):
             raise one
-    return encoded
+    return [one for one in found if isinstance(one, EncodedRow)]
 
 
 def serve_prompt(tokenizer: Any, row: Row, place: int) -> list[int]:

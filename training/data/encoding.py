@@ -142,8 +142,8 @@ class RowEncoder:
     def _finish_sample(self, one: RenderedSample, tokens: Tokenized) -> Iterator[EncodedRow]:
         """Mark what is learned; an answer whose prompt is served otherwise is a sample alone.
 
-        `tokens` are those of the text as a whole. Raises `TemplateRefusedError` for
-        a prompt that cannot be encoded.
+        `tokens` are those of the text as a whole. Raises `TemplateRefusedError` for a prompt that
+        cannot be encoded.
         """
         text, literals, template = one.sample.text, one.literals, one.template
         turns = one.sample.turns

@@ -1,3 +1,5 @@
+from typing import Any
+
 from training.data.chat.call_ids import add_call_ids
 
 CALL = {"type": "function", "function": {"name": "count", "arguments": {}}}
@@ -5,7 +7,7 @@ READS_IDS = "{{ tool_call.id }}"
 
 
 def test_calls_and_results_are_numbered_in_their_order() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "assistant", "tool_calls": [CALL, CALL]},
         {"role": "tool", "content": "1"},
         {"role": "tool", "content": "2"},
@@ -19,7 +21,7 @@ def test_calls_and_results_are_numbered_in_their_order() -> None:
 
 
 def test_ids_that_are_given_stay() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "assistant", "tool_calls": [{**CALL, "id": "mine"}, CALL]},
         {"role": "tool", "content": "2", "tool_call_id": "mine"},
         {"role": "tool", "content": "1"},
