@@ -30,6 +30,7 @@ from training.base_model import (
 from training.byte_progress import OnBytes, show_bytes
 from training.checkpoint import find_damage, find_shards, read_checkpoint
 from training.export_plan import ConsolidationError, build_meta_model
+from training.exported_settings import check_settings, remove_stale_settings
 from training.model import DTYPES
 from training.probe import Probe, read_probe
 from training.runs import REJECTED_SUFFIX
@@ -87,7 +88,7 @@ def consolidate_checkpoint(
         )
         if add_files:
             add_files(building)
-        checks = check_model(building, probe, trained_in or dtype)
+        checks = (check_settings(building), *check_model(building, probe, trained_in or dtype))
         verification = Verification(checks=(values, *checks))
         verification.write(building)
         if not verification.passed:
@@ -114,6 +115,7 @@ def write_model(
     """
     weights = open_weights(find_shards(checkpoint), in_fp32=dtype == torch.float32)
     config = load_config(base_model)
+    remove_stale_settings(config)
     config.dtype = dtype
     model = build_meta_model(config, dtype)
     written = write_weights(weights, model, directory, dtype, shard_bytes, on_progress)
@@ -142,6 +144,7 @@ def _copy_companions(
     """
     tokenizer = open_tokenizer(base_model)
     set_arguments(tokenizer, template_arguments)
+    tokenizer.init_kwargs.pop("auto_map", None)
     try:
         tokenizer.save_pretrained(directory)
     except Exception as exc:
@@ -172,7 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("checkpoint", type=Path, help="folder with the file 'latest' in it")
     parser.add_argument("output", type=Path, help="new folder for the model")
     parser.add_argument("--base-model", help="default: that of the run which the checkpoint is of")
-    parser.add_argument("--dtype", choices=DTYPES, help="default: the precision of that run")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: as the run's spec says")
     parser.add_argument(
         "--shard-mb", type=_parse_size, default=DEFAULT_SHARD_BYTES // 10**6, help="size of files"
     )
@@ -192,7 +195,7 @@ def main(arguments: list[str] | None = None) -> int:
                 options.checkpoint,
                 base_model,
                 options.output.resolve(),
-                dtype=DTYPES[options.dtype or trained_in],
+                dtype=DTYPES[options.dtype or _choose_dtype(settings, trained_in)],
                 trained_in=DTYPES[trained_in],
                 template_arguments=settings.get("template_arguments"),
                 shard_bytes=options.shard_mb * 10**6,
@@ -220,6 +223,12 @@ def _find_settings(checkpoint: Path) -> dict[str, Any]:
             settings: dict[str, Any] = durable.read_json(folder / "spec.json")
             return settings
     return {}
+
+
+def _choose_dtype(settings: Mapping[str, Any], trained_in: str) -> str:
+    """Choose the type of the weights as the spec of a run says."""
+    chosen = settings.get("export_dtype", "auto")
+    return chosen if chosen in DTYPES else trained_in
 
 
 def _check_damage(checkpoint: Path) -> None:

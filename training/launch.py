@@ -312,7 +312,8 @@ def export_checkpoint(
             checkpoint.path,
             spec.base_model,
             output,
-            dtype=DTYPES[spec.precision],
+            dtype=DTYPES[spec.precision if spec.export_dtype == "auto" else spec.export_dtype],
+            trained_in=DTYPES[spec.precision],
             template_arguments=spec.template_arguments,
             add_files=lambda directory: write_lineage(directory, run, spec, metrics),
         )

@@ -159,6 +159,9 @@ class TrainingSpec(BaseModel):
         description="Arithmetic of the forward and backward pass; master weights are fp32. 'auto' "
         "takes bf16 on GPUs and on CPUs that compute in it, else fp32.",
     )
+    export_dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field(
+        "auto", description="Type of the model's weights as published; 'auto': 'precision'."
+    )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of the order of rows and of dropout.")
 
     zero_stage: Literal[0, 1, 2, 3] = Field(

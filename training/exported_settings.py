@@ -1,0 +1,70 @@
+"""Configuration and tokenizer of an exported model: written for its weights, and verified."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from transformers import PreTrainedConfig
+
+from model_files import loading
+from model_files.refused_keys import check_keys
+from training.verification import Check
+
+# What a base model may say of its own weights and files, which is not true of the exported ones.
+_STALE = ("quantization_config", "compression_config", "auto_map")
+_DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def remove_stale_settings(config: PreTrainedConfig) -> None:
+    """Remove what a base model says of weights and files that the exported model does not have.
+
+    A configuration of quantisation makes dense weights unloadable, and `auto_map` names code.
+    """
+    for settings in (config, *_list_parts(config)):
+        for name in _STALE:
+            if hasattr(settings, name):
+                delattr(settings, name)
+
+
+def check_settings(directory: Path) -> Check:
+    """Load configuration and tokenizer as serving does, and compare them with the weights."""
+    try:
+        faults = _find_faults(directory)
+    except (ValueError, OSError) as exc:
+        faults = [str(exc).replace(str(directory), directory.name)]
+    detail = "; ".join(faults) or "configuration and tokenizer load, and fit the weights"
+    return Check(name="settings", passed=not faults, detail=detail)
+
+
+def _find_faults(directory: Path) -> list[str]:
+    check_keys(directory)
+    written = json.loads((directory / loading.CONFIG_NAME).read_text())
+    faults = [f"config.json has {name!r}" for name in _STALE if written.get(name)]
+    config = loading.load_config(directory)
+    loading.load_tokenizer(directory)
+    generation = loading.load_generation_config(directory)
+    dtypes = _find_dtypes(directory)
+    if str(config.dtype).removeprefix("torch.") not in dtypes:
+        faults.append(f"config.json has dtype {config.dtype}, the weights {', '.join(dtypes)}")
+    size = config.get_text_config().vocab_size
+    ends: Any = generation.eos_token_id
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if outside := [token for token in ends if not 0 <= token < size]:
+        faults.append(f"generation_config.json ends at the tokens {outside}, the model has {size}")
+    return faults
+
+
+def _find_dtypes(directory: Path) -> list[str]:
+    """List the floating-point types of a model's weights, in the words of its configuration."""
+    found = set()
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as weights:
+            names = weights.keys()  # it is no mapping
+            found |= {weights.get_slice(name).get_dtype() for name in names}
+    return sorted(_DTYPE_NAMES[name] for name in found if name in _DTYPE_NAMES)
+
+
+def _list_parts(config: PreTrainedConfig) -> list[PreTrainedConfig]:
+    """List the configurations inside of one, such as that of the text model."""
+    return [value for value in vars(config).values() if isinstance(value, PreTrainedConfig)]
