@@ -28,6 +28,10 @@ class Journal:
         self._num_steps = num_steps
         self._speed = _Speedometer()
 
+    def expect_steps(self, num_steps: int) -> None:
+        """Correct the number of steps that the run will take."""
+        self._num_steps = num_steps
+
     def tell(self, message: str, level: EventLevel = "info", **data: float) -> None:
         """Put an event into the run's file and its log."""
         if self._speaks:

@@ -8,6 +8,7 @@ import gc
 import logging
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,12 +26,14 @@ from training.engine import (
     count_parameters,
     init_distributed,
     start_engine,
+    sum_over_workers,
     take_step,
 )
 from training.evaluation import evaluate
 from training.journal import Journal, compute_perplexity
 from training.model import WeightsError, choose_layout
 from training.optimizer import learning_rate_at
+from training.packing_check import find_leak
 from training.priority import yield_to_others
 from training.probe import take_probe
 from training.progress import Progress
@@ -88,11 +91,16 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
     progress = _find_position(spec, run, place, start)
     rows = TokenTable(run.data / "train.arrow")
     plan = BatchPlan.from_spec(spec, progress.layout, progress.num_shares)
-    num_steps = sum(len(plan_epoch(rows.lengths, plan, epoch)) for epoch in range(spec.epochs))
+    num_steps = _count_steps(spec, rows, plan)
     with open_trackers(spec, run, progress.step, speaks=place.rank == 0) as trackers:
         journal = Journal(run, place, trackers, num_steps)
         journal.tell(f"{place.world_size} workers are up on {place.device.type}; loading the model")
         engine = _start_engine(spec, run, place, plan, start)
+        if start is None and plan.layout == "flattened" and _has_leak(engine, place, journal):
+            plan = replace(plan, layout="padded")
+            progress = Progress(num_shares=plan.num_shares, layout=plan.layout)
+            num_steps = _count_steps(spec, rows, plan)
+            journal.expect_steps(num_steps)
         num_parameters = count_parameters(engine)
         journal.tell(f"Loaded {num_parameters:,} parameters", num_parameters=num_parameters)
         if start:
@@ -102,6 +110,20 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
         worker = _Worker(spec, run, place, engine, plan, rows, journal)
         _stop_collecting_what_stays()
         return worker.walk(progress, num_steps)
+
+
+def _count_steps(spec: TrainingSpec, rows: TokenTable, plan: BatchPlan) -> int:
+    return sum(len(plan_epoch(rows.lengths, plan, epoch)) for epoch in range(spec.epochs))
+
+
+def _has_leak(engine: Any, place: Place, journal: Journal) -> bool:
+    """Whether rows of a flattened batch influence each other; every worker calls this together."""
+    leak = find_leak(engine, engine.module.config, place.device)
+    if not sum_over_workers(leak is not None, place):
+        return False
+    reason = leak or "another worker found that rows influence each other"
+    journal.tell(f"Rows are padded, not flattened: in this model {reason}", level="warn")
+    return True
 
 
 def _stop_collecting_what_stays() -> None:

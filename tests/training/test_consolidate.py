@@ -91,7 +91,12 @@ def test_it_is_written_in_the_dtype_asked_for(
     assert config["dtype"] == str(dtype).removeprefix("torch.")
     report = durable.read_json(tmp_path / "model" / "verification.json")
     assert report["passed"] is True
-    assert [check["name"] for check in report["checks"]] == ["values", "settings", "loads", "logits"]
+    assert [check["name"] for check in report["checks"]] == [
+        "values",
+        "settings",
+        "loads",
+        "logits",
+    ]
 
 
 def test_progress_is_told_in_bytes(base: Path, trained: Any, tmp_path: Path) -> None:

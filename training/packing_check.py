@@ -1,0 +1,68 @@
+"""Whether rows that follow one another in a flattened batch influence each other in a model.
+
+Position ids that begin anew tell most attention where a row begins. Recurrent states, convolutions,
+and positions that a model counts by itself run on from row to row.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from training.collate import TokenRow, collate_rows
+
+_NUM_TOKENS = 12
+_STRIDE = 7919  # a prime, so that the tokens are spread over the vocabulary
+# Share of the norm of the logits. A row's own logits, in another batch, are rounded otherwise.
+_ALONE_TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+# Only the other row's tokens differ: the same products, in the same order, with the same shapes.
+# In a mixture of experts, tokens of both rows are multiplied together.
+_OTHER_TOLERANCE = 1e-6
+_OTHER_TOLERANCES_EXPERTS = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+def find_leak(model: Any, config: Any, device: torch.device) -> str | None:
+    """Describe how a row influences the one behind it in a flattened batch; None if it does not.
+
+    `model` is a model or DeepSpeed's engine around it, which every worker calls this with.
+    """
+    vocabulary = int(config.get_text_config().vocab_size)
+    first, other, second = (_make_row(number, vocabulary) for number in range(3))
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        packed = _compute_logits(model, [first, second], device)
+        changed = _compute_logits(model, [other, second], device)
+        alone = _compute_logits(model, [second], device)
+    model.train(was_training)
+    dtype = packed.dtype
+    packed, changed, alone = packed.float(), changed.float(), alone.float()
+    influence, shift = _compare(packed, changed), _compare(packed, alone)
+    tolerance = _OTHER_TOLERANCES_EXPERTS[dtype] if _has_experts(config) else _OTHER_TOLERANCE
+    if not influence <= tolerance:
+        return f"a row changes the logits of the next one by {influence:.1e} of their norm"
+    if not shift <= _ALONE_TOLERANCES[dtype]:
+        return f"the logits of a row after another differ by {shift:.1e} of their norm"
+    return None
+
+
+def _make_row(number: int, vocabulary: int) -> TokenRow:
+    ids = (np.arange(1, _NUM_TOKENS + 1) + 1000 * number) * _STRIDE % vocabulary
+    return ids.astype(np.int32), np.ones(_NUM_TOKENS, np.bool_)
+
+
+def _compute_logits(model: Any, rows: list[TokenRow], device: torch.device) -> torch.Tensor:
+    """Return the logits of the last row; shape `[tokens, vocabulary]`."""
+    batch = collate_rows(rows, "flattened").to(device)
+    logits: torch.Tensor = model(**batch.inputs, use_cache=False).logits
+    return logits[0, -_NUM_TOKENS:]
+
+
+def _compare(first: torch.Tensor, second: torch.Tensor) -> float:
+    return float((first - second).norm() / second.norm().clamp_min(1e-30))
+
+
+def _has_experts(config: Any) -> bool:
+    text = config.get_text_config()
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    return any(getattr(text, name, None) for name in names)
