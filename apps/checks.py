@@ -212,4 +212,5 @@ def count_rows(prepared: "PreparedData") -> dict[str, Any]:
     """What is to know of rows: how many, their tokens, and the share of them that is learned."""
     counts = {name: prepared.summary[name] for name in ("format", "max_length", *_COUNTS)}
     share = counts["num_learned_tokens"] / max(1, counts["num_tokens"])
-    return {**counts, "learned_share": round(share, 4)}
+    ignored = prepared.summary["ignored_keys"]
+    return {**counts, "learned_share": round(share, 4), "ignored_keys": ignored}

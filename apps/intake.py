@@ -101,7 +101,11 @@ class Intake:
         except DataError as exc:
             self._files.check_unchanged(known)
             raise InvalidInputError(str(exc), param="file") from exc
-        counts = {"format": shown.format, "max_length": shown.max_length}
+        counts: dict[str, Any] = {
+            "format": shown.format,
+            "max_length": shown.max_length,
+            "ignored_keys": dict(shown.ignored_keys),
+        }
         counts |= self._count_rows(file_id, file, spec, None if training else stored.id)
         rows = [
             {

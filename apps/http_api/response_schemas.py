@@ -77,6 +77,10 @@ class FilePreview(_Answer):
     num_learned_tokens: int | None
     num_truncated_rows: int | None
     num_dropped_rows: int | None
+    ignored_keys: dict[str, int] = Field(
+        description="Keys of rows that are not used, and how many rows have each: of all rows "
+        "where they are counted, else of the rows that were read for the preview."
+    )
     rows: list[dict[str, Any]]
 
 

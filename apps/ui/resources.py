@@ -55,6 +55,7 @@ class Preview(_Resource):
     num_truncated_rows: int | None
     num_dropped_rows: int | None
     max_length: int
+    ignored_keys: dict[str, int] = {}
     rows: tuple[Row, ...]
 
 

@@ -32,7 +32,7 @@ from training.spec import DataFormat, HubDataset, TrainingSpec
 
 TRAIN_TABLE, VALIDATION_TABLE, SUMMARY_FILE = "train.arrow", "validation.arrow", "summary.json"
 # Part of every cache key: count it up when the same rows are to become other tokens.
-_ENCODING_VERSION = 2
+_ENCODING_VERSION = 3
 _COUNTS = (
     "num_rows",
     "num_tokens",
@@ -40,7 +40,9 @@ _COUNTS = (
     "num_truncated_rows",
     "num_dropped_rows",
     "dropped_lines",
+    "ignored_keys",
 )
+_LEFT_OUT = ("num_dropped_rows", "dropped_lines", "ignored_keys")
 _PROGRESS_INTERVAL_S = 0.25
 
 
@@ -273,9 +275,9 @@ class _Build:
         with build_entry(self._cache, key) as building:
             tables = building / VALIDATION_TABLE, building / TRAIN_TABLE
             split_table(table, held_out, *tables)
-            dropped = {key: whole.counts[key] for key in ("num_dropped_rows", "dropped_lines")}
+            left_out = {key: whole.counts[key] for key in _LEFT_OUT}
             validation, train = (_count(path) for path in tables)
-            counts = {**whole.counts, **train, **dropped, "validation": validation}
+            counts = {**whole.counts, **train, **left_out, "validation": validation}
             durable.write_json(building / SUMMARY_FILE, counts)
         return self._take_entry(key, is_hit=False)
 
@@ -322,4 +324,5 @@ def _count(path: Path, stream: RowStream | None = None) -> dict[str, Any]:
         "num_truncated_rows": table.count_truncated(),
         "num_dropped_rows": stream.num_dropped if stream else 0,
         "dropped_lines": stream.dropped_lines if stream else [],
+        "ignored_keys": stream.ignored_keys.counts if stream else {},
     }

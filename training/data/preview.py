@@ -19,12 +19,16 @@ _ENOUGH_TOKENS = 100_000  # each is shown with its text
 
 @dataclass(frozen=True)
 class Preview:
-    """The first rows as tokens, how they were understood, and what turns tokens into text."""
+    """The first rows as tokens, how they were understood, and what turns tokens into text.
+
+    `ignored_keys` counts, of the rows read, those with each key that means nothing here.
+    """
 
     format: DataFormat
     max_length: int
     rows: list[EncodedRow]
     tokenizer: PreTrainedTokenizerBase
+    ignored_keys: Mapping[str, int]
 
 
 def preview_rows(
@@ -46,7 +50,8 @@ def preview_rows(
             num_tokens += len(row.input_ids)
             if num_tokens >= _ENOUGH_TOKENS:
                 break
-    return Preview(stream.format, max_length, rows, tokenizer)
+    counts = stream.ignored_keys.counts
+    return Preview(stream.format, max_length, rows, tokenizer, counts)
 
 
 def split_tokens(row: EncodedRow, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:

@@ -6,7 +6,14 @@ from transformers import PreTrainedTokenizerBase
 
 from templating.fork_server import render_fork_server
 from training.data.encoding import EncodedRow, RowEncoder
-from training.data.faults import MAX_LINES_SHOWN, DataError, RowFault, RowFaultLog, describe_lines
+from training.data.faults import (
+    MAX_LINES_SHOWN,
+    DataError,
+    IgnoredKeys,
+    RowFault,
+    RowFaultLog,
+    describe_lines,
+)
 from training.data.formats import Row, RowParser, choose_parser
 from training.data.readers import RowSource
 from training.data.rendering import TemplateStoppedError
@@ -38,6 +45,7 @@ class RowStream:
         self.num_rows = 0
         self.num_dropped = 0
         self.dropped_lines: list[int] = []  # the first of them
+        self.ignored_keys = IgnoredKeys()
         self._spec = spec
         self._tokenizer = tokenizer
         self._max_length = max_length
@@ -84,9 +92,12 @@ class RowStream:
             self.num_rows += 1
             on_read()
             try:
-                yield self._parse_record(line, record)
+                row = self._parse_record(line, record)
             except RowFault as fault:
                 self._faults.add(line, fault)
+            else:
+                self.ignored_keys.add(row.ignored)
+                yield row
             if self.num_rows == num_rows:
                 return
 

@@ -214,6 +214,49 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         'message 2 has the keys "mood", which are not supported',
     ),
     "weight": ("rows.jsonl", chat(USER, {**ANSWER, "weight": 0.5}), "has the weight 0.5, expected"),
+    "weight of LLaMA-Factory": (
+        "rows.jsonl",
+        chat(USER, {**ANSWER, "loss_weight": 0.3}),
+        "message 2 has the loss_weight 0.3, expected 0 or 1: a message is learned as a whole or "
+        "not at all",
+    ),
+    "weight in ShareGPT": (
+        "rows.jsonl",
+        lines({"conversations": [{"from": "gpt", "value": "x", "loss_weight": 0.3}]}),
+        "message 1 has the loss_weight 0.3, expected 0 or 1",
+    ),
+    "train is a word": (
+        "rows.jsonl",
+        chat(USER, {**ANSWER, "train": "no"}),
+        'message 2 has the train "no", expected true or false',
+    ),
+    "flags contradict": (
+        "rows.jsonl",
+        chat(USER, {**ANSWER, "weight": 1, "train": False}),
+        'message 2 has the flags {"weight": true, "train": false}, which contradict each other',
+    ),
+    "train of a question": (
+        "rows.jsonl",
+        lines({"conversations": [{"from": "human", "value": "x", "train": True}]}),
+        "message 1 has 'train', which only the assistant's may",
+    ),
+    "spans of a message": (
+        "rows.jsonl",
+        lines({"conversations": [{"from": "gpt", "value": "x", "train_detail": [{}]}]}),
+        "message 1 has 'train_detail', but a message is learned as a whole or not at all",
+    ),
+    "call of Hermes is no JSON": (
+        "rows.jsonl",
+        lines(
+            {"conversations": [{"from": "function_call", "value": "<tool_call>{'a'}</tool_call>"}]}
+        ),
+        "a <tool_call> block is not JSON: \"{'a'}\"",
+    ),
+    "call of Hermes has no end": (
+        "rows.jsonl",
+        lines({"conversations": [{"from": "function_call", "value": '<tool_call>{"name": "f"}'}]}),
+        "a <tool_call> has no end",
+    ),
     "weight of a question": (
         "rows.jsonl",
         chat({**USER, "weight": 1}, ANSWER),
@@ -239,10 +282,66 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         lines({"conversations": [{"from": {}, "value": "x"}]}),
         "message 1 is from {}, expected one of system, human, user, gpt",
     ),
-    "OpenAI's keys in ShareGPT": (
+    "no speaker": (
         "rows.jsonl",
-        lines({"conversations": [USER, ANSWER]}),
-        "set format to 'chat' and columns to {'messages': 'conversations'}",
+        lines({"conversations": [{"value": "x"}]}),
+        "message 1 is from null, expected one of system, human",
+    ),
+    # What would be learned wrongly
+    "KTO": (
+        "rows.jsonl",
+        lines({**GOOD, "label": True}, {**GOOD, "label": False}),
+        "2 of 2 rows cannot be used: 2 rows: it has 'label', which marks good and bad answers "
+        "(DPO, KTO): preferences cannot be learned yet, and without the mark bad answers would be "
+        "learned as good ones; keep the good answers alone, without this key (lines 1, 2)",
+    ),
+    "KTO in CSV": ("rows.csv", b"prompt,completion,label\na,b,True\n", "it has 'label', which"),
+    "KTO of LLaMA-Factory": ("rows.jsonl", chat(USER, ANSWER, kto_tag=False), "it has 'kto_tag'"),
+    "DPO after an earlier answer": (
+        "rows.jsonl",
+        chat(USER, ANSWER, USER, chosen=ANSWER, rejected=ANSWER),
+        "it has 'chosen', which marks good and bad answers",
+    ),
+    "DPO alone": (
+        "rows.jsonl",
+        lines({"prompt": "a", "chosen": "b", "rejected": "c"}),
+        "rows.jsonl: it has 'chosen', which marks good and bad answers",
+    ),
+    "DPO of OpenAI": (
+        "rows.jsonl",
+        lines({"input": {"messages": [USER]}, "preferred_output": [ANSWER]}),
+        "it has 'preferred_output', which marks good and bad answers",
+    ),
+    "images": (
+        "rows.jsonl",
+        chat({**USER, "content": "<image>What is it?"}, ANSWER, images=["a.png"]),
+        "it has 'images': images, audio and video cannot be learned yet; leave such rows out, or "
+        "remove the key where the text makes sense alone",
+    ),
+    "image of LLaVA": (
+        "rows.jsonl",
+        lines({"image": "a.png", "conversations": [{"from": "gpt", "value": "x"}]}),
+        "it has 'image': images, audio and video",
+    ),
+    "video of a message": (
+        "rows.jsonl",
+        lines({"conversations": [{"from": "gpt", "value": "x", "videos": ["a.mp4"]}]}),
+        "message 1 has 'videos': images, audio and video",
+    ),
+    "history is text": (
+        "rows.jsonl",
+        lines({"instruction": "a", "output": "b", "history": {"a": "b"}}),
+        '\'history\' is {"a": "b"}, expected a list of [question, answer] pairs (line 1)',
+    ),
+    "half a turn of history": (
+        "rows.jsonl",
+        lines({"instruction": "a", "output": "b", "history": [["c", "d"], ["e"]]}),
+        "turn 2 of 'history' is [\"e\"], expected a pair [question, answer] (line 1)",
+    ),
+    "an answer of history is empty": (
+        "rows.jsonl",
+        lines({"instruction": "a", "output": "b", "history": [["c", ""]]}),
+        "'history[1][1]' is empty, expected text (line 1)",
     ),
     # Tools
     "tools without a template": (

@@ -64,6 +64,7 @@ def test_rows_become_a_table_and_a_summary(tiny_model: Path, rows: Path, cache: 
         "num_learned_tokens": table.num_learned.sum(),
         "num_truncated_rows": 0,
         "num_dropped_rows": 0,
+        "ignored_keys": {},
         "dropped_lines": [],
         "max_length": CONTEXT_LENGTH,
         "name": "rows.jsonl",
@@ -248,6 +249,34 @@ def test_a_share_is_held_out_by_the_seed(
     again = prepare(1, tmp_path / "elsewhere").folder / "validation.arrow"
     assert again.read_bytes() == (data.folder / "validation.arrow").read_bytes()
     assert read_texts(prepare(2, cache).folder / "validation.arrow", tokenizer) != texts
+
+
+def test_keys_that_are_not_used_are_counted(tiny_model: Path, rows: Path, cache: Path) -> None:
+    records: list[dict[str, Any]] = make_records(10)
+    for place, record in enumerate(records):
+        record |= {"id": place, **({"note": "x"} if place < 4 else {})}
+    write_rows(rows, records)
+    spec = make_spec(tiny_model, train_file=rows)
+    assert prepare_data(spec, cache).summary["ignored_keys"] == {"id": 10, "note": 4}
+    assert prepare_data(spec, cache).summary["ignored_keys"] == {"id": 10, "note": 4}  # a hit
+    assert preview_rows(spec, 2).ignored_keys == {"id": 2, "note": 2}
+    split = spec.model_copy(update={"validation_fraction": 0.5})
+    assert prepare_data(split, cache).summary["ignored_keys"] == {"id": 10, "note": 4}
+    held_out = spec.model_copy(update={"validation_file": str(rows)})
+    assert prepare_data(held_out, cache).summary["validation"]["ignored_keys"]["note"] == 4
+
+
+def test_names_of_ignored_keys_are_kept_to_a_number(
+    tiny_model: Path, rows: Path, cache: Path
+) -> None:
+    records: list[dict[str, Any]] = make_records(100)
+    for place, record in enumerate(records):
+        record |= {f"key {place}": 1, "k" * 5000: 1}
+    write_rows(rows, records)
+    found = prepare_data(make_spec(tiny_model, train_file=rows), cache).summary["ignored_keys"]
+    assert len(found) == 65
+    assert found["(other keys)"] == 37
+    assert max(map(len, found)) == 80
 
 
 def test_one_row_cannot_be_split(tiny_model: Path, rows: Path, cache: Path) -> None:
