@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 _PLACES = {"base_model", "train_file", "validation_file"}
 
 DataFormat = Literal["auto", "chat", "prompt_completion", "alpaca", "sharegpt", "text"]
+TextRows = Literal["line", "paragraph", "document"]
 
 
 _MAX_FAULTS = 8
@@ -63,7 +64,9 @@ class TrainingSpec(BaseModel):
         min_length=1, description="Folder of a Hugging Face model, or a model id on the hub."
     )
     train_file: str | None = Field(
-        None, min_length=1, description="File of rows to learn from: JSON, JSONL or CSV."
+        None,
+        min_length=1,
+        description="File of rows to learn from: JSON, JSONL, CSV, Parquet, Arrow or plain text.",
     )
     train_dataset: HubDataset | None = Field(
         None, description="Rows to learn from on the Hugging Face hub, in place of a file."
@@ -84,6 +87,11 @@ class TrainingSpec(BaseModel):
         default_factory=dict,
         description="Where the rows' own names differ: our key to theirs, as in "
         '{"prompt": "question", "completion": "answer"}.',
+    )
+    text_rows: TextRows = Field(
+        "line",
+        description="What is one row of a plain text file (.txt): a 'line', a 'paragraph' (blank "
+        "lines separate them), or the whole 'document'.",
     )
     max_length: int | None = Field(
         None,

@@ -28,7 +28,9 @@ FileId = Annotated[str, typer.Argument(help="Id of a file.")]
 
 @files.command()
 def upload(
-    path: Annotated[Path, typer.Argument(help="File of rows: JSON, JSONL or CSV.")],
+    path: Annotated[
+        Path, typer.Argument(help="File of rows, in any kind of file that training takes.")
+    ],
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:

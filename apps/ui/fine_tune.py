@@ -67,7 +67,7 @@ class _Page:
                 self.model = gr.Dropdown(label="Base model", elem_id="base-model", filterable=False)
                 self.data = gr.Dropdown(label="Data", elem_id="data-file", filterable=False)
                 self.upload = gr.UploadButton(
-                    "Upload a file of rows (JSON, JSONL or CSV)", elem_id="upload-button", size="sm"
+                    "Upload a file of rows", elem_id="upload-button", size="sm"
                 )
                 self.settings_place = gr.Column()
             with gr.Column(scale=3, min_width=320):

@@ -182,7 +182,7 @@ def _open_source(
         return HubRows(dataset)
     assert file is not None  # the spec has one of the two
     names = (*KNOWN_KEYS, *spec.columns.values())
-    return RowFile(Path(file), names, known=(known or {}).get(file))
+    return RowFile(Path(file), names, known=(known or {}).get(file), text_rows=spec.text_rows)
 
 
 class _ByteMeter:
@@ -301,8 +301,9 @@ class _Build:
                 "format": self._spec.format,
                 "fallback": fallback,
                 "columns": self._spec.columns,
-                # It tells a CSV file from a TSV one.
-                "suffix": source.path.suffix if isinstance(source, RowFile) else "",
+                # It tells a CSV file from a TSV one, and plain text from both.
+                "suffix": source.suffix if isinstance(source, RowFile) else "",
+                "text_rows": self._spec.text_rows,
                 "max_length": self._max_length,
                 "overlong": self._spec.overlong,
             }

@@ -1,5 +1,6 @@
 """Files that cannot be learned from: each is refused with a message that says what to do."""
 
+import bz2
 import gzip
 import io
 import json
@@ -8,12 +9,10 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from training.data import readers
+from training.data import row_limits
 from training.data.faults import DataError
 from training.data.readers import RowFile
 from training.data.row_stream import RowStream
@@ -53,12 +52,6 @@ def zip_bytes() -> bytes:
     return buffer.getvalue()
 
 
-def parquet_bytes() -> bytes:
-    buffer = io.BytesIO()
-    pq.write_table(pa.table({"text": ["Twelve."]}), buffer)
-    return buffer.getvalue()
-
-
 FILES: dict[str, tuple[str, bytes, str]] = {
     # What is no file of rows at all
     "empty": ("rows.jsonl", b"", "rows.jsonl holds no rows: expected at least one"),
@@ -68,8 +61,12 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "only a mark": ("rows", b"\xef\xbb\xbf", "rows holds no rows"),
     "prose": ("rows", b"Once upon a time\n", 'rows begins with "Once upon a time": expected rows'),
     "zip": ("rows.jsonl", zip_bytes(), "rows.jsonl is not text but a ZIP archive or an Office"),
-    "parquet": ("rows.jsonl", parquet_bytes(), "is not text but a Parquet file: convert it"),
-    "gzip": ("rows.jsonl", gzip.compress(lines(GOOD)), "compressed with gzip: unpack it"),
+    "compressed twice": (
+        "rows.jsonl.gz",
+        gzip.compress(gzip.compress(lines(GOOD))),
+        "rows.jsonl.gz is compressed twice: unpack it once",
+    ),
+    "bzip2": ("rows.jsonl", bz2.compress(lines(GOOD)), "compressed with bzip2: unpack it, or"),
     "UTF-16": ("rows.csv", "text\nTwelve.\n".encode("utf-16"), "encoded in UTF-16: save it as"),
     "UTF-16, no mark": ("rows.csv", "text\n".encode("utf-16-le"), "is not text: byte 1 is NUL"),
     # JSON that is broken or of another shape
@@ -448,7 +445,7 @@ def test_a_row_beyond_all_bounds_is_refused(
     mark: str,
 ) -> None:
     """So that a file that is one endless line or one open quote does not fill the memory."""
-    monkeypatch.setattr(readers, "MAX_ROW_BYTES", 200_000)
+    monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", 200_000)
     endless = '"' + "x" * 1_000_000 if mark else '{"text": "' + "x" * 1_000_000
     message = refuse(tmp_path / "rows", f"{mark}{endless}".encode(), tokenizer)
     assert any(word in message for word in ("longer than 200,000", "field larger than field limit"))
@@ -457,7 +454,7 @@ def test_a_row_beyond_all_bounds_is_refused(
 def test_a_broken_row_of_a_large_array_is_named_by_its_line(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "MAX_ROW_BYTES", 200_000)
+    monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", 200_000)
     rows = [json.dumps({"text": "loaves " * 20})] * 5_000
     rows[2_000] = rows[2_000].replace('"text":', '"text"')
     content = f"[{','.join(rows)}]".replace("},", "},\n").encode()

@@ -7,7 +7,7 @@ import pytest
 
 from training.data import json_array
 from training.data.faults import RowFault
-from training.data.readers import make_object
+from training.data.files.json_rows import make_object
 
 _CHARACTERS = 'aä🦊\n"\\[]{},:'
 
