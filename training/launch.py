@@ -84,10 +84,10 @@ def _tell_left_out(run: RunFolder, what: str, counts: Mapping[str, Any], max_len
             data={"num_truncated_rows": num_truncated},
         )
     if num_dropped := counts["num_dropped_rows"]:
-        lines = describe_lines(counts["dropped_lines"], num_dropped)
+        lines = counts["dropped_lines"]  # of a mix of files there are none
+        where = f" ({describe_lines(lines, num_dropped)})" if lines else ""
         run.add_event(
-            f"{num_dropped} {what} were dropped: they are longer than {max_length} tokens "
-            f"({lines})",
+            f"{num_dropped} {what} were dropped: they are longer than {max_length} tokens{where}",
             level="warn",
             data={"num_dropped_rows": num_dropped},
         )

@@ -79,10 +79,10 @@ class IgnoredKeys:
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
 
-    def add(self, names: Iterable[str]) -> None:
-        """Count one row that has keys of these names."""
+    def add(self, names: Iterable[str], num_rows: int = 1) -> None:
+        """Count rows that have keys of these names."""
         for name in {self._choose_name(name) for name in names}:
-            self.counts[name] = self.counts.get(name, 0) + 1
+            self.counts[name] = self.counts.get(name, 0) + num_rows
 
     def _choose_name(self, name: str) -> str:
         shown = name[:_MAX_VALUE_CHARACTERS].encode(errors="replace").decode()

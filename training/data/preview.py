@@ -8,9 +8,9 @@ from transformers import PreTrainedTokenizerBase
 
 from training.base_model import choose_max_length, load_tokenizer
 from training.data.encoding import EncodedRow
-from training.data.prepare import open_train_source
 from training.data.readers import KnownFile
 from training.data.row_stream import RowStream
+from training.data.sources import open_train_sources
 from training.spec import DataFormat, TrainingSpec
 
 _MAX_PARTS = 4  # bytes of a character in UTF-8
@@ -36,15 +36,18 @@ def preview_rows(
 ) -> Preview:
     """Encode the first `num_rows` rows and read no further; fewer if they have many tokens.
 
+    Where a spec has several sources, they are the rows of the first.
+
     Rows that a fine-tune would drop are missing. `known` and what is raised are those of
     `prepare_data`.
     """
     max_length = choose_max_length(spec)
     tokenizer = load_tokenizer(spec.base_model)
-    stream = RowStream(open_train_source(spec, known), spec, tokenizer, max_length)
+    source = open_train_sources(spec, known)[0].source
+    stream = RowStream(source, spec, tokenizer, max_length)
     rows: list[EncodedRow] = []
     num_tokens = 0
-    with closing(stream.encode(num_rows)) as encoded:
+    with closing(stream.encode(min(num_rows, spec.max_rows or num_rows))) as encoded:
         for row in encoded:
             rows.append(row)
             num_tokens += len(row.input_ids)

@@ -7,8 +7,8 @@ from typing import Any, BinaryIO
 
 from training.data import row_limits
 from training.data.faults import RowFault, show_value
+from training.data.files.json_array import describe_json_error, read_array
 from training.data.files.kinds import Record
-from training.data.json_array import describe_json_error, read_array
 
 
 def read_json_lines(file: BinaryIO) -> Iterator[Record]:

@@ -28,6 +28,7 @@ _COLUMNAR: dict[bytes, FileKind] = {
 _PACKED_SUFFIXES = (".gz", ".gzip", ".zst", ".zstd")
 _JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 _TEXT_SUFFIXES = (".txt", ".text")
+ROW_SUFFIXES = (*_JSON_SUFFIXES, ".csv", ".tsv", *_TEXT_SUFFIXES, ".parquet", ".arrow")
 _SEPARATORS = (",", ";", "\t")
 _FOREIGN_KINDS = {
     b"PK\x03\x04": "a ZIP archive or an Office document: unpack it, or save it as CSV",
