@@ -98,8 +98,8 @@ def _limit_time() -> OnBytes:
 
 def find_known_files(layout: StorageLayout, spec: TrainingSpec) -> dict[str, "KnownFile"]:
     """Return what was recorded of a job's files when they were uploaded."""
-    files = [file for file in (spec.train_file, spec.validation_file) if file is not None]
-    return FileStore(layout).find_known(files)
+    files = [spec.train_file, spec.validation_file, *(entry.file for entry in spec.train_files)]
+    return FileStore(layout).find_known(file for file in files if file is not None)
 
 
 def name_param(exc: DataError) -> str:

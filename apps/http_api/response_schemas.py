@@ -137,6 +137,9 @@ class FineTuningJob(_Answer):
     organization_id: str
     training_file: str
     training_filename: str | None = Field(description="The name that it was uploaded under.")
+    training_files: list[dict[str, Any]] | None = Field(
+        description="The files of a mix with their weights; null if it is training_file alone."
+    )
     validation_file: str | None
     result_files: list[str]
     seed: int
