@@ -28,7 +28,10 @@ DEMONSTRATION_NOTE = (
     "base model in deploy.yaml."
 )
 MAIN_SETTINGS = ("epochs", "learning_rate", "micro_batch_tokens", "num_workers")
-ROW_SETTINGS = ("format", "columns", "max_length", "overlong", "micro_batch_tokens")
+ROW_SETTINGS = (
+    *("format", "columns", "text_rows", "max_length", "overlong", "max_rows"),
+    "micro_batch_tokens",
+)
 GO_TO_RUN_JS = """(run) => {
   if (run) window.location.href = "./runs?run=" + encodeURIComponent(run);
 }"""
