@@ -18,6 +18,7 @@ from apps.errors import ApiError
 from apps.files import FileStore, Purpose, make_safe_name
 from apps.settings import UsageLimits
 from apps.usage import BytesUnderWay, check_stored_files
+from serving.own_thread import OwnThread, put_thread_last
 from storage.layout import UPLOAD_PREFIX, StorageLayout
 from storage.locks import take_turn
 from storage.scratch import ScratchFolder
@@ -47,6 +48,8 @@ class _Part:
 
 
 _UNDER_WAY = BytesUnderWay()
+# One file at a time: each may take the memory that reading Parquet is limited to.
+_UNPACKING = OwnThread("unpack-uploads")
 
 
 class IncomingFile:
@@ -106,7 +109,7 @@ class IncomingFile:
             raise ApiError(400, f"the file is empty; {_EXPECTED}", param=_FILE_FIELD)
         self._check_text(b"", is_last=True)
         if self._is_packed:
-            await asyncio.to_thread(self._check_unpacked)
+            await _UNPACKING.run(self._check_unpacked)
 
     def publish(self) -> dict[str, Any]:
         """Put the file among the others and close; returns it as it is shown.
@@ -164,6 +167,7 @@ class IncomingFile:
 
     def _check_unpacked(self) -> None:
         """Refuse a packed file that unpacks to more than a file may have, or not to text."""
+        put_thread_last()
         name = self._form.filename or self._content.name
         try:
             num_bytes = measure_unpacked(self._content, name, self._max_bytes)

@@ -89,6 +89,7 @@ class TrainingFile(RequestPart):
     )
     weight: float = Field(
         1.0,
+        strict=True,
         gt=0,
         le=10,
         allow_inf_nan=False,

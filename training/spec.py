@@ -66,6 +66,7 @@ class TrainFile(BaseModel):
     file: str = Field(min_length=1, description="File, folder or pattern, as 'train_file'.")
     weight: float = Field(
         1.0,
+        strict=True,
         gt=0,
         le=10,
         description="How often each row is seen in an epoch: 2 is twice; 0.5 is half of the rows, "

@@ -145,5 +145,8 @@ def _render_file(file: dict[str, Any]) -> Rows:
         "format": check.get("format"),
         "tokens": check and f"{check['num_tokens']:,} of {check['model']}",
         "learned": check and f"{check['learned_share']:.0%} of them",
+        "not used": ", ".join(
+            f"{name} ({count:,} rows)" for name, count in (check.get("ignored_keys") or {}).items()
+        ),
     }
     return Rows([(name, str(value)) for name, value in properties.items() if value])

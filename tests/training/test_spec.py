@@ -100,6 +100,10 @@ def test_a_bad_value_is_named_with_what_was_expected(change: dict[str, Any], mes
             "train_files.0.weight is 11: it should be less than or equal to 10",
         ),
         (
+            {"train_file": None, "train_files": [{"file": "a.jsonl", "weight": True}]},
+            "train_files.0.weight is true: it should be a valid number",
+        ),
+        (
             {"train_file": None, "train_files": [{"path": "a.jsonl"}]},
             "train_files.0.file is missing; 'train_files.0.path' is not a setting",
         ),
