@@ -105,8 +105,8 @@ def _limit_time() -> OnBytes:
 
 def find_known_files(layout: StorageLayout, spec: TrainingSpec) -> dict[str, "KnownFile"]:
     """Return what was recorded of a job's files when they were uploaded."""
-    files = [file for file in (spec.train_file, spec.validation_file) if file is not None]
-    return FileStore(layout).find_known(files)
+    files = [spec.train_file, spec.validation_file, *(entry.file for entry in spec.train_files)]
+    return FileStore(layout).find_known(file for file in files if file is not None)
 
 
 def name_param(exc: DataError) -> str:
@@ -219,4 +219,5 @@ def count_rows(prepared: "PreparedData") -> dict[str, Any]:
     """What is to know of rows: how many, their tokens, and the share of them that is learned."""
     counts = {name: prepared.summary[name] for name in ("format", "max_length", *_COUNTS)}
     share = counts["num_learned_tokens"] / max(1, counts["num_tokens"])
-    return {**counts, "learned_share": round(share, 4)}
+    ignored = prepared.summary["ignored_keys"]
+    return {**counts, "learned_share": round(share, 4), "ignored_keys": ignored}

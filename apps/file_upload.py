@@ -18,10 +18,18 @@ from apps.errors import ApiError
 from apps.files import FileStore, Purpose, make_safe_name
 from apps.settings import UsageLimits
 from apps.usage import BytesUnderWay, check_stored_files
+from serving.own_thread import OwnThread, put_thread_last
 from storage.layout import UPLOAD_PREFIX, StorageLayout
 from storage.locks import take_turn
 from storage.scratch import ScratchFolder
+from training.data.faults import DataError
+from training.data.files.kinds import NUM_MAGIC_BYTES
+from training.data.files.measuring import is_packed, measure_unpacked
 
+_EXPECTED = (
+    "expected rows as JSON, JSONL, CSV, plain text, Parquet or Arrow, also compressed with gzip or "
+    "zstd"
+)
 _WRITE_BYTES = 1 << 18
 _MAX_FIELD_BYTES = 1_000
 _MAX_PARTS = 16
@@ -40,6 +48,8 @@ class _Part:
 
 
 _UNDER_WAY = BytesUnderWay()
+# One file at a time: each may take the memory that reading Parquet is limited to.
+_UNPACKING = OwnThread("unpack-uploads")
 
 
 class IncomingFile:
@@ -63,6 +73,8 @@ class IncomingFile:
         self._size_bytes = self._num_counted = 0
         self._digest = hashlib.sha256()
         self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._head = b""
+        self._is_packed: bool | None = None  # until enough of it is here
 
     def close(self) -> None:
         """Remove what was not published."""
@@ -74,8 +86,9 @@ class IncomingFile:
         """Write the file of a form down as it comes, in pieces, off the event loop.
 
         Raises `ApiError` 400 for a form that is none, a purpose that there is not, or a file that
-        is empty or not text, 413 beyond the limit, and 507 where all uploads under way together
-        would exceed what may be stored.
+        is empty, not text or cannot be unpacked, 413 beyond the limit, which holds for what a file
+        unpacks to as well, and 507 where all uploads under way together would exceed what may be
+        stored.
         """
         parser = self._form.start(content_type)
         with self._content.open("wb") as file:
@@ -93,9 +106,10 @@ class IncomingFile:
             message = "the form has no file: expected a part 'file' with a filename"
             raise ApiError(400, message, param=_FILE_FIELD)
         if self._size_bytes == 0:
-            message = "the file is empty; expected rows as JSON, JSONL or CSV"
-            raise ApiError(400, message, param=_FILE_FIELD)
+            raise ApiError(400, f"the file is empty; {_EXPECTED}", param=_FILE_FIELD)
         self._check_text(b"", is_last=True)
+        if self._is_packed:
+            await _UNPACKING.run(self._check_unpacked)
 
     def publish(self) -> dict[str, Any]:
         """Put the file among the others and close; returns it as it is shown.
@@ -134,15 +148,37 @@ class IncomingFile:
             file.write(piece)
 
     def _check_text(self, piece: bytes, *, is_last: bool = False) -> None:
+        """Check that what is no packed file is text; what a packed one holds is checked later."""
+        if self._is_packed is None:
+            self._head += piece
+            if len(self._head) < NUM_MAGIC_BYTES and not is_last:
+                return
+            self._is_packed, piece = is_packed(self._head), self._head
+        if self._is_packed:
+            return
         try:
             self._decoder.decode(piece, is_last)
         except UnicodeDecodeError as exc:
             raise ApiError(
                 400,
-                f"{self._form.filename!r} is not text ({exc.reason} in UTF-8); expected JSON, "
-                "JSONL or CSV",
+                f"{self._form.filename!r} is not text ({exc.reason} in UTF-8); {_EXPECTED}",
                 param=_FILE_FIELD,
             ) from exc
+
+    def _check_unpacked(self) -> None:
+        """Refuse a packed file that unpacks to more than a file may have, or not to text."""
+        put_thread_last()
+        name = self._form.filename or self._content.name
+        try:
+            num_bytes = measure_unpacked(self._content, name, self._max_bytes)
+        except DataError as exc:
+            raise ApiError(400, str(exc), param=_FILE_FIELD) from exc
+        if num_bytes > self._max_bytes:
+            raise ApiError(
+                413,
+                f"{name!r} unpacks to more than {self._max_bytes:,} bytes, the most that is "
+                "accepted; split it into several files",
+            )
 
 
 class _Form:

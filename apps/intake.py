@@ -101,7 +101,11 @@ class Intake:
         except DataError as exc:
             self._files.check_unchanged(known)
             raise InvalidInputError(str(exc), param="file") from exc
-        counts = {"format": shown.format, "max_length": shown.max_length}
+        counts: dict[str, Any] = {
+            "format": shown.format,
+            "max_length": shown.max_length,
+            "ignored_keys": dict(shown.ignored_keys),
+        }
         counts |= self._count_rows(file_id, file, spec, None if training else stored.id)
         rows = [
             {
@@ -147,14 +151,15 @@ class Intake:
         import_transformers()
         from training.data.prepare import link_data
 
-        files = [self._files.find_content(file_id) for file_id in request.list_files()]
-        defaults = build_default_spec(self._models, model, str(files[0]))
-        spec = request.resolve_settings(defaults, *map(str, files[1:]))
+        paths = {file_id: self._files.find_content(file_id) for file_id in request.list_files()}
+        training_file = str(paths[request.training_file])
+        defaults = build_default_spec(self._models, model, training_file)
+        spec = request.resolve_settings(defaults, paths)
         check_job_size(spec, self._limits)
         with invalid_input(only=ResourceError):
             check_resources(spec, nodes, self._reserved_cpus, self._reserved_gpus)
         prepared = None
-        if are_quick(files):
+        if are_quick(list(paths.values())):
             with suppress(SlowRowsError):
                 prepared = prepare_rows(self._layout, spec)
         record = RunRecord(

@@ -1,9 +1,11 @@
 """Fine-tuning jobs in OpenAI's shapes: what a client asks for, and a run as it is shown."""
 
 import time
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from apps.errors import ApiError, InvalidInputError, invalid_input
 from apps.files import find_filename
@@ -29,6 +31,7 @@ SERVER_SETTINGS = frozenset(
     {
         "base_model",
         "train_file",
+        "train_files",
         "train_dataset",
         "validation_file",
         "validation_dataset",
@@ -38,6 +41,7 @@ SERVER_SETTINGS = frozenset(
 )
 
 MAX_SETTINGS = 64
+MAX_TRAINING_FILES = 64
 
 _HYPERPARAMETER_PLACES = ("method", "hyperparameters")
 _OUR_NAMES = {
@@ -77,6 +81,22 @@ class Method(RequestPart):
     supervised: SupervisedMethod = Field(default_factory=SupervisedMethod)
 
 
+class TrainingFile(RequestPart):
+    """One of several files to learn from."""
+
+    file: str = Field(
+        min_length=1, max_length=MAX_ID_CHARACTERS, description="Id of an uploaded file."
+    )
+    weight: float = Field(
+        1.0,
+        strict=True,
+        gt=0,
+        le=10,
+        allow_inf_nan=False,
+        description="How often each of its rows is seen in an epoch; 0.5 is half of the rows.",
+    )
+
+
 class FineTuneRequest(RequestPart):
     """Body of `POST /v1/fine_tuning/jobs`."""
 
@@ -105,6 +125,14 @@ class FineTuneRequest(RequestPart):
         max_length=MAX_ID_CHARACTERS,
         description="Id of an uploaded file of rows to evaluate on.",
     )
+    training_files: (
+        Annotated[list[TrainingFile], limit_items(MAX_TRAINING_FILES, "training files")] | None
+    ) = Field(
+        None,
+        min_length=1,
+        max_length=MAX_TRAINING_FILES,
+        description="Several files to learn from, mixed by weight. training_file is one of them.",
+    )
     priority: int = Field(0, ge=-100, le=100, description="Jobs with a higher one go first.")
     training: Annotated[dict[str, Any], limit_items(MAX_SETTINGS, "settings")] = Field(
         default_factory=dict,
@@ -118,15 +146,33 @@ class FineTuneRequest(RequestPart):
         return {"integrations": ([],)}
 
     def list_files(self) -> list[str]:
-        """The ids of the files that the job reads, the training file first."""
-        return [self.training_file] + ([self.validation_file] if self.validation_file else [])
+        """The ids of the files that the job reads."""
+        mixed = [entry.file for entry in self.training_files or ()]
+        others = [self.validation_file] if self.validation_file else []
+        return list(dict.fromkeys([self.training_file, *mixed, *others]))
+
+    @model_validator(mode="after")
+    def _check_training_files(self) -> Self:
+        files = [entry.file for entry in self.training_files or ()]
+        if files and self.training_file not in files:
+            raise ValueError(
+                f"training_file is {self.training_file!r}, which is none of training_files: add it "
+                "there with its weight, or name one of them"
+            )
+        if len(set(files)) < len(files):
+            raise ValueError(
+                "training_files names a file twice: name each once, with a weight for how often "
+                "its rows are seen"
+            )
+        return self
 
     def resolve_settings(
-        self, defaults: TrainingSpec, validation_path: str | None = None
+        self, defaults: TrainingSpec, paths: Mapping[str, Path] | None = None
     ) -> TrainingSpec:
         """Lay what was asked for over a base model's defaults.
 
-        Raises `InvalidInputError` for a setting that cannot be.
+        `paths` are those of the files by their ids, but for the training file, which the defaults
+        name. Raises `InvalidInputError` for a setting that cannot be.
         """
         if taken := SERVER_SETTINGS & set(self.training):
             raise InvalidInputError(
@@ -134,7 +180,16 @@ class FineTuneRequest(RequestPart):
                 "file have fields of their own, the rest is the operator's",
                 param="training",
             )
-        settings = {**defaults.model_dump(), "validation_file": validation_path}
+        paths = paths or {}
+        settings = {**defaults.model_dump(), "validation_file": None}
+        if self.validation_file is not None:
+            settings["validation_file"] = str(paths[self.validation_file])
+        if self.training_files:
+            settings["train_file"] = None
+            settings["train_files"] = [
+                {"file": str(paths[entry.file]), "weight": entry.weight}
+                for entry in self.training_files
+            ]
         if self.seed is not None:
             settings["seed"] = self.seed
         settings.update(self.training)
@@ -197,6 +252,8 @@ def lay_over(asked: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         message = f"the job cannot be cloned, since its request cannot be read: {reason}"
         raise ApiError(409, f"{message}; create a new job", code="settings_unreadable") from exc
     rest = {name: value for name, value in asked.items() if name not in _HYPERPARAMETER_PLACES}
+    if "training_file" in changes and "training_files" not in changes:
+        rest.pop("training_files", None)  # the file takes the place of the mix
     after = parse_part(FineTuneRequest, {**rest, **changes})
     named = after.find_hyperparameters().model_dump(exclude_unset=True)
     replaced = {_OUR_NAMES[name] for name in named} | ({"seed"} & changes.keys())
@@ -243,6 +300,7 @@ def describe_job(run: RunFolder) -> dict[str, Any]:
         "organization_id": "tuneserve",
         "training_file": record.request.get("training_file") or "",
         "training_filename": filename,
+        "training_files": record.request.get("training_files"),
         "validation_file": record.request.get("validation_file"),
         "result_files": [record.result_file] if record.result_file else [],
         "trained_tokens": _find_trained_tokens(record, last),
@@ -298,6 +356,7 @@ def describe_unreadable_job(unreadable: UnreadableRun) -> dict[str, Any]:
         "estimated_finish",
         "fine_tuned_model",
         "training_filename",
+        "training_files",
         "validation_file",
         "trained_tokens",
         "user_provided_suffix",

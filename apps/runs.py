@@ -135,14 +135,19 @@ def check_file_unneeded(runs: RunIndex, file_id: str) -> None:
     """Raise `ApiError` 409 if a job that has not ended reads a file."""
     found = runs.scan()
     for _, record in found.runs:
-        needed = (record.request.get(name) for name in ("training_file", "validation_file"))
-        if not record.is_final and file_id in needed:
+        if not record.is_final and file_id in _list_needed_files(record):
             message = f"job {record.id!r} still needs file {file_id!r}"
             raise ApiError(409, message, code="in_use")
     for unreadable in found.unreadable:
         if unreadable.may_need(file_id):
             message = _describe_possible_use(unreadable, "file", file_id)
             raise ApiError(409, message, code="in_use")
+
+
+def _list_needed_files(record: RunRecord) -> list[str | None]:
+    mix = record.request.get("training_files") or ()
+    named = [record.request.get(name) for name in ("training_file", "validation_file")]
+    return [*named, *(entry.get("file") for entry in mix)]
 
 
 def _describe_possible_use(unreadable: UnreadableRun, kind: str, identifier: str) -> str:

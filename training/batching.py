@@ -132,6 +132,16 @@ def plan_epoch(lengths: Lengths, plan: BatchPlan, epoch: int) -> EpochPlan:
     return EpochPlan(rows, bounds, plan.num_shares * plan.accumulation)
 
 
+def count_steps(lengths: Lengths, plan: BatchPlan, epochs: int, max_steps: int | None) -> int:
+    """Count the steps of a training: those of all epochs, or `max_steps` if that is fewer."""
+    num_steps = 0
+    for epoch in range(epochs):
+        num_steps += len(plan_epoch(lengths, plan, epoch))
+        if max_steps is not None and num_steps >= max_steps:
+            return max_steps
+    return num_steps
+
+
 def plan_evaluation(lengths: Lengths, plan: BatchPlan) -> EpochPlan:
     """Plan a pass over rows to evaluate on: by length, the whole of it as if it were one epoch."""
     order = np.argsort(lengths, kind="stable")

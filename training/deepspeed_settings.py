@@ -93,8 +93,8 @@ _SECTIONS = (
 )
 _ADAMW_KEYS = frozenset({"lr", "betas", "eps", "weight_decay"})
 _SET_ELSEWHERE = {
-    "scheduler.params.warmup_num_steps": "warmup_ratio",
-    "scheduler.params.total_num_steps": "epochs",
+    "scheduler.params.warmup_num_steps": "warmup_steps",
+    "scheduler.params.total_num_steps": "max_steps",
     "scheduler.params.warmup_min_lr": "lr_schedule",
     "scheduler.params.warmup_type": "lr_schedule",
 }

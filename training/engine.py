@@ -21,7 +21,6 @@ import torch.distributed as dist
 from training.batching import BatchLayout, BatchPlan, Step
 from training.collate import MicroBatch, collate_rows
 from training.cpu_op import load_cpu_op
-from training.data.faults import MAX_LINES_SHOWN, describe_lines
 from training.data.token_table import TokenTable
 from training.deepspeed_config import build_deepspeed_config
 from training.model import find_hidden_size, load_model, sum_loss
@@ -136,11 +135,10 @@ def take_step(
     shares = _gather([loss_sum, _measure_peak_memory(place.device), stop], place)
     mean_loss = float(shares[:, 0].sum()) / num_learned
     if not math.isfinite(mean_loss):
-        lines = rows.find_lines(step.rows)
         raise NonFiniteLossError(
             f"the loss of step {engine.global_steps + 1} is {mean_loss}, on the rows of "
-            f"{describe_lines(lines[:MAX_LINES_SHOWN], len(lines))}; nothing was learned "
-            "from them. Lower the learning rate, or look at these rows"
+            f"{rows.describe_rows(step.rows)}; nothing was learned from them. Lower the learning "
+            "rate, or look at these rows"
         )
     num_skipped = engine.skipped_steps
     grad_norm = _measure_unsharded_norm(engine)

@@ -14,7 +14,7 @@ from storage.durable import DamagedFileError
 from storage.lineage_file import read_lineage_file
 from training.cluster_state import find_cluster_loss
 from training.cpu_op import ensure_cpu_op
-from training.data.faults import describe_lines
+from training.data.faults import describe_ignored, describe_lines
 from training.resources import check_resources, settle_precision, wants_gpu
 from training.runs import RunError, RunFolder
 from training.spec import TrainingSpec, name_source
@@ -97,12 +97,19 @@ def _tell_left_out(run: RunFolder, what: str, counts: Mapping[str, Any], max_len
             data={"num_truncated_rows": num_truncated},
         )
     if num_dropped := counts["num_dropped_rows"]:
-        lines = describe_lines(counts["dropped_lines"], num_dropped)
+        lines = counts["dropped_lines"]  # of a mix of files there are none
+        where = f" ({describe_lines(lines, num_dropped)})" if lines else ""
         run.add_event(
-            f"{num_dropped} {what} were dropped: they are longer than {max_length} tokens "
-            f"({lines})",
+            f"{num_dropped} {what} were dropped: they are longer than {max_length} tokens{where}",
             level="warn",
             data={"num_dropped_rows": num_dropped},
+        )
+    if ignored := counts["ignored_keys"]:
+        run.add_event(
+            f"Keys of {what} that are not used, with how many rows have them: "
+            f"{describe_ignored(ignored)}",
+            level="warn",
+            data={"ignored_keys": dict(ignored)},
         )
 
 

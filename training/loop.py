@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from storage.privacy import keep_files_private
-from training.batching import BatchPlan, EpochPlan, Step, plan_epoch
+from training.batching import BatchPlan, EpochPlan, Step, count_steps, plan_epoch
 from training.checkpoint import Checkpoint, CheckpointError
 from training.checkpoint_writer import CheckpointWriter
 from training.data.token_table import TokenTable
@@ -91,7 +91,7 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
     progress = _find_position(spec, run, place, start)
     rows = TokenTable(run.data / "train.arrow")
     plan = BatchPlan.from_spec(spec, progress.layout, progress.num_shares)
-    num_steps = _count_steps(spec, rows, plan)
+    num_steps = count_steps(rows.lengths, plan, spec.epochs, spec.max_steps)
     with open_trackers(spec, run, progress.step, speaks=place.rank == 0) as trackers:
         journal = Journal(run, place, trackers, num_steps)
         journal.tell(f"{place.world_size} workers are up on {place.device.type}; loading the model")
@@ -99,21 +99,18 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
         if start is None and plan.layout == "flattened" and _has_leak(engine, place, journal):
             plan = replace(plan, layout="padded")
             progress = Progress(num_shares=plan.num_shares, layout=plan.layout)
-            num_steps = _count_steps(spec, rows, plan)
+            num_steps = count_steps(rows.lengths, plan, spec.epochs, spec.max_steps)
             journal.expect_steps(num_steps)
         num_parameters = count_parameters(engine)
         journal.tell(f"Loaded {num_parameters:,} parameters", num_parameters=num_parameters)
         if start:
             journal.tell(f"Going on after step {start.step} of {num_steps}", step=start.step)
         else:
-            journal.tell(f"Training for {num_steps} steps in {spec.epochs} epochs")
+            within = "in" if num_steps != spec.max_steps else "within"
+            journal.tell(f"Training for {num_steps} steps {within} {spec.epochs} epochs")
         worker = _Worker(spec, run, place, engine, plan, rows, journal)
         _stop_collecting_what_stays()
         return worker.walk(progress, num_steps)
-
-
-def _count_steps(spec: TrainingSpec, rows: TokenTable, plan: BatchPlan) -> int:
-    return sum(len(plan_epoch(rows.lengths, plan, epoch)) for epoch in range(spec.epochs))
 
 
 def _has_leak(engine: Any, place: Place, journal: Journal) -> bool:
@@ -193,14 +190,15 @@ class _Worker:
             progress = progress.take_step(result, elapsed_s=now - marked)
             marked = now
             ends_epoch = progress.step_in_epoch == len(steps)
-            if ends_epoch or _is_due(progress.step, self._spec.evaluate_every_steps):
+            ends_part = ends_epoch or progress.step == num_steps
+            if ends_part or _is_due(progress.step, self._spec.evaluate_every_steps):
                 progress = self._evaluate(progress)
             self._journal.record_step(result, progress, len(steps))
             if ends_epoch:
                 self._tell_epoch(progress)
             if progress.step < num_steps:
                 ending = self._choose_ending(progress, result)
-            if ends_epoch or ending or self._is_worth_saving(progress):
+            if ends_part or ending or self._is_worth_saving(progress):
                 self._writer.save(self._engine, progress, take_probe(self._engine, self._place))
         self._writer.finish()
         return ending or "finished"

@@ -11,10 +11,13 @@ from training.spec import TrainingSpec
 def learning_rate_at(step: int, num_steps: int, spec: TrainingSpec) -> float:
     """Learning rate of optimizer step `step`, counted from 0, of `num_steps`.
 
-    Rises linearly over the first `warmup_ratio` of the steps, then falls to 0 along half a cosine
-    (Loshchilov and Hutter 2017, arXiv 1608.03983, without restarts) or a line, or stays.
+    Rises linearly over the first `warmup_steps`, or `warmup_ratio` of the steps, then falls to 0
+    along half a cosine (Loshchilov and Hutter 2017, arXiv 1608.03983, without restarts) or a line,
+    or stays.
     """
-    num_warmup = math.ceil(spec.warmup_ratio * num_steps)
+    num_warmup = spec.warmup_steps
+    if num_warmup is None:
+        num_warmup = math.ceil(spec.warmup_ratio * num_steps)
     if step < num_warmup:
         return spec.learning_rate * (step + 1) / num_warmup
     progress = (step - num_warmup) / max(1, num_steps - num_warmup)

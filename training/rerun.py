@@ -20,6 +20,7 @@ _FREE_TO_CHANGE = frozenset(
         "keep",
         "keep_checkpoints",
         "max_failures",
+        "max_steps",
         "min_workers",
         "num_workers",
         "save_every_steps",
@@ -58,17 +59,10 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, fingerprint: str) -> Training
             f"the rows have changed since run {run.path.name!r} was begun with them; restore them, "
             "or choose a new folder"
         )
-    if spec.epochs < before.epochs:
-        raise RerunError(
-            f"epochs was {before.epochs} and is {spec.epochs}: a run can be extended, not shortened"
-        )
+    _check_length(spec, before)
     extends = record.extends
     if record.status == "succeeded":
-        if spec.epochs == before.epochs:
-            raise RerunError(
-                f"run {run.path.name!r} has succeeded already, with {before.epochs} epochs; raise "
-                "epochs to extend it, or choose a new folder"
-            )
+        _check_extends(run, spec, before)
         from training.checkpoint import list_checkpoints  # slow to import; nothing else needs it
 
         if not list_checkpoints(run.checkpoints):
@@ -77,7 +71,7 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, fingerprint: str) -> Training
                 "start a new run from its model"
             )
         extends = (*extends, _keep_model(run, before.epochs, record.model_id))
-        run.add_event(f"Extending from {before.epochs} to {spec.epochs} epochs")
+        run.add_event(f"Extending from {_describe_length(before)} to {_describe_length(spec)}")
     else:
         run.add_event(f"Starting again; it was {record.status}")
     # The record first: killed in between, the run is open to be started once more.
@@ -88,11 +82,43 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, fingerprint: str) -> Training
     return spec
 
 
+def _check_length(spec: TrainingSpec, before: TrainingSpec) -> None:
+    """Raise `RerunError` if a run is to have fewer steps than it was begun with."""
+    for name in ("epochs", "max_steps"):
+        was, wanted = getattr(before, name), getattr(spec, name)
+        if wanted is not None and (was is None or wanted < was):
+            raise RerunError(
+                f"{name} was {was} and is {wanted}: a run can be extended, not shortened"
+            )
+
+
+def _check_extends(run: RunFolder, spec: TrainingSpec, before: TrainingSpec) -> None:
+    """Raise `RerunError` if a finished run has no more steps to take than it had.
+
+    Its last step says what ended it: its epochs, or `max_steps`.
+    """
+    last = run.read_last_metrics()
+    is_at_limit = last is not None and last["step"] == before.max_steps
+    name = "max_steps" if is_at_limit else "epochs"
+    if getattr(spec, name) == getattr(before, name):
+        raise RerunError(
+            f"run {run.path.name!r} has succeeded already, with {_describe_length(before)}; raise "
+            f"{name} to extend it, or choose a new folder"
+        )
+
+
+def _describe_length(spec: TrainingSpec) -> str:
+    limit = "" if spec.max_steps is None else f" and max_steps {spec.max_steps}"
+    return f"{spec.epochs} epochs{limit}"
+
+
 def _select(spec: TrainingSpec, name: str) -> Any:
     """What of a setting must stay as it was."""
     value = getattr(spec, name)
     if name in ("train_file", "validation_file"):  # may lie elsewhere by now; the rows are compared
         return value is None
+    if name == "train_files":
+        return [entry.weight for entry in value]
     if name == "deepspeed":  # its batch size follows the number of workers
         return {key: setting for key, setting in value.items() if key != "train_batch_size"}
     return value

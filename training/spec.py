@@ -16,9 +16,10 @@ from training.deepspeed_settings import adopt_settings, check_batch_size
 logger = logging.getLogger(__name__)
 
 # What names a place on this machine; others who see a run's settings have no use for it.
-_PLACES = {"base_model", "train_file", "validation_file"}
+_PLACES = {"base_model", "train_file", "train_files", "validation_file"}
 
 DataFormat = Literal["auto", "chat", "prompt_completion", "alpaca", "sharegpt", "text"]
+TextRows = Literal["line", "paragraph", "document"]
 
 
 _MAX_FAULTS = 8
@@ -26,6 +27,7 @@ _MAX_FAULTS = 8
 _SHOWN_CHARACTERS = 80
 _MAX_INTEGER = 2**31 - 1
 _MAX_COLUMNS = 64
+_MAX_TRAIN_FILES = 64
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -33,6 +35,12 @@ _Decay = Annotated[float, Field(ge=0, lt=1)]
 def _limit_columns(value: Any) -> Any:
     if isinstance(value, Mapping) and len(value) > _MAX_COLUMNS:
         raise ValueError(f"expected at most {_MAX_COLUMNS} columns, got {len(value)}")
+    return value
+
+
+def _limit_train_files(value: Any) -> Any:
+    if isinstance(value, list | tuple) and len(value) > _MAX_TRAIN_FILES:
+        raise ValueError(f"expected at most {_MAX_TRAIN_FILES} train_files, got {len(value)}")
     return value
 
 
@@ -51,6 +59,22 @@ class HubDataset(BaseModel):
     revision: str | None = Field(None, description="Branch, tag or commit; default: the newest.")
 
 
+class TrainFile(BaseModel):
+    """One of several files to learn from, and how often its rows are seen."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    file: str = Field(min_length=1, description="File, folder or pattern, as 'train_file'.")
+    weight: float = Field(
+        1.0,
+        strict=True,
+        gt=0,
+        le=10,
+        description="How often each row is seen in an epoch: 2 is twice; 0.5 is half of the rows, "
+        "chosen by 'seed', the same ones in every epoch.",
+    )
+
+
 class TrainingSpec(BaseModel):
     """Everything that decides what a fine-tune computes and what it may use.
 
@@ -64,13 +88,24 @@ class TrainingSpec(BaseModel):
         min_length=1, description="Folder of a Hugging Face model, or a model id on the hub."
     )
     train_file: str | None = Field(
-        None, min_length=1, description="File of rows to learn from: JSON, JSONL or CSV."
+        None,
+        min_length=1,
+        description="File of rows to learn from: JSON, JSONL, CSV, Parquet, Arrow or plain text. "
+        "A folder, or a pattern as in 'data/*.jsonl', stands for its files in the order of their "
+        "names.",
+    )
+    train_files: Annotated[tuple[TrainFile, ...], BeforeValidator(_limit_train_files)] = Field(
+        (),
+        description="Several files to learn from, mixed by weight, in place of train_file, as in "
+        '[{"file": "a.jsonl", "weight": 2}, {"file": "b.jsonl"}].',
     )
     train_dataset: HubDataset | None = Field(
         None, description="Rows to learn from on the Hugging Face hub, in place of a file."
     )
     validation_file: str | None = Field(
-        None, min_length=1, description="File of rows to evaluate on, in the same format."
+        None,
+        min_length=1,
+        description="File, folder or pattern of rows to evaluate on, in the same format.",
     )
     validation_dataset: HubDataset | None = Field(
         None, description="Rows to evaluate on on the hub, in place of a file."
@@ -85,6 +120,11 @@ class TrainingSpec(BaseModel):
         default_factory=dict,
         description="Where the rows' own names differ: our key to theirs, as in "
         '{"prompt": "question", "completion": "answer"}.',
+    )
+    text_rows: TextRows = Field(
+        "line",
+        description="What is one row of a plain text file (.txt): a 'line', a 'paragraph' (blank "
+        "lines separate them), or the whole 'document'.",
     )
     max_length: int | None = Field(
         None,
@@ -114,13 +154,35 @@ class TrainingSpec(BaseModel):
         "fine-tuned model is served with them too.",
     )
 
+    max_rows: int | None = Field(
+        None,
+        ge=1,
+        le=_MAX_INTEGER,
+        description="Rows read of each file or data set to learn from, from its beginning; rows "
+        "beyond are not checked; default: all.",
+    )
+
     epochs: int = Field(3, ge=1, le=1000, description="Passes over the rows.")
+    max_steps: int | None = Field(
+        None,
+        ge=1,
+        le=_MAX_INTEGER,
+        description="Optimizer steps after which training ends, unless 'epochs' passes end before; "
+        "the learning rate falls over these steps. Default: as many as the epochs have.",
+    )
     learning_rate: float = Field(1e-4, gt=0, le=1, description="Peak learning rate of AdamW.")
     lr_schedule: Literal["cosine", "linear", "constant"] = Field(
         "cosine", description="How the learning rate falls after the warm-up; to 0 unless constant."
     )
     warmup_ratio: float = Field(
         0.05, ge=0, lt=1, description="Share of the steps in which the learning rate rises from 0."
+    )
+    warmup_steps: int | None = Field(
+        None,
+        ge=0,
+        le=_MAX_INTEGER,
+        description="Steps in which the learning rate rises from 0, in place of 'warmup_ratio', "
+        "which is not used then.",
     )
     weight_decay: float = Field(
         0.01, ge=0, le=1, description="Decoupled weight decay; never on norms and biases."
@@ -278,10 +340,12 @@ class TrainingSpec(BaseModel):
 
     @model_validator(mode="after")
     def _check_sources(self) -> Self:
-        if (self.train_file is None) == (self.train_dataset is None):
-            found = "both are" if self.train_file else "neither is"
+        places = ("train_file", "train_files", "train_dataset")
+        if len(found := [name for name in places if getattr(self, name)]) != 1:
+            set_ones = f"{' and '.join(found)} are set" if found else "none of them is set"
             raise ValueError(
-                f"rows come from train_file or from train_dataset, and {found} set: set one of them"
+                f"rows come from train_file, train_files or train_dataset, and {set_ones}: set one "
+                "of them"
             )
         sources = ("validation_file", "validation_dataset", "validation_fraction")
         if len(several := [name for name in sources if getattr(self, name)]) > 1:
@@ -296,6 +360,15 @@ class TrainingSpec(BaseModel):
                     f"{name} is {getattr(self, name)!r}, which needs rows to evaluate on: set "
                     "validation_file, validation_dataset or validation_fraction"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_warmup(self) -> Self:
+        if self.max_steps is not None and (self.warmup_steps or 0) >= self.max_steps:
+            raise ValueError(
+                f"warmup_steps is {self.warmup_steps}, expected fewer than max_steps "
+                f"{self.max_steps}: the learning rate would never fall"
+            )
         return self
 
     @model_validator(mode="after")
@@ -349,13 +422,19 @@ class TrainingSpec(BaseModel):
 
     def pin_paths(self, folder: Path) -> "TrainingSpec":
         """Make relative paths absolute: they are meant relative to the spec's own folder."""
-        changes: dict[str, str] = {}
+        changes: dict[str, Any] = {}
         for name in ("train_file", "validation_file"):
             if (path := getattr(self, name)) is not None:
                 changes[name] = str(folder / Path(path).expanduser())
+        files = tuple(
+            entry.model_copy(update={"file": str(folder / Path(entry.file).expanduser())})
+            for entry in self.train_files
+        )
         base_model = folder / Path(self.base_model).expanduser()
         if base_model.is_dir():
             changes["base_model"] = str(base_model)
+        if files:
+            changes["train_files"] = files
         return self.model_copy(update=changes)
 
 
@@ -412,6 +491,13 @@ def read_stored_spec(values: Mapping[str, Any], owner: str) -> TrainingSpec:
     for name in ("train_dataset", "validation_dataset"):
         if isinstance(dataset := known.get(name), dict):
             known[name] = {key: dataset[key] for key in dataset if key in HubDataset.model_fields}
+    if isinstance(files := known.get("train_files"), list):
+        known["train_files"] = [
+            {key: entry[key] for key in entry if key in TrainFile.model_fields}
+            if isinstance(entry, dict)
+            else entry
+            for entry in files
+        ]
     for name, limit in _LOWERED_LIMITS.items():
         if isinstance(known.get(name), int):
             known[name] = min(known[name], limit)

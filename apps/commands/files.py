@@ -28,7 +28,9 @@ FileId = Annotated[str, typer.Argument(help="Id of a file.")]
 
 @files.command()
 def upload(
-    path: Annotated[Path, typer.Argument(help="File of rows: JSON, JSONL or CSV.")],
+    path: Annotated[
+        Path, typer.Argument(help="File of rows, in any kind of file that training takes.")
+    ],
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
@@ -143,5 +145,8 @@ def _render_file(file: dict[str, Any]) -> Rows:
         "format": check.get("format"),
         "tokens": check and f"{check['num_tokens']:,} of {check['model']}",
         "learned": check and f"{check['learned_share']:.0%} of them",
+        "not used": ", ".join(
+            f"{name} ({count:,} rows)" for name, count in (check.get("ignored_keys") or {}).items()
+        ),
     }
     return Rows([(name, str(value)) for name, value in properties.items() if value])

@@ -19,6 +19,15 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A setting of the training spec; repeatable."),
 ]
+Mixed = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mix",
+        metavar="FILE=WEIGHT",
+        help="A further file of rows, one here or an id, and how often each row is seen in an "
+        "epoch (default 1); repeatable.",
+    ),
+]
 Suffix = Annotated[str | None, typer.Option(help="Becomes part of the new model's id.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Watch it until it ends.")]
 
@@ -27,6 +36,7 @@ Watch = Annotated[bool, typer.Option("--watch", help="Watch it until it ends.")]
 def create(
     rows: Annotated[str, typer.Argument(help="File of rows: one here, or the id of one sent.")],
     model: Annotated[str, typer.Option(help="Model to start from.")] = "latest",
+    mix: Mixed = None,
     validation: Annotated[str | None, typer.Option(help="File of rows to evaluate on.")] = None,
     suffix: Suffix = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the rows.")] = None,
@@ -41,9 +51,12 @@ def create(
     training = read_settings(settings)
     if epochs is not None:
         training["epochs"] = epochs
+    others = [read_mixed(one) for one in mix or ()]  # before anything is sent
+    training_file = send_if_here(connection, rows)
     body = {
         "model": model,
-        "training_file": send_if_here(connection, rows),
+        "training_file": training_file,
+        "training_files": _send_mix(connection, training_file, others),
         "validation_file": validation and send_if_here(connection, validation),
         "suffix": suffix,
         "priority": priority,
@@ -149,6 +162,27 @@ def send_if_here(connection: Connection, named: str) -> str:
     if not named.startswith("file-"):
         fail(f"there is no file {named!r} here, and it is no id of a file, as in 'file-…'")
     return named
+
+
+def read_mixed(given: str) -> tuple[str, float]:
+    """Read a file and its weight, as `FILE=WEIGHT`, or `FILE` alone for the weight 1."""
+    name, is_set, weight = given.rpartition("=")
+    if not is_set or Path(given).is_file():
+        return given, 1.0
+    try:
+        return name, float(weight)
+    except ValueError:
+        fail(f"--mix {given!r}: the weight is {weight!r}, expected a number, as in more.jsonl=0.5")
+
+
+def _send_mix(
+    connection: Connection, training_file: str, others: list[tuple[str, float]]
+) -> list[dict[str, Any]] | None:
+    """The files of a mix by their ids, each sent if it is here; None if there is one file alone."""
+    if not others:
+        return None
+    mixed = [{"file": send_if_here(connection, name), "weight": weight} for name, weight in others]
+    return [{"file": training_file, "weight": 1.0}, *mixed]
 
 
 def read_settings(given: list[str] | None) -> dict[str, Any]:

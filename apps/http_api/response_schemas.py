@@ -81,6 +81,10 @@ class FilePreview(_Answer):
         description="Rows that became several, one for each answer, since the chat template "
         "rewrites earlier turns."
     )
+    ignored_keys: dict[str, int] = Field(
+        description="Keys of rows that are not used, and how many rows have each: of all rows "
+        "where they are counted, else of the rows that were read for the preview."
+    )
     rows: list[dict[str, Any]]
 
 
@@ -137,6 +141,9 @@ class FineTuningJob(_Answer):
     organization_id: str
     training_file: str
     training_filename: str | None = Field(description="The name that it was uploaded under.")
+    training_files: list[dict[str, Any]] | None = Field(
+        description="The files of a mix with their weights; null if it is training_file alone."
+    )
     validation_file: str | None
     result_files: list[str]
     seed: int

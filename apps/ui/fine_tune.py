@@ -28,7 +28,10 @@ DEMONSTRATION_NOTE = (
     "base model in deploy.yaml."
 )
 MAIN_SETTINGS = ("epochs", "learning_rate", "micro_batch_tokens", "num_workers")
-ROW_SETTINGS = ("format", "columns", "max_length", "overlong", "micro_batch_tokens")
+ROW_SETTINGS = (
+    *("format", "columns", "text_rows", "max_length", "overlong", "max_rows"),
+    "micro_batch_tokens",
+)
 GO_TO_RUN_JS = """(run) => {
   if (run) window.location.href = "./runs?run=" + encodeURIComponent(run);
 }"""
@@ -67,7 +70,7 @@ class _Page:
                 self.model = gr.Dropdown(label="Base model", elem_id="base-model", filterable=False)
                 self.data = gr.Dropdown(label="Data", elem_id="data-file", filterable=False)
                 self.upload = gr.UploadButton(
-                    "Upload a file of rows (JSON, JSONL or CSV)", elem_id="upload-button", size="sm"
+                    "Upload a file of rows", elem_id="upload-button", size="sm"
                 )
                 self.settings_place = gr.Column()
             with gr.Column(scale=3, min_width=320):

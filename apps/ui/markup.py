@@ -1,7 +1,7 @@
 """Data as HTML: everything that comes from outside is escaped here."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from urllib.parse import quote
 
@@ -18,6 +18,7 @@ STATUS_WORDS = {
 }
 PAGES = (("", "Fine-tune"), ("runs", "Runs"), ("chat", "Chat"))
 MAX_SHOWN_TOKENS = 160
+MAX_SHOWN_KEYS = 20
 UNKNOWN = "–"
 
 
@@ -70,12 +71,23 @@ def render_preview(preview: Preview) -> str:
             "learned after the prompt that the served model gets for it."
         )
     return (
-        f"{render_figures(figures)}"
+        f"{render_figures(figures)}{_render_ignored(preview.ignored_keys)}"
         '<p class="ts-legend">The first rows as the model sees them. '
         '<mark class="ts-learned">Marked</mark> tokens are learned; the rest is context.'
         f"{explanation}</p>"
         f'<div class="ts-rows">{rows}</div>'
     )
+
+
+def _render_ignored(counts: Mapping[str, int]) -> str:
+    """Name the keys of rows that are not used; nothing if there are none."""
+    if not counts:
+        return ""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    names = ", ".join(f"{name} ({count:,})" for name, count in ordered[:MAX_SHOWN_KEYS])
+    more = len(ordered) - MAX_SHOWN_KEYS
+    rest = f" and {more} more" if more > 0 else ""
+    return render_notice(f"Keys that are not used, with how many rows have them: {names}{rest}.")
 
 
 def _show_count(count: int | None) -> str:

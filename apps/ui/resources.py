@@ -60,6 +60,7 @@ class Preview(_Resource):
     num_dropped_rows: int | None
     num_split_rows: int | None = None
     max_length: int
+    ignored_keys: dict[str, int] = {}
     rows: tuple[Row, ...]
 
 

@@ -114,6 +114,30 @@ async def test_a_preview_names_the_file_as_it_was_uploaded(
     assert str(refused.value).startswith("rows.jsonl: ")
 
 
+async def test_keys_that_are_not_used_are_in_the_check_the_preview_and_the_events(
+    queue: RunQueue, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{**ROW, "id": place, **({"note": "x"} if place == 3 else {})} for place in range(4)]
+    content = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+    FileStore(layout).add("file-train", content, "rows.jsonl")
+    counted = {"id": 4, "note": 1}
+    assert (await queue.preview("file-train", "latest", 1, {}))["ignored_keys"] == counted
+    run = await create_run(queue, "file-train")
+    (warning,) = [event for event in run.read_events() if event["level"] == "warn"]
+    assert (
+        "Keys of rows that are not used, with how many rows have them: 'id' (4), 'note' (1)"
+        in (warning["message"])
+    )
+    assert warning["data"] == {"ignored_keys": counted}
+    monkeypatch.setattr("apps.intake.are_quick", lambda _: False)
+    shown = await queue.preview("file-train", "latest", 1, {})
+    assert (shown["num_rows"], shown["ignored_keys"]) == (None, {"id": 1})  # of the row read
+    check_file(layout, "file-train")
+    assert FileStore(layout).get("file-train")["check"]["ignored_keys"] == counted
+    shown = await queue.preview("file-train", "latest", 1, {})
+    assert (shown["num_rows"], shown["ignored_keys"]) == (4, counted)
+
+
 @pytest.mark.parametrize("fault", [ValueError("of our own"), OSError(errno.EROFS, "read-only")])
 async def test_a_fault_that_is_not_in_the_rows_is_neither_the_jobs_nor_the_files(
     queue: RunQueue, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch, fault: Exception

@@ -1,18 +1,23 @@
 """Forms that are cut off, crafted or plain wrong; and what they leave: nothing."""
 
 import asyncio
+import gzip
+import io
 import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from apps.errors import ApiError
 from apps.file_upload import IncomingFile
 from apps.services import Services
 from storage.layout import StorageLayout
+from training.data.readers import RowFile
 
 pytestmark = pytest.mark.anyio
 BOUNDARY = "b0und"
@@ -25,10 +30,11 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def part(name: str, value: str, filename: str | None = None) -> bytes:
+def part(name: str, value: str | bytes, filename: str | None = None) -> bytes:
     more = "" if filename is None else f'; filename="{filename}"'
     head = f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="{name}"{more}\r\n\r\n'
-    return f"{head}{value}\r\n".encode()
+    content = value.encode() if isinstance(value, str) else value
+    return head.encode() + content + b"\r\n"
 
 
 END = f"--{BOUNDARY}--\r\n".encode()
@@ -82,6 +88,76 @@ async def test_a_form_that_is_wrong_is_refused_and_leaves_nothing(
     client: httpx.AsyncClient, layout: StorageLayout, pieces: tuple[bytes, ...], message: str
 ) -> None:
     answer = await send(client, *pieces)
+    assert answer.status_code == 400, answer.text
+    assert message in answer.json()["error"]["message"]
+    assert list(layout.files.iterdir()) == []
+
+
+def write_parquet(rows: list[dict[str, str]]) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), buffer)
+    return buffer.getvalue()
+
+
+def pack_rows(num_rows: int) -> dict[str, bytes]:
+    text = (ROW * num_rows).encode()
+    return {
+        "rows.jsonl.gz": gzip.compress(text),
+        "rows.jsonl.zst": bytes(pa.Codec("zstd").compress(text, asbytes=True)),
+        "rows.parquet": write_parquet([{"text": "Zwölf."}] * num_rows),
+    }
+
+
+PACKED = pack_rows(30)
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("size", [1, 10_000])
+async def test_packed_files_are_taken_as_they_are(
+    client: httpx.AsyncClient, services: Services, name: str, size: int
+) -> None:
+    whole = PURPOSE + part("file", PACKED[name], name) + END
+    answer = await send(
+        client, *(whole[start : start + size] for start in range(0, len(whole), size))
+    )
+    assert answer.status_code == 200, answer.text
+    path = services.files.find_content(answer.json()["id"])
+    assert path.read_bytes() == PACKED[name]
+    assert [record["text"] for _, record in RowFile(path).read()] == ["Zwölf."] * 30
+
+
+@pytest.mark.parametrize("name", PACKED)
+async def test_a_file_that_unpacks_to_too_much_is_refused_and_leaves_nothing(
+    client: httpx.AsyncClient, services: Services, layout: StorageLayout, name: str
+) -> None:
+    content = pack_rows(1000)[name]
+    assert len(content) < services.max_upload_bytes == 10_000
+    answer = await send(client, PURPOSE, part("file", content, name), END)
+    assert answer.status_code == 413, answer.text
+    message = answer.json()["error"]["message"]
+    assert f"'{name}' unpacks to more than 10,000 bytes, the most that" in message
+    assert list(layout.files.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (PACKED["rows.jsonl.gz"][:-9], "cannot be unpacked (gzip"),
+        (gzip.compress(b"\xff\xff text"), "does not unpack to text (invalid start byte in UTF-8)"),
+        (gzip.compress(PACKED["rows.parquet"]), "a compressed file that holds another packed one"),
+        (PACKED["rows.parquet"][:200], "cannot be read as Parquet"),
+        (b"\x1f\x8b", "cannot be unpacked (gzip"),
+        (
+            b"\xff",
+            "is not text (invalid start byte in UTF-8); expected rows as JSON, JSONL, CSV, p",
+        ),
+        (b"PK\x03\x04\xff\xff", "is not text"),
+    ],
+)
+async def test_a_packed_file_that_is_broken_is_refused_and_leaves_nothing(
+    client: httpx.AsyncClient, layout: StorageLayout, content: bytes, message: str
+) -> None:
+    answer = await send(client, PURPOSE, part("file", content, "rows"), END)
     assert answer.status_code == 400, answer.text
     assert message in answer.json()["error"]["message"]
     assert list(layout.files.iterdir()) == []

@@ -379,3 +379,69 @@ async def test_only_new_figures_are_sent(client: httpx.AsyncClient, run: RunFold
     url = f"{JOBS}/{run.path.name}/metrics"
     data = (await client.get(url, params={"after_step": 1})).json()["data"]
     assert [line["step"] for line in data] == [2, 3]
+
+
+@pytest.fixture
+def mix(services: Services, file_id: str) -> list[dict[str, Any]]:
+    services.files.add("file-more", ROWS.replace("Twelve", "Ten").encode(), "more.jsonl")
+    return [{"file": file_id, "weight": 2}, {"file": "file-more"}]
+
+
+async def test_a_job_learns_from_several_files_by_weight(
+    client: httpx.AsyncClient, services: Services, file_id: str, mix: list[dict[str, Any]]
+) -> None:
+    job = await create(client, file_id, training_files=mix, validation_file="file-more")
+    assert job["training_file"] == file_id
+    assert job["training_files"] == [mix[0], {"file": "file-more", "weight": 1.0}]
+    assert not {"train_file", "train_files", "validation_file"} & job["training"].keys()
+    assert str(services.layout.root) not in json.dumps(job)
+    FineTuningJob.model_validate(job)
+    summary = find_run(services.layout, job["id"]).read_data_summary()
+    assert (summary["num_rows"], summary["validation"]["num_rows"]) == (2 * 3 + 3, 3)
+    assert [(source["name"], source["num_rows"]) for source in summary["sources"]] == [
+        ("rows.jsonl", 6),
+        ("more.jsonl", 3),
+    ]
+    refused = await client.delete("/v1/files/file-more")
+    assert refused.status_code == 409, "a job needs it"
+    clone = (await client.post(f"{JOBS}/{job['id']}/clone", json={})).json()
+    assert clone["training_files"] == job["training_files"]
+    other = await client.post(f"{JOBS}/{job['id']}/clone", json={"training_file": "file-more"})
+    assert (other.json()["training_file"], other.json()["training_files"]) == ("file-more", None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"training_files": [{"file": "file-more"}]},
+            "training_file is 'file-rows', which is none",
+        ),
+        ({"training_files": [{"file": "file-rows"}] * 2}, "training_files names a file twice"),
+        ({"training_files": []}, "training_files"),
+        ({"training_files": [{"file": "file-rows"}] * 65}, "expected at most 64 training files"),
+        ({"training_files": [{"file": "file-rows", "weight": 0}]}, "weight"),
+        ({"training_files": [{"file": "file-rows"}, {"file": "/etc/passwd"}]}, "no file"),
+        ({"training_files": [{"file": "file-rows"}, {"file": "file-*"}]}, "no file"),
+        ({"training": {"train_files": [{"file": "/etc/passwd"}]}}, "cannot be set in 'training'"),
+        ({"training": {"max_steps": 2, "warmup_steps": 2}}, "warmup_steps is 2, expected fewer"),
+    ],
+)
+async def test_a_mix_that_cannot_be_is_refused(
+    client: httpx.AsyncClient, mix: list[dict[str, Any]], change: dict[str, Any], message: str
+) -> None:
+    answer = await client.post(JOBS, json={"model": "tiny", "training_file": "file-rows", **change})
+    assert answer.status_code in (400, 404), answer.text
+    assert message in answer.json()["error"]["message"]
+
+
+async def test_steps_and_rows_are_limited_by_settings(
+    client: httpx.AsyncClient, services: Services, file_id: str
+) -> None:
+    settings = {"max_rows": 2, "max_steps": 7, "warmup_steps": 3, "text_rows": "paragraph"}
+    job = await create(client, file_id, training=settings)
+    assert settings.items() <= job["training"].items()
+    assert find_run(services.layout, job["id"]).read_data_summary()["num_rows"] == 2
+    defaults = (await client.get("/v1/fine_tuning/defaults?model=tiny")).json()
+    assert settings.keys() <= defaults["schema"].keys()
+    assert "train_files" not in defaults["schema"]

@@ -12,6 +12,7 @@ from training.batching import (
     BatchPlan,
     EpochPlan,
     Lengths,
+    count_steps,
     plan_epoch,
     plan_evaluation,
 )
@@ -194,6 +195,15 @@ def test_fewer_rows_than_shares_are_shared_out_one_by_one(layout: BatchLayout) -
         (step,) = plan_epoch(make_lengths(num_rows), plan, 0)
         assert sorted(step.micro_batches) == [(row,) for row in range(num_rows)]
         assert [len(step.deal(rank, 8)) for rank in range(8)] == [1] * 8
+
+
+def test_steps_end_with_the_epochs_or_at_their_most() -> None:
+    one = [len(plan_epoch(LENGTHS, PLAN, epoch)) for epoch in range(3)]
+    assert count_steps(LENGTHS, PLAN, 3, None) == sum(one)
+    assert count_steps(LENGTHS, PLAN, 3, sum(one) + 1) == sum(one)
+    for max_steps in (1, one[0], one[0] + 1, sum(one)):
+        assert count_steps(LENGTHS, PLAN, 3, max_steps) == max_steps
+    assert count_steps(LENGTHS, PLAN, 1000, 5) == 5  # at once
 
 
 def test_no_rows_make_no_steps() -> None:

@@ -230,13 +230,13 @@ def test_what_only_deepspeed_says_is_taken_over(
         (
             nest("scheduler.params.warmup_num_steps", 100),
             {},
-            "deepspeed.scheduler.params.warmup_num_steps is 100: set warmup_ratio instead, and it "
+            "deepspeed.scheduler.params.warmup_num_steps is 100: set warmup_steps instead, and it "
             "to 'auto'",
         ),
         (
             nest("scheduler.params.total_num_steps", 100),
             {},
-            "deepspeed.scheduler.params.total_num_steps is 100: set epochs instead",
+            "deepspeed.scheduler.params.total_num_steps is 100: set max_steps instead",
         ),
         (
             nest("optimizer.type", "OneBitAdam"),

@@ -27,6 +27,15 @@ def test_schedules_without_warm_up(schedule: str, middle: float) -> None:
     assert learning_rate_at(50, 100, spec) == pytest.approx(middle)
 
 
+def test_steps_of_warm_up_take_the_place_of_their_share() -> None:
+    spec = make_spec(learning_rate=1.0, warmup_ratio=0.5, warmup_steps=4, lr_schedule="linear")
+    rates = [learning_rate_at(step, 104, spec) for step in range(104)]
+    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rates[54] == pytest.approx(0.5)
+    at_once = make_spec(learning_rate=1.0, warmup_ratio=0.5, warmup_steps=0)
+    assert learning_rate_at(0, 100, at_once) == 1.0
+
+
 def test_a_single_step_has_a_rate() -> None:
     assert learning_rate_at(0, 1, make_spec(learning_rate=0.5)) == 0.5
 

@@ -45,6 +45,9 @@ FIXED: dict[str, Any] = {
     "columns": {"prompt": "question"},
     "max_length": 64,
     "overlong": "drop",
+    "text_rows": "document",
+    "max_rows": 5,
+    "warmup_steps": 3,
     "learning_rate": 2e-4,
     "lr_schedule": "linear",
     "warmup_ratio": 0.1,
@@ -65,6 +68,7 @@ FIXED: dict[str, Any] = {
 }
 # In place of others that have to go.
 REPLACED: dict[str, dict[str, Any]] = {
+    "train_files": {"train_file": None, "train_files": [{"file": "f"}]},
     "train_dataset": {"train_file": None, "train_dataset": {"id": "owner/rows"}},
     "validation_file": {"validation_fraction": 0, "validation_file": "v"},
     "validation_dataset": {"validation_fraction": 0, "validation_dataset": {"id": "owner/rows"}},
@@ -127,7 +131,8 @@ def test_what_would_move_the_steps_is_refused_by_name(tmp_path: Path, name: str)
 
 
 def test_it_is_known_of_every_setting_whether_it_may_change() -> None:
-    assert sorted([*FREE, *FIXED, *REPLACED]) == sorted(TrainingSpec.model_fields)
+    known = [*FREE, *FIXED, *REPLACED, "max_steps"]  # which may be raised
+    assert sorted(known) == sorted(TrainingSpec.model_fields)
 
 
 def test_every_changed_setting_is_told_at_once(tmp_path: Path) -> None:
@@ -160,6 +165,50 @@ def test_a_run_is_not_shortened(tmp_path: Path, status: RunStatus) -> None:
         reopen_run(run, make_spec(epochs=2), SHA256)
 
 
+def make_limited_run(folder: Path, status: RunStatus, max_steps: int) -> RunFolder:
+    run = make_run(folder, status)
+    run.write_spec(make_spec(max_steps=max_steps))
+    return run
+
+
+@pytest.mark.parametrize("max_steps", [8, None])
+def test_a_run_that_ended_at_its_most_steps_is_extended_by_more(
+    tmp_path: Path, max_steps: int | None
+) -> None:
+    run = make_limited_run(tmp_path, "succeeded", 6)  # which it has taken
+    with pytest.raises(RerunError, match="with 3 epochs and max_steps 6; raise max_steps to exte"):
+        reopen_run(run, make_spec(max_steps=6, epochs=9), SHA256)
+    assert reopen_run(run, make_spec(max_steps=max_steps), SHA256).max_steps == max_steps
+    message = run.read_events()[-1]["message"]
+    assert message.startswith("Extending from 3 epochs and max_steps 6 to 3 epochs")
+
+
+def test_a_run_that_ended_with_its_epochs_is_extended_by_epochs(tmp_path: Path) -> None:
+    run = make_limited_run(tmp_path, "succeeded", 100)
+    with pytest.raises(RerunError, match="and max_steps 100; raise epochs to extend it"):
+        reopen_run(run, make_spec(max_steps=200), SHA256)
+    assert reopen_run(run, make_spec(max_steps=100, epochs=4), SHA256).epochs == 4
+
+
+@pytest.mark.parametrize("was", [6, None])
+def test_the_most_steps_are_not_lowered(tmp_path: Path, was: int | None) -> None:
+    run = make_run(tmp_path, "failed")
+    run.write_spec(make_spec(max_steps=was))
+    with pytest.raises(RerunError, match=f"max_steps was {was} and is 5: a run can be extended"):
+        reopen_run(run, make_spec(max_steps=5), SHA256)
+
+
+def test_files_of_a_mix_may_lie_elsewhere_but_not_weigh_more(tmp_path: Path) -> None:
+    def mix(**file: Any) -> TrainingSpec:
+        return make_spec(train_file=None, train_files=[{"file": "f", **file}, {"file": "g"}])
+
+    run = make_run(tmp_path, "failed")
+    run.write_spec(mix(weight=2))
+    with pytest.raises(RerunError, match="train_files was .*weight=2.0.* and is .*weight=3.0"):
+        reopen_run(run, mix(weight=3), SHA256)
+    assert reopen_run(run, mix(file="elsewhere/f", weight=2), SHA256).train_files[0].weight == 2
+
+
 def test_a_finished_run_wants_more_epochs(tmp_path: Path) -> None:
     run = make_run(tmp_path, "succeeded")
     with pytest.raises(
@@ -182,7 +231,7 @@ def test_an_extension_keeps_the_model_so_far(tmp_path: Path) -> None:
     assert (record.status, record.finished_at) == ("queued", None)
     (end,) = record.extends
     assert end == Extension(epochs=3, step=6, model_id="model-1", ended_at=end.ended_at)
-    assert run.read_events()[-1]["message"] == "Extending from 3 to 5 epochs"
+    assert run.read_events()[-1]["message"] == "Extending from 3 epochs to 5 epochs"
     assert json.loads(run.record_file.read_text())["extends"] == [end.model_dump()]
 
 

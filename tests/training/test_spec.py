@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from training.spec import HubDataset, TrainingSpec, describe_validation_error, load_spec
+from training.spec import (
+    HubDataset,
+    TrainingSpec,
+    describe_validation_error,
+    load_spec,
+    read_stored_spec,
+)
 
 MINIMAL = {"base_model": "m", "train_file": "rows.jsonl"}
 
@@ -79,11 +85,43 @@ def test_a_bad_value_is_named_with_what_was_expected(change: dict[str, Any], mes
     [
         (
             {"train_file": None},
-            "rows come from train_file or from train_dataset, and neither is set: set one of them",
+            "train_file, train_files or train_dataset, and none of them is set: set one of them",
         ),
         (
+            {"train_files": [{"file": "a.jsonl"}]},
+            "and train_file and train_files are set: set one of them",
+        ),
+        (
+            {"train_file": None, "train_files": [{"file": "a.jsonl", "weight": 0}]},
+            "train_files.0.weight is 0: it should be greater than 0",
+        ),
+        (
+            {"train_file": None, "train_files": [{"file": "a.jsonl", "weight": 11}]},
+            "train_files.0.weight is 11: it should be less than or equal to 10",
+        ),
+        (
+            {"train_file": None, "train_files": [{"file": "a.jsonl", "weight": True}]},
+            "train_files.0.weight is true: it should be a valid number",
+        ),
+        (
+            {"train_file": None, "train_files": [{"path": "a.jsonl"}]},
+            "train_files.0.file is missing; 'train_files.0.path' is not a setting",
+        ),
+        (
+            {"train_file": None, "train_files": [{"file": "a.jsonl"}] * 65},
+            "expected at most 64 train_files, got 65",
+        ),
+        (
+            {"max_steps": 10, "warmup_steps": 10},
+            "warmup_steps is 10, expected fewer than max_steps 10: the learning rate would never",
+        ),
+        ({"max_steps": 0}, "max_steps is 0"),
+        ({"max_rows": 0}, "max_rows is 0"),
+        ({"warmup_steps": -1}, "warmup_steps is -1"),
+        ({"text_rows": "word"}, "text_rows is \"word\": it should be 'line', 'paragraph' or 'doc"),
+        (
             {"train_dataset": {"id": "owner/rows"}},
-            "rows come from train_file or from train_dataset, and both are set: set one of them",
+            "and train_file and train_dataset are set: set one of them",
         ),
         (
             {"validation_file": "v.jsonl", "validation_fraction": 0.1},
@@ -196,6 +234,23 @@ def test_rows_to_evaluate_on_lie_beside_the_spec_or_at_home(
     spec = load_spec(file)
     assert spec.train_file == "/home/somebody/t.jsonl"
     assert spec.validation_file == str(tmp_path / "v.csv")
+
+
+def test_files_of_a_mix_lie_beside_the_spec_or_at_home_and_are_shown_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    files = [{"file": "~/t.jsonl", "weight": 2}, {"file": "more/*.csv"}]
+    (tmp_path / "spec.json").write_text(json.dumps({"base_model": "m", "train_files": files}))
+    spec = load_spec(tmp_path / "spec.json")
+    assert [(entry.file, entry.weight) for entry in spec.train_files] == [
+        ("/home/somebody/t.jsonl", 2.0),
+        (str(tmp_path / "more/*.csv"), 1.0),
+    ]
+    assert "train_files" not in spec.describe()
+    stored = spec.model_dump(mode="json")
+    stored["train_files"][0]["sampler"] = "of a newer version"
+    assert read_stored_spec(stored, "run") == spec
 
 
 def test_every_fault_is_told_at_once() -> None:

@@ -1,7 +1,7 @@
 """What is wrong with rows: one fault of one row, and all faults of a file grouped by kind."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,6 +10,9 @@ RowRole = Literal["training", "validation"]
 MAX_LINES_SHOWN = 20
 _MAX_VALUE_CHARACTERS = 80
 _MAX_NAMES_SHOWN = 20
+_MAX_NAMES_COUNTED = 64
+OTHER_KEYS = "(other keys)"
+"""Under this name the rows are counted whose keys are beyond the names that are kept."""
 
 
 class DataError(ValueError):
@@ -68,6 +71,31 @@ class RowFaultLog:
     def _describe(self, kind: _Kind) -> str:
         rows = "1 row" if kind.count == 1 else f"{kind.count} rows"
         return f"{rows}: {kind.first} ({describe_lines(kind.lines, kind.count, self._unit)})"
+
+
+class IgnoredKeys:
+    """How many rows have each key that means nothing here; its size does not depend on the rows."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def add(self, names: Iterable[str], num_rows: int = 1) -> None:
+        """Count rows that have keys of these names."""
+        for name in {self._choose_name(name) for name in names}:
+            self.counts[name] = self.counts.get(name, 0) + num_rows
+
+    def _choose_name(self, name: str) -> str:
+        shown = name[:_MAX_VALUE_CHARACTERS].encode(errors="replace").decode()
+        is_known = shown in self.counts or len(self.counts) < _MAX_NAMES_COUNTED
+        return shown if is_known else OTHER_KEYS
+
+
+def describe_ignored(counts: Mapping[str, int]) -> str:
+    """Name ignored keys with the rows that have them, the most frequent first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{name!r} ({count:,})" for name, count in ordered[:_MAX_NAMES_SHOWN]]
+    more = len(ordered) - _MAX_NAMES_SHOWN
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def describe_lines(lines: list[int], count: int, unit: str = "line") -> str:

@@ -6,17 +6,21 @@ Whatever the format, a row becomes messages in the shape that chat templates tak
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from training.data.faults import DataError, RowFault, show_names, show_value
 from training.data.messages import (
+    MEDIA_KEYS,
+    NO_MEDIA,
     Message,
     Turn,
     get_list,
     get_text,
+    is_given,
     name_tool,
+    parse_json,
     parse_message,
     parse_sharegpt_message,
     parse_tools,
@@ -40,13 +44,26 @@ _NEEDED_KEYS: dict[DataFormat, tuple[str, ...]] = {
     "alpaca": ("instruction", "output"),
     "text": ("text",),
 }
-KNOWN_KEYS = (
-    *(key for keys in _NEEDED_KEYS.values() for key in keys),
-    "input",
-    "system",
-    "tools",
-    "parallel_tool_calls",
+_OPTIONAL_KEYS: dict[DataFormat, tuple[str, ...]] = {
+    "chat": ("system", "tools", "parallel_tool_calls"),
+    "sharegpt": ("system", "tools"),
+    "prompt_completion": ("system", "tools"),
+    "alpaca": ("input", "history", "system", "tools"),
+    "text": (),
+}
+KNOWN_KEYS = tuple(
+    dict.fromkeys(
+        key for keys in (*_NEEDED_KEYS.values(), *_OPTIONAL_KEYS.values()) for key in keys
+    )
 )
+_PREFERENCE_KEYS = frozenset(
+    {
+        *("chosen", "rejected", "kto_tag"),  # TRL, LLaMA-Factory
+        *("preferred_output", "non_preferred_output"),  # OpenAI
+        *("rejected_response", "rejected_messages"),  # ms-swift
+    }
+)
+_VERDICTS = (True, False, 0, 1, "0", "1", "true", "false")
 
 
 @dataclass(frozen=True)
@@ -54,6 +71,7 @@ class Row:
     """One row as written: its line and either messages or plain text.
 
     `learned[i]` says whether message `i` is learned: the assistant's are, unless of weight 0.
+    `ignored` names the keys that the row has and that mean nothing here.
     """
 
     line: int
@@ -61,6 +79,7 @@ class Row:
     learned: tuple[bool, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     text: str | None = None
+    ignored: tuple[str, ...] = ()
 
     @cached_property
     def measure(self) -> Measure:
@@ -87,12 +106,28 @@ class RowParser:
             raise record
         if not isinstance(record, Mapping):
             raise RowFault("expected an object, found {}", show_value(record))
+        ignored = self._find_ignored(record)
         try:
             row = _PARSERS[self.format](line, _rename(record, self.columns))
         except RecursionError as exc:
             raise RowFault("nested too deeply, expected at most {} levels", MAX_DEPTH) from exc
+        if ignored:
+            row = replace(row, ignored=(*ignored, *row.ignored))
         _check_limits(row)
         return row
+
+    def _find_ignored(self, record: Mapping[str, Any]) -> tuple[str, ...]:
+        """The keys with something under them that the format does not use; raises `RowFault`.
+
+        Those that would change what the row teaches are refused, not ignored.
+        """
+        used = _NEEDED_KEYS[self.format] + _OPTIONAL_KEYS[self.format]
+        used_keys = {*self.columns.values(), *(key for key in used if key not in self.columns)}
+        ignored = sorted(key for key in record if key not in used_keys and is_given(record[key]))
+        for key in ignored:
+            if reason := _explain_refusal(key, record[key], is_text=self.format == "text"):
+                raise RowFault(reason)
+        return tuple(ignored)
 
 
 def choose_parser(
@@ -117,8 +152,28 @@ def choose_parser(
         return RowParser(format, columns)
     found = _recognise(columns) or _recognise([*keys, *columns])
     if found is None:
-        raise DataError(_describe_unknown(record, keys))
+        unmapped = [key for key in keys if key not in columns.values() and is_given(record[key])]
+        reasons = (_explain_refusal(key, record[key], is_text=True) for key in unmapped)
+        raise DataError(next(filter(None, reasons), None) or _describe_unknown(record, keys))
     return RowParser(found, columns)
+
+
+def _explain_refusal(key: str, value: Any, *, is_text: bool) -> str | None:
+    """Say why a row with a key cannot be learned from; None for a key that means nothing here.
+
+    The reason is the pattern of a `RowFault` without values.
+    """
+    if key in MEDIA_KEYS:
+        return f"it has {key!r}: {NO_MEDIA}"
+    verdict = value.strip().lower() if isinstance(value, str) else value
+    is_verdict = isinstance(verdict, int | str) and verdict in _VERDICTS
+    if key in _PREFERENCE_KEYS or (key == "label" and is_verdict and not is_text):
+        return (
+            f"it has {key!r}, which marks good and bad answers (DPO, KTO): preferences cannot be "
+            "learned yet, and without the mark bad answers would be learned as good ones; keep the "
+            "good answers alone, without this key"
+        )
+    return None
 
 
 def _recognise(keys: Iterable[str]) -> DataFormat | None:
@@ -155,21 +210,61 @@ def _parse_chat(line: int, record: Mapping[str, Any]) -> Row:
     if not isinstance(flag, bool | None | str):
         raise RowFault("'parallel_tool_calls' is {}, expected true or false", show_value(flag))
     messages = get_list(record, "messages", "message")
-    turns = [parse_message(number, message) for number, message in enumerate(messages, 1)]
-    return _make_row(line, turns, parse_tools(record))
+    tools = parse_tools(record)
+    turns: list[Turn] = []
+    for place, message in enumerate(messages, 1):
+        if isinstance(message, Mapping) and "from" in message and "role" not in message:
+            turns += parse_sharegpt_message(place, message, has_tools=bool(tools))
+        else:
+            turns.append(parse_message(place, message))
+    return _make_row(line, [*_instruct(record), *turns], tools)
 
 
 def _parse_sharegpt(line: int, record: Mapping[str, Any]) -> Row:
     conversations = get_list(record, "conversations", "message")
-    turns = [parse_sharegpt_message(place, item) for place, item in enumerate(conversations, 1)]
-    return _make_row(line, [*_instruct(record), *turns], parse_tools(record))
+    tools = parse_tools(record)
+    turns = [
+        turn
+        for place, item in enumerate(conversations, 1)
+        for turn in parse_sharegpt_message(place, item, has_tools=bool(tools))
+    ]
+    return _make_row(line, [*_instruct(record), *turns], tools)
 
 
 def _parse_alpaca(line: int, record: Mapping[str, Any]) -> Row:
     question = get_text(record, "instruction")
     if record.get("input"):
         question += "\n\n" + get_text(record, "input")
-    return _make_row(line, _ask(record, question, get_text(record, "output")), parse_tools(record))
+    answer = Turn({"role": "assistant", "content": get_text(record, "output")}, is_learned=True)
+    asked = Turn({"role": "user", "content": question})
+    turns = [*_instruct(record), *_parse_history(record), asked, answer]
+    return _make_row(line, turns, parse_tools(record))
+
+
+def _parse_history(record: Mapping[str, Any]) -> list[Turn]:
+    """The earlier turns of an Alpaca row, learned as in LLaMA-Factory; raises `RowFault`."""
+    history = record.get("history")
+    if isinstance(history, str) and history.strip():
+        history = parse_json(history, "'history'")
+    if not is_given(history) or history == "":
+        return []
+    if not isinstance(history, list):
+        raise RowFault(
+            "'history' is {}, expected a list of [question, answer] pairs", show_value(history)
+        )
+    turns: list[Turn] = []
+    for place, pair in enumerate(history, 1):
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise RowFault(
+                "turn {} of 'history' is {}, expected a pair [question, answer]",
+                place,
+                show_value(pair),
+            )
+        named = {f"history[{place}][0]": pair[0], f"history[{place}][1]": pair[1]}
+        question, answer = (get_text(named, key) for key in named)
+        turns.append(Turn({"role": "user", "content": question}))
+        turns.append(Turn({"role": "assistant", "content": answer}, is_learned=True))
+    return turns
 
 
 def _parse_completion(line: int, record: Mapping[str, Any]) -> Row:
@@ -215,8 +310,13 @@ def _make_row(line: int, turns: list[Turn], tools: tuple[Mapping[str, Any], ...]
         raise RowFault("no message of the assistant has weight 1, so there is nothing to learn")
     if tools:
         _check_encodable(tools)
-    messages = tuple(turn.message for turn in turns)
-    return Row(line, messages, tuple(turn.is_learned for turn in turns), tools)
+    return Row(
+        line,
+        tuple(turn.message for turn in turns),
+        tuple(turn.is_learned for turn in turns),
+        tools,
+        ignored=tuple(sorted({key for turn in turns for key in turn.ignored})),
+    )
 
 
 def _check_encodable(tools: tuple[Mapping[str, Any], ...]) -> None:

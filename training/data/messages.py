@@ -1,8 +1,9 @@
 """One message of a chat, in OpenAI's or ShareGPT's shape, to the shape that templates take."""
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from templating.reasoning import REASONING_KEYS
@@ -12,26 +13,52 @@ from training.data.row_limits import MAX_TOOLS, check_count
 Message = Mapping[str, Any]
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_MESSAGE_KEYS = {"role", "content", "name", "weight", "tool_calls", "tool_call_id"}
+# Whether a message is learned: OpenAI's and Axolotl's, LLaMA-Factory's; Axolotl's, ms-swift's.
+_WEIGHT_KEYS = ("weight", "loss_weight")
+_SWITCH_KEYS = ("train", "loss")
+_MESSAGE_KEYS = {
+    *("role", "content", "name", "tool_calls", "tool_call_id"),
+    *_WEIGHT_KEYS,
+    *_SWITCH_KEYS,
+}
 _SHAREGPT_ROLES = {
     "system": "system",
     "human": "user",
     "user": "user",
     "gpt": "assistant",
+    "chatgpt": "assistant",
     "assistant": "assistant",
     "model": "assistant",
     "function_call": "assistant",
+    "function-call": "assistant",
+    "tool_call": "assistant",
     "observation": "tool",
     "tool": "tool",
+    "tool_response": "tool",
+    "function_response": "tool",
+    "function-response": "tool",
 }
+_CALLERS = ("function_call", "function-call", "tool_call")
+_SHAREGPT_KEYS = {"from", "value", "name", "tool_call_id", *_WEIGHT_KEYS, *_SWITCH_KEYS}
+MEDIA_KEYS = frozenset(
+    name + ending
+    for name in ("image", "audio", "video")
+    for ending in ("", "s", "_path", "_paths", "_url", "_urls")
+)
+NO_MEDIA = (
+    "images, audio and video cannot be learned yet; leave such rows out, or remove the key where "
+    "the text makes sense alone"
+)
+_PARTLY_LEARNED = "train_detail"  # Axolotl's: spans of a message that are learned
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A message as templates take it, and whether it is learned."""
+    """A message as templates take it, whether it is learned, and keys that mean nothing here."""
 
     message: Message
     is_learned: bool = False
+    ignored: tuple[str, ...] = ()
 
 
 def parse_message(place: int, message: Any) -> Turn:
@@ -53,7 +80,7 @@ def parse_message(place: int, message: Any) -> Turn:
         )
     if role == "assistant":
         return _parse_assistant(place, there)
-    for key in ("weight", "tool_calls"):
+    for key in (*_WEIGHT_KEYS, *_SWITCH_KEYS, "tool_calls"):
         if there.get(key):
             raise RowFault(f"message {{}} has {key!r}, which only the assistant's may", place)
     if role == "tool":
@@ -62,31 +89,81 @@ def parse_message(place: int, message: Any) -> Turn:
     return Turn({"role": role, "content": get_text(there, "content")})
 
 
-def parse_sharegpt_message(place: int, item: Any) -> Turn:
-    """Parse one message of `conversations`; raises `RowFault`."""
+def parse_sharegpt_message(place: int, item: Any, *, has_tools: bool = False) -> list[Turn]:
+    """Parse one message of `conversations`; raises `RowFault`.
+
+    A message in OpenAI's shape is taken as one. In a row with tools, Hermes' `<tool_call>` and
+    `<tool_response>` blocks are calls and results; several results are several turns.
+    """
     if not isinstance(item, Mapping):
         raise RowFault("message {} is {}, expected an object", place, show_value(item))
-    speaker = item.get("from")
-    if speaker is None and "role" in item:
-        raise RowFault(
-            "message {} has 'role' where ShareGPT has 'from'; set format to 'chat' and columns to "
-            "{{'messages': 'conversations'}}",
-            place,
-        )
+    there = {key: value for key, value in item.items() if value is not None}
+    if "from" not in there and "role" in there:
+        return [parse_message(place, there)]
+    speaker = there.get("from")
     if not isinstance(speaker, str) or speaker not in _SHAREGPT_ROLES:
         raise RowFault(
             "message {} is from {}, expected one of " + ", ".join(_SHAREGPT_ROLES),
             place,
             show_value(speaker),
         )
+    ignored = _find_ignored(place, there)
     role = _SHAREGPT_ROLES[speaker]
-    if speaker == "function_call":
-        calls = _parse_json(item.get("value"), "'value' of a function_call")
+    kept = {key: there[key] for key in _SHAREGPT_KEYS - {"from", "value"} if key in there}
+    turns = [
+        parse_message(place, {**kept, **content, "role": role})
+        for content in _read_contents(there, speaker, role, has_tools=has_tools)
+    ]
+    return [replace(turn, ignored=ignored) for turn in turns]
+
+
+def _find_ignored(place: int, item: Mapping[str, Any]) -> tuple[str, ...]:
+    extra = sorted(key for key in item.keys() - _SHAREGPT_KEYS if is_given(item[key]))
+    for key in extra:
+        if key in MEDIA_KEYS:
+            raise RowFault(f"message {{}} has {key!r}: {NO_MEDIA}", place)
+        if key == _PARTLY_LEARNED:
+            raise RowFault(
+                f"message {{}} has {key!r}, but a message is learned as a whole or not at all; "
+                "split it into several messages, or set 'weight' to 0 or 1",
+                place,
+            )
+    return tuple(f"conversations[].{key}" for key in extra)
+
+
+def _read_contents(
+    item: Mapping[str, Any], speaker: str, role: str, *, has_tools: bool
+) -> list[dict[str, Any]]:
+    """The contents and tool calls of a ShareGPT message: several where it has several results."""
+    value = item.get("value")
+    if speaker in _CALLERS:
+        if isinstance(value, str) and "<tool_call>" in value:
+            return [_split_calls(value)]
+        calls = parse_json(value, f"'value' of a {speaker}")
         calls = calls if isinstance(calls, list) else [calls]
-        message = {"role": role, "tool_calls": [{"function": call} for call in calls]}
-    else:
-        message = {"role": role, "content": get_text(item, "value", may_be_empty=role == "tool")}
-    return parse_message(place, {**message, "weight": item.get("weight")})
+        return [{"tool_calls": [{"function": call} for call in calls]}]
+    text = get_text(item, "value", may_be_empty=role == "tool")
+    if has_tools and role == "assistant" and "<tool_call>" in text:
+        return [_split_calls(text)]
+    if has_tools and role == "tool" and not _RESULT_BLOCK.sub("", text).strip():
+        found = [match.group(1) for match in _RESULT_BLOCK.finditer(text)]
+        return [{"content": result} for result in found or [text]]
+    return [{"content": text}]
+
+
+_CALL_BLOCK = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+_RESULT_BLOCK = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
+
+
+def _split_calls(text: str) -> dict[str, Any]:
+    """Take Hermes' `<tool_call>` blocks out of a text: what remains is the content."""
+    calls = [
+        parse_json(match.group(1), "a <tool_call> block") for match in _CALL_BLOCK.finditer(text)
+    ]
+    rest = _CALL_BLOCK.sub("", text).strip()
+    if not calls or "<tool_call>" in rest:
+        raise RowFault("a <tool_call> has no end: {}", show_value(rest))
+    return {"content": rest or None, "tool_calls": [{"function": call} for call in calls]}
 
 
 def parse_tools(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
@@ -95,14 +172,23 @@ def parse_tools(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     if tools is None or tools in ("", []):
         return ()
     if isinstance(tools, str):
-        tools = _parse_json(tools, "'tools'")
+        tools = parse_json(tools, "'tools'")
     if not isinstance(tools, list):
         raise RowFault("'tools' is {}, expected a list of tools", show_value(tools))
     check_count(len(tools), MAX_TOOLS, "tools", "leave out those that it does not need")
     for tool in tools:
         if not name_tool(tool):
             raise RowFault("a tool is {}, expected a function with a name", show_value(tool))
-    return tuple(tools)
+    # Without the outer 'function', as LLaMA-Factory has them, templates would show other text than
+    # for OpenAI's, which clients send.
+    return tuple(
+        tool if "function" in tool else {"type": "function", "function": tool} for tool in tools
+    )
+
+
+def is_given(value: Any) -> bool:
+    """Whether a row has something under a key: empty cells and nulls fill tables up."""
+    return value is not None and value not in ("", [], {})
 
 
 def name_tool(tool: Any) -> str:
@@ -119,7 +205,7 @@ def get_list(record: Mapping[str, Any], key: str, what: str) -> list[Any]:
     """
     value = record.get(key)
     if isinstance(value, str) and value.lstrip().startswith("["):
-        value = _parse_json(value, repr(key))
+        value = parse_json(value, repr(key))
     if value is None and key not in record:
         raise RowFault(f"{key!r} is missing, expected a list with at least one {what}")
     if not isinstance(value, list) or not value:
@@ -156,20 +242,25 @@ def _check_characters(value: str, key: str) -> None:
 def _join_parts(parts: list[Any], key: str) -> str:
     """Join text parts with line ends, as serving does."""
     for part in parts:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
+        if _read_part(part) is None:
             raise RowFault(
                 f"{key!r} has the part {{}}, expected parts such as "
                 "{{'type': 'text', 'text': '…'}}",
                 show_value(part),
             )
-    return "\n".join(part["text"] for part in parts)
+    return "\n".join(str(_read_part(part)) for part in parts)
+
+
+def _read_part(part: Any) -> str | None:
+    """The text of a part, under 'text' as in OpenAI's or 'value' as in LLaMA-Factory's; or None."""
+    if not isinstance(part, Mapping) or part.get("type") != "text":
+        return None
+    found = [part[key] for key in ("text", "value") if part.get(key) is not None]
+    return found[0] if len(found) == 1 and isinstance(found[0], str) else None
 
 
 def _parse_assistant(place: int, message: Mapping[str, Any]) -> Turn:
-    weight = message.get("weight", 1)
-    if isinstance(weight, bool) or weight not in (0, 1):
-        raise RowFault("message {} has the weight {}, expected 0 or 1", place, show_value(weight))
+    is_learned = _read_weight(place, message)
     parsed: dict[str, Any] = {"role": "assistant"}
     calls = message.get("tool_calls")
     if calls:
@@ -181,7 +272,33 @@ def _parse_assistant(place: int, message: Mapping[str, Any]) -> Turn:
         if len(keys) > 1:
             raise RowFault("message {} has {}, expected one of them", place, show_names(keys))
         parsed[REASONING_KEYS[0]] = get_text(message, keys[0])
-    return Turn(parsed, is_learned=weight == 1)
+    return Turn(parsed, is_learned=is_learned)
+
+
+def _read_weight(place: int, message: Mapping[str, Any]) -> bool:
+    """Whether a message of the assistant is learned: unless a flag of some project says no."""
+    flags = {}
+    for key in (*_WEIGHT_KEYS, *_SWITCH_KEYS):
+        if key not in message:
+            continue
+        value = message[key]
+        is_wrong_kind = isinstance(value, bool) and key in _WEIGHT_KEYS
+        if is_wrong_kind or not isinstance(value, int | float) or value not in (0, 1):
+            expected = "0 or 1" if key in _WEIGHT_KEYS else "true or false"
+            raise RowFault(
+                f"message {{}} has the {key} {{}}, expected {expected}: a message is learned as a "
+                "whole or not at all",
+                place,
+                show_value(value),
+            )
+        flags[key] = bool(value)
+    if len(set(flags.values())) > 1:
+        raise RowFault(
+            "message {} has the flags {}, which contradict each other; keep one of them",
+            place,
+            show_value(flags),
+        )
+    return all(flags.values())
 
 
 def _parse_calls(calls: Any) -> list[Mapping[str, Any]]:
@@ -198,7 +315,7 @@ def _parse_call(call: Any) -> Mapping[str, Any]:
         raise RowFault("a tool call is {}, expected a function with a name", show_value(call))
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        arguments = _parse_json(arguments, "'arguments' of a tool call")
+        arguments = parse_json(arguments, "'arguments' of a tool call")
     arguments = {} if arguments is None else arguments
     if not isinstance(arguments, Mapping):
         raise RowFault(
@@ -221,7 +338,8 @@ def _parse_tool_result(message: Mapping[str, Any]) -> Turn:
     return Turn(parsed)
 
 
-def _parse_json(text: Any, what: str) -> Any:
+def parse_json(text: Any, what: str) -> Any:
+    """Parse JSON text; what is no text is returned as it is. Raises `RowFault`."""
     if not isinstance(text, str):
         return text
     try:

@@ -8,8 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -21,18 +20,25 @@ from transformers import PreTrainedTokenizerBase
 
 from storage import durable
 from training.base_model import choose_max_length, find_end_ids, load_tokenizer
-from training.byte_progress import OnBytes
-from training.data.faults import DataError, RowRole
-from training.data.formats import KNOWN_KEYS
-from training.data.readers import HubRows, KnownFile, RowFile, RowSource
+from training.byte_progress import ByteMeter, OnBytes
+from training.data.faults import DataError, IgnoredKeys, RowRole
+from training.data.mixing import choose_rows, hold_out_rows, write_mix
+from training.data.readers import KnownFile, RowFile, RowSource
 from training.data.row_stream import RowStream
+from training.data.sources import (
+    WeightedSource,
+    describe_sources,
+    name_sources,
+    open_train_sources,
+    open_validation_sources,
+)
 from training.data.token_cache import MAX_CACHE_BYTES, build_entry, prune_cache, use_entry
 from training.data.token_table import TokenTable, TokenWriter, split_table
-from training.spec import DataFormat, HubDataset, TrainingSpec
+from training.spec import DataFormat, TrainingSpec
 
 TRAIN_TABLE, VALIDATION_TABLE, SUMMARY_FILE = "train.arrow", "validation.arrow", "summary.json"
 # Part of every cache key: count it up when the same rows are to become other tokens.
-_ENCODING_VERSION = 3
+_ENCODING_VERSION = 4
 _COUNTS = (
     "num_rows",
     "num_tokens",
@@ -41,8 +47,9 @@ _COUNTS = (
     "num_dropped_rows",
     "dropped_lines",
     "num_split_rows",
+    "ignored_keys",
 )
-_PROGRESS_INTERVAL_S = 0.25
+_LEFT_OUT = ("num_dropped_rows", "dropped_lines", "num_split_rows", "ignored_keys")
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,12 @@ class _Entry(NamedTuple):
     counts: Mapping[str, Any]
     is_hit: bool
 
+    @property
+    def formats(self) -> list[DataFormat]:
+        """The formats of its rows; a mix may have several."""
+        formats: list[DataFormat] = self.counts["format"].split(", ")
+        return formats
+
 
 def prepare_data(
     spec: TrainingSpec,
@@ -90,25 +103,22 @@ def prepare_data(
     max_length = choose_max_length(spec)
     build = _Build(spec, tokenizer, max_length, cache, max_cache_bytes)
     with _note_role("training"):
-        train = open_train_source(spec, known)
-        fingerprint = train.compute_fingerprint()
-        train_bytes = train.measure()
+        train = open_train_sources(spec, known)
+        fingerprint = _compute_fingerprint(train)
+        total_bytes = sum(one.source.measure() for one in train)
     with _note_role("validation"):
-        validation = _open_validation_source(spec, known)
-        total_bytes = train_bytes + (validation.measure() if validation else 0)
-    meter = _ByteMeter(total_bytes, on_progress)
+        validation = open_validation_sources(spec, known)
+        total_bytes += sum(one.source.measure() for one in validation)
+    meter = ByteMeter(total_bytes, on_progress)
     with _note_role("training"):
-        entry = build.encode_source(train, meter)
-        counts: dict[str, Any] = {**entry.counts, "validation": None}
-        validation_table: Path | None = None
-        if validation is None and spec.validation_fraction:
-            entry = build.hold_out(entry, train.name)
-            counts = dict(entry.counts)
-            validation_table = entry.folder / VALIDATION_TABLE
+        fraction = 0.0 if validation else spec.validation_fraction
+        entry = build.encode_sources(train, meter, max_rows=spec.max_rows, fraction=fraction)
+    counts = {"validation": None, **entry.counts}
+    validation_table = entry.folder / VALIDATION_TABLE if fraction else None
     is_hit = entry.is_hit
-    if validation is not None:
+    if validation:
         with _note_role("validation"):
-            held_out = build.encode_source(validation, meter, entry.counts["format"])
+            held_out = build.encode_sources(validation, meter, fallback=entry.formats[0])
         counts["validation"] = {key: held_out.counts[key] for key in _COUNTS}
         validation_table = held_out.folder / TRAIN_TABLE
         is_hit = is_hit and held_out.is_hit
@@ -117,11 +127,21 @@ def prepare_data(
     summary = {
         **counts,
         "fingerprint": fingerprint,
-        "name": train.name,
+        "name": name_sources(train),
         "sha256": sha256,
         "cache": "hit" if is_hit else "miss",
     }
     return PreparedData(entry.folder / TRAIN_TABLE, validation_table, summary)
+
+
+def _compute_fingerprint(sources: Sequence[WeightedSource]) -> str:
+    """What identifies the rows: of one file its hash, of several a hash of theirs and weights."""
+    parts = [(one.source.compute_fingerprint(), one.weight) for one in sources]
+    return parts[0][0] if _is_plain(sources) else _hash_parts({"mix": parts})
+
+
+def _is_plain(sources: Sequence[WeightedSource]) -> bool:
+    return len(sources) == 1 and sources[0].weight == 1
 
 
 def link_data(prepared: PreparedData, run_data: Path) -> None:
@@ -156,58 +176,6 @@ def _note_role(role: RowRole) -> Iterator[None]:
         raise
 
 
-def open_train_source(spec: TrainingSpec, known: Mapping[str, KnownFile] | None) -> RowSource:
-    """Open the rows that a spec learns from; nothing is read yet.
-
-    `known` has what is on record about files, by their paths; errors name files as it does.
-    """
-    return _open_source(spec.train_file, spec.train_dataset, spec, known)
-
-
-def _open_validation_source(
-    spec: TrainingSpec, known: Mapping[str, KnownFile] | None
-) -> RowSource | None:
-    if spec.validation_file is None and spec.validation_dataset is None:
-        return None
-    return _open_source(spec.validation_file, spec.validation_dataset, spec, known)
-
-
-def _open_source(
-    file: str | None,
-    dataset: HubDataset | None,
-    spec: TrainingSpec,
-    known: Mapping[str, KnownFile] | None,
-) -> RowSource:
-    if dataset is not None:
-        return HubRows(dataset)
-    assert file is not None  # the spec has one of the two
-    names = (*KNOWN_KEYS, *spec.columns.values())
-    return RowFile(Path(file), names, known=(known or {}).get(file))
-
-
-class _ByteMeter:
-    """Reports how much of all sources has been read, a few times a second."""
-
-    def __init__(self, total_bytes: int, on_progress: OnBytes | None) -> None:
-        self._total_bytes = total_bytes
-        self._on_progress = on_progress
-        self._done_bytes = 0
-        self._told_at = 0.0
-
-    def report(self, position: int) -> None:
-        """Report `position` bytes of the source that is being read, unless that was just done."""
-        now = time.monotonic()
-        if self._on_progress is not None and now - self._told_at >= _PROGRESS_INTERVAL_S:
-            self._told_at = now
-            self._on_progress(self._done_bytes + position, self._total_bytes)
-
-    def finish_source(self, size_bytes: int) -> None:
-        """Count a source as read, and report that in any case."""
-        self._done_bytes += size_bytes
-        self._told_at = 0.0
-        self.report(0)
-
-
 class _Build:
     """Makes the entries of the cache that a spec needs, each in one pass over its rows."""
 
@@ -227,16 +195,41 @@ class _Build:
         self._max_cache_bytes = max_cache_bytes
         self._used: list[str] = []  # keys of entries that must not be pruned now
 
-    def encode_source(
-        self, source: RowSource, meter: _ByteMeter, fallback: DataFormat | None = None
+    def encode_sources(
+        self,
+        sources: Sequence[WeightedSource],
+        meter: ByteMeter,
+        fallback: DataFormat | None = None,
+        max_rows: int | None = None,
+        fraction: float = 0.0,
     ) -> _Entry:
-        """Find or make the table of a source; `fallback` is the format of rows without their own.
+        """Find or make the table of several sources, and one of a share of the rows if asked for.
+
+        `fallback` is the format of rows without their own; for all sources but the first it is the
+        format of the first. `max_rows` are read of each source.
+        """
+        entries: list[_Entry] = []
+        for one in sources:
+            entries.append(self._encode_source(one.source, meter, fallback, max_rows))
+            fallback = fallback or entries[0].formats[0]
+        if not _is_plain(sources):
+            return self._mix(sources, entries, fraction)
+        return self._hold_out(entries[0], sources[0].source.name) if fraction else entries[0]
+
+    def _encode_source(
+        self,
+        source: RowSource,
+        meter: ByteMeter,
+        fallback: DataFormat | None,
+        max_rows: int | None,
+    ) -> _Entry:
+        """Find or make the table of one source.
 
         Where the rows were encoded without a fallback before, they need none.
         """
-        keys = [self._compute_key(source, None)]
+        keys = [self._compute_key(source, None, max_rows)]
         if fallback is not None:
-            keys.append(self._compute_key(source, fallback))
+            keys.append(self._compute_key(source, fallback, max_rows))
         for key in keys:
             if use_entry(self._cache, key):
                 meter.finish_source(source.measure())
@@ -247,7 +240,7 @@ class _Build:
             )
             table = building / TRAIN_TABLE
             with TokenWriter(table) as writer:
-                for row in stream.encode(on_read=lambda: meter.report(source.position)):
+                for row in stream.encode(max_rows, lambda: meter.report(source.position)):
                     writer.write(row)
             meter.finish_source(source.measure())
             head = {
@@ -258,7 +251,53 @@ class _Build:
             durable.write_json(building / SUMMARY_FILE, {**head, **_count(table, stream)})
         return self._take_entry(keys[-1], is_hit=False)
 
-    def hold_out(self, whole: _Entry, name: str) -> _Entry:
+    def _mix(
+        self, sources: Sequence[WeightedSource], entries: Sequence[_Entry], fraction: float
+    ) -> _Entry:
+        """Find or make one table of several, each row as often as its weight says."""
+        weights = [one.weight for one in sources]
+        names = [one.source.name for one in sources]
+        is_drawn = fraction or any(weight % 1 for weight in weights)
+        parts = {
+            "mix": [entry.folder.name for entry in entries],
+            "weights": weights,
+            "names": names,
+            "groups": [[one.group, one.group_name] for one in sources],
+            "fraction": fraction,
+            "seed": self._spec.seed if is_drawn else None,
+            "version": _ENCODING_VERSION,
+        }
+        key = _hash_parts(parts)
+        is_hit = all(entry.is_hit for entry in entries)
+        if use_entry(self._cache, key):
+            return self._take_entry(key, is_hit=is_hit)
+        tables = [entry.folder / TRAIN_TABLE for entry in entries]
+        lines = [TokenTable(table).read_lines() for table in tables]
+        if fraction:
+            num_rows = sum(len(np.unique(own)) for own in lines)
+            self._check_enough(num_rows, name_sources(sources))
+        chosen = choose_rows(lines, weights, fraction, self._spec.seed)
+        with build_entry(self._cache, key) as building:
+            write_mix(tables, chosen.train, names, building / TRAIN_TABLE)
+            counts = {**_add_up([entry.counts for entry in entries], building / TRAIN_TABLE)}
+            counts["sources"] = describe_sources(
+                sources, [len(rows) for rows in chosen.train], [entry.counts for entry in entries]
+            )
+            if fraction:
+                write_mix(tables, chosen.held_out, names, building / VALIDATION_TABLE)
+                counts["validation"] = _count(building / VALIDATION_TABLE)
+            durable.write_json(building / SUMMARY_FILE, counts)
+        return self._take_entry(key, is_hit=False)
+
+    def _check_enough(self, num_rows: int, name: str) -> None:
+        """Raise `DataError` if there are too few rows to hold some of them out."""
+        if num_rows < 2:
+            raise DataError(
+                f"{name}: {num_rows} row is too few to hold out a validation_fraction of "
+                f"{self._spec.validation_fraction:g}; expected at least 2, or a validation_file"
+            )
+
+    def _hold_out(self, whole: _Entry, name: str) -> _Entry:
         """Find or make the tables of a share of the rows and of the others.
 
         Which ones, a permutation seeded with the spec's seed says; at least one row is on each
@@ -269,22 +308,15 @@ class _Build:
         if is_hit := use_entry(self._cache, key):
             return self._take_entry(key, is_hit=is_hit)
         table = whole.folder / TRAIN_TABLE
-        num_rows = len(TokenTable(table))
-        if num_rows < 2:
-            raise DataError(
-                f"{name}: {num_rows} row is too few to hold out a validation_fraction of "
-                f"{self._spec.validation_fraction:g}; expected at least 2, or a validation_file"
-            )
-        num_held_out = max(1, round(num_rows * self._spec.validation_fraction))
-        order = np.random.default_rng(self._spec.seed).permutation(num_rows)
-        held_out = np.zeros(num_rows, dtype=np.bool_)
-        held_out[order[:num_held_out]] = True
+        lines = TokenTable(table).read_lines()
+        self._check_enough(len(np.unique(lines)), name)
+        held_out = hold_out_rows(lines, self._spec.validation_fraction, self._spec.seed)
         with build_entry(self._cache, key) as building:
             tables = building / VALIDATION_TABLE, building / TRAIN_TABLE
             split_table(table, held_out, *tables)
-            dropped = {key: whole.counts[key] for key in _COUNTS[-3:]}
+            left_out = {key: whole.counts[key] for key in _LEFT_OUT}
             validation, train = (_count(path) for path in tables)
-            counts = {**whole.counts, **train, **dropped, "validation": validation}
+            counts = {**whole.counts, **train, **left_out, "validation": validation}
             durable.write_json(building / SUMMARY_FILE, counts)
         return self._take_entry(key, is_hit=False)
 
@@ -295,7 +327,9 @@ class _Build:
         folder = self._cache / key
         return _Entry(folder, durable.read_json(folder / SUMMARY_FILE), is_hit)
 
-    def _compute_key(self, source: RowSource, fallback: DataFormat | None) -> str:
+    def _compute_key(
+        self, source: RowSource, fallback: DataFormat | None, max_rows: int | None
+    ) -> str:
         """Hash all that decides about the table of a source."""
         return _hash_parts(
             {
@@ -310,9 +344,11 @@ class _Build:
                 "reasoning": self._spec.reasoning,
                 "format": self._spec.format,
                 "fallback": fallback,
+                "max_rows": max_rows,
                 "columns": self._spec.columns,
-                # It tells a CSV file from a TSV one.
-                "suffix": source.path.suffix if isinstance(source, RowFile) else "",
+                # It tells a CSV file from a TSV one, and plain text from both.
+                "suffix": source.suffix if isinstance(source, RowFile) else "",
+                "text_rows": self._spec.text_rows,
                 "max_length": self._max_length,
                 "overlong": self._spec.overlong,
             }
@@ -322,6 +358,24 @@ class _Build:
 def _hash_parts(parts: Mapping[str, Any]) -> str:
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _add_up(counts: Sequence[Mapping[str, Any]], table: Path) -> dict[str, Any]:
+    """Counts of a mix: of the rows in its table, and of what was left out of its sources."""
+    formats = dict.fromkeys(one["format"] for one in counts)
+    ignored = IgnoredKeys()
+    for one in counts:
+        for name, num_rows in one["ignored_keys"].items():
+            ignored.add([name], num_rows)
+    return {
+        "format": ", ".join(formats),
+        "max_length": counts[0]["max_length"],
+        **_count(table),
+        "num_dropped_rows": sum(one["num_dropped_rows"] for one in counts),
+        "num_split_rows": sum(one["num_split_rows"] for one in counts),
+        "has_end_token": all(one["has_end_token"] for one in counts),
+        "ignored_keys": ignored.counts,
+    }
 
 
 def _count(path: Path, stream: RowStream | None = None) -> dict[str, Any]:
@@ -335,4 +389,5 @@ def _count(path: Path, stream: RowStream | None = None) -> dict[str, Any]:
         "num_dropped_rows": stream.num_dropped if stream else 0,
         "dropped_lines": stream.dropped_lines if stream else [],
         "num_split_rows": stream.num_split if stream else 0,
+        "ignored_keys": stream.ignored_keys.counts if stream else {},
     }

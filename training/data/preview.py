@@ -8,9 +8,9 @@ from transformers import PreTrainedTokenizerBase
 
 from training.base_model import choose_max_length, find_end_ids, load_tokenizer
 from training.data.encoding import EncodedRow
-from training.data.prepare import open_train_source
 from training.data.readers import KnownFile
 from training.data.row_stream import RowStream
+from training.data.sources import open_train_sources
 from training.spec import DataFormat, TrainingSpec
 
 _MAX_PARTS = 4  # bytes of a character in UTF-8
@@ -19,12 +19,16 @@ _ENOUGH_TOKENS = 100_000  # each is shown with its text
 
 @dataclass(frozen=True)
 class Preview:
-    """The first rows as tokens, how they were understood, and what turns tokens into text."""
+    """The first rows as tokens, how they were understood, and what turns tokens into text.
+
+    `ignored_keys` counts, of the rows read, those with each key that means nothing here.
+    """
 
     format: DataFormat
     max_length: int
     rows: list[EncodedRow]
     tokenizer: PreTrainedTokenizerBase
+    ignored_keys: Mapping[str, int]
 
 
 def preview_rows(
@@ -32,23 +36,26 @@ def preview_rows(
 ) -> Preview:
     """Encode the first `num_rows` rows and read no further; fewer if they have many tokens.
 
+    Where a spec has several sources, they are the rows of the first.
+
     Rows that a fine-tune would drop are missing. `known` and what is raised are those of
     `prepare_data`.
     """
     max_length = choose_max_length(spec)
     tokenizer = load_tokenizer(spec.base_model, spec.template_arguments)
     end_ids = find_end_ids(spec.base_model, tokenizer)
-    source = open_train_source(spec, known)
+    source = open_train_sources(spec, known)[0].source
     stream = RowStream(source, spec, tokenizer, max_length, end_ids=end_ids)
     rows: list[EncodedRow] = []
     num_tokens = 0
-    with closing(stream.encode(num_rows)) as encoded:
+    with closing(stream.encode(min(num_rows, spec.max_rows or num_rows))) as encoded:
         for row in encoded:
             rows.append(row)
             num_tokens += len(row.input_ids)
             if num_tokens >= _ENOUGH_TOKENS:
                 break
-    return Preview(stream.format, max_length, rows, tokenizer)
+    counts = stream.ignored_keys.counts
+    return Preview(stream.format, max_length, rows, tokenizer, counts)
 
 
 def split_tokens(row: EncodedRow, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:

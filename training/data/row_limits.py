@@ -70,5 +70,10 @@ def check_count(count: int, most: int, what: str, advice: str) -> None:
         raise RowFault(f"it has {{:,}} {what}, expected at most {{:,}}; {advice}", count, most)
 
 
+def describe_endless() -> RowFault:
+    """The fault of a row that is longer in its file than any may be."""
+    return RowFault("longer than {:,} bytes, the most of one row", MAX_ROW_BYTES)
+
+
 def _count_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -7,7 +7,14 @@ from transformers import PreTrainedTokenizerBase
 from templating.fork_server import render_fork_server
 from training.data.chat.rendering import ChatSettings, TemplateStoppedError
 from training.data.encoding import EncodedRow, RowEncoder
-from training.data.faults import MAX_LINES_SHOWN, DataError, RowFault, RowFaultLog, describe_lines
+from training.data.faults import (
+    MAX_LINES_SHOWN,
+    DataError,
+    IgnoredKeys,
+    RowFault,
+    RowFaultLog,
+    describe_lines,
+)
 from training.data.formats import Row, RowParser, choose_parser
 from training.data.readers import RowSource
 from training.spec import DataFormat, TrainingSpec
@@ -42,6 +49,7 @@ class RowStream:
         self.dropped_lines: list[int] = []  # the first of them
         self.num_split = 0  # rows that became several samples
         self._split_line = 0
+        self.ignored_keys = IgnoredKeys()
         self._spec = spec
         self._tokenizer = tokenizer
         self._max_length = max_length
@@ -99,9 +107,12 @@ class RowStream:
             self.num_rows += 1
             on_read()
             try:
-                yield self._parse_record(line, record)
+                row = self._parse_record(line, record)
             except RowFault as fault:
                 self._faults.add(line, fault)
+            else:
+                self.ignored_keys.add(row.ignored)
+                yield row
             if self.num_rows == num_rows:
                 return
 

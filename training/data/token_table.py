@@ -1,5 +1,6 @@
 """The rows of a run as tokens on disk: one Arrow file, written as rows come, read memory-mapped."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from training.data.encoding import EncodedRow, Mask, TokenIds
+from training.data.faults import MAX_LINES_SHOWN, describe_lines
 
 _BATCH_TOKENS = 1 << 20
 _BATCH_ROWS = 1 << 14
-_SCHEMA = pa.schema(
+SCHEMA = pa.schema(
     [
         ("line", pa.int64()),
         ("input_ids", pa.list_(pa.int32())),
@@ -22,6 +24,9 @@ _SCHEMA = pa.schema(
     ]
 )
 
+SOURCES_KEY = b"sources"
+"""In the metadata of a table of several sources: JSON of [name, rows] for each, in their order."""
+
 Counts = npt.NDArray[np.int32]
 
 
@@ -30,7 +35,7 @@ class TokenWriter:
 
     def __init__(self, path: Path) -> None:
         self._file = pa.OSFile(str(path), "wb")
-        self._writer = pa.ipc.new_file(self._file, _SCHEMA)
+        self._writer = pa.ipc.new_file(self._file, SCHEMA)
         self._pending: list[EncodedRow] = []
         self._num_tokens = 0
 
@@ -66,7 +71,7 @@ def _make_batch(rows: list[EncodedRow]) -> Any:
         pa.array([row.num_learned for row in rows], pa.int32()),
         pa.array([row.truncated_tokens for row in rows], pa.int32()),
     ]
-    return pa.record_batch(columns, schema=_SCHEMA)
+    return pa.record_batch(columns, schema=SCHEMA)
 
 
 class TokenTable:
@@ -83,6 +88,9 @@ class TokenTable:
         self._starts = np.cumsum([0, *sizes], dtype=np.int64)  # [num_batches + 1]
         self.lengths: Counts = self._gather(_measure_rows)
         self.num_learned: Counts = self._gather(lambda batch: _view(batch, "num_learned"))
+        sources = json.loads((reader.schema.metadata or {}).get(SOURCES_KEY, b"[]"))
+        self._source_names = [str(name) for name, _ in sources]
+        self._source_ends = np.cumsum([num_rows for _, num_rows in sources], dtype=np.int64)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -95,6 +103,29 @@ class TokenTable:
         """The lines on which rows stand, in the rows' order."""
         places = (self._locate(index) for index in indices)
         return [int(_view(batch, "line")[place]) for batch, place in places]
+
+    def describe_rows(self, indices: Sequence[int]) -> str:
+        """Name rows by their lines, as in 'lines 3, 9', where there are several sources by source.
+
+        At most 20 rows are named, the others are counted.
+        """
+        lines = self.find_lines(indices[:MAX_LINES_SHOWN])
+        num_more = len(indices) - len(lines)
+        if not self._source_names:
+            return describe_lines(lines, len(indices))
+        by_source: dict[str, list[int]] = {}
+        for index, line in zip(indices, lines, strict=False):
+            place = int(np.searchsorted(self._source_ends, index, side="right"))
+            by_source.setdefault(self._source_names[place], []).append(line)
+        named = [
+            f"{describe_lines(found, len(found))} of {name}" for name, found in by_source.items()
+        ]
+        return ", ".join(named) + (f" and {num_more} more" if num_more else "")
+
+    def read_lines(self) -> npt.NDArray[np.int64]:
+        """Read the lines on which all rows stand; shape `[num_rows]`."""
+        parts = [batch.column("line").to_numpy() for batch in self._batches]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
     def count_truncated(self) -> int:
         """Rows that were cut."""
@@ -129,8 +160,8 @@ def split_table(source: Path, chosen: Mask, chosen_file: Path, other_file: Path)
     with (
         pa.OSFile(str(chosen_file), "wb") as chosen_sink,
         pa.OSFile(str(other_file), "wb") as other_sink,
-        pa.ipc.new_file(chosen_sink, _SCHEMA) as chosen_writer,
-        pa.ipc.new_file(other_sink, _SCHEMA) as other_writer,
+        pa.ipc.new_file(chosen_sink, SCHEMA) as chosen_writer,
+        pa.ipc.new_file(other_sink, SCHEMA) as other_writer,
     ):
         start = 0
         for number in range(reader.num_record_batches):

@@ -42,6 +42,16 @@ def test_what_a_check_found_is_shown(call: Call, services: Services) -> None:
     assert (status, "error" in shown, "(line 1)" in shown) == (0, True, True)
 
 
+def test_keys_that_are_not_used_are_shown(call: Call, services: Services) -> None:
+    services.files.add("file-keys", ROWS.encode(), "rows.jsonl")
+    found = {"num_rows": 3, "format": "chat", "num_tokens": 9, "model": "m", "learned_share": 0.5}
+    note = services.files.note_check
+    note("file-keys", "processed", None, {**found, "ignored_keys": {"id": 3, "note": 1}})
+    assert "id (3 rows), note (1 rows)" in call("files", "show", "file-keys")[1]
+    note("file-keys", "processed", None, found)  # as an earlier release noted it
+    assert "not used" not in call("files", "show", "file-keys")[1]
+
+
 def test_a_file_that_is_not_here_cannot_be_sent(call: Call) -> None:
     assert call("files", "upload", "nowhere.jsonl") == (
         1,

@@ -71,12 +71,30 @@ def test_a_job_is_begun_with_settings_paused_resumed_and_cancelled(
     assert call("jobs", "checkpoints", cloned)[0] == 0
 
 
+def test_files_are_mixed_by_weight(
+    call: Call, services: Services, rows: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "c=1.jsonl").write_text(ROWS)
+    sent = call("files", "upload", str(rows))[1]
+    mix = ("--mix", f"{sent}=0.5", "--mix", str(tmp_path / "c=1.jsonl"))
+    status, said = call("jobs", "create", str(rows), *mix, "--json")
+    assert status == 0, said
+    job = json.loads(said)
+    first, second, third = job["training_files"]
+    assert first == {"file": job["training_file"], "weight": 1.0}
+    assert second == {"file": sent, "weight": 0.5}
+    assert services.files.get(third["file"])["filename"] == "c=1.jsonl"
+    run = find_run(services.layout, job["id"])
+    assert run.read_data_summary()["num_rows"] == 3 + 2 + 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("create", "nowhere.jsonl"), "there is no file 'nowhere.jsonl' here"),
         (("create", "file-none"), "there is no file 'file-none'"),
         (("create", "file-none", "--set", "epochs"), "expected NAME=VALUE"),
+        (("create", "file-none", "--mix", "a=b"), "the weight is 'b', expected a number, as in"),
         (("show", "ftjob-none"), "there is no job 'ftjob-none'"),
         (("watch", "ftjob-none"), "there is no job 'ftjob-none'"),
         (("logs", "ftjob-none"), "there is no job 'ftjob-none'"),

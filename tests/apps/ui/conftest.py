@@ -126,7 +126,7 @@ def _add_files(app: FastAPI, stub: StubApi) -> None:
     async def upload(file: UploadFile, purpose: Annotated[str, Form()]) -> Any:
         content = await file.read()
         if not content:
-            return refuse(400, "the file is empty; expected rows as JSON, JSONL or CSV")
+            return refuse(400, "the file is empty; expected rows as JSON, JSONL, CSV, …")
         assert purpose == "fine-tune"
         stub.files.insert(0, _describe_file(f"file-{len(stub.files)}", file.filename or ""))
         return stub.files[0]

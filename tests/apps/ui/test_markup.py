@@ -18,8 +18,9 @@ def make_job(**changes: Any) -> Job:
     return Job.model_validate({**values, "created_at": 1_700_000_000, **changes})
 
 
-def make_preview(tokens: list[Token]) -> Preview:
+def make_preview(tokens: list[Token], **changes: Any) -> Preview:
     return Preview(
+        **changes,
         format="chat",
         num_rows=1200,
         num_tokens=4000,
@@ -52,9 +53,18 @@ def test_a_long_row_is_cut_and_says_so() -> None:
     assert "40 more tokens" in html
 
 
+def test_a_preview_names_the_keys_that_are_not_used() -> None:
+    counts = {"id": 3, "source": 1200, HOSTILE: 1, **{f"key{place:02}": 2 for place in range(20)}}
+    html = markup.render_preview(make_preview([], ignored_keys=counts))
+    assert "not used, with how many rows have them: source (1,200), id (3), key00 (2)" in html
+    assert "and 3 more." in html
+    assert "not used" not in markup.render_preview(make_preview([]))
+
+
 @pytest.mark.parametrize(
     "html",
     [
+        markup.render_preview(make_preview([], ignored_keys={HOSTILE: 1})),
         markup.render_preview(make_preview([Token(text=HOSTILE, learned=True)])),
         markup.render_notice(HOSTILE, "error"),
         markup.render_badge(HOSTILE),

@@ -57,7 +57,8 @@ def test_an_emptied_field_of_a_setting_that_may_be_unset_unsets_it() -> None:
 def test_the_examples_of_a_description_can_be_typed(key: str) -> None:
     for example in re.findall(r"[\[{].*[\]}]", SCHEMAS[key].get("description", "")):
         read = read_setting(key, SCHEMAS[key], DEFAULTS[key], example)
-        TrainingSpec.model_validate({"base_model": "-", "train_file": "-", key: read})
+        rows = {} if key == "train_files" else {"train_file": "-"}
+        TrainingSpec.model_validate({"base_model": "-", **rows, key: read})
 
 
 def test_the_description_of_columns_has_an_example() -> None:

@@ -1,5 +1,6 @@
 """Files that cannot be learned from: each is refused with a message that says what to do."""
 
+import bz2
 import gzip
 import io
 import json
@@ -8,12 +9,10 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from training.data import readers
+from training.data import row_limits
 from training.data.faults import DataError
 from training.data.readers import RowFile
 from training.data.row_stream import RowStream
@@ -53,12 +52,6 @@ def zip_bytes() -> bytes:
     return buffer.getvalue()
 
 
-def parquet_bytes() -> bytes:
-    buffer = io.BytesIO()
-    pq.write_table(pa.table({"text": ["Twelve."]}), buffer)
-    return buffer.getvalue()
-
-
 FILES: dict[str, tuple[str, bytes, str]] = {
     # What is no file of rows at all
     "empty": ("rows.jsonl", b"", "rows.jsonl holds no rows: expected at least one"),
@@ -68,8 +61,12 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "only a mark": ("rows", b"\xef\xbb\xbf", "rows holds no rows"),
     "prose": ("rows", b"Once upon a time\n", 'rows begins with "Once upon a time": expected rows'),
     "zip": ("rows.jsonl", zip_bytes(), "rows.jsonl is not text but a ZIP archive or an Office"),
-    "parquet": ("rows.jsonl", parquet_bytes(), "is not text but a Parquet file: convert it"),
-    "gzip": ("rows.jsonl", gzip.compress(lines(GOOD)), "compressed with gzip: unpack it"),
+    "compressed twice": (
+        "rows.jsonl.gz",
+        gzip.compress(gzip.compress(lines(GOOD))),
+        "rows.jsonl.gz is compressed twice: unpack it once",
+    ),
+    "bzip2": ("rows.jsonl", bz2.compress(lines(GOOD)), "compressed with bzip2: unpack it, or"),
     "UTF-16": ("rows.csv", "text\nTwelve.\n".encode("utf-16"), "encoded in UTF-16: save it as"),
     "UTF-16, no mark": ("rows.csv", "text\n".encode("utf-16-le"), "is not text: byte 1 is NUL"),
     # JSON that is broken or of another shape
@@ -214,6 +211,49 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         'message 2 has the keys "mood", which are not supported',
     ),
     "weight": ("rows.jsonl", chat(USER, {**ANSWER, "weight": 0.5}), "has the weight 0.5, expected"),
+    "weight of LLaMA-Factory": (
+        "rows.jsonl",
+        chat(USER, {**ANSWER, "loss_weight": 0.3}),
+        "message 2 has the loss_weight 0.3, expected 0 or 1: a message is learned as a whole or "
+        "not at all",
+    ),
+    "weight in ShareGPT": (
+        "rows.jsonl",
+        lines({"conversations": [{"from": "gpt", "value": "x", "loss_weight": 0.3}]}),
+        "message 1 has the loss_weight 0.3, expected 0 or 1",
+    ),
+    "train is a word": (
+        "rows.jsonl",
+        chat(USER, {**ANSWER, "train": "no"}),
+        'message 2 has the train "no", expected true or false',
+    ),
+    "flags contradict": (
+        "rows.jsonl",
+        chat(USER, {**ANSWER, "weight": 1, "train": False}),
+        'message 2 has the flags {"weight": true, "train": false}, which contradict each other',
+    ),
+    "train of a question": (
+        "rows.jsonl",
+        lines({"conversations": [{"from": "human", "value": "x", "train": True}]}),
+        "message 1 has 'train', which only the assistant's may",
+    ),
+    "spans of a message": (
+        "rows.jsonl",
+        lines({"conversations": [{"from": "gpt", "value": "x", "train_detail": [{}]}]}),
+        "message 1 has 'train_detail', but a message is learned as a whole or not at all",
+    ),
+    "call of Hermes is no JSON": (
+        "rows.jsonl",
+        lines(
+            {"conversations": [{"from": "function_call", "value": "<tool_call>{'a'}</tool_call>"}]}
+        ),
+        "a <tool_call> block is not JSON: \"{'a'}\"",
+    ),
+    "call of Hermes has no end": (
+        "rows.jsonl",
+        lines({"conversations": [{"from": "function_call", "value": '<tool_call>{"name": "f"}'}]}),
+        "a <tool_call> has no end",
+    ),
     "weight of a question": (
         "rows.jsonl",
         chat({**USER, "weight": 1}, ANSWER),
@@ -239,10 +279,66 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         lines({"conversations": [{"from": {}, "value": "x"}]}),
         "message 1 is from {}, expected one of system, human, user, gpt",
     ),
-    "OpenAI's keys in ShareGPT": (
+    "no speaker": (
         "rows.jsonl",
-        lines({"conversations": [USER, ANSWER]}),
-        "set format to 'chat' and columns to {'messages': 'conversations'}",
+        lines({"conversations": [{"value": "x"}]}),
+        "message 1 is from null, expected one of system, human",
+    ),
+    # What would be learned wrongly
+    "KTO": (
+        "rows.jsonl",
+        lines({**GOOD, "label": True}, {**GOOD, "label": False}),
+        "2 of 2 rows cannot be used: 2 rows: it has 'label', which marks good and bad answers "
+        "(DPO, KTO): preferences cannot be learned yet, and without the mark bad answers would be "
+        "learned as good ones; keep the good answers alone, without this key (lines 1, 2)",
+    ),
+    "KTO in CSV": ("rows.csv", b"prompt,completion,label\na,b,True\n", "it has 'label', which"),
+    "KTO of LLaMA-Factory": ("rows.jsonl", chat(USER, ANSWER, kto_tag=False), "it has 'kto_tag'"),
+    "DPO after an earlier answer": (
+        "rows.jsonl",
+        chat(USER, ANSWER, USER, chosen=ANSWER, rejected=ANSWER),
+        "it has 'chosen', which marks good and bad answers",
+    ),
+    "DPO alone": (
+        "rows.jsonl",
+        lines({"prompt": "a", "chosen": "b", "rejected": "c"}),
+        "rows.jsonl: it has 'chosen', which marks good and bad answers",
+    ),
+    "DPO of OpenAI": (
+        "rows.jsonl",
+        lines({"input": {"messages": [USER]}, "preferred_output": [ANSWER]}),
+        "it has 'preferred_output', which marks good and bad answers",
+    ),
+    "images": (
+        "rows.jsonl",
+        chat({**USER, "content": "<image>What is it?"}, ANSWER, images=["a.png"]),
+        "it has 'images': images, audio and video cannot be learned yet; leave such rows out, or "
+        "remove the key where the text makes sense alone",
+    ),
+    "image of LLaVA": (
+        "rows.jsonl",
+        lines({"image": "a.png", "conversations": [{"from": "gpt", "value": "x"}]}),
+        "it has 'image': images, audio and video",
+    ),
+    "video of a message": (
+        "rows.jsonl",
+        lines({"conversations": [{"from": "gpt", "value": "x", "videos": ["a.mp4"]}]}),
+        "message 1 has 'videos': images, audio and video",
+    ),
+    "history is text": (
+        "rows.jsonl",
+        lines({"instruction": "a", "output": "b", "history": {"a": "b"}}),
+        '\'history\' is {"a": "b"}, expected a list of [question, answer] pairs (line 1)',
+    ),
+    "half a turn of history": (
+        "rows.jsonl",
+        lines({"instruction": "a", "output": "b", "history": [["c", "d"], ["e"]]}),
+        "turn 2 of 'history' is [\"e\"], expected a pair [question, answer] (line 1)",
+    ),
+    "an answer of history is empty": (
+        "rows.jsonl",
+        lines({"instruction": "a", "output": "b", "history": [["c", ""]]}),
+        "'history[1][1]' is empty, expected text (line 1)",
     ),
     # Tools
     "tools without a template": (
@@ -349,7 +445,7 @@ def test_a_row_beyond_all_bounds_is_refused(
     mark: str,
 ) -> None:
     """So that a file that is one endless line or one open quote does not fill the memory."""
-    monkeypatch.setattr(readers, "MAX_ROW_BYTES", 200_000)
+    monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", 200_000)
     endless = '"' + "x" * 1_000_000 if mark else '{"text": "' + "x" * 1_000_000
     message = refuse(tmp_path / "rows", f"{mark}{endless}".encode(), tokenizer)
     assert any(word in message for word in ("longer than 200,000", "field larger than field limit"))
@@ -358,7 +454,7 @@ def test_a_row_beyond_all_bounds_is_refused(
 def test_a_broken_row_of_a_large_array_is_named_by_its_line(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "MAX_ROW_BYTES", 200_000)
+    monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", 200_000)
     rows = [json.dumps({"text": "loaves " * 20})] * 5_000
     rows[2_000] = rows[2_000].replace('"text":', '"text"')
     content = f"[{','.join(rows)}]".replace("},", "},\n").encode()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from training.data.faults import RowFault
 from training.data.formats import KNOWN_KEYS, Row, choose_parser
 from training.data.readers import RowFile
 
@@ -124,6 +125,128 @@ def test_columns_map_our_keys_to_theirs(tmp_path: Path) -> None:
 def test_alpaca_input_follows_the_instruction() -> None:
     row = parse({"instruction": "Add.", "input": "1 and 2", "output": "3"})
     assert row.messages[0]["content"] == "Add.\n\n1 and 2"
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_alpaca_history_is_learned_before_the_question(as_text: bool) -> None:
+    pairs: Any = [["How many loaves?", "Ten."], ["And rolls?", "Six."]]
+    row = parse(
+        {
+            "instruction": "And in all?",
+            "input": "",
+            "output": "Sixteen.",
+            "system": "Be brief.",
+            "history": json.dumps(pairs) if as_text else pairs,
+        }
+    )
+    assert row.messages[0] == SYSTEM
+    assert [message["content"] for message in row.messages[1:]] == [
+        *("How many loaves?", "Ten.", "And rolls?", "Six.", "And in all?", "Sixteen.")
+    ]
+    assert row.learned == (False, False, True, False, True, False, True)
+    assert row.ignored == ()
+
+
+@pytest.mark.parametrize("empty", [None, [], ""])
+def test_alpaca_history_may_be_empty(empty: Any) -> None:
+    row = parse({"instruction": "a", "output": "b", "history": empty})
+    assert len(row.messages) == 2
+
+
+def test_keys_without_a_meaning_are_named_unless_they_are_empty() -> None:
+    row = parse(
+        {
+            "prompt": "a",
+            "completion": "b",
+            "id": 7,
+            "source": "shop",
+            "note": "",
+            "k": None,
+            "images": [],
+            "chosen": None,
+            "kto_tag": "",
+        }
+    )
+    assert row.ignored == ("id", "source")
+    row = parse({"conversations": [{"from": "gpt", "value": "a", "id": 3, "markdown": None}]})
+    assert row.ignored == ("conversations[].id",)
+    assert parse({"text": "a", "label": 1}).ignored == ("label",)
+    assert parse({"prompt": "a", "completion": "b", "label": "bread"}).ignored == ("label",)
+
+
+def test_a_mapped_column_is_not_ignored_and_the_key_that_it_replaces_is() -> None:
+    record = {"question": "a", "prompt": "old", "label": "0", "images": ["b"]}
+    parser = choose_parser(record, "auto", {"prompt": "question", "completion": "label"})
+    with pytest.raises(RowFault, match="it has 'images': images, audio and video cannot be"):
+        parser.parse(1, record)
+    assert parser.parse(1, {**record, "images": None}).ignored == ("prompt",)
+
+
+def test_a_chat_may_have_its_system_message_beside_it() -> None:
+    row = parse({"system": "Be brief.", "messages": [QUESTION, ANSWER]})
+    assert row.messages == (SYSTEM, QUESTION, ANSWER)
+
+
+@pytest.mark.parametrize(
+    ("flag", "is_learned"),
+    [
+        *(({key: value}, bool(value)) for key in ("weight", "loss_weight") for value in (0, 1.0)),
+        *(({key: value}, value) for key in ("train", "loss") for value in (False, True)),
+        ({"weight": 0, "train": False}, False),
+        ({"train": None, "loss_weight": None}, True),
+    ],
+)
+def test_flags_of_other_projects_say_what_is_learned(
+    flag: dict[str, Any], is_learned: bool
+) -> None:
+    chat = parse({"messages": [QUESTION, {**ANSWER, **flag}, ANSWER]})
+    assert chat.learned == (False, is_learned, True)
+    said = {"from": "gpt", "value": "a"}
+    asked = {"from": "human", "value": "b", "train": False}
+    assert parse({"conversations": [asked, {**said, **flag}, said]}).learned == chat.learned
+
+
+def test_messages_in_either_shape_are_understood_under_either_key() -> None:
+    asked = {"from": "human", "value": QUESTION["content"]}
+    said = {"from": "chatgpt", "value": [{"type": "text", "value": ANSWER["content"]}]}
+    expected = (QUESTION, ANSWER)
+    assert parse({"messages": [asked, said]}).messages == expected
+    assert parse({"conversations": [QUESTION, ANSWER]}).messages == expected
+    assert parse({"conversations": [asked, ANSWER]}).messages == expected
+
+
+def test_hermes_calls_and_results_are_tool_calls_and_messages_of_tools() -> None:
+    calls = [{"name": "count", "arguments": {"of": of}} for of in ("loaves", "rolls")]
+    blocks = "\n".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
+    results = "<tool_response>\n12\n</tool_response>\n<tool_response>6</tool_response>"
+    record = {
+        "conversations": [
+            {"from": "human", "value": "How many?"},
+            {"from": "gpt", "value": f"Let me count.\n{blocks}"},
+            {"from": "tool", "value": results},
+            {"from": "function_call", "value": blocks, "weight": 0},
+            {"from": "observation", "value": "none"},
+            {"from": "gpt", "value": "Twelve and six."},
+        ],
+        "tools": json.dumps([{"name": "count", "parameters": {}}]),
+    }
+    row = parse(record)
+    assert row.tools == ({"type": "function", "function": {"name": "count", "parameters": {}}},)
+    parsed = [{"type": "function", "function": call} for call in calls]
+    assert row.messages[1] == {
+        "role": "assistant",
+        "content": "Let me count.",
+        "tool_calls": parsed,
+    }
+    assert row.messages[2:4] == (
+        {"role": "tool", "content": "12"},
+        {"role": "tool", "content": "6"},
+    )
+    assert row.messages[4] == {"role": "assistant", "content": None, "tool_calls": parsed}
+    assert row.messages[5] == {"role": "tool", "content": "none"}
+    assert row.learned == (False, True, False, False, False, False, True)
+    without = parse({"conversations": [record["conversations"][1]]})
+    assert without.messages[0]["content"] == f"Let me count.\n{blocks}"  # no tools: text
 
 
 def test_weight_0_is_not_learned_and_developer_means_system() -> None:

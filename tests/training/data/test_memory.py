@@ -1,8 +1,11 @@
+import gzip
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +30,7 @@ for file in files:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc of Linux")
 def test_memory_does_not_grow_with_the_file(tiny_model: Path, tmp_path: Path) -> None:
-    """60 MB in either kind of file take no more anonymous memory than 15 MB, but for buffers."""
+    """60 MB in any kind of file take no more anonymous memory than 15 MB, but for buffers."""
     record = {
         "prompt": "How many loaves?",
         "completion": "Twelve.",
@@ -43,8 +46,13 @@ def test_memory_does_not_grow_with_the_file(tiny_model: Path, tmp_path: Path) ->
     for file, text in zip(files, texts.values(), strict=True):
         file.write_text(text)
     assert files[1].stat().st_size > 60_000_000
+    packed, columns = tmp_path / "packed", tmp_path / "columns"
+    packed.write_bytes(gzip.compress(texts["lines"].encode(), 1))
+    pq.write_table(pa.Table.from_pylist([record] * 2_000), columns, use_dictionary=False)
+    files += [packed, columns]
     command = [sys.executable, "-c", MEASURE, *map(str, [tiny_model, tmp_path / "cache", *files])]
     output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    small_kib, lines_kib, array_kib = map(int, output.split())
-    assert lines_kib - small_kib < 16 * 1024
-    assert array_kib - small_kib < 16 * 1024
+    small_kib, *larger_kib = map(int, output.split())
+    assert len(larger_kib) == 4
+    for kib in larger_kib:
+        assert kib - small_kib < 16 * 1024

@@ -66,6 +66,7 @@ def test_rows_become_a_table_and_a_summary(tiny_model: Path, rows: Path, cache: 
         "num_dropped_rows": 0,
         "num_split_rows": 0,
         "has_end_token": True,
+        "ignored_keys": {},
         "dropped_lines": [],
         "max_length": CONTEXT_LENGTH,
         "name": "rows.jsonl",
@@ -100,6 +101,8 @@ def test_the_same_rows_are_found_again_under_any_name(
         {"format": "prompt_completion"},
         {"columns": {"prompt": "completion", "completion": "prompt"}},
         {"validation_fraction": 0.1},
+        {"max_rows": 20},
+        {"text_rows": "document"},
     ],
 )
 def test_what_decides_about_tokens_makes_another_entry(
@@ -250,6 +253,139 @@ def test_a_share_is_held_out_by_the_seed(
     again = prepare(1, tmp_path / "elsewhere").folder / "validation.arrow"
     assert again.read_bytes() == (data.folder / "validation.arrow").read_bytes()
     assert read_texts(prepare(2, cache).folder / "validation.arrow", tokenizer) != texts
+
+
+def test_keys_that_are_not_used_are_counted(tiny_model: Path, rows: Path, cache: Path) -> None:
+    records: list[dict[str, Any]] = make_records(10)
+    for place, record in enumerate(records):
+        record |= {"id": place, **({"note": "x"} if place < 4 else {})}
+    write_rows(rows, records)
+    spec = make_spec(tiny_model, train_file=rows)
+    assert prepare_data(spec, cache).summary["ignored_keys"] == {"id": 10, "note": 4}
+    assert prepare_data(spec, cache).summary["ignored_keys"] == {"id": 10, "note": 4}  # a hit
+    assert preview_rows(spec, 2).ignored_keys == {"id": 2, "note": 2}
+    split = spec.model_copy(update={"validation_fraction": 0.5})
+    assert prepare_data(split, cache).summary["ignored_keys"] == {"id": 10, "note": 4}
+    held_out = spec.model_copy(update={"validation_file": str(rows)})
+    assert prepare_data(held_out, cache).summary["validation"]["ignored_keys"]["note"] == 4
+
+
+def test_names_of_ignored_keys_are_kept_to_a_number(
+    tiny_model: Path, rows: Path, cache: Path
+) -> None:
+    records: list[dict[str, Any]] = make_records(100)
+    for place, record in enumerate(records):
+        record |= {f"key {place}": 1, "k" * 5000: 1}
+    write_rows(rows, records)
+    found = prepare_data(make_spec(tiny_model, train_file=rows), cache).summary["ignored_keys"]
+    assert len(found) == 65
+    assert found["(other keys)"] == 37
+    assert max(map(len, found)) == 80
+
+
+def make_mix(tiny_model: Path, folder: Path, **settings: Any) -> TrainingSpec:
+    """20 rows twice, and half of 10."""
+    write_rows(folder / "a.jsonl", make_records(20))
+    others = [{"instruction": f"Bake {place}.", "output": "Done."} for place in range(10)]
+    write_rows(folder / "b.jsonl", others)
+    weights = {"a.jsonl": 2, "b.jsonl": 0.5}
+    files = [{"file": str(folder / name), "weight": weight} for name, weight in weights.items()]
+    return make_spec(tiny_model, train_files=files, **settings)
+
+
+def test_files_are_mixed_by_weight_and_seed(
+    tiny_model: Path, cache: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    spec = make_mix(tiny_model, tmp_path)
+    data = prepare_data(spec, cache)
+    texts = read_texts(data.train, tokenizer)
+    assert len(texts) == 45
+    assert all(sum(f"day {day}?" in text for text in texts) == 2 for day in range(20))
+    assert sum("Bake" in text for text in texts) == 5
+    assert data.summary["num_rows"] == 45
+    assert data.summary["format"] == "prompt_completion, alpaca"
+    assert data.summary["name"] == "a.jsonl and 1 more"
+    assert data.summary["sources"] == [
+        {"name": "a.jsonl", "weight": 2, "num_files": 1, "num_rows": 40, "num_dropped_rows": 0},
+        {"name": "b.jsonl", "weight": 0.5, "num_files": 1, "num_rows": 5, "num_dropped_rows": 0},
+    ]
+    again = prepare_data(spec, cache)
+    assert (again.summary["cache"], again.train) == ("hit", data.train)
+    elsewhere = prepare_data(spec, tmp_path / "elsewhere")
+    assert elsewhere.train.read_bytes() == data.train.read_bytes()
+    other = prepare_data(spec.model_copy(update={"seed": 7}), cache)
+    assert read_texts(other.train, tokenizer) != texts
+    assert other.summary["fingerprint"] == data.summary["fingerprint"]
+    heavier = spec.train_files[1].model_copy(update={"weight": 1})
+    changed = spec.model_copy(update={"train_files": (spec.train_files[0], heavier)})
+    assert prepare_data(changed, cache).summary["fingerprint"] != data.summary["fingerprint"]
+
+
+def test_a_share_of_a_mix_is_held_out_before_rows_are_repeated(
+    tiny_model: Path, cache: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    data = prepare_data(make_mix(tiny_model, tmp_path, validation_fraction=0.3), cache)
+    assert data.validation is not None
+    held_out = read_texts(data.validation, tokenizer)
+    assert len(held_out) == len(set(held_out)) == data.summary["validation"]["num_rows"] == 9
+    assert not set(held_out) & set(read_texts(data.train, tokenizer))
+
+
+def test_a_folder_is_read_file_by_file(
+    tiny_model: Path, cache: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for day, name in enumerate(("c.jsonl", "a.jsonl", "b.jsonl")):
+        write_rows(folder / name, make_records(day + 2)[-1:])
+    spec = make_spec(tiny_model, train_file=folder, validation_file=folder / "[ab].jsonl")
+    data = prepare_data(spec, cache)
+    days = [text.split("day ")[1][0] for text in read_texts(data.train, tokenizer)]
+    assert days == ["2", "3", "1"]  # by the names of the files
+    assert data.validation is not None
+    assert len(read_texts(data.validation, tokenizer)) == 2
+    assert data.summary["name"] == "many"
+    assert data.summary["sources"][0]["num_files"] == 3
+    assert prepare_data(spec, cache).summary["cache"] == "hit"
+    with (folder / "b.jsonl").open("a") as file:
+        file.write('{"prompt": 3}\n')
+    with pytest.raises(DataError, match="b.jsonl: 1 of 2 rows cannot be used") as caught:
+        prepare_data(spec, cache)
+    assert caught.value.role == "training"
+
+
+def test_what_the_rows_of_a_mix_leave_out_is_added_up(
+    tiny_model: Path, cache: Path, tmp_path: Path
+) -> None:
+    spec = make_mix(tiny_model, tmp_path, overlong="drop", max_length=64)
+    long_row = {"prompt": "x " * 300, "completion": "y", "id": 1}
+    write_rows(tmp_path / "a.jsonl", [*make_records(3), long_row])
+    write_rows(tmp_path / "b.jsonl", [*make_records(3), {**long_row, "note": "z"}])
+    summary = prepare_data(spec, cache).summary
+    assert (summary["num_dropped_rows"], summary["dropped_lines"]) == (2, [])
+    assert summary["ignored_keys"] == {"id": 2, "note": 1}
+    assert [source["num_dropped_rows"] for source in summary["sources"]] == [1, 1]
+
+
+def test_max_rows_are_read_of_each_file_and_no_more(
+    tiny_model: Path, rows: Path, cache: Path, tmp_path: Path
+) -> None:
+    with rows.open("a") as file:
+        file.write("this is no JSON\n")
+    spec = make_spec(tiny_model, train_file=rows, max_rows=5)
+    data = prepare_data(spec, cache)
+    assert data.summary["num_rows"] == 5
+    assert TokenTable(data.train).find_lines(range(5)) == [1, 2, 3, 4, 5]
+    fewer = prepare_data(spec.model_copy(update={"max_rows": 4}), cache)
+    assert (fewer.summary["num_rows"], fewer.summary["cache"]) == (4, "miss")
+    mixed = prepare_data(make_mix(tiny_model, tmp_path, max_rows=4), cache)
+    assert mixed.summary["num_rows"] == 2 * 4 + 2
+    assert len(preview_rows(spec, 20).rows) == 5
+    with pytest.raises(DataError, match="1 of 21 rows cannot be used"):  # all of them are read
+        prepare_data(spec.model_copy(update={"max_rows": None, "validation_file": None}), cache)
+    other = write_rows(tmp_path / "heldout.jsonl", make_records(9))
+    held_out = spec.model_copy(update={"validation_file": str(other)})
+    assert prepare_data(held_out, cache).summary["validation"]["num_rows"] == 9
 
 
 def test_one_row_cannot_be_split(tiny_model: Path, rows: Path, cache: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from tests.tokenizer_kinds import CHATML, make_tokenizer
-from training.data import readers
+from training.data import row_limits
 from training.data.encoding import EncodedRow, RowEncoder
 from training.data.faults import DataError, RowFault
 from training.data.formats import Row, choose_parser
@@ -234,7 +234,7 @@ def test_a_batch_is_bounded_wherever_its_rows_have_their_bytes(
 def test_a_line_that_is_too_long_spoils_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "MAX_ROW_BYTES", 1_000)
+    monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", 1_000)
     rows = [{"text": "fox"}, {"text": "x" * 5_000}, {"text": "fox"}, {"text": 3}]
     file = write_rows(tmp_path / "rows.jsonl", *rows)
     with pytest.raises(DataError) as caught:
@@ -248,7 +248,7 @@ def test_a_line_that_is_too_long_spoils_no_other(
 def test_a_row_of_a_table_is_bounded_over_all_its_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cell: str
 ) -> None:
-    monkeypatch.setattr(readers, "MAX_ROW_BYTES", 10_000)
+    monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", 10_000)
     file = tmp_path / "rows.csv"
     file.write_text(f"text\nfox\n{cell * 40_000}\n")
     with pytest.raises(DataError, match=r"longer than 10,000 bytes, the most of one row \(line 3"):

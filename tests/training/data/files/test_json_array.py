@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from training.data import json_array
 from training.data.faults import RowFault
-from training.data.readers import make_object
+from training.data.files import json_array
+from training.data.files.json_rows import make_object
 
 _CHARACTERS = 'aä🦊\n"\\[]{},:'
 

@@ -1,0 +1,95 @@
+"""Where a worker evaluates, saves and stops; with real engines, tests/e2e/test_training.py."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from training import loop
+from training.batching import BatchPlan, count_steps, plan_epoch
+from training.data.encoding import EncodedRow
+from training.data.token_table import TokenTable, TokenWriter
+from training.engine import Place, StepResult
+from training.journal import Journal
+from training.progress import Progress
+from training.runs import RunFolder, RunRecord
+from training.spec import TrainingSpec
+
+
+class Saved:
+    """Takes the place of the writer of checkpoints, and notes what would be in them."""
+
+    def __init__(self, *_: Any) -> None:
+        self.progress: list[Progress] = []
+
+    def save(self, _engine: Any, progress: Progress, _probe: Any) -> None:
+        self.progress.append(progress)
+
+    def finish(self) -> None:
+        pass
+
+
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> Saved:
+    """Steps and evaluations that compute nothing."""
+    saved = Saved()
+
+    def take_step(*_: Any, **__: Any) -> StepResult:
+        return StepResult(
+            loss=1.0,
+            learning_rate=1e-4,
+            grad_norm=1.0,
+            num_learned=2,
+            num_tokens=4,
+            took_s=0.1,
+            was_skipped=False,
+            peak_memory_bytes=0,
+            was_asked_to_stop=False,
+        )
+
+    monkeypatch.setattr(loop, "take_step", take_step)
+    monkeypatch.setattr(loop, "evaluate", lambda *_: 0.5)
+    monkeypatch.setattr(loop, "take_probe", lambda *_: None)
+    monkeypatch.setattr(loop, "CheckpointWriter", lambda *_: saved)
+    return saved
+
+
+@pytest.mark.parametrize("max_steps", [3, 4, 6, None])
+def test_the_last_step_is_evaluated_and_saved_wherever_it_is(
+    tmp_path: Path, saved: Saved, max_steps: int | None
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.data.mkdir(parents=True)
+    for name in ("train.arrow", "validation.arrow"):
+        with TokenWriter(run.data / name) as writer:
+            for line in range(8):
+                writer.write(EncodedRow(line, np.arange(8, dtype=np.int32), np.ones(8, np.bool_)))
+    spec = TrainingSpec.model_validate(
+        {
+            "base_model": "m",
+            "train_file": "f",
+            "validation_file": "v",
+            "epochs": 2,
+            "max_steps": max_steps,
+            "micro_batch_tokens": 16,
+            "num_workers": 1,
+        }
+    )
+    run.create(spec, RunRecord(id="run", created_at=1, writer="job"))
+    rows = TokenTable(run.data / "train.arrow")
+    plan = BatchPlan.from_spec(spec, "padded", 1)
+    assert len(plan_epoch(rows.lengths, plan, 0)) == 4
+    num_steps = count_steps(rows.lengths, plan, spec.epochs, spec.max_steps)
+    place = Place(0, 1, torch.device("cpu"))
+    journal = Journal(run, place, (), num_steps)
+    worker = loop._Worker(spec, run, place, None, plan, rows, journal)
+    assert worker.walk(Progress(num_shares=1), num_steps) == "finished"
+    last = max_steps or 8
+    assert [progress.step for progress in saved.progress] == sorted({min(4, last), last})
+    assert [progress.evaluated_step for progress in saved.progress] == sorted({min(4, last), last})
+    assert saved.progress[-1].step_in_epoch == (last - 1) % 4 + 1
+    assert [line["step"] for line in run.read_metrics()] == list(range(1, last + 1))
+    ended = [event["data"]["epoch"] for event in run.read_events() if "epoch" in event["data"]]
+    assert ended == [epoch + 1 for epoch in range(last // 4)]

@@ -1,0 +1,82 @@
+"""Parquet and Arrow files to records, read in a process of their own with a limit on its memory.
+
+A file says itself how much memory its pages and batches take, so a small one can ask for any
+amount; and Arrow's readers are C++ that was not written for hostile files. Where the process
+exceeds its limit or crashes, only the file is refused.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from training.data import row_limits
+from training.data.faults import DataError, RowFault
+from training.data.files.columnar_process import ERROR_MARK, MEMORY_MARK
+from training.data.files.json_rows import parse_line
+from training.data.files.kinds import FileKind, Record
+
+MAX_MEMORY_BYTES = 512 << 20
+"""What reading a file may take beyond what the process has when it starts."""
+_KIND_NAMES = {"parquet": "Parquet", "arrow_file": "Arrow", "arrow_stream": "Arrow"}
+
+
+def read_columnar(path: Path, name: str, kind: FileKind) -> Iterator[tuple[int, Record]]:
+    """Yield the rows, counted from 1, each with the bytes of the file that have been read.
+
+    Raises `DataError` for a file that cannot be read, or not within `MAX_MEMORY_BYTES`.
+    """
+    for number, line in enumerate(read_lines(path, name, kind), 1):
+        position, _, content = line.partition(b" ")
+        fault: RowFault | None = None
+        if len(content) > row_limits.MAX_ROW_BYTES or not content.strip():
+            fault = row_limits.describe_endless()
+        yield int(position), (number, fault or parse_line(content))
+
+
+def read_lines(path: Path, name: str, kind: FileKind) -> Iterator[bytes]:
+    """Yield a line for each row: the position in the file, a space and the row as JSON.
+
+    The JSON is left out of a row that is too long. Raises as `read_columnar` does.
+    """
+    process = subprocess.Popen(  # noqa: S603 - our own command
+        [
+            *(sys.executable, "-m", "training.data.files.columnar_process"),
+            *(str(path), kind, str(MAX_MEMORY_BYTES)),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "ARROW_DEFAULT_MEMORY_POOL": "system",  # other pools reserve more than they use
+        },
+    )
+    assert process.stdout is not None
+    try:
+        yield from _take_lines(process.stdout, name, kind)
+        if status := process.wait():
+            raise DataError(
+                f"{name} cannot be read as {_KIND_NAMES[kind]} (the process that read it ended "
+                f"with {status}): it seems damaged; write it again, or convert it to JSONL"
+            )
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+
+
+def _take_lines(output: IO[bytes], name: str, kind: FileKind) -> Iterator[bytes]:
+    for line in output:
+        if line.startswith(MEMORY_MARK):
+            raise DataError(
+                f"{name}: reading it as {_KIND_NAMES[kind]} takes more than {MAX_MEMORY_BYTES:,} "
+                "bytes of memory: write it with smaller row groups, pages or batches, or convert "
+                "it to JSONL"
+            )
+        if line.startswith(ERROR_MARK):
+            reason = line[len(ERROR_MARK) :].decode(errors="replace").strip()
+            raise DataError(f"{name} cannot be read as {_KIND_NAMES[kind]}: {reason}")
+        yield line

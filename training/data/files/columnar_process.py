@@ -1,0 +1,131 @@
+"""The process that reads one Parquet or Arrow file: `… PATH KIND MAX_BYTES`, rows on stdout.
+
+Each row is a line: the bytes of the file that have been read, a space, and the row as JSON. A line
+that begins with a mark says why nothing more can be read.
+"""
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from training.data.row_limits import MAX_ROW_BYTES
+
+ERROR_MARK = b"!"
+MEMORY_MARK = b"!memory"
+_MAX_REASON_CHARACTERS = 300
+# So few that rows of the largest size fit, also where a dictionary has one text for all of them.
+_BATCH_ROWS = 32
+_PAGE_BUFFER_BYTES = 1 << 20
+
+
+def main(path: str, kind: str, max_bytes: int, output: BinaryIO) -> None:
+    """Write the rows of a file, or why it cannot be read."""
+    import pyarrow as pa
+
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    _limit_memory(max_bytes)
+    try:
+        for position, batch in _READERS[kind](path):
+            for row in batch.to_pylist():
+                output.write(b"%d %s\n" % (position, _write_row(row)))
+    except MemoryError:  # Arrow's own is one
+        output.write(MEMORY_MARK + b"\n")
+    except BrokenPipeError:  # the reader has seen enough
+        os._exit(0)
+    except (OSError, ValueError, NotImplementedError, KeyError) as exc:
+        reason = (str(exc).splitlines() or [type(exc).__name__])[0].replace(path, "the file")
+        output.write(ERROR_MARK + reason[:_MAX_REASON_CHARACTERS].encode(errors="replace") + b"\n")
+    output.flush()
+
+
+def _limit_memory(max_bytes: int) -> None:
+    """Limit the memory that is written to; files that are mapped do not count."""
+    with open("/proc/self/status") as status:
+        used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
+    limit = used + max_bytes
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _read_parquet(path: str) -> Iterator[tuple[int, Any]]:
+    import pyarrow.parquet as pq
+
+    size_bytes, num_done = os.stat(path).st_size, 0
+    # Pages are read one by one; else a whole row group would be in memory.
+    with pq.ParquetFile(path, buffer_size=_PAGE_BUFFER_BYTES, pre_buffer=False) as file:
+        num_rows = max(1, file.metadata.num_rows)
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+            num_done += batch.num_rows
+            yield min(size_bytes, size_bytes * num_done // num_rows), batch
+
+
+def _read_arrow_file(path: str) -> Iterator[tuple[int, Any]]:
+    import pyarrow as pa
+
+    size_bytes = os.stat(path).st_size
+    with pa.memory_map(path) as source:
+        reader = pa.ipc.open_file(source)
+        for number in range(reader.num_record_batches):
+            yield from _cut(
+                reader.get_batch(number), size_bytes * number // reader.num_record_batches
+            )
+
+
+def _read_arrow_stream(path: str) -> Iterator[tuple[int, Any]]:
+    import pyarrow as pa
+
+    with pa.memory_map(path) as source:
+        for batch in pa.ipc.open_stream(source):
+            yield from _cut(batch, source.tell())
+
+
+def _cut(batch: Any, position: int) -> Iterator[tuple[int, Any]]:
+    batch.validate(full=True)
+    for start in range(0, batch.num_rows, _BATCH_ROWS):
+        yield position, batch.slice(start, _BATCH_ROWS)
+
+
+_READERS = {
+    "parquet": _read_parquet,
+    "arrow_file": _read_arrow_file,
+    "arrow_stream": _read_arrow_stream,
+}
+
+
+def _write_row(row: dict[str, Any]) -> bytes:
+    """Write a row as JSON, without the nulls with which Arrow fills objects up; b"" if too long."""
+    kept = {key: drop_nulls(value) for key, value in row.items()}
+    line = json.dumps(kept, ensure_ascii=False, default=_write_other).encode(
+        "utf-8", "surrogatepass"
+    )
+    return line if len(line) <= MAX_ROW_BYTES else b""
+
+
+def drop_nulls(value: Any) -> Any:
+    """Leave out the nulls with which Arrow fills up objects that differ in their keys."""
+    if isinstance(value, dict):
+        return {key: drop_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [drop_nulls(item) for item in value]
+    return value
+
+
+def _write_other(value: Any) -> Any:
+    """Write a value that JSON lacks: bytes of text as that, anything else as no text."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"bytes": len(value)}
+    return {type(value).__name__: str(value)}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.stdout.buffer)

@@ -1,0 +1,68 @@
+"""How much a file of rows unpacks to: measured before a file of somebody else's is accepted."""
+
+import codecs
+from collections.abc import Iterator
+from pathlib import Path
+
+from training.data.faults import DataError
+from training.data.files.columnar import read_lines
+from training.data.files.kinds import (
+    NUM_MAGIC_BYTES,
+    find_columnar_kind,
+    find_compression,
+)
+from training.data.files.packed import open_unpacked
+
+_CHUNK_BYTES = 1 << 20
+_MIN_ROW_BYTES = 256
+"""What a row counts for at least: a file of columns can have any number of rows without content."""
+
+
+def is_packed(head: bytes) -> bool:
+    """Tell by its first bytes whether a file has to be unpacked: compressed, Parquet or Arrow."""
+    return find_compression(head) is not None or find_columnar_kind(head) is not None
+
+
+def measure_unpacked(path: Path, name: str, max_bytes: int) -> int:
+    """Count the bytes of text that a packed file holds; stops beyond `max_bytes`.
+
+    Rows of Parquet and Arrow count as JSON. Raises `DataError` if the file cannot be unpacked, or
+    if what it unpacks to is no text in UTF-8.
+    """
+    num_bytes = 0
+    for size_bytes in _measure_parts(path, name):
+        num_bytes += size_bytes
+        if num_bytes > max_bytes:
+            break
+    return num_bytes
+
+
+def _measure_parts(path: Path, name: str) -> Iterator[int]:
+    with path.open("rb") as file:
+        kind = find_columnar_kind(file.read(NUM_MAGIC_BYTES))
+    if kind is not None:
+        for line in read_lines(path, name, kind):
+            yield max(_MIN_ROW_BYTES, len(line))
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with open_unpacked(path, name) as file:
+        head = file.read(NUM_MAGIC_BYTES)
+        if is_packed(head):
+            raise DataError(
+                f"{name} is a compressed file that holds another packed one: unpack it once"
+            )
+        chunk = head
+        while chunk:
+            yield len(chunk)
+            _decode(decoder, chunk, name)
+            chunk = file.read(_CHUNK_BYTES)
+        _decode(decoder, b"", name, is_last=True)
+
+
+def _decode(
+    decoder: codecs.IncrementalDecoder, chunk: bytes, name: str, *, is_last: bool = False
+) -> None:
+    try:
+        decoder.decode(chunk, is_last)
+    except UnicodeDecodeError as exc:
+        raise DataError(f"{name} does not unpack to text ({exc.reason} in UTF-8)") from exc

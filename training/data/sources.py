@@ -1,0 +1,156 @@
+"""Where the rows of a spec come from: files, folders and patterns, or a data set on the hub."""
+
+import glob
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from training.data.faults import DataError, show_names
+from training.data.files.kinds import ROW_SUFFIXES, find_suffix
+from training.data.formats import KNOWN_KEYS
+from training.data.readers import HubRows, KnownFile, RowFile, RowSource
+from training.spec import HubDataset, TrainingSpec
+
+logger = logging.getLogger(__name__)
+
+MAX_FILES = 1000
+"""Files that one folder or pattern may stand for."""
+
+
+@dataclass(frozen=True)
+class WeightedSource:
+    """One source of rows, how often each row is seen in an epoch, and the setting it is part of.
+
+    `group` counts the settings, of which each is a file, a folder or a pattern called `group_name`.
+    """
+
+    source: RowSource
+    weight: float = 1.0
+    group: int = 0
+    group_name: str = ""
+
+
+def open_train_sources(
+    spec: TrainingSpec, known: Mapping[str, KnownFile] | None = None
+) -> list[WeightedSource]:
+    """Open the rows that a spec learns from; nothing is read yet.
+
+    `known` has what is on record about files, by their paths; errors name files as it does. Raises
+    `DataError` for a folder or a pattern without files of rows.
+    """
+    if spec.train_files:
+        return [
+            one
+            for group, entry in enumerate(spec.train_files)
+            for one in _open_files(entry.file, spec, known, entry.weight, group)
+        ]
+    return _open_sources(spec.train_file, spec.train_dataset, spec, known)
+
+
+def open_validation_sources(
+    spec: TrainingSpec, known: Mapping[str, KnownFile] | None = None
+) -> list[WeightedSource]:
+    """Open the rows that a spec evaluates on, as `open_train_sources` does; none if it has none."""
+    if spec.validation_file is None and spec.validation_dataset is None:
+        return []
+    return _open_sources(spec.validation_file, spec.validation_dataset, spec, known)
+
+
+def name_sources(sources: Sequence[WeightedSource]) -> str:
+    """What messages call several sources together: the first, and how many more settings."""
+    names = [next(iter(group)).group_name for _, group in groupby(sources, lambda one: one.group)]
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _open_sources(
+    file: str | None,
+    dataset: HubDataset | None,
+    spec: TrainingSpec,
+    known: Mapping[str, KnownFile] | None,
+) -> list[WeightedSource]:
+    if dataset is not None:
+        rows = HubRows(dataset)
+        return [WeightedSource(rows, group_name=rows.name)]
+    assert file is not None  # the spec has one of the two
+    return _open_files(file, spec, known)
+
+
+def _open_files(
+    file: str,
+    spec: TrainingSpec,
+    known: Mapping[str, KnownFile] | None,
+    weight: float = 1.0,
+    group: int = 0,
+) -> list[WeightedSource]:
+    names = (*KNOWN_KEYS, *spec.columns.values())
+    record = (known or {}).get(file)
+    # What is on record was uploaded: it is that file alone, whatever its name looks like.
+    paths = [Path(file)] if record else _find_files(file)
+    group_name = record.name if record else Path(file).name
+    return [
+        WeightedSource(
+            RowFile(path, names, known=record, text_rows=spec.text_rows), weight, group, group_name
+        )
+        for path in paths
+    ]
+
+
+def _find_files(file: str) -> list[Path]:
+    """The files that a setting stands for, by their names; one that there is not is named later."""
+    path = Path(file)
+    if path.is_dir():
+        return _list_folder(path)
+    if path.is_file() or not glob.has_magic(file):
+        return [path]
+    found = sorted(Path(name) for name in glob.glob(file, recursive=True))
+    return _check_number(file, "matches", [path for path in found if path.is_file()])
+
+
+def _list_folder(folder: Path) -> list[Path]:
+    files = sorted(
+        path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")
+    )
+    rows = [path for path in files if find_suffix(path) in ROW_SUFFIXES]
+    if skipped := [path.name for path in files if path not in set(rows)]:
+        logger.warning(
+            "of the folder %r, files without a suffix of rows are not read: %s",
+            folder.name,
+            show_names(skipped),
+        )
+    return _check_number(str(folder), "holds", rows)
+
+
+def _check_number(file: str, verb: str, files: list[Path]) -> list[Path]:
+    if not files:
+        suffixes = ", ".join(ROW_SUFFIXES)
+        raise DataError(f"{file!r} {verb} no file of rows; expected files with {suffixes}")
+    if len(files) > MAX_FILES:
+        raise DataError(
+            f"{file!r} {verb} {len(files):,} files, expected at most {MAX_FILES:,}: join them"
+        )
+    return files
+
+
+def describe_sources(
+    sources: Sequence[WeightedSource], num_rows: Sequence[int], counts: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Describe each setting: its name, weight, files, and the rows that an epoch has of it.
+
+    `num_rows` and `counts` belong to the sources one by one.
+    """
+    described = []
+    for _, group in groupby(range(len(sources)), lambda place: sources[place].group):
+        places = list(group)
+        described.append(
+            {
+                "name": sources[places[0]].group_name,
+                "weight": sources[places[0]].weight,
+                "num_files": len(places),
+                "num_rows": sum(num_rows[place] for place in places),
+                "num_dropped_rows": sum(counts[place]["num_dropped_rows"] for place in places),
+            }
+        )
+    return described
