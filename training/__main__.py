@@ -24,6 +24,7 @@ from rich.progress import (
 )
 
 from storage import durable
+from storage.local_paths import check_local_path
 from storage.privacy import keep_files_private
 from training.agent_port import choose_free_agent_port
 from training.byte_progress import show_bytes
@@ -57,7 +58,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("spec", type=Path, help="the fine-tune as YAML or JSON")
     parser.add_argument(
         "--output",
-        type=Path,
         required=True,
         help="folder for the run; the model is in model/. That of an interrupted run goes on, that "
         "of a finished one too if the spec has more epochs",
@@ -69,7 +69,9 @@ def main(arguments: list[str] | None = None) -> int:
     keep_files_private()
     console = Console(stderr=True)
     try:
-        model = _fine_tune(options.spec, options.output.resolve(), options.cache, console)
+        check_local_path("--output", options.output)  # before `Path` makes 's3:/' of 's3://'
+        check_local_path("--cache", options.cache)
+        model = _fine_tune(options.spec, Path(options.output).resolve(), options.cache, console)
     except ValueError as exc:
         console.print(f"error: {exc}", style="red", markup=False, highlight=False)
         return 2
