@@ -145,7 +145,10 @@ class Intake:
     ) -> RunFolder:
         import_transformers()
         from training.data.prepare import link_data
+        from training.preflight import check_base_model
 
+        with invalid_input("model", only=SettingError):
+            check_base_model(str(model.path))
         files = [self._files.find_content(file_id) for file_id in request.list_files()]
         defaults = build_default_spec(self._models, model, str(files[0]))
         spec = request.resolve_settings(defaults, *map(str, files[1:]))

@@ -91,12 +91,14 @@ def main(arguments: list[str] | None = None) -> int:
 def _fine_tune(spec_file: Path, output: Path, cache: Path, console: Console) -> Path | None:
     from training import launch  # slow to import; --help is not
     from training.data.prepare import link_data, prepare_data
+    from training.preflight import check_settings
 
     run = RunFolder(output)
     _check_output(run)
     spec = load_spec(spec_file)
     check_trackers(spec)
     launch.quiet_libraries()
+    check_settings(spec)  # before the rows are read, which may take long
     with show_bytes(console, "Reading and tokenising the rows") as on_progress:
         data = prepare_data(spec, cache, on_progress)
     run.path.mkdir(parents=True, exist_ok=True)

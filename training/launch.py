@@ -97,7 +97,7 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
     """Compute a prepared run and keep its record; returns the model directory, None if paused.
 
     A run that has checkpoints goes on from the last one. Needs a connected Ray cluster, and the
-    run to be held as its driver. Raises, after writing it into the record, `ResourceError`,
+    run to be held as its driver. Raises, after writing it into the record, `SettingError`,
     `TrainingFailedError`, `ConsolidationError` or `CompilerError`; and `ClusterLostError`, of which
     the record says nothing: started again, the run goes on.
     """
@@ -150,7 +150,10 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
     import ray
 
     from training.base_model import find_revision
+    from training.preflight import check_settings
+    from training.room import check_room
 
+    check_settings(spec)  # in seconds, before the base model is hashed and any worker starts
     if run.read_record().base_revision is None:
         run.update_record(base_revision=find_revision(spec.base_model))
     _check_base_model(run, spec)  # it may be another one by now
@@ -159,6 +162,7 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
     check_resources(spec, nodes)
     use_gpu = wants_gpu(spec, sum(node.get("GPU", 0.0) for node in nodes))
     spec = settle_precision(spec, on_gpu=use_gpu)
+    check_room(run, spec, nodes, on_gpu=use_gpu)
     run.write_spec(spec)
     if len(nodes) == 1 and spec.min_workers is None:
         # Ray Train would watch for nodes about to leave, in a process that takes seconds to start.
