@@ -6,27 +6,26 @@ alike. No code of the model's own runs.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.modeling_utils import load_state_dict
+from transformers.modeling_utils import str_to_torch_dtype
 
-from model_files.json_files import read_object
-from model_files.weight_headers import INDEX_NAME, WEIGHTS_NAME
+from model_files.weight_headers import TensorHeader
 
 
-def read_meta_tensors(directory: Path) -> dict[str, torch.Tensor]:
-    """Return a tensor on `meta` for each tensor of the files that transformers would load."""
-    if (directory / WEIGHTS_NAME).is_file():
-        files = [WEIGHTS_NAME]
-    else:
-        index = read_object(directory / INDEX_NAME, max_bytes=1 << 40)
-        files = sorted(set(index["weight_map"].values()))
-    tensors: dict[str, torch.Tensor] = {}
-    for file in files:
-        tensors.update(load_state_dict(str(directory / file), map_location="meta"))
+def make_meta_tensors(headers: Mapping[str, TensorHeader]) -> dict[str, torch.Tensor]:
+    """Make a tensor on `meta` of each header; no file is mapped, which may be larger than memory.
+
+    Raises `ValueError` for a type that transformers does not load.
+    """
+    tensors = {}
+    for name, header in headers.items():
+        if (dtype := str_to_torch_dtype.get(header.dtype)) is None:
+            known = ", ".join(sorted(str_to_torch_dtype))
+            raise ValueError(f"{name!r} has values of type {header.dtype}, expected one of {known}")
+        tensors[name] = torch.empty(header.shape, dtype=dtype, device="meta")
     return tensors
 
 

@@ -79,8 +79,8 @@ def _read_header(path: Path) -> dict[str, TensorHeader]:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if size_bytes < _LENGTH_BYTES or length > min(_MAX_HEADER_BYTES, size_bytes):
             raise ValueError(
-                f"{path.name} is no whole safetensors file: it has {size_bytes:,} bytes, too few for "
-                "its header; copy or download it again"
+                f"{path.name} is no whole safetensors file: it has {size_bytes:,} bytes, too few "
+                "for its header; copy or download it again"
             )
         content = file.read(length)
     try:

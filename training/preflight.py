@@ -105,12 +105,12 @@ def _compare_weights(base_model: str, folder: Path, files: tuple[object, ...]) -
 
     `files` identifies the content of the folder.
     """
-    from model_files.architecture import load_on_meta, read_meta_tensors  # torch is slow to import
+    from model_files.architecture import load_on_meta, make_meta_tensors  # torch is slow to import
 
     config = load_config(base_model)
     name = name_source(base_model)
     try:
-        model, report = load_on_meta(config, read_meta_tensors(folder))
+        model, report = load_on_meta(config, make_meta_tensors(read_weight_headers(folder)))
     except Exception as exc:  # whatever transformers raises for a configuration
         raise UnfitModelError(
             f"base_model {name!r} cannot be fine-tuned: transformers cannot build it: {exc}"

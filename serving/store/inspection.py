@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from model_files.architecture import load_on_meta, read_meta_tensors
+from model_files.architecture import load_on_meta, make_meta_tensors
 from model_files.loading import TOKENIZER_NAME, load_config
 from model_files.tokenizer_checks import check_vocabulary
 from model_files.tokenizer_faults import translate_faults
+from model_files.weight_headers import read_weight_headers
 from serving.model_loading import check_loading_report, load_tokenizer
 from serving.store.config_sizes import check_config_sizes
 from serving.store.model_memory import ModelMemory
@@ -47,7 +48,7 @@ def inspect_model(directory: Path) -> ModelMemory:
     """
     check_config_sizes(json.loads((directory / "config.json").read_bytes()))
     config = load_config(directory)
-    model, report = load_on_meta(config, read_meta_tensors(directory))
+    model, report = load_on_meta(config, make_meta_tensors(read_weight_headers(directory)))
     check_loading_report(directory.name, report)
     return ModelMemory(
         weight_bytes=sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()]),
