@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,6 +59,19 @@ def measure_gpu_memory() -> list[Memory]:
 def measure_free_disk(folder: Path) -> int:
     """Measure the free bytes of the disk that a folder is on or will be on."""
     return shutil.disk_usage(_find_existing(folder)).free
+
+
+def has_room(folder: Path, needed_bytes: int | None) -> bool:
+    """Whether so many bytes are free for a folder and for temporary files; None needs none."""
+    if needed_bytes is None:
+        return True
+    folders = (folder, Path(tempfile.gettempdir()))
+    return all(measure_free_disk(folder) >= needed_bytes for folder in folders)
+
+
+def measure_size(folder: Path) -> int:
+    """Measure the bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def are_on_one_disk(one: Path, other: Path) -> bool:

@@ -14,6 +14,7 @@ from training.free_resources import (
     measure_free_disk,
     measure_gpu_memory,
     measure_host_memory,
+    measure_size,
 )
 from training.preflight import count_parameters
 from training.requirements import Need, estimate_checkpoint, estimate_disk, estimate_memory
@@ -75,7 +76,7 @@ def _list_disks(
     checkpoints = list_checkpoints(run.checkpoints)
     has_trained = bool(checkpoints)
     folder_need = estimate_disk(spec, num_parameters, has_trained=has_trained)
-    own = sum(_measure_folder(checkpoint.path) for checkpoint in checkpoints)
+    own = sum(measure_size(checkpoint.path) for checkpoint in checkpoints)
     free = measure_free_disk(run.path) + own
     staging = estimate_checkpoint(spec, num_parameters)
     temporary = Path(tempfile.gettempdir())
@@ -124,10 +125,6 @@ def _list_memory(
         if len(nodes) > 1:  # other nodes may have larger ones
             device = device._replace(certain=0)
         yield _Room("the memory of a GPU", device, largest, freest, advice)
-
-
-def _measure_folder(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _write_gb(size_bytes: int) -> str:

@@ -108,6 +108,12 @@ class RunRecord(BaseModel):
         None,
         description="Who paused a paused run; 'shutdown' ends at the next start.",
     )
+    needed_bytes: int | None = Field(
+        None, description="Free bytes at which a run that paused on a full disk resumes."
+    )
+    full_disk_step: int | None = Field(
+        None, description="How far it had come when the disk was last full."
+    )
     num_lost: int = Field(0, description="Interruptions since it last got on by a step.")
     lost_step: int = Field(0, description="How far it had come at the last interruption.")
     result_file: str | None = Field(None, description="Id of the file with its figures.")
