@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from rich.console import Console
@@ -24,6 +24,7 @@ from rich.progress import (
 )
 
 from storage import durable
+from storage.durable import DamagedFileError
 from storage.local_paths import check_local_path
 from storage.privacy import keep_files_private
 from training.agent_port import choose_free_agent_port
@@ -31,10 +32,13 @@ from training.byte_progress import show_bytes
 from training.data.token_cache import default_cache
 from training.lease import hold_lease
 from training.priority import yield_to_others
-from training.rerun import reopen_run
+from training.rerun import RerunError, is_untrained, reopen_run
 from training.runs import RunFolder, RunRecord, log_to_file
 from training.spec import TrainingSpec, load_spec
 from training.trackers import check_trackers
+
+if TYPE_CHECKING:
+    from training.data.prepare import PreparedData
 
 PAUSED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again
 # What there is of a run before its record; files being written have a temporary name.
@@ -78,6 +82,10 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.print("stopped: the same command goes on with it", highlight=False)
         return INTERRUPTED_STATUS
+    except DamagedFileError as exc:
+        advice = "restore it from a backup, or choose a new folder for the run"
+        console.print(f"failed: {exc}; {advice}", style="red", markup=False, highlight=False)
+        return 1
     except (RuntimeError, OSError) as exc:
         console.print(f"failed: {exc}", style="red", markup=False, highlight=False)
         return 1
@@ -103,14 +111,30 @@ def _fine_tune(spec_file: Path, output: Path, cache: Path, console: Console) -> 
         data = prepare_data(spec, cache, on_progress)
     run.path.mkdir(parents=True, exist_ok=True)
     with hold_lease(run):
-        if run.record_file.is_file():
-            spec = reopen_run(run, spec, data.summary["fingerprint"])
-        else:
+        if (reopened := _reopen(run, spec, data)) is None:
             run.events_file.unlink(missing_ok=True)
+            for request in (run.cancel_file, run.pause_file):
+                request.unlink(missing_ok=True)
             link_data(data, run.data)
             launch.tell_data(run, data.summary)
             run.create(spec, RunRecord(id=output.name, created_at=int(time.time()), writer="job"))
-        return _execute(run, spec, console)
+        return _execute(run, reopened or spec, console)
+
+
+def _reopen(run: RunFolder, spec: TrainingSpec, data: "PreparedData") -> TrainingSpec | None:
+    """Reopen a run that is there; None for a new one.
+
+    New is also a run that was refused before its first step, if its settings or rows are others
+    now: a corrected spec must not need another folder. Raises as `reopen_run` does.
+    """
+    if not run.record_file.is_file():
+        return None
+    try:
+        return reopen_run(run, spec, data.summary["fingerprint"])
+    except RerunError:
+        if not is_untrained(run):
+            raise
+        return None
 
 
 def _check_output(run: RunFolder) -> None:

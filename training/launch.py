@@ -15,6 +15,7 @@ from storage.lineage_file import read_lineage_file
 from training.cluster_state import find_cluster_loss
 from training.cpu_op import ensure_cpu_op
 from training.data.faults import describe_lines
+from training.loss_trend import LOSS_ROSE_CODE, find_loss_rise
 from training.resources import check_resources, settle_precision, wants_gpu
 from training.runs import RunError, RunFolder
 from training.spec import TrainingSpec, name_source
@@ -101,8 +102,8 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
 
     A full disk pauses a run as well. A run that has checkpoints resumes from the last one. Needs a
     connected Ray cluster, and the run to be held as its driver. Raises, after writing it into the
-    record, `SettingError`, `TrainingFailedError`, `ConsolidationError` or `CompilerError`; and `ClusterLostError`, of which
-    the record says nothing: started again, the run goes on.
+    record, `SettingError`, `TrainingFailedError`, `ConsolidationError` or `CompilerError`; and
+    `ClusterLostError`, of which the record says nothing: started again, the run resumes.
     """
     from training.base_model import hold_base_model
     from training.full_disk import pause_until_room
@@ -189,6 +190,13 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
         else:
             run.add_event("Paused; start the run again to go on")
         return None
+    if rise := find_loss_rise(run.read_metrics()):
+        run.add_event(
+            rise.describe(),
+            level="warn",
+            code=LOSS_ROSE_CODE,
+            data={"lowest_loss": rise.lowest, "last_loss": rise.last, "step": rise.lowest_steps[1]},
+        )
     _consolidate(run, spec)
     return run.model
 
