@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from ray.train import TrainingFailedError, WorkerGroupError
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.failure_handling import (
     DefaultFailurePolicy,
     FailureDecision,
 )
+from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 
 from training.retry import is_worth_another_try
 
@@ -63,8 +63,9 @@ class LeanTorchTrainer(TorchTrainer):
     """
 
     def _initialize_and_run_controller(self, **settings: Any) -> Any:
-        settings["failure_policy"] = RetryWhatMayHeal(self.run_config.failure_config)
-        return super()._initialize_and_run_controller(**settings)
+        failure_config: Any = self.run_config.failure_config
+        settings["failure_policy"] = RetryWhatMayHeal(failure_config)
+        return super()._initialize_and_run_controller(**settings)  # type: ignore[misc]
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks: list[Any] = super()._create_default_callbacks()  # type: ignore[misc]

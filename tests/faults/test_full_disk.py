@@ -27,7 +27,8 @@ from training.__main__ import PAUSED_STATUS
 from training.consolidate import consolidate_checkpoint
 from training.runs import RunFolder
 from training.spec import TrainingSpec
-from training.trackers import Tracker, open_trackers
+from training.tracker_thread import Tracker
+from training.trackers import open_trackers
 
 pytestmark = pytest.mark.anyio
 ROOM_BYTES = 64 << 20

@@ -69,7 +69,8 @@ def test_steps_weigh_as_many_tokens_as_they_learn() -> None:
 
 
 def test_lines_without_a_finite_loss_are_left_out() -> None:
-    lines = [*make_metrics(fall_and_rise(0.0)), {"step": 201, "loss": math.nan}, {"step": 202}]
+    lines = make_metrics(fall_and_rise(0.0))
+    lines += [{"step": 201, "loss": math.nan}, {"step": 202}]
     rise = find_loss_rise(lines)
     assert rise is not None
     assert rise.last_steps[1] == 200

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import ray.exceptions
 import torch
-from ray.train import FailureConfig, WorkerGroupError
 from ray.train.v2._internal.exceptions import (
     UserExceptionWithTraceback,
     WorkerHealthCheckTimeoutError,
 )
 from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2._internal.util import construct_user_exception_with_traceback
+from ray.train.v2.api.config import FailureConfig
+from ray.train.v2.api.exceptions import WorkerGroupError
 
 from training.model import WeightsError
 from training.retry import TellOfFailures, is_full_disk, is_worth_another_try, may_heal
@@ -66,9 +67,9 @@ def test_what_new_workers_would_meet_again_is_not_tried_again(exception: Excepti
     "exception",
     [
         ray.exceptions.ActorDiedError(),
-        ray.exceptions.NodeDiedError("node died"),
+        ray.exceptions.NodeDiedError("node died"),  # type: ignore[no-untyped-call]
         ray.exceptions.ActorUnavailableError("socket closed", None),
-        WorkerHealthCheckTimeoutError("has been hanging"),
+        WorkerHealthCheckTimeoutError("has been hanging"),  # type: ignore[no-untyped-call]
         wrap(PEER_LOST),
         wrap(RuntimeError("NCCL error in: NCCLUtils.hpp: remote process exited")),
         wrap(torch.distributed.DistNetworkError("failed to recv, got 0 bytes; TCPStore")),
