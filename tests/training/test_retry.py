@@ -27,9 +27,16 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
 PEER_LOST = RuntimeError("[pair.cc:534] Connection closed by peer [192.0.2.7]:4711")
 
 
+def throw(exception: BaseException) -> None:
+    raise exception
+
+
 def wrap(exception: BaseException) -> UserExceptionWithTraceback:
     """Return an exception as Ray Train hands over what a worker raised."""
-    wrapped = construct_user_exception_with_traceback(exception)
+    try:
+        throw(exception)
+    except type(exception) as caught:
+        wrapped = construct_user_exception_with_traceback(caught)
     return pickle.loads(pickle.dumps(wrapped))  # type: ignore[no-any-return]
 
 
