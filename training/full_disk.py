@@ -10,7 +10,7 @@ from storage.machine_faults import is_out_of_room
 from training.checkpoint import list_checkpoints
 from training.free_resources import measure_size
 from training.preflight import count_parameters
-from training.requirements import estimate_checkpoint
+from training.requirements import estimate_checkpoint, estimate_disk
 from training.runs import RunFolder
 from training.spec import SettingError, TrainingSpec
 
@@ -63,17 +63,20 @@ def pause_until_room(run: RunFolder, spec: TrainingSpec, exc: BaseException) -> 
 
 
 def _estimate_needed(run: RunFolder, spec: TrainingSpec) -> int:
-    """Estimate the free bytes with which a run can save its next checkpoint."""
+    """Estimate the free bytes with which a run can save its next checkpoint.
+
+    Before the first one it is what the run is refused without (`training.room`).
+    """
     checkpoints = list_checkpoints(run.checkpoints)
     if checkpoints:
-        size_bytes = measure_size(checkpoints[0].path)
-    else:
-        try:
-            num_parameters = count_parameters(spec.base_model) or 0
-        except SettingError:  # its files have changed since; the next start reports that
-            num_parameters = 0
-        size_bytes = estimate_checkpoint(spec, num_parameters).likely
-    return _COPIES * size_bytes + _SPARE_BYTES
+        return _COPIES * measure_size(checkpoints[0].path) + _SPARE_BYTES
+    try:
+        num_parameters = count_parameters(spec.base_model) or 0
+    except SettingError:  # its files have changed since; the next start reports that
+        num_parameters = 0
+    checkpoint = estimate_checkpoint(spec, num_parameters)
+    folder = estimate_disk(spec, num_parameters, has_trained=False)
+    return max(_COPIES * checkpoint.likely, folder.certain + checkpoint.likely) + _SPARE_BYTES
 
 
 def _log_no_room(error: OSError) -> None:

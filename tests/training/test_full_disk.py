@@ -8,6 +8,7 @@ import pytest
 from training.free_resources import has_room
 from training.full_disk import DISK_FULL_CODE, pause_until_room
 from training.launch import TrainingFailedError, execute_run
+from training.room import check_room
 from training.runs import RunFolder, RunRecord
 from training.spec import TrainingSpec
 
@@ -55,6 +56,17 @@ def test_it_waits_for_room(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> N
     free = 0
     assert has_room(run.path, None), "a run that does not wait for room"
     assert not run.is_pause_requested
+
+
+def test_a_run_that_resumes_is_not_refused_for_lack_of_room(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("full_disk", "room"):
+        monkeypatch.setattr(f"training.{module}.count_parameters", lambda _: 10_000_000)
+    pause_until_room(run, SPEC, FULL)
+    free = run.read_record().needed_bytes
+    monkeypatch.setattr("training.room.measure_free_disk", lambda _: free)
+    check_room(run, SPEC.model_copy(update={"precision": "fp32"}), [{"CPU": 2.0}], on_gpu=False)
 
 
 def test_a_run_without_progress_since_then_waits_for_its_user(run: RunFolder) -> None:
