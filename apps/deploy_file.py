@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from storage.layout import DEFAULT_ROOT
+from storage.local_paths import check_local_path
 
 
 class DeployFileError(ValueError):
@@ -37,6 +38,10 @@ def _find_root(deploy: Path, application: Any) -> str | None:
     root = arguments.get("storage") if isinstance(arguments, dict) else None
     if root is not None and not isinstance(root, str):
         raise _describe(deploy, f"'storage' is {root!r}, expected the path of a folder")
+    try:
+        check_local_path("storage", root or "")
+    except ValueError as exc:
+        raise _describe(deploy, str(exc)) from None
     return root
 
 

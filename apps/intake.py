@@ -150,7 +150,10 @@ class Intake:
     ) -> RunFolder:
         import_transformers()
         from training.data.prepare import link_data
+        from training.preflight import check_base_model
 
+        with invalid_input("model", only=SettingError):
+            check_base_model(str(model.path))
         paths = {file_id: self._files.find_content(file_id) for file_id in request.list_files()}
         training_file = str(paths[request.training_file])
         defaults = build_default_spec(self._models, model, training_file)

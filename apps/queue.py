@@ -33,6 +33,7 @@ from serving.own_thread import OwnThread
 from storage.fault_log import FaultLog
 from storage.layout import StorageLayout
 from storage.tombstones import bury_folder, remove_tombstones
+from training.free_resources import has_room
 from training.lease import LeaseWatch
 from training.runs import RunError, RunFolder, RunRecord
 
@@ -247,6 +248,8 @@ class RunQueue:
             finished_at=None,
             result_file=None,
             pause_reason=None,
+            waiting_for=None,
+            needed_bytes=None,
         )
         tell_once(run, "Waiting for its turn, to go on")
 
@@ -334,7 +337,9 @@ class RunQueue:
             with self._lock:
                 if not self._is_draining and run.requested_pause_reason == "shutdown":
                     run.pause_file.unlink(missing_ok=True)  # unreadable when we took over
-                if run.read_record().status == "paused" and not run.is_pause_requested:
+                found = run.read_record()
+                is_to_go_on = found.status == "paused" and not run.is_pause_requested
+                if is_to_go_on and has_room(run.path, found.needed_bytes):
                     self._take_up(run)
             return "neither"
         if is_ours and record.status == "validating_files":

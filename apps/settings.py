@@ -10,6 +10,7 @@ from apps.bundled import DEMONSTRATION_MODEL
 from apps.middleware.body_limit import DEFAULT_MAX_UPLOAD_BYTES
 from serving.settings import GenerationSettings
 from storage.layout import DEFAULT_ROOT
+from storage.local_paths import check_local_path
 from training.data.token_cache import MAX_CACHE_BYTES
 
 BUNDLED_SOURCE = "bundled"
@@ -177,6 +178,19 @@ class ApplicationSettings(GenerationSettings, UsageLimits, AccessSettings):
     reserved_gpus: float = Field(
         0.0, ge=0, description="GPUs that other applications of the cluster hold for good."
     )
+
+    @field_validator("storage")
+    @classmethod
+    def _check_storage(cls, root: str) -> str:
+        check_local_path("storage", root)
+        return root
+
+    @field_validator("base_models")
+    @classmethod
+    def _check_base_models(cls, sources: dict[str, str]) -> dict[str, str]:
+        for name, source in sources.items():
+            check_local_path(f"base_models.{name}", source, "a folder or a model id on the hub")
+        return sources
 
     def to_limits(self) -> UsageLimits:
         """Return the limits alone."""

@@ -19,6 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from storage.local_paths import check_local_path
 from storage.privacy import close_to_others
 
 DEFAULT_ROOT = "~/.tuneserve"
@@ -163,7 +164,11 @@ class StorageLayout:
 
 
 def open_storage(root: str | Path) -> StorageLayout:
-    """Open a storage root (`~` is expanded), creating its folders where needed."""
+    """Open a storage root (`~` is expanded), creating its folders where needed.
+
+    Raises `ValueError` for a URL.
+    """
+    check_local_path("storage", root)
     return StorageLayout(Path(root).expanduser().resolve()).create()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from rich.console import Console
@@ -24,16 +24,21 @@ from rich.progress import (
 )
 
 from storage import durable
+from storage.durable import DamagedFileError
+from storage.local_paths import check_local_path
 from storage.privacy import keep_files_private
 from training.agent_port import choose_free_agent_port
 from training.byte_progress import show_bytes
 from training.data.token_cache import default_cache
 from training.lease import hold_lease
 from training.priority import yield_to_others
-from training.rerun import reopen_run
+from training.rerun import RerunError, is_untrained, reopen_run
 from training.runs import RunFolder, RunRecord, log_to_file
 from training.spec import TrainingSpec, load_spec
 from training.trackers import check_trackers
+
+if TYPE_CHECKING:
+    from training.data.prepare import PreparedData
 
 PAUSED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again
 # What there is of a run before its record; files being written have a temporary name.
@@ -57,7 +62,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("spec", type=Path, help="the fine-tune as YAML or JSON")
     parser.add_argument(
         "--output",
-        type=Path,
         required=True,
         help="folder for the run; the model is in model/. That of an interrupted run goes on, that "
         "of a finished one too if the spec has more epochs",
@@ -69,13 +73,19 @@ def main(arguments: list[str] | None = None) -> int:
     keep_files_private()
     console = Console(stderr=True)
     try:
-        model = _fine_tune(options.spec, options.output.resolve(), options.cache, console)
+        check_local_path("--output", options.output)  # before `Path` makes 's3:/' of 's3://'
+        check_local_path("--cache", options.cache)
+        model = _fine_tune(options.spec, Path(options.output).resolve(), options.cache, console)
     except ValueError as exc:
         console.print(f"error: {exc}", style="red", markup=False, highlight=False)
         return 2
     except KeyboardInterrupt:
         console.print("stopped: the same command goes on with it", highlight=False)
         return INTERRUPTED_STATUS
+    except DamagedFileError as exc:
+        advice = "restore it from a backup, or choose a new folder for the run"
+        console.print(f"failed: {exc}; {advice}", style="red", markup=False, highlight=False)
+        return 1
     except (RuntimeError, OSError) as exc:
         console.print(f"failed: {exc}", style="red", markup=False, highlight=False)
         return 1
@@ -89,24 +99,42 @@ def main(arguments: list[str] | None = None) -> int:
 def _fine_tune(spec_file: Path, output: Path, cache: Path, console: Console) -> Path | None:
     from training import launch  # slow to import; --help is not
     from training.data.prepare import link_data, prepare_data
+    from training.preflight import check_settings
 
     run = RunFolder(output)
     _check_output(run)
     spec = load_spec(spec_file)
     check_trackers(spec)
     launch.quiet_libraries()
+    check_settings(spec)  # before the rows are read, which may take long
     with show_bytes(console, "Reading and tokenising the rows") as on_progress:
         data = prepare_data(spec, cache, on_progress)
     run.path.mkdir(parents=True, exist_ok=True)
     with hold_lease(run):
-        if run.record_file.is_file():
-            spec = reopen_run(run, spec, data.summary["fingerprint"])
-        else:
+        if (reopened := _reopen(run, spec, data)) is None:
             run.events_file.unlink(missing_ok=True)
+            for request in (run.cancel_file, run.pause_file):
+                request.unlink(missing_ok=True)
             link_data(data, run.data)
             launch.tell_data(run, data.summary)
             run.create(spec, RunRecord(id=output.name, created_at=int(time.time()), writer="job"))
-        return _execute(run, spec, console)
+        return _execute(run, reopened or spec, console)
+
+
+def _reopen(run: RunFolder, spec: TrainingSpec, data: "PreparedData") -> TrainingSpec | None:
+    """Reopen a run that is there; None for a new one.
+
+    New is also a run that was refused before its first step, if its settings or rows are others
+    now: a corrected spec must not need another folder. Raises as `reopen_run` does.
+    """
+    if not run.record_file.is_file():
+        return None
+    try:
+        return reopen_run(run, spec, data.summary["fingerprint"])
+    except RerunError:
+        if not is_untrained(run):
+            raise
+        return None
 
 
 def _check_output(run: RunFolder) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -129,12 +129,19 @@ class CheckpointWriter:
             logger.exception("the unfinished %s cannot be removed", target.name)
 
 
-def agree_on_checkpoint(folder: Path, place: Place, last_step: int = 0) -> Checkpoint | None:
+def agree_on_checkpoint(
+    folder: Path,
+    place: Place,
+    last_step: int = 0,
+    on_damage: Callable[[str, str], None] | None = None,
+) -> Checkpoint | None:
     """Find the newest checkpoint that is whole, hashing every file; the same on all workers.
 
-    A damaged one is skipped with a warning, for the one before it. `last_step` is the last step in
-    the run's metrics, which rank 0 knows. Raises `CheckpointError`, on all workers, if every one is
-    damaged, if a newer release saved one, or if none is complete although one has been.
+    A damaged one is skipped, for the one before it: `on_damage` is called on every worker with the
+    name of each one that is newer than what is returned, and what is wrong with it. `last_step` is
+    the last step in the run's metrics, which rank 0 knows. Raises `CheckpointError`, on all
+    workers, if every one is damaged, if a newer release saved one, or if none is complete although
+    one has been.
     """
     found: list[Any] = [None]
     if place.rank == 0:
@@ -144,12 +151,15 @@ def agree_on_checkpoint(folder: Path, place: Place, last_step: int = 0) -> Check
     survey, refusal = found[0]
     if survey.newer:
         raise CheckpointError(describe_newer(survey))
+    skipped = dict.fromkeys(survey.damaged, "its manifest cannot be read")
     for checkpoint in survey.complete:
         damage = find_damage(checkpoint, place.rank, place.world_size)
-        if damage is not None:
-            logger.warning("checkpoint of step %d is damaged: %s", checkpoint.step, damage)
         if sum_over_workers(damage is not None, place) == 0:
+            _report_damage(skipped, checkpoint, on_damage)
             return checkpoint  # type: ignore[no-any-return]
+        found_by_worker: list[Any] = [None] * place.world_size
+        dist.all_gather_object(found_by_worker, damage)
+        skipped[checkpoint.path.name] = "; ".join(filter(None, found_by_worker))
     if num_damaged := len(survey.complete) + len(survey.damaged):
         raise CheckpointError(
             f"all {num_damaged} checkpoints are damaged; nothing was removed. Restore one from a "
@@ -158,6 +168,17 @@ def agree_on_checkpoint(folder: Path, place: Place, last_step: int = 0) -> Check
     if refusal is not None:
         raise CheckpointError(refusal)
     return None
+
+
+def _report_damage(
+    skipped: Mapping[str, str], start: Checkpoint, on_damage: Callable[[str, str], None] | None
+) -> None:
+    """Report what would have been resumed from instead of `start`, newest first."""
+    for name, damage in sorted(skipped.items(), reverse=True):
+        if name > start.path.name:
+            logger.warning("%s is damaged and is skipped: %s", name, damage)
+            if on_damage:
+                on_damage(name, damage)
 
 
 def _upload(staging: ScratchFolder, target: Path, manifest: Mapping[str, Any]) -> None:

@@ -1,13 +1,7 @@
-"""Tells a run's user when workers were lost and are being replaced."""
+"""Why workers failed, in words."""
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
-from ray.train import UserCallback
-
-from training.runs import RunFolder
 
 _MAX_CHARACTERS = 300
 # What gloo and NCCL say in one worker when it was another that ended.
@@ -59,20 +53,3 @@ def choose_failure(failures: Mapping[int, BaseException]) -> tuple[int, BaseExce
         return any(words in str(exception) for words in _ENDS_OF_OTHERS), rank
 
     return min(failures.items(), key=rate)
-
-
-class TellOfFailures(UserCallback):
-    """Writes an event for every failure of workers; Ray Train calls it in its controller."""
-
-    def __init__(self, run: str) -> None:
-        self._run = run
-
-    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002 - Ray calls it so
-        """Name the worker that failed, and why."""
-        rank, exception = choose_failure(worker_exceptions)
-        reason = summarise_exception(exception)
-        RunFolder(Path(self._run)).add_event(
-            f"Worker {rank} was lost: {reason}",
-            level="warn",
-            data={"ranks": sorted(worker_exceptions)},
-        )

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from training.engine import Place, StepResult
 from training.progress import Progress
 from training.runs import EventLevel, RunFolder
-from training.trackers import Tracker
+from training.tracker_thread import Tracker
+from training.trackers import TRACKER_OFF_CODE
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +76,14 @@ class Journal:
                 tracker.log(line, step)
             except Exception as exc:
                 self._trackers.remove(tracker)
-                name = type(tracker).__name__
+                name = getattr(tracker, "name", type(tracker).__name__.strip("_"))
                 logger.exception("tracker %s failed", name)
-                self.tell(f"Metrics go to {name} no more: {exc}", level="warn")
+                self._run.add_event(
+                    f"Metrics go to {name} no more: {exc}. They are in metrics.jsonl in any case",
+                    level="warn",
+                    code=TRACKER_OFF_CODE,
+                    data={"tracker": name},
+                )
 
 
 def _name_if_finite(name: str, value: float) -> dict[str, float]:

@@ -15,6 +15,7 @@ from storage.lineage_file import read_lineage_file
 from training.cluster_state import find_cluster_loss
 from training.cpu_op import ensure_cpu_op
 from training.data.faults import describe_ignored, describe_lines
+from training.loss_trend import LOSS_ROSE_CODE, find_loss_rise
 from training.resources import check_resources, settle_precision, wants_gpu
 from training.runs import RunError, RunFolder
 from training.spec import TrainingSpec, name_source
@@ -35,10 +36,13 @@ _CPU_WORKER_ENV = {
 }
 
 
+_NO_CODE = "TrainingFailedError"
+
+
 class TrainingFailedError(RuntimeError):
     """The workers failed; the message is the first one's own, the code names its kind."""
 
-    def __init__(self, message: str, code: str = "TrainingFailedError") -> None:
+    def __init__(self, message: str, code: str = _NO_CODE) -> None:
         super().__init__(message)
         self.code = code
 
@@ -116,17 +120,24 @@ def _tell_left_out(run: RunFolder, what: str, counts: Mapping[str, Any], max_len
 def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
     """Compute a prepared run and keep its record; returns the model directory, None if paused.
 
-    A run that has checkpoints goes on from the last one. Needs a connected Ray cluster, and the
-    run to be held as its driver. Raises, after writing it into the record, `ResourceError`,
-    `TrainingFailedError`, `ConsolidationError` or `CompilerError`; and `ClusterLostError`, of which
-    the record says nothing: started again, the run goes on.
+    A full disk pauses a run as well. A run that has checkpoints resumes from the last one. Needs a
+    connected Ray cluster, and the run to be held as its driver. Raises, after writing it into the
+    record, `SettingError`, `TrainingFailedError`, `ConsolidationError` or `CompilerError`; and
+    `ClusterLostError`, of which the record says nothing: started again, the run resumes.
     """
     from training.base_model import hold_base_model
+    from training.full_disk import pause_until_room
+    from training.retry import is_full_disk
 
     now = int(time.time())
     started_at = run.read_record().started_at or now
     run.update_record(
-        status="running", started_at=started_at, computing_since=now, pause_reason=None
+        status="running",
+        started_at=started_at,
+        computing_since=now,
+        pause_reason=None,
+        waiting_for=None,
+        needed_bytes=None,
     )
     try:
         with hold_base_model(spec.base_model):
@@ -138,6 +149,9 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
     except ClusterLostError:
         raise
     except Exception as exc:
+        if is_full_disk(exc):
+            pause_until_room(run, spec, exc)
+            return None
         if loss := find_cluster_loss():
             reason = " ".join(str(exc).split()) or type(exc).__name__
             raise ClusterLostError(f"{loss}; the run ended with: {reason}") from exc
@@ -170,7 +184,10 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
     import ray
 
     from training.base_model import find_revision
+    from training.preflight import check_settings
+    from training.room import check_room
 
+    check_settings(spec)  # in seconds, before the base model is hashed and any worker starts
     if run.read_record().base_revision is None:
         run.update_record(base_revision=find_revision(spec.base_model))
     _check_base_model(run, spec)  # it may be another one by now
@@ -179,6 +196,7 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
     check_resources(spec, nodes)
     use_gpu = wants_gpu(spec, sum(node.get("GPU", 0.0) for node in nodes))
     spec = settle_precision(spec, on_gpu=use_gpu)
+    check_room(run, spec, nodes, on_gpu=use_gpu)
     run.write_spec(spec)
     if len(nodes) == 1 and spec.min_workers is None:
         # Ray Train would watch for nodes about to leave, in a process that takes seconds to start.
@@ -192,6 +210,13 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
         else:
             run.add_event("Paused; start the run again to go on")
         return None
+    if rise := find_loss_rise(run.read_metrics()):
+        run.add_event(
+            rise.describe(),
+            level="warn",
+            code=LOSS_ROSE_CODE,
+            data={"lowest_loss": rise.lowest, "last_loss": rise.last, "step": rise.lowest_steps[1]},
+        )
     _consolidate(run, spec)
     return run.model
 
@@ -204,8 +229,9 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
     import ray.exceptions
     import ray.train
 
-    from training.failures import TellOfFailures, summarise_exception
+    from training.failures import summarise_exception
     from training.loop import run_worker
+    from training.retry import TellOfFailures
     from training.trainer import LeanTorchTrainer
 
     # Annotations of Ray's that are older than what they describe: a range of workers, settings of
@@ -235,7 +261,7 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
     try:
         result = _fit_and_restart(trainer, run, spec.max_failures)
     except ray.train.TrainingFailedError as exc:
-        raise TrainingFailedError(_describe_failure(exc)) from exc
+        raise TrainingFailedError(*_describe_failure(exc)) from exc
     except ray.exceptions.RayActorError as exc:  # a worker's death comes as the error above
         raise ClusterLostError(
             f"Ray Train's controller was lost: {summarise_exception(exc)}"
@@ -354,11 +380,15 @@ def _check_base_model(run: RunFolder, spec: TrainingSpec) -> None:
         )
 
 
-def _describe_failure(exc: Any) -> str:
+def _describe_failure(exc: Any) -> tuple[str, str]:
+    """Describe why Ray Train gave up, in words and as a code: the type of a worker's exception."""
     from training.failures import choose_failure, summarise_exception
+    from training.unwrapping import unwrap_user_exception
 
     failures: Mapping[int, Any] | None = getattr(exc, "worker_failures", None)
     if not failures:
-        return summarise_exception(getattr(exc, "controller_failure", exc))
+        return summarise_exception(getattr(exc, "controller_failure", exc)), _NO_CODE
     rank, failure = choose_failure(failures)
-    return f"worker {rank} failed: {summarise_exception(failure)}"
+    cause = unwrap_user_exception(failure)
+    code = _NO_CODE if cause is failure else type(cause).__name__
+    return f"worker {rank} failed: {summarise_exception(failure)}", code

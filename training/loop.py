@@ -9,6 +9,7 @@ import logging
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +42,7 @@ from training.resume import find_start, is_resharded, load_checkpoint
 from training.runs import RunFolder, log_to_file
 from training.spec import TrainingSpec
 from training.trackers import open_trackers
+from training.watchdog import Watchdog, report_stall
 
 logger = logging.getLogger(__name__)
 
@@ -176,9 +178,14 @@ class _Worker:
         validation = run.data / "validation.arrow"
         self._validation = TokenTable(validation) if validation.is_file() else None
         self._writer = CheckpointWriter(run.checkpoints, place, spec.keep_checkpoints)
+        self._watchdog = Watchdog(partial(report_stall, run, place.rank))
 
     def walk(self, progress: Progress, num_steps: int) -> Ending:
         """Take every step from `progress` on; returns how it ended, all checkpoints complete."""
+        with self._watchdog.watch():
+            return self._walk(progress, num_steps)
+
+    def _walk(self, progress: Progress, num_steps: int) -> Ending:
         steps, progress = self._enter_epoch(progress)
         ending = self._stop_early(progress)
         marked = time.monotonic()
@@ -216,7 +223,8 @@ class _Worker:
         return steps, progress.follow_plan(fingerprint)
 
     def _take_step(self, step: Step, progress: Progress, num_steps: int) -> StepResult:
-        return take_step(
+        self._watchdog.begin_step(progress.step + 1)
+        result = take_step(
             self._engine,
             self._place,
             self._rows,
@@ -226,6 +234,8 @@ class _Worker:
             seed=f"{self._spec.seed}/{progress.step}",
             stop=self._place.rank == 0 and self._run.is_pause_requested,
         )
+        self._watchdog.end_step()
+        return result
 
     def _evaluate(self, progress: Progress) -> Progress:
         if self._validation is None:

@@ -112,6 +112,22 @@ def _describe_length(spec: TrainingSpec) -> str:
     return f"{spec.epochs} epochs{limit}"
 
 
+def is_untrained(run: RunFolder) -> bool:
+    """Whether a run has ended before its first step, as one whose start was refused.
+
+    Such a run has nothing to resume, so its folder is free for other settings. A checkpoint or a
+    step of which anything is seen makes it a run that has trained.
+    """
+    from training.checkpoint import read_last_complete, survey_checkpoints  # slow to import
+
+    record = run.read_record()
+    if record.status not in ("failed", "cancelled") or record.extends or run.read_last_metrics():
+        return False
+    found = survey_checkpoints(run.checkpoints)
+    has_checkpoints = found.complete or found.damaged or found.incomplete or found.newer
+    return not has_checkpoints and not read_last_complete(run.checkpoints)
+
+
 def _select(spec: TrainingSpec, name: str) -> Any:
     """What of a setting must stay as it was."""
     value = getattr(spec, name)

@@ -25,6 +25,8 @@ from training.runs import RunFolder
 
 logger = logging.getLogger(__name__)
 
+CHECKPOINT_DAMAGED_CODE = "checkpoint_damaged"
+
 
 def find_start(run: RunFolder, place: Place) -> Checkpoint | None:
     """Find the checkpoint that a run resumes from, None at step 0, and prepare its folder for that.
@@ -32,7 +34,19 @@ def find_start(run: RunFolder, place: Place) -> Checkpoint | None:
     Later checkpoints are quarantined and later metrics dropped: both will be written again. Raises
     `CheckpointError` as `agree_on_checkpoint` does, which changes nothing.
     """
-    start = agree_on_checkpoint(run.checkpoints, place, _find_last_step(run, place))
+
+    def report_damage(name: str, damage: str) -> None:
+        if place.rank == 0:
+            run.add_event(
+                f"The checkpoint {name!r} is damaged and is skipped: {damage}. The run resumes "
+                "from an earlier one and takes the steps since then again",
+                level="warn",
+                code=CHECKPOINT_DAMAGED_CODE,
+                data={"checkpoint": name},
+            )
+
+    last_step = _find_last_step(run, place)
+    start = agree_on_checkpoint(run.checkpoints, place, last_step, report_damage)
     if place.rank == 0:
         step = start.step if start else 0
         quarantine_newer(run.checkpoints, start)

@@ -108,6 +108,12 @@ class RunRecord(BaseModel):
         None,
         description="Who paused a paused run; 'shutdown' ends at the next start.",
     )
+    needed_bytes: int | None = Field(
+        None, description="Free bytes at which a run that paused on a full disk resumes."
+    )
+    full_disk_step: int | None = Field(
+        None, description="How far it had come when the disk was last full."
+    )
     num_lost: int = Field(0, description="Interruptions since it last got on by a step.")
     lost_step: int = Field(0, description="How far it had come at the last interruption.")
     result_file: str | None = Field(None, description="Id of the file with its figures.")
@@ -274,9 +280,14 @@ class RunFolder:
         self.update_record(status="paused", pause_reason=self.requested_pause_reason, **changes)
 
     def add_event(
-        self, message: str, *, level: EventLevel = "info", data: dict[str, Any] | None = None
+        self,
+        message: str,
+        *,
+        level: EventLevel = "info",
+        code: str | None = None,
+        data: dict[str, Any] | None = None,
     ) -> None:
-        """Append one event: what happened, in words and in figures.
+        """Append one event: what happened, in words and in figures, with a `code` for programs.
 
         Dropped once there are `MAX_EVENTS_BYTES` of events, which a last one reports: pausing and
         resuming a run again and again must not fill the disk. Raises `OSError` if there is no room.
@@ -284,7 +295,7 @@ class RunFolder:
         size_bytes = self._measure_events()
         if size_bytes >= (MAX_EVENTS_BYTES if level == "info" else 2 * MAX_EVENTS_BYTES):
             return
-        self._append_event(message, level, data or {})
+        self._append_event(message, level, data or {}, code)
         if size_bytes < MAX_EVENTS_BYTES <= self._measure_events():
             self._append_event(
                 f"The events of this job have reached {MAX_EVENTS_BYTES / 1e6:g} MB; from here on "
@@ -293,8 +304,12 @@ class RunFolder:
                 {"max_bytes": MAX_EVENTS_BYTES},
             )
 
-    def _append_event(self, message: str, level: EventLevel, data: dict[str, Any]) -> None:
+    def _append_event(
+        self, message: str, level: EventLevel, data: dict[str, Any], code: str | None = None
+    ) -> None:
         event = {"created_at": int(time.time()), "level": level, "message": message, "data": data}
+        if code is not None:
+            event["code"] = code
         durable.append_json_line(self.events_file, event)
 
     def _measure_events(self) -> int:

@@ -7,11 +7,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from storage.local_paths import check_local_path
 from templating.arguments import check_arguments
 from training.deepspeed_settings import adopt_settings, check_batch_size
+from training.spec_file import read_spec_file
 
 logger = logging.getLogger(__name__)
 
@@ -339,6 +340,18 @@ class TrainingSpec(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _refuse_urls(self) -> Self:
+        check_local_path("base_model", self.base_model, "a folder or a model id on the hub")
+        for name in ("train_file", "validation_file"):
+            check_local_path(name, getattr(self, name) or "")
+        for mixed in self.train_files:
+            check_local_path("train_files", mixed.file)
+        for name in ("train_dataset", "validation_dataset"):
+            place = getattr(getattr(self, name), "id", "")
+            check_local_path(f"{name}.id", place, "an id on the hub, as in 'owner/name'")
+        return self
+
+    @model_validator(mode="after")
     def _check_sources(self) -> Self:
         places = ("train_file", "train_files", "train_dataset")
         if len(found := [name for name in places if getattr(self, name)]) != 1:
@@ -458,25 +471,12 @@ def load_spec(path: Path) -> TrainingSpec:
 
     Raises `ValueError` that names the file and every faulty key.
     """
-    try:
-        content = yaml.safe_load(path.read_text())  # JSON is YAML too
-    except FileNotFoundError:
-        raise ValueError(f"no spec at {str(path)!r}: expected a YAML or JSON file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ValueError(f"{str(path)!r} is neither YAML nor JSON: {exc}") from exc
-    if not isinstance(content, Mapping):
-        raise ValueError(f"{str(path)!r} holds {type(content).__name__}, expected keys and values")
-    folder = path.resolve().parent
-    if isinstance(content.get("deepspeed"), str):
-        content = {
-            **content,
-            "deepspeed": _read_deepspeed(folder / Path(content["deepspeed"]).expanduser()),
-        }
+    content = read_spec_file(path)
     try:
         spec = TrainingSpec.model_validate(content)
     except ValidationError as exc:
         raise ValueError(f"{path.name}: {describe_validation_error(exc)}") from exc
-    return spec.pin_paths(folder)
+    return spec.pin_paths(path.resolve().parent)
 
 
 def read_stored_spec(values: Mapping[str, Any], owner: str) -> TrainingSpec:
@@ -513,15 +513,6 @@ def _log_unknown_settings(owner: str, names: str) -> None:
     logger.warning(
         "the spec of run %s has settings of a newer version, which are ignored: %s", owner, names
     )
-
-
-def _read_deepspeed(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except OSError as exc:
-        raise ValueError(f"no DeepSpeed configuration at {str(path)!r}: {exc.strerror}") from exc
-    except ValueError as exc:
-        raise ValueError(f"{str(path)!r} is not JSON: {exc}") from exc
 
 
 def describe_validation_error(exc: ValidationError) -> str:

@@ -3,24 +3,21 @@
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from training.runs import RunFolder
 from training.spec import TrainingSpec
+from training.tracker_thread import CLOSE_TIMEOUT_S, Tracker, TrackerThread
 
 logger = logging.getLogger(__name__)
 
+TRACKER_OFF_CODE = "tracker_off"
+
 _NOT_CURVES = frozenset({"step", "num_steps"})
-
-
-class Tracker(Protocol):
-    """Takes the figures of one step."""
-
-    def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Record figures under their names."""
 
 
 class TrackerError(ValueError):
@@ -33,22 +30,43 @@ def open_trackers(
 ) -> Iterator[list[Tracker]]:
     """Open TensorBoard's event file in the run's folder, and the trackers of the spec.
 
-    What an interrupted run recorded after `first_step` is hidden by what comes now. One of the
-    spec's that cannot be reached is told of in the events and left out: figures are in the run's
-    own files in any case. A worker that does not speak for the run gets none.
+    What an interrupted run recorded after `first_step` is hidden by what comes now. The spec's own
+    have a thread each (`training.tracker_thread`): nobody waits for them but, for a limited time,
+    the end of the training. A worker that does not speak for the run gets none.
     """
     if not speaks:
         yield []
         return
+    threads = [TrackerThread(name, partial(OPENERS[name], spec, run)) for name in spec.trackers]
+    outcome: tuple[Any, Any, Any] = (None, None, None)
     with ExitStack() as stack:
-        trackers = [_enter(stack, _open_tensorboard(run.path / "tensorboard", first_step))]
-        for name in spec.trackers:
+        tensorboard = _enter(stack, _open_tensorboard(run.path / "tensorboard", first_step))
+        try:
+            yield [tensorboard, *threads]
+        except BaseException as exc:
+            outcome = (type(exc), exc, exc.__traceback__)
+            raise
+        finally:
+            _close(threads, outcome, run)
+
+
+def _close(threads: Sequence[TrackerThread], outcome: tuple[Any, Any, Any], run: RunFolder) -> None:
+    """Close trackers together, within a limited time, and report what may be missing there."""
+    deadline = time.monotonic() + CLOSE_TIMEOUT_S
+    for thread in threads:
+        thread.request_close(outcome)
+    for thread in threads:
+        if reason := thread.join(max(0.0, deadline - time.monotonic())):
+            logger.warning("tracker %s may lack figures: %s", thread.name, reason)
             try:
-                trackers.append(_enter(stack, OPENERS[name](spec, run)))
-            except Exception as exc:
-                logger.exception("tracker %s cannot be opened", name)
-                run.add_event(f"Metrics do not go to {name}: {exc}", level="warn")
-        yield trackers
+                run.add_event(
+                    f"Metrics may be missing in {thread.name}: {reason}",
+                    level="warn",
+                    code=TRACKER_OFF_CODE,
+                    data={"tracker": thread.name},
+                )
+            except OSError:  # a full disk, which must not hide how the training ended
+                logger.exception("the event cannot be written")
 
 
 def _enter(stack: ExitStack, opened: AbstractContextManager[Tracker]) -> Tracker:

@@ -187,6 +187,7 @@ class JobEvent(_Answer):
     created_at: int = Field(description="Unix seconds.")
     level: Literal["info", "warn", "error"]
     message: str
+    code: str | None = Field(None, description="What happened, for programs; of some events.")
     data: dict[str, Any]
 
 

@@ -11,20 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.modeling_utils import load_state_dict
+from transformers import AutoTokenizer
 
+from model_files.architecture import load_on_meta, make_meta_tensors
 from model_files.loading import TOKENIZER_NAME, load_config
 from model_files.tokenizer_checks import check_vocabulary
 from model_files.tokenizer_faults import translate_faults
+from model_files.weight_headers import read_weight_headers
 from serving.model_loading import check_loading_report, load_tokenizer
 from serving.store.config_sizes import check_config_sizes
 from serving.store.model_memory import ModelMemory
 from templating.literal_text import LiteralText
 from templating.renderer import ChatTemplates
 
-_WEIGHTS_NAME = "model.safetensors"
-_INDEX_NAME = "model.safetensors.index.json"
 _SAMPLE_TEXT = "Hello, world! 1 + 1 = 2.\nGr\u00fc\u00dfe, \u4f60\u597d"
 
 
@@ -42,26 +41,14 @@ def inspect_model(directory: Path) -> ModelMemory:
 
     The memory of the tokenizer is not counted.
 
-    transformers loads the names and shapes of the safetensors headers into a model on the `meta`
-    device, by the same code that loads the values later: tied weights and fused experts are
-    converted alike. No value is read and no code of the model's own runs.
+    No value is read and no code of the model's own runs (`model_files.architecture`).
 
     Raises `EngineDeadError` for weights that are missing, unexpected or of another shape, and
     whatever transformers raises for a config that makes no model.
     """
     check_config_sizes(json.loads((directory / "config.json").read_bytes()))
     config = load_config(directory)
-    with torch.device("meta"):
-        architecture: Any = type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
-    model, report = architecture.from_pretrained(
-        None,
-        config=config,
-        state_dict=_read_headers(directory),
-        dtype="auto",
-        device_map="meta",
-        ignore_mismatched_sizes=True,  # they are reported by name instead
-        output_loading_info=True,
-    )
+    model, report = load_on_meta(config, make_meta_tensors(read_weight_headers(directory)))
     check_loading_report(directory.name, report)
     return ModelMemory(
         weight_bytes=sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()]),
@@ -112,19 +99,6 @@ def _measure_resident() -> int:
     """Return the bytes of memory that this process has."""
     num_pages = int(Path("/proc/self/statm").read_text().split()[1])
     return num_pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _read_headers(directory: Path) -> dict[str, torch.Tensor]:
-    """Return a tensor on `meta` for each tensor of the files that transformers would load."""
-    if (directory / _WEIGHTS_NAME).is_file():
-        files = [_WEIGHTS_NAME]
-    else:
-        index = json.loads((directory / _INDEX_NAME).read_bytes())
-        files = sorted(set(index["weight_map"].values()))
-    tensors: dict[str, torch.Tensor] = {}
-    for file in files:
-        tensors.update(load_state_dict(str(directory / file), map_location="meta"))
-    return tensors
 
 
 def _measure_tied_head(model: Any) -> int:

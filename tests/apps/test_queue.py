@@ -26,6 +26,7 @@ from storage import durable
 from storage.layout import StorageLayout, open_storage
 from tests.apps.conftest import ROW, NotedJobs, copy_model, create_run, lose_run
 from training.data.faults import DataError
+from training.full_disk import pause_until_room
 from training.lease import hold_lease
 from training.runs import MAX_EVENTS_BYTES, RunError, RunFolder, RunStatus
 
@@ -350,6 +351,43 @@ async def test_a_waiting_job_says_what_it_waits_for(
 
 
 # Pausing
+
+
+async def test_a_run_that_paused_on_a_full_disk_resumes_when_there_is_room(
+    queue: RunQueue, jobs: NotedJobs, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+    jobs.states[f"{run.path.name}-1"] = "ended"
+    run.update_record(status="running")
+    pause_until_room(run, run.read_spec(), OSError(errno.ENOSPC, "No space left on device"))
+    free_bytes = 1
+    monkeypatch.setattr("training.free_resources.measure_free_disk", lambda _: free_bytes)
+    await queue.reconcile()
+    record = run.read_record()
+    assert record.status == "paused"
+    assert "room on the disk" in str(describe_job(run)["waiting_for"])
+    free_bytes = 1 << 40
+    await queue.reconcile()
+    await queue.reconcile()
+    assert jobs.started == [run.path.name, run.path.name]
+    assert run.read_record().needed_bytes is None
+
+
+async def test_a_run_that_paused_on_a_full_disk_resumes_when_it_is_told_to(
+    queue: RunQueue, jobs: NotedJobs, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.free_resources.measure_free_disk", lambda _: 1)
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+    jobs.states[f"{run.path.name}-1"] = "ended"
+    run.update_record(status="running")
+    pause_until_room(run, run.read_spec(), OSError(errno.ENOSPC, "No space left on device"))
+    await queue.reconcile()
+    assert run.read_record().status == "paused"
+    await queue.resume(run.path.name)
+    await queue.reconcile()
+    assert jobs.started == [run.path.name, run.path.name]
 
 
 async def test_a_waiting_run_is_paused_and_waits_again_in_its_place(

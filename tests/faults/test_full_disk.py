@@ -19,13 +19,16 @@ from tests.training_process import (
     read_messages,
     read_steps,
     start,
+    wait_for_step,
     write_inputs,
 )
 from tests.written_checkpoint import write_whole
+from training.__main__ import PAUSED_STATUS
 from training.consolidate import consolidate_checkpoint
 from training.runs import RunFolder
 from training.spec import TrainingSpec
-from training.trackers import Tracker, open_trackers
+from training.tracker_thread import Tracker
+from training.trackers import open_trackers
 
 pytestmark = pytest.mark.anyio
 ROOM_BYTES = 64 << 20
@@ -121,16 +124,30 @@ def test_figures_for_tensorboard_never_hold_up_a_training(small_disk: SmallDisk)
 
 
 @pytest.mark.e2e
-def test_a_checkpoint_that_does_not_fit_ends_the_run_and_room_lets_it_resume(
+def test_a_disk_that_fills_up_pauses_the_run_and_room_lets_it_resume(
     small_disk: SmallDisk, whole: Steps
 ) -> None:
     folder = write_inputs(small_disk.path)
-    small_disk.leave_free(300_000)  # the record and the rows, but no checkpoint
-    with start(folder, "full", max_failures=0) as process:
-        assert finish(process) == 1
-    assert any("No space left" in message for message in read_messages(folder, "full"))
+    with start(folder, "full") as process:
+        wait_for_step(folder, "full", 6, process)
+        small_disk.leave_free(0)
+        assert finish(process) == PAUSED_STATUS
+    assert not any("was lost" in message for message in read_messages(folder, "full"))
     small_disk.resize(ROOM_BYTES)
-    with start(folder, "full", max_failures=0) as process:
+    with start(folder, "full") as process:
         assert finish(process) == 0
     assert find_torn_files(folder / "full") == []
     assert read_steps(folder, "full") == whole
+
+
+@pytest.mark.e2e
+def test_a_run_whose_checkpoints_cannot_fit_is_refused_before_workers_start(
+    small_disk: SmallDisk,
+) -> None:
+    folder = write_inputs(small_disk.path)
+    small_disk.leave_free(300_000)  # the record and the rows, but no checkpoint
+    with start(folder, "full") as process:
+        assert finish(process) == 2
+    messages = read_messages(folder, "full")
+    assert any("at least" in message and "are needed" in message for message in messages)
+    assert "Starting the workers" not in messages

@@ -200,9 +200,27 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     with caplog.at_level(logging.WARNING):
         assert agree_on_checkpoint(folder, ALONE) == oldest
     assert [record.message for record in caplog.records] == [
-        f"checkpoint of step 3 is damaged: {TAG}/mp_rank_00.pt differs from what was written",
-        "checkpoint of step 2 is damaged: latest differs from what was written",
+        f"checkpoint_0000000003 is damaged and is skipped: {TAG}/mp_rank_00.pt differs from what "
+        "was written",
+        "checkpoint_0000000002 is damaged and is skipped: latest differs from what was written",
     ]
+
+
+@pytest.mark.parametrize("file", [f"{TAG}/mp_rank_00.pt", "manifest-00000.json"])
+def test_a_damaged_checkpoint_is_reported_in_the_events(
+    run: RunFolder, folder: Path, file: str
+) -> None:
+    """It was only in the log."""
+    save(folder, 1, 2, 3)
+    damage(folder / "checkpoint_0000000001" / "latest", "cut")  # not needed
+    (folder / "checkpoint_0000000003" / file).write_text("{")
+    start = find_start(run, ALONE)
+    assert start is not None
+    assert start.step == 2
+    (event,) = run.read_events()
+    assert (event["level"], event["code"]) == ("warn", "checkpoint_damaged")
+    assert event["data"] == {"checkpoint": "checkpoint_0000000003"}
+    assert "'checkpoint_0000000003' is damaged and is skipped" in event["message"]
 
 
 def test_a_run_whose_first_checkpoint_was_never_complete_starts_at_step_0(

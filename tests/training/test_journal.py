@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -272,10 +273,12 @@ def test_what_the_body_of_trackers_raises_reaches_them_and_the_caller(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[BaseException] = []
+    is_open = Event()
 
     @contextmanager
     def open_watching(*_: Any) -> Iterator[Any]:
         try:
+            is_open.set()
             yield object()
         except ValueError as exc:
             seen.append(exc)
@@ -283,11 +286,14 @@ def test_what_the_body_of_trackers_raises_reaches_them_and_the_caller(
 
     monkeypatch.setitem(OPENERS, "wandb", open_watching)
     spec = SPEC.model_copy(update={"trackers": ("wandb",)})
-    with (
-        pytest.raises(ValueError, match="the step failed"),
-        open_trackers(spec, run, 0, speaks=True),
-    ):
-        raise ValueError("the step failed")
+
+    def fail_a_step() -> None:
+        with open_trackers(spec, run, 0, speaks=True):
+            assert is_open.wait(10)
+            raise ValueError("the step failed")
+
+    with pytest.raises(ValueError, match="the step failed"):
+        fail_a_step()
     assert len(seen) == 1
 
 

@@ -9,6 +9,7 @@ import ray
 import ray.exceptions
 import ray.train
 
+from tests.tiny_model import build_tiny_model
 from training.base_model import UnknownModelError, find_revision
 from training.launch import ClusterLostError, _fit_and_restart, execute_run
 from training.runs import RunFolder, RunRecord
@@ -25,7 +26,7 @@ def prepare_run_of_another_model(tiny_model: Path, tmp_path: Path) -> RunFolder:
         spec,
         RunRecord(id="run", created_at=1, writer="job", base_revision=find_revision(str(base))),
     )
-    (base / "model.safetensors").write_bytes(b"other weights")
+    build_tiny_model(base, seed=1)
     return run
 
 

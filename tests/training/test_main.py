@@ -1,9 +1,18 @@
+import json
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import psutil
+import pytest
+import ray
 
-from training.__main__ import end_leftovers
+from tests.tiny_model import build_tiny_model
+from training.__main__ import PAUSED_STATUS, end_leftovers, main
+from training.runs import RunFolder
 
 
 def test_what_outlives_its_cluster_is_killed() -> None:
@@ -17,3 +26,72 @@ def test_what_outlives_its_cluster_is_killed() -> None:
     found = psutil.Process(gone.pid)
     gone.wait()
     end_leftovers([found])
+
+
+def test_an_output_that_is_a_url_is_refused_and_makes_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run went into a local folder 's3:'."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["spec.yaml", "--output", "s3://bucket/run"]) == 2
+    assert "--output is 's3://bucket/run', expected a path" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def run_without_a_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> int:
+    """Run the command to where the cluster starts, with one that has 2 CPUs and then no workers."""
+    monkeypatch.setattr("training.__main__._connect_to_ray", nullcontext)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
+    monkeypatch.setattr("training.launch.ensure_cpu_op", lambda: False)
+    monkeypatch.setattr("training.launch.train", lambda *_, **__: "paused")
+    build_tiny_model(folder / "tiny")
+    (folder / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    values = {"base_model": "tiny", "train_file": "rows.jsonl", **changes}
+    (folder / "spec.json").write_text(json.dumps(values))
+    arguments = [str(folder / "spec.json"), "--output", str(folder / "run")]
+    return main([*arguments, "--cache", str(folder / "cache")])
+
+
+def test_a_refused_first_start_leaves_its_folder_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A corrected spec was refused, because the run had been begun with other settings."""
+    start = partial(run_without_a_cluster, tmp_path, monkeypatch)
+    assert start(precision="fp16") == 2
+    assert RunFolder(tmp_path / "run").read_record().status == "failed"
+    assert start(precision="fp32", learning_rate=0.5) == PAUSED_STATUS
+    run = RunFolder(tmp_path / "run")
+    assert run.read_spec().learning_rate == 0.5
+    assert run.read_record().error is None
+
+
+def test_a_run_that_has_trained_keeps_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = partial(run_without_a_cluster, tmp_path, monkeypatch)
+    assert start(precision="fp16") == 2
+    run = RunFolder(tmp_path / "run")
+    (run.checkpoints / "checkpoint_0000000004").mkdir(parents=True)
+    assert start(precision="fp32") == 2
+    assert "was begun with other settings" in capsys.readouterr().err.replace("\n", " ")
+    (run.checkpoints / "checkpoint_0000000004").rmdir()
+    run.add_metrics({"step": 1, "loss": 1.0})
+    assert start(precision="fp32") == 2
+
+
+@pytest.mark.parametrize("name", ["run.json", "spec.json"])
+@pytest.mark.parametrize("content", ["", '{"id": "run", "sta', "[]"])
+def test_a_torn_file_of_a_run_is_named(
+    name: str,
+    content: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    start = partial(run_without_a_cluster, tmp_path, monkeypatch)
+    assert start(precision="fp32") == PAUSED_STATUS
+    (tmp_path / "run" / name).write_text(content)
+    assert start(precision="fp32") == 1
+    message = "".join(capsys.readouterr().err.split())
+    assert f"run/{name}'isdamaged" in message
+    assert "restoreitfromabackup" in message

@@ -1,0 +1,67 @@
+"""Whether a configuration describes a causal language model in a form that can be trained."""
+
+from typing import Any
+
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
+
+# Encoders that transformers loads as causal models although each position sees the ones after it,
+# unless the configuration says `is_decoder`; not among its masked language models.
+_OTHER_ENCODERS = frozenset({"bert-generation", "xlnet"})
+
+
+def check_causal_task(config: Any, name: str) -> None:
+    """Raise `ValueError` for a model that transformers would load but that is no causal one.
+
+    `name` is that of the model, for the message.
+    """
+    model_type = str(config.model_type)
+    shown = f"{name!r} has the architecture {_name_architecture(config)}"
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"{shown}, an encoder-decoder ('is_encoder_decoder'), expected a causal language model "
+            "(decoder only), such as Llama, Qwen or GPT-2; choose another model"
+        )
+    is_encoder = model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES or model_type in _OTHER_ENCODERS
+    if is_encoder and not getattr(config, "is_decoder", False):
+        raise ValueError(
+            f"{shown}, an encoder, in which each token sees the tokens after it: trained on the "
+            "next token it would learn to copy. Expected a causal language model, such as Llama, "
+            "Qwen or GPT-2; choose another model, or set 'is_decoder' to true in config.json if "
+            "this one was trained as a decoder"
+        )
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ValueError(
+            f"{shown} (model_type {model_type!r}), which the installed transformers has no causal "
+            "language model for; choose another model"
+        )
+
+
+def check_unquantised(config: Any, name: str) -> None:
+    """Raise `ValueError` for weights that are stored quantised, which cannot be trained."""
+    quantised = getattr(config, "quantization_config", None)
+    if not quantised:
+        return
+    settings = quantised if isinstance(quantised, dict) else quantised.to_dict()
+    raise ValueError(
+        f"the weights of {name!r} are quantised ({_describe_quantisation(settings)}: "
+        "'quantization_config' in config.json), which cannot be trained in full; use the original "
+        "model in bf16, fp16 or fp32, or dequantise it"
+    )
+
+
+def _describe_quantisation(settings: dict[str, Any]) -> str:
+    method = str(settings.get("quant_method") or "of an unnamed method")
+    if settings.get("load_in_4bit"):
+        return f"{method}, 4 bits"
+    if settings.get("load_in_8bit"):
+        return f"{method}, 8 bits"
+    bits = settings.get("bits") or settings.get("w_bit")
+    return f"{method}, {bits} bits" if bits else method
+
+
+def _name_architecture(config: Any) -> str:
+    named = getattr(config, "architectures", None)
+    return str(named[0]) if named else str(config.model_type)

@@ -1,0 +1,138 @@
+"""The headers of a model directory's safetensors files: names, types and shapes, without values.
+
+Needs no torch, and reads a few kilobytes of files of any size.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from model_files.json_files import read_object
+
+WEIGHTS_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
+_ADAPTER_NAME = "adapter_config.json"
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_OTHER_FORMATS = ("*.gguf", "*.h5", "*.msgpack", "*.onnx")
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+_BITS = re.compile(r"\d+")
+_MAX_SHOWN = 5
+
+
+class TensorHeader(NamedTuple):
+    """What a file says of one tensor."""
+
+    dtype: str
+    """In the words of safetensors, such as 'BF16'."""
+    shape: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its values in the file."""
+        bits = 8 if self.dtype == "BOOL" else int(_BITS.findall(self.dtype)[0])
+        return self.num_elements * bits // 8
+
+
+def read_weight_headers(directory: Path) -> dict[str, TensorHeader]:
+    """Read the headers of the files that transformers would load, and compare them with their size.
+
+    Raises `ValueError` that names the file, for weights in another format, a file that is missing,
+    cut off or no safetensors file, and an index that does not fit its files.
+    """
+    if (directory / WEIGHTS_NAME).is_file():
+        return _read_header(directory / WEIGHTS_NAME)
+    if not (directory / INDEX_NAME).is_file():
+        raise ValueError(_explain_no_weights(directory))
+    index = read_object(directory / INDEX_NAME, _MAX_HEADER_BYTES)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{INDEX_NAME} has no 'weight_map' with the file of each tensor")
+    headers: dict[str, TensorHeader] = {}
+    for file in sorted(set(map(str, weight_map.values()))):
+        path = directory / file
+        if not path.is_file():
+            raise ValueError(f"{INDEX_NAME} names {file!r}, which is not there; copy it again")
+        headers |= _read_header(path)
+    if absent := weight_map.keys() - headers.keys():
+        raise ValueError(f"{INDEX_NAME} names tensors that no file has: {name_some(absent)}")
+    return headers
+
+
+def name_some(names: Iterable[str]) -> str:
+    """Name the first few of many, in their order, and how many more there are."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - _MAX_SHOWN} more" if len(ordered) > _MAX_SHOWN else ""
+    return ", ".join(map(repr, ordered[:_MAX_SHOWN])) + more
+
+
+def _read_header(path: Path) -> dict[str, TensorHeader]:
+    size_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if size_bytes < _LENGTH_BYTES or length > min(_MAX_HEADER_BYTES, size_bytes):
+            raise ValueError(
+                f"{path.name} is no whole safetensors file: it has {size_bytes:,} bytes, too few "
+                "for its header; copy or download it again"
+            )
+        content = file.read(length)
+    try:
+        described = json.loads(content)
+        described.pop("__metadata__", None)
+        headers = {name: _parse_tensor(tensor) for name, tensor in described.items()}
+        end = max((int(tensor["data_offsets"][1]) for tensor in described.values()), default=0)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
+        raise ValueError(
+            f"{path.name} is no safetensors file: its header cannot be read ({exc}); copy or "
+            "download it again"
+        ) from exc
+    expected = _LENGTH_BYTES + length + end
+    if size_bytes != expected:
+        difference = f"{abs(expected - size_bytes):,} {'less' if size_bytes < expected else 'more'}"
+        raise ValueError(
+            f"{path.name} has {size_bytes:,} bytes, {difference} than its header describes; copy "
+            "or download it again"
+        )
+    return headers
+
+
+def _parse_tensor(tensor: Any) -> TensorHeader:
+    header = TensorHeader(str(tensor["dtype"]), tuple(int(size) for size in tensor["shape"]))
+    begin, end = tensor["data_offsets"]
+    if min((*header.shape, begin), default=0) < 0 or end - begin != header.size_bytes:
+        raise ValueError(f"{end - begin} bytes for {header.dtype} of shape {list(header.shape)}")
+    return header
+
+
+def _explain_no_weights(directory: Path) -> str:
+    """Say what there is instead of weights, and what to do."""
+    expected = f"expected {WEIGHTS_NAME}, or {INDEX_NAME} and its files"
+    if (directory / _ADAPTER_NAME).is_file():
+        return (
+            f"{directory.name!r} is an adapter ({_ADAPTER_NAME}) without the weights of its model; "
+            f"{expected}: merge it into its model with PEFT's merge_and_unload and save that"
+        )
+    for patterns, advice in (
+        (
+            _PICKLED,
+            "Such files may run code when they are loaded and are never opened: where you trust "
+            "them, load the model with transformers and save it with save_pretrained",
+        ),
+        (_OTHER_FORMATS, "Convert it to a Hugging Face model, or use its original"),
+    ):
+        found = sorted(path.name for pattern in patterns for path in directory.glob(pattern))
+        if found:
+            return (
+                f"{directory.name!r} has no safetensors weights, only {name_some(found)}; "
+                f"{expected}. {advice}"
+            )
+    others = sorted(path.name for path in directory.glob("*.safetensors"))
+    there = f"only {name_some(others)}" if others else "no weights at all"
+    return f"{directory.name!r} has {there}; {expected}"

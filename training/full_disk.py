@@ -1,0 +1,86 @@
+"""A run that meets a full disk pauses, and resumes when there is room or when it is told to.
+
+Its last complete checkpoint is untouched (`training.checkpoint_writer` removes what it could not
+finish), so nothing is lost but the steps since then.
+"""
+
+import logging
+
+from storage.machine_faults import is_out_of_room
+from training.checkpoint import list_checkpoints
+from training.free_resources import measure_size
+from training.preflight import count_parameters
+from training.requirements import estimate_checkpoint, estimate_disk
+from training.runs import RunFolder
+from training.spec import SettingError, TrainingSpec
+
+logger = logging.getLogger(__name__)
+
+DISK_FULL_CODE = "disk_full"
+
+_SPARE_BYTES = 16 << 20  # the log, events and metrics
+_COPIES = 2  # the shards on their way, and the checkpoint
+_MAX_REASON_CHARACTERS = 300
+
+
+def pause_until_room(run: RunFolder, spec: TrainingSpec, exc: BaseException) -> None:
+    """Record that a run pauses because the disk is full, and how much room it needs.
+
+    A run that has taken no step since it last paused so waits for its user: something else than
+    what is compared is full. Where the record itself finds no room it stays as it is, and whoever
+    starts the run again, or finds that its process has ended, resumes it.
+    """
+    reason = " ".join(str(exc).split())[:_MAX_REASON_CHARACTERS]
+    logger.error("run %s pauses: %s", run.path.name, reason, exc_info=exc)
+    record = run.read_record()
+    if record.is_final or record.writer == "queue":  # ended or taken up again without this process
+        return
+    needed_bytes = _estimate_needed(run, spec)
+    last = run.read_last_metrics()
+    step = int(last["step"]) if last else 0
+    is_stuck = record.full_disk_step is not None and step <= record.full_disk_step
+    when = "when it is resumed" if is_stuck else f"when {needed_bytes / 1e9:,.2f} GB are free"
+    try:
+        if is_stuck:
+            run.request_pause()
+        run.add_event(
+            f"Paused because the disk is full: {reason}. It continues from its last checkpoint "
+            f"{when}; make room",
+            level="warn",
+            code=DISK_FULL_CODE,
+            data={"step": step, "needed_bytes": needed_bytes},
+        )
+    except OSError as error:
+        _log_no_room(error)
+    try:
+        run.mark_paused(
+            waiting_for=f"room on the disk, which is full; it resumes {when}",
+            needed_bytes=needed_bytes,
+            full_disk_step=step,
+        )
+    except OSError as error:
+        _log_no_room(error)
+
+
+def _estimate_needed(run: RunFolder, spec: TrainingSpec) -> int:
+    """Estimate the free bytes with which a run can save its next checkpoint.
+
+    Before the first one it is what the run is refused without (`training.room`).
+    """
+    checkpoints = list_checkpoints(run.checkpoints)
+    if checkpoints:
+        return _COPIES * measure_size(checkpoints[0].path) + _SPARE_BYTES
+    try:
+        num_parameters = count_parameters(spec.base_model) or 0
+    except SettingError:  # its files have changed since; the next start reports that
+        num_parameters = 0
+    checkpoint = estimate_checkpoint(spec, num_parameters)
+    folder = estimate_disk(spec, num_parameters, has_trained=False)
+    return max(_COPIES * checkpoint.likely, folder.certain + checkpoint.likely) + _SPARE_BYTES
+
+
+def _log_no_room(error: OSError) -> None:
+    """Log that the pause could not be recorded; raises what is no lack of room."""
+    if not is_out_of_room(error):
+        raise error
+    logger.error("the pause cannot be recorded on the full disk: %s", error)
