@@ -103,7 +103,7 @@ class Chaos:
             max_concurrent_runs=MAX_RUNNING,
             max_restarts=1000,
         )
-        self._killed: set[int] = set()
+        self._killed: set[psutil.Process] = set()  # a number may be given to another process
         self._rng = random.Random(SEED)
         self._pool = ThreadPoolExecutor(2)
         self._recoveries: dict[str, Future[None]] = {}
@@ -152,7 +152,7 @@ class Chaos:
             self._kill(target)  # it ended by itself; another one is killed instead
             return
         else:
-            self._killed.add(victim.pid)
+            self._killed.add(victim)
             if target.name in SERVING:
                 recovery = self._pool.submit(self._await_recovery, target, started)
                 self._recoveries[target.name] = recovery
@@ -172,7 +172,7 @@ class Chaos:
         """Choose one of the processes that are alive and were not killed already."""
         assert self.application.process.poll() is None
         alive = [
-            process for process in target.find(self.application) if process.pid not in self._killed
+            process for process in target.find(self.application) if process not in self._killed
         ]
         return self._rng.choice(alive) if alive else None
 
