@@ -16,7 +16,7 @@ from serving.protocol import (
     parse_part,
 )
 from serving.request_faults import shorten
-from templating.arguments import check_request_arguments
+from templating.arguments import MAX_ARGUMENT_CHARACTERS, MAX_ARGUMENTS, check_request_arguments
 
 MAX_MESSAGES = 512
 MAX_TEXT_PARTS = 1024
@@ -49,6 +49,9 @@ _NEUTRAL_IN_MESSAGES: Neutral = {
     "refusal": (),
     "tool_calls": ([],),
 }
+
+
+_TemplateValue = Annotated[str, Field(max_length=MAX_ARGUMENT_CHARACTERS)] | int | float | bool
 
 
 class TextPart(BaseModel):
@@ -165,9 +168,11 @@ class ChatCompletionRequest(GenerationRequest):
         default_factory=dict, description="The caller's own notes; not used."
     )
     chat_template_kwargs: Annotated[
-        dict[str, str | int | float | bool], BeforeValidator(check_request_arguments)
+        dict[Annotated[str, Field(max_length=64)], _TemplateValue],
+        BeforeValidator(check_request_arguments),
     ] = Field(
         default_factory=dict,
+        max_length=MAX_ARGUMENTS,
         description='Variables of the model\'s chat template, as in {"enable_thinking": false}; '
         "not in OpenAI's API, but in vLLM's.",
     )

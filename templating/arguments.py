@@ -21,7 +21,7 @@ _RESERVED = frozenset(
         *("False", "None", "not", "and", "or", "in", "is", "if", "else", "set", "for"),
     }
 )
-_MAX_ARGUMENTS, _MAX_TEXT_CHARACTERS = 32, 1000
+MAX_ARGUMENTS, MAX_ARGUMENT_CHARACTERS = 32, 1000
 # No characters of which models write control tokens.
 _WORDS = re.compile(r"[A-Za-z0-9 _.,:-]*")
 
@@ -30,8 +30,8 @@ def check_arguments(arguments: Any) -> Any:
     """Return arguments as they are; raises `ValueError` that names one that cannot be used."""
     if not isinstance(arguments, Mapping):
         return arguments  # the caller checks the type
-    if len(arguments) > _MAX_ARGUMENTS:
-        raise ValueError(f"expected at most {_MAX_ARGUMENTS} template arguments")
+    if len(arguments) > MAX_ARGUMENTS:
+        raise ValueError(f"expected at most {MAX_ARGUMENTS} template arguments")
     for name, value in arguments.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
             raise ValueError(
@@ -43,10 +43,10 @@ def check_arguments(arguments: Any) -> Any:
                 f"the template argument {name!r} is {json.dumps(value, default=str)[:80]}, "
                 "expected text, a number, true or false"
             )
-        if isinstance(value, str) and len(value) > _MAX_TEXT_CHARACTERS:
+        if isinstance(value, str) and len(value) > MAX_ARGUMENT_CHARACTERS:
             raise ValueError(
                 f"the template argument {name!r} has {len(value):,} characters, expected at most "
-                f"{_MAX_TEXT_CHARACTERS:,}"
+                f"{MAX_ARGUMENT_CHARACTERS:,}"
             )
     return arguments
 

@@ -17,6 +17,7 @@ _FREE_TO_CHANGE = frozenset(
         "early_stopping_patience",
         "epochs",
         "evaluate_every_steps",
+        "export_dtype",
         "keep",
         "keep_checkpoints",
         "max_failures",

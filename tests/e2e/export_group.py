@@ -1,4 +1,7 @@
-"""DeepSpeed workers that take a step with any architecture and save it, as training does."""
+"""DeepSpeed workers that take a step with any architecture and save it, as training does.
+
+They also note whether rows of a flattened batch influence each other.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,10 +20,12 @@ from training.checkpoint import TAG
 from training.data.token_table import TokenTable
 from training.engine import Place, start_engine, take_step
 from training.model import load_model
+from training.packing_check import find_leak
 from training.probe import PROBE_NAME, take_probe
 from training.spec import TrainingSpec
 
 VOCABULARY = 160
+LEAK_NAME = "leak.txt"
 
 
 @dataclass(frozen=True)
@@ -67,9 +72,11 @@ def _save(case: ExportCase, rows: TokenTable, place: Place) -> None:
     (step, *_) = plan_epoch(rows.lengths, plan, 0)
     take_step(engine, place, rows, step, "padded", 0.01, seed="0")
     probe = take_probe(engine, place)
+    leak = find_leak(engine, engine.module.config, place.device)
     engine.save_checkpoint(str(case.checkpoint), tag=TAG)
     if place.rank == 0:
         probe.write(case.checkpoint / PROBE_NAME)
+        (case.checkpoint / LEAK_NAME).write_text(leak or "")
 
 
 def _load_frozen(frozen: tuple[str, ...], *arguments: Any) -> torch.nn.Module:

@@ -527,7 +527,7 @@ def test_deployment_leaves_no_limit_to_chance() -> None:
     ("fault", "reason"),
     [
         ("flipped", r"'model\.safetensors' differs from its man"),
-        ("cut", r"'damaged' cannot be loaded: .*incomplete"),
+        ("cut", r"'damaged' cannot be loaded: .*1 less than its header"),
         ("gone", r"'damaged' .*model\.safetensors"),
     ],
 )

@@ -21,6 +21,7 @@ BEGUN = {
 }
 
 FREE: dict[str, Any] = {
+    "export_dtype": "bf16",
     "accelerator": "cpu",
     "activation_checkpointing": True,
     "cpus_per_worker": 1.0,
@@ -39,6 +40,9 @@ FREE: dict[str, Any] = {
     "wall_clock_breakdown": True,
 }
 FIXED: dict[str, Any] = {
+    "learned_turns": "last",
+    "reasoning": "drop",
+    "template_arguments": {"enable_thinking": False},
     "base_model": "n",
     "validation_fraction": 0.2,
     "format": "chat",
