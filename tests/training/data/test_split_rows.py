@@ -1,0 +1,112 @@
+"""Rows of several answers for a model whose template rewrites earlier turns, and such settings."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.chat_templates import QWEN_3
+from training.base_model import find_end_ids, load_tokenizer
+from training.data.prepare import VALIDATION_TABLE, prepare_data
+from training.data.preview import preview_rows
+from training.data.token_table import TokenTable
+from training.launch import tell_data
+from training.runs import RunFolder
+from training.spec import TrainingSpec
+
+
+def make_chat(number: int, num_answers: int) -> dict[str, Any]:
+    turns = [
+        {"role": role, "content": f"{role} {number}.{turn}"}
+        for turn in range(num_answers)
+        for role in ("user", "assistant")
+    ]
+    return {"messages": turns}
+
+
+@pytest.fixture
+def model(tiny_model: Path, tmp_path: Path) -> Path:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    (model / "chat_template.jinja").write_text(QWEN_3)
+    return model
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    chats = [make_chat(number, 1 + number % 2) for number in range(8)]
+    path.write_text("".join(f"{json.dumps(chat)}\n" for chat in chats))
+    return path
+
+
+def make_spec(model: Path, rows: Path, **settings: Any) -> TrainingSpec:
+    return TrainingSpec(base_model=str(model), train_file=str(rows), **settings)
+
+
+def test_a_row_of_two_answers_becomes_two(model: Path, rows: Path, tmp_path: Path) -> None:
+    spec = make_spec(model, rows)
+    prepared = prepare_data(spec, tmp_path / "cache")
+    assert prepared.summary["num_rows"] == 4 + 2 * 4
+    assert prepared.summary["num_split_rows"] == 4
+    shown = preview_rows(spec, 2).rows
+    assert [(row.line, row.is_part) for row in shown] == [(1, False), (2, True), (2, True)]
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    tell_data(run, prepared.summary)
+    messages = [event["message"] for event in run.read_events()]
+    assert any(message.startswith("4 rows became several") for message in messages)
+
+
+def test_answers_of_a_chat_are_not_learned_and_evaluated(
+    model: Path, rows: Path, tmp_path: Path
+) -> None:
+    prepared = prepare_data(make_spec(model, rows, validation_fraction=0.5), tmp_path / "cache")
+    train = TokenTable(prepared.train).read_lines()
+    held_out = TokenTable(prepared.folder / VALIDATION_TABLE).read_lines()
+    assert len(train) + len(held_out) == 12
+    assert not set(train) & set(held_out)
+    assert len(np.unique(held_out)) == 4
+
+
+def test_settings_of_chats_make_other_tables(model: Path, rows: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = prepare_data(make_spec(model, rows), cache)
+    for settings in (
+        {"learned_turns": "last"},
+        {"reasoning": "drop"},
+        {"template_arguments": {"enable_thinking": False}},
+    ):
+        other = prepare_data(make_spec(model, rows, **settings), cache)
+        assert other.folder != first.folder
+        assert other.summary["cache"] == "miss"
+    last = prepare_data(make_spec(model, rows, learned_turns="last"), cache)
+    assert (last.summary["num_rows"], last.summary["num_split_rows"]) == (8, 0)
+
+
+def test_arguments_are_those_of_the_prompt_too(model: Path, rows: Path) -> None:
+    spec = make_spec(model, rows, template_arguments={"enable_thinking": False})
+    preview = preview_rows(spec, 1)
+    (row,) = preview.rows
+    prompt = preview.tokenizer.decode(row.input_ids[: row.learned.argmax()].tolist())
+    assert prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+def test_a_model_without_an_end_token_is_warned_of(model: Path, rows: Path, tmp_path: Path) -> None:
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    settings["eos_token"] = None
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((model / name).read_text())
+        content["eos_token_id"] = None
+        (model / name).write_text(json.dumps(content))
+    assert find_end_ids(str(model), load_tokenizer(str(model))) == ()
+    prepared = prepare_data(make_spec(model, rows), tmp_path / "cache")
+    assert prepared.summary["has_end_token"] is False
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    tell_data(run, prepared.summary)
+    warnings = [event["message"] for event in run.read_events() if event["level"] == "warn"]
+    assert any("does not stop by itself" in message for message in warnings)
