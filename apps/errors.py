@@ -39,7 +39,8 @@ from serving.errors import (
 )
 from storage.layout import new_id
 from storage.machine_faults import is_out_of_room
-from training.spec import describe_faults, describe_validation_error
+from training.setting_faults import describe_faults
+from training.spec import describe_validation_error
 
 logger = logging.getLogger(__name__)
 

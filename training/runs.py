@@ -32,7 +32,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storage import durable, versioned
 from training.run_log import RunLog, RunLogHandler
-from training.spec import TrainingSpec, describe_validation_error, read_stored_spec
+from training.spec import TrainingSpec, describe_validation_error
+from training.stored_spec import read_stored_spec
 
 RunStatus = Literal[
     "validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"

@@ -1,9 +1,6 @@
 """What a fine-tune is: one frozen, typed spec, the same for YAML, HTTP and the web form."""
 
-import json
-import logging
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -12,9 +9,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from storage.local_paths import check_local_path
 from templating.arguments import check_arguments
 from training.deepspeed_settings import adopt_settings, check_batch_size
+from training.row_places import HubDataset, TrainFile, limit_train_files
+from training.setting_faults import describe_faults, show_value
 from training.spec_file import read_spec_file
-
-logger = logging.getLogger(__name__)
 
 # What names a place on this machine; others who see a run's settings have no use for it.
 _PLACES = {"base_model", "train_file", "train_files", "validation_file"}
@@ -23,12 +20,8 @@ DataFormat = Literal["auto", "chat", "prompt_completion", "alpaca", "sharegpt", 
 TextRows = Literal["line", "paragraph", "document"]
 
 
-_MAX_FAULTS = 8
-"""More of a user's errors are counted, not described."""
-_SHOWN_CHARACTERS = 80
 _MAX_INTEGER = 2**31 - 1
 _MAX_COLUMNS = 64
-_MAX_TRAIN_FILES = 64
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -39,41 +32,8 @@ def _limit_columns(value: Any) -> Any:
     return value
 
 
-def _limit_train_files(value: Any) -> Any:
-    if isinstance(value, list | tuple) and len(value) > _MAX_TRAIN_FILES:
-        raise ValueError(f"expected at most {_MAX_TRAIN_FILES} train_files, got {len(value)}")
-    return value
-
-
 class SettingError(ValueError):
     """The settings do not fit what they meet: the model or the cluster."""
-
-
-class HubDataset(BaseModel):
-    """Rows of a data set on the Hugging Face hub, or of one in its local cache."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    id: str = Field(min_length=1, description="Id on the hub, as in 'owner/name'.")
-    name: str | None = Field(None, description="Configuration, where the data set has several.")
-    split: str = Field("train", min_length=1, description="Split, as in 'train' or 'test[:10%]'.")
-    revision: str | None = Field(None, description="Branch, tag or commit; default: the newest.")
-
-
-class TrainFile(BaseModel):
-    """One of several files to learn from, and how often its rows are seen."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    file: str = Field(min_length=1, description="File, folder or pattern, as 'train_file'.")
-    weight: float = Field(
-        1.0,
-        strict=True,
-        gt=0,
-        le=10,
-        description="How often each row is seen in an epoch: 2 is twice; 0.5 is half of the rows, "
-        "chosen by 'seed', the same ones in every epoch.",
-    )
 
 
 class TrainingSpec(BaseModel):
@@ -95,7 +55,7 @@ class TrainingSpec(BaseModel):
         "A folder, or a pattern as in 'data/*.jsonl', stands for its files in the order of their "
         "names.",
     )
-    train_files: Annotated[tuple[TrainFile, ...], BeforeValidator(_limit_train_files)] = Field(
+    train_files: Annotated[tuple[TrainFile, ...], BeforeValidator(limit_train_files)] = Field(
         (),
         description="Several files to learn from, mixed by weight, in place of train_file, as in "
         '[{"file": "a.jsonl", "weight": 2}, {"file": "b.jsonl"}].',
@@ -317,7 +277,7 @@ class TrainingSpec(BaseModel):
             field = cls.model_fields.get(name)
             if field is not None and isinstance(value, bool) != (field.annotation is bool):
                 expected = "true or false" if field.annotation is bool else "no boolean"
-                raise ValueError(f"{name} is {_show(value)}, expected {expected}")
+                raise ValueError(f"{name} is {show_value(value)}, expected {expected}")
         return values
 
     @model_validator(mode="before")
@@ -479,75 +439,7 @@ def load_spec(path: Path) -> TrainingSpec:
     return spec.pin_paths(path.resolve().parent)
 
 
-def read_stored_spec(values: Mapping[str, Any], owner: str) -> TrainingSpec:
-    """Build the spec of a stored run, leniently: another version may have written it.
-
-    Keys that this version does not know are left out and logged, once per `owner`. Values above a
-    limit that this version lowered are reduced to it. Raises `ValidationError` for anything else.
-    """
-    known = {key: value for key, value in values.items() if key in TrainingSpec.model_fields}
-    if unknown := sorted(values.keys() - known.keys()):
-        _log_unknown_settings(owner, ", ".join(unknown))
-    for name in ("train_dataset", "validation_dataset"):
-        if isinstance(dataset := known.get(name), dict):
-            known[name] = {key: dataset[key] for key in dataset if key in HubDataset.model_fields}
-    if isinstance(files := known.get("train_files"), list):
-        known["train_files"] = [
-            {key: entry[key] for key in entry if key in TrainFile.model_fields}
-            if isinstance(entry, dict)
-            else entry
-            for entry in files
-        ]
-    for name, limit in _LOWERED_LIMITS.items():
-        if isinstance(known.get(name), int):
-            known[name] = min(known[name], limit)
-    return TrainingSpec.model_validate(known)
-
-
-# Limits that release 0.1 did not have, or had higher.
-_LOWERED_LIMITS = {"keep_checkpoints": 1000, "threads_per_worker": 256}
-
-
-@lru_cache(maxsize=4096)  # so that a run that is read every second is logged once
-def _log_unknown_settings(owner: str, names: str) -> None:
-    logger.warning(
-        "the spec of run %s has settings of a newer version, which are ignored: %s", owner, names
-    )
-
-
 def describe_validation_error(exc: ValidationError) -> str:
     """Say what a user got wrong: each faulty key, the value found and what was expected."""
     known = ", ".join(TrainingSpec.model_fields) if exc.title == TrainingSpec.__name__ else ""
     return describe_faults(exc.errors(), known)
-
-
-def describe_faults(faults: Sequence[Any], known: str = "") -> str:
-    """Put pydantic's list of faults into words; `known` are the keys that there are."""
-    described = [_describe_fault(fault, known) for fault in faults[:_MAX_FAULTS]]
-    if (num_more := len(faults) - _MAX_FAULTS) > 0:
-        described.append(f"and {num_more} more")
-    return "; ".join(described)
-
-
-def _describe_fault(fault: Any, known: str) -> str:
-    key = ".".join(str(part)[:_SHOWN_CHARACTERS] for part in fault["loc"])
-    if fault["type"] == "missing":
-        return f"{key} is missing"
-    if fault["type"] == "extra_forbidden":
-        there_are = f"the settings are: {known}" if known else "look for a misspelt name"
-        return f"{key!r} is not a setting; {there_are}"
-    if fault["type"] == "value_error":
-        return str(fault["ctx"]["error"])
-    if fault["type"] == "json_invalid":
-        return f"the body is not JSON: {fault['ctx']['error']}"
-    message = fault["msg"].replace("Input should", "it should")
-    return f"{key} is {_show(fault['input'])}: {message}"
-
-
-def _show(value: Any) -> str:
-    """Write the beginning of a value as JSON, in a time that does not depend on its size."""
-    if isinstance(value, str):
-        value = value[:_SHOWN_CHARACTERS]
-    if isinstance(value, Mapping | Sequence) and len(value) > _SHOWN_CHARACTERS:
-        return f"a {'list' if isinstance(value, Sequence) else 'mapping'} of {len(value)} items"
-    return json.dumps(value, default=str)[:_SHOWN_CHARACTERS]

@@ -5,13 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from training.spec import (
-    HubDataset,
-    TrainingSpec,
-    describe_validation_error,
-    load_spec,
-    read_stored_spec,
-)
+from training.row_places import HubDataset
+from training.spec import TrainingSpec, describe_validation_error, load_spec
+from training.stored_spec import read_stored_spec
 
 MINIMAL = {"base_model": "m", "train_file": "rows.jsonl"}
 

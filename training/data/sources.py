@@ -12,7 +12,8 @@ from training.data.faults import DataError, show_names
 from training.data.files.kinds import ROW_SUFFIXES, find_suffix
 from training.data.formats import KNOWN_KEYS
 from training.data.readers import HubRows, KnownFile, RowFile, RowSource
-from training.spec import HubDataset, TrainingSpec
+from training.row_places import HubDataset
+from training.spec import TrainingSpec
 
 logger = logging.getLogger(__name__)
 
