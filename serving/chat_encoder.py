@@ -21,6 +21,8 @@ from templating.renderer import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from templating.literal_text import ProtectedChat
+
 
 class ChatEncoder:
     """Renders conversations with the template of one model, in a process of its own.
@@ -72,11 +74,8 @@ class ChatEncoder:
         cause. Whoever cancels this ends the process if it is theirs that is being rendered.
         """
         template = self._choose_template()
-        arranged = [arrange_reasoning(message, template) for message in messages]
         try:
-            chat = await asyncio.to_thread(
-                self._literal_text.protect_chat, arranged, None, template
-            )
+            chat = await asyncio.to_thread(self._protect, messages, template)
             job = RenderJob(
                 messages=chat.messages,
                 tools=None,
@@ -114,6 +113,10 @@ class ChatEncoder:
                 f"the messages for model {self._name!r} were not rendered: {exc}; try again"
             ) from exc
         return encoded.ids
+
+    def _protect(self, messages: Sequence[Mapping[str, Any]], template: str) -> "ProtectedChat":
+        arranged = [arrange_reasoning(message, template) for message in messages]
+        return self._literal_text.protect_chat(arranged, None, template)
 
     def _choose_template(self) -> str:
         if not self._templates.texts:

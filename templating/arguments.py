@@ -75,17 +75,11 @@ def set_arguments(
         f"{{%- set {name} = {name} if {name} is defined else {_write_value(value)} %}}"
         for name, value in sorted(arguments.items())
     )
+    head += "\n"  # transformers' Jinja drops one line end after a tag
     own: Any = tokenizer.chat_template
     tokenizer.chat_template = (
-        {name: _put_before(head, text) for name, text in own.items()}
-        if isinstance(own, dict)
-        else _put_before(head, own)
+        {name: head + text for name, text in own.items()} if isinstance(own, dict) else head + own
     )
-
-
-def _put_before(head: str, text: str) -> str:
-    """Put tags before a template; transformers' Jinja drops one line end after a tag."""
-    return f"{head}\n{text}" if text.startswith("\n") else head + text
 
 
 def _write_value(value: TemplateValue) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -18,12 +19,20 @@ def arrange_reasoning(message: Mapping[str, Any], template: str) -> Mapping[str,
     if reasoning is None:
         return message
     bare = remove_reasoning(message)
-    for key in REASONING_KEYS:
-        if re.search(rf"""(\.|\[['"]|get\(['"]){key}\b""", template):
-            return {**bare, key: reasoning}
+    if (read_key := _find_key(template)) is not None:
+        return {**bare, read_key: reasoning}
     if not any(key in message for key in REASONING_KEYS):
         return message
     return {**bare, "content": f"<think>\n{reasoning}\n</think>\n\n{bare.get('content') or ''}"}
+
+
+@lru_cache(maxsize=64)  # a template may have a million characters
+def _find_key(template: str) -> str | None:
+    """Find the key of messages in which a template reads reasoning."""
+    for key in REASONING_KEYS:
+        if re.search(rf"""(\.|\[['"]|get\(['"]){key}\b""", template):
+            return key
+    return None
 
 
 def read_reasoning(message: Mapping[str, Any]) -> str | None:

@@ -280,15 +280,19 @@ def _find_answer(
     """Find where the answer begins in a text that does not begin with its prompt.
 
     That is where the text departs from the prompt, after the last of what the messages before the
-    answer gave; or where the content of the answer is written last. None if it is not there.
+    answer gave; or where the content of the answer is written last. None if it is not there. The
+    content may begin with characters that the prompt has there too, such as the `<` of a tag.
     """
     message = job["messages"][place]
-    history, _ = _render_text(job, hello, job["messages"][:place], add_generation_prompt=False)
-    departure = count_shared(whole, prompt)
-    if departure >= count_shared(history, prompt):
-        return departure
     content = message.get("content")
-    found = whole.rfind(content.strip()) if isinstance(content, str) and content.strip() else -1
+    content = content.strip() if isinstance(content, str) else ""
+    history, _ = _render_text(job, hello, job["messages"][:place], add_generation_prompt=False)
+    departure, num_history = count_shared(whole, prompt), count_shared(history, prompt)
+    if departure >= num_history:
+        first = max(num_history, departure - len(content) + 1)
+        found = whole.find(content, first, departure + len(content) - 1) if content else -1
+        return departure if found < 0 else found
+    found = whole.rfind(content) if content else -1
     return None if found < 0 or message.get("tool_calls") else found
 
 

@@ -100,6 +100,10 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
         engine = _start_engine(spec, run, place, plan, start)
         if start is None and plan.layout == "flattened" and _has_leak(engine, place, journal):
             plan = replace(plan, layout="padded")
+            engine.destroy()
+            del engine
+            gc.collect()  # attention is chosen when the model is loaded, and a resumed run does so
+            engine = _start_engine(spec, run, place, plan, start)
             progress = Progress(num_shares=plan.num_shares, layout=plan.layout)
             num_steps = count_steps(rows.lengths, plan, spec.epochs, spec.max_steps)
             journal.expect_steps(num_steps)

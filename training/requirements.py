@@ -35,8 +35,9 @@ def estimate_disk(spec: TrainingSpec, num_parameters: int, *, has_trained: bool)
     `keep_checkpoints`. Of a run that has trained only the model is certain: it may be at its end.
     """
     checkpoint = estimate_checkpoint(spec, num_parameters)
-    model_bytes = _count_pass_bytes(spec) * num_parameters
-    num_saved = 1 if spec.early_stopping_patience else spec.epochs  # at least
+    model_bytes = _count_export_bytes(spec) * num_parameters
+    may_end_early = spec.early_stopping_patience or spec.max_steps
+    num_saved = 1 if may_end_early else spec.epochs  # at least
     num_kept = min(spec.keep_checkpoints, num_saved)
     num_written = min(spec.keep_checkpoints + 1, num_saved)
     certain = max(num_written * checkpoint.certain, num_kept * checkpoint.certain + model_bytes)
@@ -70,6 +71,13 @@ def estimate_memory(spec: TrainingSpec, num_parameters: int, *, on_gpu: bool) ->
     on_device = weights + states - on_host
     device = Need(on_device // num_workers, int(_MARGIN * (on_device + gradients)) // num_workers)
     return Need(on_host, int(_MARGIN * on_host)), device
+
+
+def _count_export_bytes(spec: TrainingSpec) -> int:
+    """Bytes of a weight of the published model."""
+    if spec.export_dtype == "auto":
+        return _count_pass_bytes(spec)
+    return 4 if spec.export_dtype == "fp32" else 2
 
 
 def _count_pass_bytes(spec: TrainingSpec) -> int:

@@ -22,6 +22,13 @@ def test_an_argument_is_the_default_of_a_template(value: Any) -> None:
     assert render(tokenizer) == render(plain, mode=value, enable_thinking=False)
 
 
+def test_space_at_the_beginning_of_a_template_is_treated_as_before() -> None:
+    for text in ("  {% for m in messages %}Hi{% endfor %}", "\n\nHi", "  Hi"):
+        plain, tokenizer = (make_tokenizer("byte-level", text) for _ in range(2))
+        set_arguments(tokenizer, {"mode": "deep"})
+        assert render(tokenizer) == render(plain)
+
+
 def test_a_request_overrides_a_default() -> None:
     tokenizer = make_tokenizer("byte-level", SHOWING)
     set_arguments(tokenizer, {"mode": "deep", "enable_thinking": False})

@@ -29,6 +29,9 @@ from training.data.chat.turns import LearnedTurn
 from training.data.faults import RowFault
 from training.data.formats import Row
 
+# What the prompts of one text may have together, as in the process that renders.
+_SPLIT_CHARACTERS, _SPLIT_PER_CHARACTER = 1_000_000, 8
+
 TokenIds = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 
@@ -38,7 +41,8 @@ class EncodedRow:
     """One row as tokens; `learned[i]` says whether the loss counts the prediction of token `i`.
 
     Both arrays have the shape `[length]`. A chat whose template rewrites earlier turns becomes
-    several, each of one answer after its own prompt; `is_part` says so.
+    several, each of one answer after its own prompt; `is_part` says so. `number` is that of the
+    row, which they share.
     """
 
     line: int
@@ -46,6 +50,7 @@ class EncodedRow:
     learned: Mask
     truncated_tokens: int = 0
     is_part: bool = False
+    number: int = 0
 
     @property
     def num_learned(self) -> int:
@@ -136,28 +141,54 @@ class RowEncoder:
                 continue
             try:
                 yield list(self._finish_sample(one, Tokenized.of(text)))
+            except RowFault as fault:
+                yield [fault]
             except TemplateRefusedError as exc:
                 yield [_describe_literal(exc)]
 
     def _finish_sample(self, one: RenderedSample, tokens: Tokenized) -> Iterator[EncodedRow]:
         """Mark what is learned; an answer whose prompt is served otherwise is a sample alone.
 
-        `tokens` are those of the text as a whole. Raises `TemplateRefusedError` for a prompt that
-        cannot be encoded.
+        `tokens` are those of the text as a whole. Raises `RowFault` or `TemplateRefusedError`
+        for prompts that cannot be encoded.
         """
         text, literals, template = one.sample.text, one.literals, one.template
         turns = one.sample.turns
-        shared: list[LearnedTurn] = []
-        for turn in turns:
-            if self._boundaries.is_served_so(text, literals, template, tokens, turn.start):
-                shared.append(turn)
-                continue
+        shared, apart = self._sort_turns(one, tokens)
+        for turn in apart:
             num_tokens = int(np.searchsorted(tokens.spans[:, 0], turn.end))
             head = Tokenized(tokens.ids[:num_tokens], tokens.spans[:num_tokens])
             own = self._boundaries.split(text, literals, template, head, turn.start)
             yield _mark_turns(one, own, [turn], is_part=one.is_part or len(turns) > 1)
         if shared:
             yield _mark_turns(one, tokens, shared, is_part=one.is_part or shared != turns)
+
+    def _sort_turns(
+        self, one: RenderedSample, tokens: Tokenized
+    ) -> tuple[list[LearnedTurn], list[LearnedTurn]]:
+        """Tell the answers whose prompts are tokenised as in serving from the others.
+
+        Raises `RowFault` where the prompts of the others are too much text together.
+        """
+        text, literals, template = one.sample.text, one.literals, one.template
+        sorted_turns: tuple[list[LearnedTurn], list[LearnedTurn]] = [], []
+        for turn in one.sample.turns:
+            is_served_so = self._boundaries.is_served_so(
+                text, literals, template, tokens, turn.start
+            )
+            sorted_turns[0 if is_served_so else 1].append(turn)
+        num_characters = sum(turn.end for turn in sorted_turns[1])
+        most = _SPLIT_CHARACTERS + _SPLIT_PER_CHARACTER * len(text)
+        if num_characters > most:
+            raise RowFault(
+                "each of its answers is learned after a prompt of its own, since the prompts end "
+                "with characters that the tokenizer joins with answers, and these have {:,} "
+                "characters together, expected at most {:,}; set learned_turns to 'last', or split "
+                "the chat",
+                num_characters,
+                most,
+            )
+        return sorted_turns
 
     def _encode_texts(
         self,

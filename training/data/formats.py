@@ -71,7 +71,8 @@ class Row:
     """One row as written: its line and either messages or plain text.
 
     `learned[i]` says whether message `i` is learned: the assistant's are, unless of weight 0.
-    `ignored` names the keys that the row has and that mean nothing here.
+    `ignored` names the keys that the row has and that mean nothing here. `number` counts the rows
+    of a source, several of which may stand on one line.
     """
 
     line: int
@@ -80,6 +81,7 @@ class Row:
     tools: tuple[Mapping[str, Any], ...] = ()
     text: str | None = None
     ignored: tuple[str, ...] = ()
+    number: int = 0
 
     @cached_property
     def measure(self) -> Measure:
@@ -100,8 +102,8 @@ class RowParser:
     format: DataFormat
     columns: Mapping[str, str]
 
-    def parse(self, line: int, record: Any) -> Row:
-        """Parse one record; raises `RowFault` that says what is wrong with it."""
+    def parse(self, line: int, record: Any, number: int = 0) -> Row:
+        """Parse one record, the row of a `number`; raises `RowFault` that says what is wrong."""
         if isinstance(record, RowFault):
             raise record
         if not isinstance(record, Mapping):
@@ -111,8 +113,7 @@ class RowParser:
             row = _PARSERS[self.format](line, _rename(record, self.columns))
         except RecursionError as exc:
             raise RowFault("nested too deeply, expected at most {} levels", MAX_DEPTH) from exc
-        if ignored:
-            row = replace(row, ignored=(*ignored, *row.ignored))
+        row = replace(row, ignored=(*ignored, *row.ignored), number=number)
         _check_limits(row)
         return row
 

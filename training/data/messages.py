@@ -1,7 +1,6 @@
 """One message of a chat, in OpenAI's or ShareGPT's shape, to the shape that templates take."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -145,22 +144,37 @@ def _read_contents(
     text = get_text(item, "value", may_be_empty=role == "tool")
     if has_tools and role == "assistant" and "<tool_call>" in text:
         return [_split_calls(text)]
-    if has_tools and role == "tool" and not _RESULT_BLOCK.sub("", text).strip():
-        found = [match.group(1) for match in _RESULT_BLOCK.finditer(text)]
-        return [{"content": result} for result in found or [text]]
+    if has_tools and role == "tool":
+        results, rest = _cut_blocks(text, "tool_response")
+        if not rest.strip():
+            return [{"content": result} for result in results or [text]]
     return [{"content": text}]
 
 
-_CALL_BLOCK = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
-_RESULT_BLOCK = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
+def _cut_blocks(text: str, tag: str) -> tuple[list[str], str]:
+    """Cut what stands between the tags out of a text, in a time in proportion to its length.
+
+    Returns the blocks without the space around them, and the rest of the text.
+    """
+    begin, end = f"<{tag}>", f"</{tag}>"
+    blocks: list[str] = []
+    rest: list[str] = []
+    place = 0
+    while (start := text.find(begin, place)) >= 0:
+        stop = text.find(end, start)
+        if stop < 0:
+            break
+        rest.append(text[place:start])
+        blocks.append(text[start + len(begin) : stop].strip())
+        place = stop + len(end)
+    return blocks, "".join([*rest, text[place:]])
 
 
 def _split_calls(text: str) -> dict[str, Any]:
     """Take Hermes' `<tool_call>` blocks out of a text: what remains is the content."""
-    calls = [
-        parse_json(match.group(1), "a <tool_call> block") for match in _CALL_BLOCK.finditer(text)
-    ]
-    rest = _CALL_BLOCK.sub("", text).strip()
+    blocks, rest = _cut_blocks(text, "tool_call")
+    calls = [parse_json(block, "a <tool_call> block") for block in blocks]
+    rest = rest.strip()
     if not calls or "<tool_call>" in rest:
         raise RowFault("a <tool_call> has no end: {}", show_value(rest))
     return {"content": rest or None, "tool_calls": [{"function": call} for call in calls]}

@@ -25,13 +25,13 @@ class Mix(NamedTuple):
     held_out: list[Indices]
 
 
-def hold_out_rows(lines: Indices, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
+def hold_out_rows(numbers: Indices, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
     """Choose a fraction of the rows by the seed, at least one; True for those that are chosen.
 
-    Rows of one line are samples of one chat: all of them are chosen, or none. Both arrays have the
-    shape `[num_rows]`.
+    Rows of one number are samples of one chat: all of them are chosen, or none. Both arrays have
+    the shape `[num_rows]`.
     """
-    found, group = np.unique(lines, return_inverse=True)
+    found, group = np.unique(numbers, return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(found))
     chosen = np.zeros(len(found), dtype=np.bool_)
     chosen[order[: max(1, round(len(found) * fraction))]] = True
@@ -39,20 +39,20 @@ def hold_out_rows(lines: Indices, fraction: float, seed: int) -> npt.NDArray[np.
 
 
 def choose_rows(
-    lines: Sequence[Indices], weights: Sequence[float], held_out_fraction: float, seed: int
+    numbers: Sequence[Indices], weights: Sequence[float], held_out_fraction: float, seed: int
 ) -> Mix:
-    """Choose rows by the seed; `lines[i]` are the lines that the rows of source `i` come from.
+    """Choose rows by the seed; `numbers[i]` are those of the rows of source `i`.
 
     A fraction of all rows together is held out first. Of the others, a weight of 2.5 shows each
     row of its source twice and half of them, the same ones in every epoch, once more. A source
     gives at least one row if any of its rows is not held out.
     """
-    num_rows = [len(own) for own in lines]
+    num_rows = [len(own) for own in numbers]
     is_held_out = np.zeros(sum(num_rows), dtype=np.bool_)
     if held_out_fraction:
         groups: list[Indices] = []
         num_groups = 0
-        for own in lines:
+        for own in numbers:
             found, group = np.unique(own, return_inverse=True)
             groups.append(group + num_groups)
             num_groups += len(found)

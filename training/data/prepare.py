@@ -38,7 +38,7 @@ from training.spec import DataFormat, TrainingSpec
 
 TRAIN_TABLE, VALIDATION_TABLE, SUMMARY_FILE = "train.arrow", "validation.arrow", "summary.json"
 # Part of every cache key: count it up when the same rows are to become other tokens.
-_ENCODING_VERSION = 4
+_ENCODING_VERSION = 5
 _COUNTS = (
     "num_rows",
     "num_tokens",
@@ -272,11 +272,11 @@ class _Build:
         if use_entry(self._cache, key):
             return self._take_entry(key, is_hit=is_hit)
         tables = [entry.folder / TRAIN_TABLE for entry in entries]
-        lines = [TokenTable(table).read_lines() for table in tables]
+        numbers = [TokenTable(table).read_numbers() for table in tables]
         if fraction:
-            num_rows = sum(len(np.unique(own)) for own in lines)
+            num_rows = sum(len(np.unique(own)) for own in numbers)
             self._check_enough(num_rows, name_sources(sources))
-        chosen = choose_rows(lines, weights, fraction, self._spec.seed)
+        chosen = choose_rows(numbers, weights, fraction, self._spec.seed)
         with build_entry(self._cache, key) as building:
             write_mix(tables, chosen.train, names, building / TRAIN_TABLE)
             counts = {**_add_up([entry.counts for entry in entries], building / TRAIN_TABLE)}
@@ -308,9 +308,9 @@ class _Build:
         if is_hit := use_entry(self._cache, key):
             return self._take_entry(key, is_hit=is_hit)
         table = whole.folder / TRAIN_TABLE
-        lines = TokenTable(table).read_lines()
-        self._check_enough(len(np.unique(lines)), name)
-        held_out = hold_out_rows(lines, self._spec.validation_fraction, self._spec.seed)
+        numbers = TokenTable(table).read_numbers()
+        self._check_enough(len(np.unique(numbers)), name)
+        held_out = hold_out_rows(numbers, self._spec.validation_fraction, self._spec.seed)
         with build_entry(self._cache, key) as building:
             tables = building / VALIDATION_TABLE, building / TRAIN_TABLE
             split_table(table, held_out, *tables)

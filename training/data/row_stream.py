@@ -1,6 +1,7 @@
 """One source of rows to encoded rows, as they come, and what became of those that are left out."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -25,7 +26,7 @@ _BATCH_BYTES = 1 << 18
 
 
 class RowStream:
-    """The way of one source's rows: read, parse, encode, fit to `max_length`.
+    """Reads, parses and encodes the rows of one source, and fits them to `max_length`.
 
     `fallback` is the format of rows whose own is not recognised, `end_ids` are the tokens at which
     the model stops, by default that of its tokenizer. Counts are right once `encode` is
@@ -48,7 +49,7 @@ class RowStream:
         self.num_dropped = 0
         self.dropped_lines: list[int] = []  # the first of them
         self.num_split = 0  # rows that became several samples
-        self._split_line = 0
+        self._noted: dict[str, int] = {}  # by what was noted, the number of the last such row
         self.ignored_keys = IgnoredKeys()
         self._spec = spec
         self._tokenizer = tokenizer
@@ -81,21 +82,22 @@ class RowStream:
         Raises `DataError` at the end, for all rows together, if any cannot be used; at once if the
         first row has none of our formats, or if the chat template exceeds its limits.
         """
+        num_samples = 0
         with RowEncoder(self._tokenizer, self._settings) as encoder:
             try:
                 for row, encoded in encoder.encode(_form_batches(self._parse(num_rows, on_read))):
                     if isinstance(encoded, EncodedRow) and encoded.is_part:
-                        self.num_split += row.line != self._split_line
-                        self._split_line = row.line
-                    fitted = self._fit(row.line, encoded)
+                        self.num_split += self._is_first(row, "split")
+                    fitted = self._fit(row, encoded)
                     if fitted is not None:
-                        yield fitted
+                        num_samples += 1
+                        yield replace(fitted, number=row.number)
             except TemplateStoppedError as exc:
                 raise DataError(
                     f"{self.source.name}: {self.source.unit} {exc.line}: {exc}"
                 ) from exc
         self._faults.raise_if_any(self.num_rows)
-        if self.num_dropped == self.num_rows and self.format:
+        if not num_samples and self.format:
             lines = describe_lines(self.dropped_lines, self.num_dropped, self.source.unit)
             raise DataError(
                 f"{self.source.name}: no row is left: all have more than max_length "
@@ -121,7 +123,7 @@ class RowStream:
             raise record
         if self._parser is None:
             self._parser = self._choose_parser(record)
-        return self._parser.parse(line, record)
+        return self._parser.parse(line, record, self.num_rows)
 
     def _choose_parser(self, record: object) -> RowParser:
         try:
@@ -131,14 +133,17 @@ class RowStream:
                 raise DataError(f"{self.source.name}: {exc}") from exc
         return RowParser(self._fallback, self._spec.columns)
 
-    def _fit(self, line: int, encoded: EncodedRow | RowFault) -> EncodedRow | None:
-        """Bring a row to its length; of one that is left out, tell why and return None."""
+    def _fit(self, row: Row, encoded: EncodedRow | RowFault) -> EncodedRow | None:
+        """Bring a sample of a row to its length; note why one is left out, and return None.
+
+        A row counts once, however many of its samples are left out.
+        """
         if isinstance(encoded, RowFault):
-            self._faults.add(line, encoded)
+            self._add_fault(row, encoded)
             return None
         num_tokens = len(encoded.input_ids)
         if encoded.num_learned == 0:
-            self._faults.add(line, RowFault("nothing in its {} tokens is learned", num_tokens))
+            self._add_fault(row, RowFault("nothing in its {} tokens is learned", num_tokens))
             return None
         if num_tokens <= self._max_length:
             return encoded
@@ -146,15 +151,26 @@ class RowStream:
             pattern = (
                 "{} tokens, more than max_length {}; shorten it, or set overlong to 'truncate'"
             )
-            self._faults.add(line, RowFault(pattern, num_tokens, self._max_length))
+            self._add_fault(row, RowFault(pattern, num_tokens, self._max_length))
             return None
         cut = encoded.truncate(self._max_length)
         if self._spec.overlong == "truncate" and cut.num_learned:
             return cut
-        self.num_dropped += 1
-        if len(self.dropped_lines) < MAX_LINES_SHOWN:
-            self.dropped_lines.append(line)
+        if self._is_first(row, "dropped"):
+            self.num_dropped += 1
+            if len(self.dropped_lines) < MAX_LINES_SHOWN:
+                self.dropped_lines.append(row.line)
         return None
+
+    def _add_fault(self, row: Row, fault: RowFault) -> None:
+        if self._is_first(row, "faulty"):
+            self._faults.add(row.line, fault)
+
+    def _is_first(self, row: Row, what: str) -> bool:
+        """Whether something is noted for the first time of a row; its samples follow each other."""
+        is_first = self._noted.get(what) != row.number
+        self._noted[what] = row.number
+        return is_first
 
 
 def _form_batches(rows: Iterable[Row]) -> Iterator[list[Row]]:

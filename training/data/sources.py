@@ -43,12 +43,29 @@ def open_train_sources(
     `DataError` for a folder or a pattern without files of rows.
     """
     if spec.train_files:
-        return [
+        sources = [
             one
             for group, entry in enumerate(spec.train_files)
             for one in _open_files(entry.file, spec, known, entry.weight, group)
         ]
+        _check_named_once(sources)
+        return sources
     return _open_sources(spec.train_file, spec.train_dataset, spec, known)
+
+
+def _check_named_once(sources: Sequence[WeightedSource]) -> None:
+    """Raise `DataError` for a file of several settings: its rows could be learned and held out."""
+    groups: dict[Path, str] = {}
+    for one in sources:
+        if not isinstance(one.source, RowFile):
+            continue
+        path = one.source.path.resolve()
+        if path in groups:
+            raise DataError(
+                f"{one.source.name} is named by {groups[path]!r} and by {one.group_name!r} of "
+                "train_files, expected once; give it one weight"
+            )
+        groups[path] = one.group_name
 
 
 def open_validation_sources(

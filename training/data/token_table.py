@@ -17,6 +17,7 @@ _BATCH_ROWS = 1 << 14
 SCHEMA = pa.schema(
     [
         ("line", pa.int64()),
+        ("number", pa.int64()),
         ("input_ids", pa.list_(pa.int32())),
         ("learned", pa.list_(pa.bool_())),
         ("num_learned", pa.int32()),
@@ -66,6 +67,7 @@ def _make_batch(rows: list[EncodedRow]) -> Any:
     learned = np.concatenate([row.learned for row in rows])
     columns = [
         pa.array([row.line for row in rows], pa.int64()),
+        pa.array([row.number for row in rows], pa.int64()),
         pa.ListArray.from_arrays(offsets, pa.array(ids, pa.int32())),
         pa.ListArray.from_arrays(offsets, pa.array(learned, pa.bool_())),
         pa.array([row.num_learned for row in rows], pa.int32()),
@@ -122,9 +124,9 @@ class TokenTable:
         ]
         return ", ".join(named) + (f" and {num_more} more" if num_more else "")
 
-    def read_lines(self) -> npt.NDArray[np.int64]:
-        """Read the lines on which all rows stand; shape `[num_rows]`."""
-        parts = [batch.column("line").to_numpy() for batch in self._batches]
+    def read_numbers(self) -> npt.NDArray[np.int64]:
+        """Read the numbers of all rows, which samples of one row share; shape `[num_rows]`."""
+        parts = [batch.column("number").to_numpy() for batch in self._batches]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
     def count_truncated(self) -> int:

@@ -257,3 +257,27 @@ def test_a_character_of_several_tokens_is_learned_wholly(
     )
     row = encode(chat(QUESTION, {**ANSWER, "content": "ok 🦊"}), ending)
     assert learned_text(row, tokenizer) == "ok 🦊<|im_end|>"
+
+
+def test_only_the_end_token_is_learned_besides_what_is_marked(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %} POST<|im_end|>{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    row = encode(chat(QUESTION, ANSWER), with_template(tokenizer, template))
+    assert learned_text(row, tokenizer) == f"{ANSWER['content']}<|im_end|>"
+
+
+def test_prompts_of_their_own_are_bounded(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Each answer of this template has the whole prompt again, which ends in a space."""
+    joined = with_template(
+        tokenizer,
+        "{% for m in messages %}{% if m.role == 'user' %}USER: {{ m.content }} {% else %}"
+        "A: {{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}A: {% endif %}",
+    )
+    turns = [QUESTION, {**ANSWER, "content": "the baker " * 300}] * 200
+    with pytest.raises(RowFault, match="set learned_turns to 'last'"):
+        encode(chat(*turns), joined)

@@ -1,7 +1,9 @@
 import csv
 import io
 import json
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +215,24 @@ def test_messages_in_either_shape_are_understood_under_either_key() -> None:
     assert parse({"messages": [asked, said]}).messages == expected
     assert parse({"conversations": [QUESTION, ANSWER]}).messages == expected
     assert parse({"conversations": [asked, ANSWER]}).messages == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>" + " " * 200_000,
+        "<tool_call>" * 20_000,
+        "<tool_call> </tool_call>" * 10_000,
+        "<tool_response>" + " " * 200_000,
+    ],
+)
+def test_blocks_are_found_in_a_time_in_proportion_to_the_text(text: str) -> None:
+    turns = [{"from": "human", "value": "x"}, {"from": "gpt", "value": text}]
+    results = [{"from": "tool", "value": text}]
+    began = time.process_time()
+    with suppress(RowFault):
+        parse({"conversations": turns + results, "tools": [{"name": "count"}]})
+    assert time.process_time() - began < 1
 
 
 def test_hermes_calls_and_results_are_tool_calls_and_messages_of_tools() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.chat_templates import QWEN_3
 from training.base_model import find_end_ids, load_tokenizer
+from training.data.faults import DataError
 from training.data.prepare import VALIDATION_TABLE, prepare_data
 from training.data.preview import preview_rows
 from training.data.token_table import TokenTable
@@ -64,8 +65,8 @@ def test_answers_of_a_chat_are_not_learned_and_evaluated(
     model: Path, rows: Path, tmp_path: Path
 ) -> None:
     prepared = prepare_data(make_spec(model, rows, validation_fraction=0.5), tmp_path / "cache")
-    train = TokenTable(prepared.train).read_lines()
-    held_out = TokenTable(prepared.folder / VALIDATION_TABLE).read_lines()
+    train = TokenTable(prepared.train).read_numbers()
+    held_out = TokenTable(prepared.folder / VALIDATION_TABLE).read_numbers()
     assert len(train) + len(held_out) == 12
     assert not set(train) & set(held_out)
     assert len(np.unique(held_out)) == 4
@@ -110,3 +111,47 @@ def test_a_model_without_an_end_token_is_warned_of(model: Path, rows: Path, tmp_
     tell_data(run, prepared.summary)
     warnings = [event["message"] for event in run.read_events() if event["level"] == "warn"]
     assert any("does not stop by itself" in message for message in warnings)
+
+
+def write_array(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text(json.dumps(records))  # all rows on one line
+    return path
+
+
+def test_rows_on_one_line_are_rows_of_their_own(model: Path, tmp_path: Path) -> None:
+    chats = [make_chat(number, 2) for number in range(20)]
+    rows = write_array(tmp_path / "rows.json", chats)
+    prepared = prepare_data(make_spec(model, rows, validation_fraction=0.2), tmp_path / "cache")
+    assert prepared.summary["num_split_rows"] == 20
+    assert len(TokenTable(prepared.train)) == 2 * 16
+    assert len(TokenTable(prepared.folder / VALIDATION_TABLE)) == 2 * 4
+
+
+def make_long_chat() -> dict[str, Any]:
+    chat = make_chat(0, 2)
+    chat["messages"][0]["content"] = "long " * 50
+    return chat
+
+
+def test_a_row_is_left_out_once_however_many_answers_it_has(model: Path, tmp_path: Path) -> None:
+    rows = write_array(tmp_path / "rows.json", [make_long_chat(), make_chat(1, 1)])
+    spec = make_spec(model, rows, overlong="drop", max_length=64)
+    summary = prepare_data(spec, tmp_path / "cache").summary
+    assert (summary["num_rows"], summary["num_dropped_rows"]) == (1, 1)
+    assert summary["dropped_lines"] == [1]
+    refusing = make_spec(model, rows, overlong="refuse", max_length=64)
+    with pytest.raises(DataError, match="1 of 2 rows cannot be used: 1 row"):
+        prepare_data(refusing, tmp_path / "cache")
+
+
+def test_rows_of_which_no_answer_is_left_are_refused(model: Path, tmp_path: Path) -> None:
+    rows = write_array(tmp_path / "rows.json", [make_long_chat()])
+    with pytest.raises(DataError, match="no row is left"):
+        prepare_data(make_spec(model, rows, overlong="drop", max_length=64), tmp_path / "cache")
+
+
+def test_a_file_of_two_settings_is_refused(model: Path, rows: Path, tmp_path: Path) -> None:
+    mixed = [{"file": str(rows)}, {"file": str(rows.parent / "*.jsonl"), "weight": 2}]
+    spec = TrainingSpec.model_validate({"base_model": str(model), "train_files": mixed})
+    with pytest.raises(DataError, match=r"rows.jsonl is named by 'rows.jsonl' and by '\*.jsonl'"):
+        prepare_data(spec, tmp_path / "cache")

@@ -34,17 +34,17 @@ class ShownAnswer(NamedTuple):
 
 
 def show_reasoning(
-    prompt_end: str, answer: str, reasoning: str | None, template: str, place: int
+    prompt_end: str, answer: str, reasoning: str | None, content: str, template: str, place: int
 ) -> ShownAnswer:
     """Insert reasoning into an answer whose template leaves it out; end what the prompt began.
 
-    `prompt_end` is the end of the prompt; `place` counts messages from 0. Raises `RowFault` where
-    the reasoning has no place.
+    `prompt_end` is the end of the prompt, `content` what the answer says after its reasoning;
+    `place` counts messages from 0. Raises `RowFault` where the reasoning has no place.
     """
     if reasoning is not None:
         _check_open(prompt_end, place)
     begun = next((tags for tags in _TAGS if prompt_end.rstrip().endswith(tags.begin.strip())), None)
-    if reasoning is not None and (start := answer.find(reasoning)) >= 0:
+    if reasoning is not None and (start := _find_reasoning(answer, reasoning, content)) is not None:
         return ShownAnswer(answer, (start, start + len(reasoning)), is_changed=False)
     if begun is not None:
         return _end_begun(prompt_end, answer, reasoning, begun)
@@ -64,6 +64,14 @@ def show_reasoning(
         "to 'drop', or use a model that reasons",
         place + 1,
     )
+
+
+def _find_reasoning(answer: str, reasoning: str, content: str) -> int | None:
+    """Find the reasoning before the content of an answer, which may contain the same words."""
+    content = content.strip()
+    end = answer.rfind(content) if content else len(answer)
+    start = answer.find(reasoning, 0, max(end, 0))
+    return None if start < 0 else start
 
 
 def _check_open(prompt_end: str, place: int) -> None:

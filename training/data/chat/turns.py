@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from templating.reasoning import remove_reasoning
 from templating.renderer import RenderedTurn, Rendering, RenderLimits, Span
 from training.data.chat.end_tokens import EndTokens
 from training.data.chat.reasoning import ReasoningUse, show_reasoning
@@ -17,7 +18,6 @@ from training.data.faults import RowFault
 
 LearnedTurns = Literal["all", "last"]
 _PROMPT_END_CHARACTERS = 200
-_CHECKED_CHARACTERS = 20
 
 
 class LearnedTurn(NamedTuple):
@@ -85,8 +85,9 @@ class SampleBuilder:
         shared: list[LearnedTurn] = []
         samples: list[Sample] = []
         for (place, reasoning), turn in zip(reasonings.items(), found.turns, strict=True):
-            answer = self._find_answer(found.text, turn, place, reasoning)
-            _check_content(messages[place], answer.text, place)
+            content = str(remove_reasoning(messages[place]).get("content") or "")
+            answer = self._find_answer(found.text, turn, place, reasoning, content)
+            _check_content(content, answer.text, place)
             has_calls = bool(messages[place].get("tool_calls"))
             if (learned := self._place(answer, turn, found.text, has_calls)) is not None:
                 shared.append(learned)
@@ -101,7 +102,7 @@ class SampleBuilder:
         return samples
 
     def _find_answer(
-        self, text: str, turn: RenderedTurn, place: int, reasoning: str | None
+        self, text: str, turn: RenderedTurn, place: int, reasoning: str | None, content: str
     ) -> _Answer:
         """Cut an answer out of what was rendered, and complete its reasoning."""
         if turn.start is None:
@@ -117,13 +118,13 @@ class SampleBuilder:
             marked = _clip(marked, found.end)
         elif marked:
             rendered = rendered[: marked[-1][1]]
-        shown = show_reasoning(
-            _read_prompt_end(text, turn), rendered, reasoning, self._template, place
-        )
+        prompt_end = _read_prompt_end(text, turn)
+        shown = show_reasoning(prompt_end, rendered, reasoning, content, self._template, place)
         spans = [(0, len(shown.text))]
         if marked and not shown.is_changed:
-            # Templates may leave the end token outside of their markers.
-            spans = [*marked[:-1], (marked[-1][0], len(rendered))]
+            spans = marked
+            if found is not None and marked[-1][1] < found.end:  # it is outside of the markers
+                spans = [*marked, (found.start, found.end)]
         if self._reasoning == "mask" and shown.span is not None:
             spans = [part for span in spans for part in _subtract(span, shown.span)]
         is_rendered = (
@@ -154,13 +155,12 @@ class SampleBuilder:
         return self._end_tokens.choose(self._number, self._limits, has_calls=has_calls)
 
 
-def _check_content(message: Mapping[str, Any], answer: str, place: int) -> None:
-    """Raise `RowFault` for an answer that the template leaves out."""
-    content = message.get("content")
-    if isinstance(content, str) and content.strip()[-_CHECKED_CHARACTERS:] not in answer:
+def _check_content(content: str, answer: str, place: int) -> None:
+    """Raise `RowFault` for an answer whose content the template leaves out or changes."""
+    if content.strip() not in answer:
         raise RowFault(
-            "the content of message {} is missing from what the model's chat template renders; use "
-            "a model with another template",
+            "the content of message {} is missing from what the model's chat template renders, or "
+            "is changed by it; change the message, or use a model with another template",
             place + 1,
         )
 

@@ -1,6 +1,7 @@
 """How much a file of rows unpacks to: measured before a file of somebody else's is accepted."""
 
 import codecs
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,11 @@ from training.data.files.kinds import (
     find_compression,
 )
 from training.data.files.packed import open_unpacked
+from training.data.row_limits import MAX_ROW_BYTES
 
 _CHUNK_BYTES = 1 << 20
+MAX_UNPACKING_S = 300.0
+"""Other uploads of packed files wait meanwhile."""
 _MIN_ROW_BYTES = 256
 """What a row counts for at least: a file of columns can have any number of rows without content."""
 
@@ -23,17 +27,22 @@ def is_packed(head: bytes) -> bool:
     return find_compression(head) is not None or find_columnar_kind(head) is not None
 
 
-def measure_unpacked(path: Path, name: str, max_bytes: int) -> int:
+def measure_unpacked(path: Path, name: str, max_bytes: int, max_s: float = MAX_UNPACKING_S) -> int:
     """Count the bytes of text that a packed file holds; stops beyond `max_bytes`.
 
     Rows of Parquet and Arrow count as JSON. Raises `DataError` if the file cannot be unpacked, or
-    if what it unpacks to is no text in UTF-8.
+    not within `max_s` seconds, or if what it unpacks to is no text in UTF-8.
     """
     num_bytes = 0
+    deadline = time.monotonic() + max_s
     for size_bytes in _measure_parts(path, name):
         num_bytes += size_bytes
         if num_bytes > max_bytes:
             break
+        if time.monotonic() > deadline:
+            raise DataError(
+                f"{name} takes more than {max_s:g} s to unpack; split it, or upload it unpacked"
+            )
     return num_bytes
 
 
@@ -42,7 +51,9 @@ def _measure_parts(path: Path, name: str) -> Iterator[int]:
         kind = find_columnar_kind(file.read(NUM_MAGIC_BYTES))
     if kind is not None:
         for line in read_lines(path, name, kind):
-            yield max(_MIN_ROW_BYTES, len(line))
+            _, _, content = line.partition(b" ")
+            # The JSON of a row that is too long is left out.
+            yield max(_MIN_ROW_BYTES, len(content)) if content.strip() else MAX_ROW_BYTES
         return
     decoder = codecs.getincrementaldecoder("utf-8")()
     with open_unpacked(path, name) as file:

@@ -70,7 +70,7 @@ def test_reasoning_after_a_prompt_that_forbids_it_is_refused() -> None:
 
 def test_reasoning_of_a_model_that_writes_none_is_refused() -> None:
     with pytest.raises(RowFault, match="message 2 has reasoning, which .* does not write"):
-        show_reasoning("assistant:", "Twelve.", "I count.", "{{ messages }}", 1)
+        show_reasoning("assistant:", "Twelve.", "I count.", "Twelve.", "{{ messages }}", 1)
 
 
 @pytest.mark.parametrize(
@@ -83,5 +83,32 @@ def test_reasoning_of_a_model_that_writes_none_is_refused() -> None:
     ],
 )
 def test_reasoning_that_the_prompt_begins_is_ended(prompt: str, answer: str, shown: str) -> None:
-    found = show_reasoning(prompt, answer, None, "", 1)
+    found = show_reasoning(prompt, answer, None, "Twelve.", "", 1)
     assert found == ShownAnswer(shown, None, is_changed=shown != answer)
+
+
+@pytest.mark.parametrize("use", ["learn", "mask"])
+@pytest.mark.parametrize("name", ["deepseek r1", "qwen 3", "kimi k2 thinking", "chatml"])
+def test_an_answer_may_repeat_its_reasoning(name: str, use: Any) -> None:
+    content = "The capital of France is Paris, of course."
+    answer = {"role": "assistant", "content": content, "reasoning_content": "Paris"}
+    learned, whole = learn(name, answer, use)
+    assert content in learned
+    assert whole.count("Paris") == 2
+    assert learned.count("Paris") == (2 if use == "learn" else 1)
+
+
+@pytest.mark.parametrize("name", ["deepseek r1", "nemotron 3", "qwen 3.5"])
+@pytest.mark.parametrize("content", ["<table><tr>1</tr></table>", "<b>bold</b>", "<", "assistant"])
+def test_an_answer_that_begins_like_its_prompt_is_learned_wholly(name: str, content: str) -> None:
+    learned, _ = learn(name, {"role": "assistant", "content": content})
+    end = FAMILIES[name].ends[0]
+    assert learned.endswith(f"{content}{end}")
+    assert learned.removesuffix(f"{content}{end}").strip() == "</think>"
+
+
+@pytest.mark.parametrize("name", ["deepseek r1", "qwen 3"])
+def test_an_answer_about_tags_of_reasoning_is_refused_where_the_template_cuts_it(name: str) -> None:
+    content = "The tag <think> begins and </think> ends the reasoning of a model."
+    with pytest.raises(RowFault, match="the content of message 2 is missing"):
+        learn(name, {"role": "assistant", "content": content})

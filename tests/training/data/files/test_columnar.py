@@ -14,7 +14,9 @@ import pytest
 from tests.training.data.test_formats import ANSWER, QUESTION, parse
 from training.data.faults import DataError, RowFault
 from training.data.files import columnar
+from training.data.files.measuring import measure_unpacked
 from training.data.readers import RowFile
+from training.data.row_limits import MAX_ROW_BYTES
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
@@ -167,3 +169,19 @@ def test_a_reader_that_is_closed_leaves_no_process(tmp_path: Path) -> None:
     assert {child.pid for child in psutil.Process().children()} - before
     records.close()  # type: ignore[attr-defined]
     assert not {child.pid for child in psutil.Process().children()} - before
+
+
+def test_rows_that_are_too_long_count_for_what_they_unpack_to(tmp_path: Path) -> None:
+    """A dictionary of one text gives any number of rows in a small file."""
+    path = tmp_path / "rows.parquet"
+    texts = pa.array(["x" * (MAX_ROW_BYTES + 1)] * 4).dictionary_encode()
+    write_parquet(path, pa.table({"text": texts}))
+    assert path.stat().st_size < MAX_ROW_BYTES / 10
+    assert measure_unpacked(path, "rows.parquet", 1 << 40) == 4 * MAX_ROW_BYTES
+
+
+def test_a_file_that_takes_long_to_unpack_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    write_parquet(path, pa.table({"text": ["fox"] * 10}))
+    with pytest.raises(DataError, match="takes more than 0 s to unpack; split it"):
+        measure_unpacked(path, "rows.parquet", 1 << 40, max_s=0)
