@@ -30,6 +30,7 @@ from storage.privacy import keep_files_private
 from training.agent_port import choose_free_agent_port
 from training.byte_progress import show_bytes
 from training.data.token_cache import default_cache
+from training.full_output import drop_what_finds_no_room
 from training.lease import hold_lease
 from training.priority import yield_to_others
 from training.rerun import RerunError, is_untrained, reopen_run
@@ -71,7 +72,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     keep_files_private()
-    console = Console(stderr=True)
+    with drop_what_finds_no_room():
+        return _run_command(options, Console(stderr=True))
+
+
+def _run_command(options: argparse.Namespace, console: Console) -> int:
     try:
         check_local_path("--output", options.output)  # before `Path` makes 's3:/' of 's3://'
         check_local_path("--cache", options.cache)
