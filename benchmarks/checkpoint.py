@@ -58,7 +58,7 @@ _KILL_STEP = 12
 _STAGES = {
     "noticed_s": "was lost",
     "workers_up_s": "workers are up",
-    "loaded_s": "Going on after step",
+    "loaded_s": "Resuming after step",
 }
 # Steps after a save that may be slower for it.
 _SETTLING_STEPS = 10

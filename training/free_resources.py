@@ -13,7 +13,7 @@ _NVIDIA_SMI_TIMEOUT_S = 3.0
 
 
 class Memory(NamedTuple):
-    """Bytes that there are at all, and that are free now."""
+    """Bytes in total, and bytes that are free now."""
 
     total: int
     free: int

@@ -26,9 +26,9 @@ _MAX_REASON_CHARACTERS = 300
 def pause_until_room(run: RunFolder, spec: TrainingSpec, exc: BaseException) -> None:
     """Record that a run pauses because the disk is full, and how much room it needs.
 
-    A run that has taken no step since it last paused so waits for its user: something else than
-    what is compared is full. Where the record itself finds no room it stays as it is, and whoever
-    starts the run again, or finds that its process has ended, resumes it.
+    A run that has taken no step since its last such pause waits for its user: another disk than the
+    compared one is full. If the record itself finds no room, it stays as it is, and the next start
+    of the run, or the queue that finds its process ended, resumes it.
     """
     reason = " ".join(str(exc).split())[:_MAX_REASON_CHARACTERS]
     logger.error("run %s pauses: %s", run.path.name, reason, exc_info=exc)

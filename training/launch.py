@@ -231,7 +231,7 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
 
     from training.failures import summarise_exception
     from training.loop import run_worker
-    from training.retry import TellOfFailures
+    from training.retry import ReportFailures
     from training.trainer import LeanTorchTrainer
 
     # Annotations of Ray's that are older than what they describe: a range of workers, settings of
@@ -253,7 +253,7 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
             name=run.ray.name,
             storage_path=str(run.ray.parent),
             failure_config=ray.train.FailureConfig(max_failures=spec.max_failures),
-            callbacks=[TellOfFailures(str(run.path))],
+            callbacks=[ReportFailures(str(run.path))],
             worker_runtime_env={} if use_gpu else {"env_vars": _CPU_WORKER_ENV},
         ),
     )

@@ -110,7 +110,7 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
         num_parameters = count_parameters(engine)
         journal.tell(f"Loaded {num_parameters:,} parameters", num_parameters=num_parameters)
         if start:
-            journal.tell(f"Going on after step {start.step} of {num_steps}", step=start.step)
+            journal.tell(f"Resuming after step {start.step} of {num_steps}", step=start.step)
         else:
             within = "in" if num_steps != spec.max_steps else "within"
             journal.tell(f"Training for {num_steps} steps {within} {spec.epochs} epochs")

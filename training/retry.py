@@ -1,4 +1,4 @@
-"""Which failures of workers new workers may not meet again, and an event where they are started.
+"""Which worker failures are worth a retry, and an event where workers are started again.
 
 Only a lost worker, a lost node or a lost connection may heal. Every other exception depends on the
 settings, the model, the rows or the disk: new workers would meet it again, a minute later.
@@ -92,7 +92,7 @@ def is_full_disk(exception: BaseException) -> bool:
     return False
 
 
-class TellOfFailures(UserCallback):
+class ReportFailures(UserCallback):
     """Writes an event for every failure of workers; Ray Train calls it in its controller."""
 
     def __init__(self, run: str) -> None:

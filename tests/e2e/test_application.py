@@ -78,7 +78,7 @@ def read_messages(client: openai.OpenAI, job_id: str) -> list[str]:
 
 
 def count_continuations(client: openai.OpenAI, job_id: str) -> int:
-    return sum(text.startswith("Going on after step") for text in read_messages(client, job_id))
+    return sum(text.startswith("Resuming after step") for text in read_messages(client, job_id))
 
 
 @pytest.fixture(scope="module")

@@ -231,7 +231,7 @@ def test_a_job_is_paused_resumed_and_cancelled(client: openai.OpenAI, waiting: l
     assert "Paused; start the run again to go on" in messages
     wait_until(
         lambda: any(
-            event.message.startswith("Going on after step")
+            event.message.startswith("Resuming after step")
             for event in client.fine_tuning.jobs.list_events(first, limit=100)
         ),
         TIMEOUT_S,
@@ -242,7 +242,7 @@ def test_a_job_is_paused_resumed_and_cancelled(client: openai.OpenAI, waiting: l
     assert client.fine_tuning.jobs.resume(first).status == "queued"  # it was a mistake
     wait_until(
         lambda: any(
-            event.message.startswith("Going on after step")
+            event.message.startswith("Resuming after step")
             for event in client.fine_tuning.jobs.list_events(first, limit=100).data[:-num_told]
         ),
         TIMEOUT_S,

@@ -67,7 +67,7 @@ def test_lost_workers_are_replaced(
     messages = read_messages(folder, "worker")
     assert any("A worker was lost as it started" in message for message in messages)
     assert any(re.search(r"was lost: it did not answer for \d", message) for message in messages)
-    assert any(message.startswith("Going on after step") for message in messages)
+    assert any(message.startswith("Resuming after step") for message in messages)
 
 
 def test_a_killed_job_goes_on_when_it_is_started_again(folder: Path, whole: Steps) -> None:
@@ -82,7 +82,7 @@ def test_a_killed_job_goes_on_when_it_is_started_again(folder: Path, whole: Step
         assert finish(process) == 0
     assert read_steps(folder, "job") == whole
     assert any(
-        message.startswith("Going on after step") for message in read_messages(folder, "job")
+        message.startswith("Resuming after step") for message in read_messages(folder, "job")
     )
 
 
@@ -101,7 +101,7 @@ def test_a_paused_run_goes_on_with_other_numbers_of_workers(folder: Path, whole:
     messages = read_messages(folder, "resized")
     sizes = [message for message in messages if "up on cpu" in message]
     assert [int(message.split()[0]) for message in sizes] == [2, 1, 2]
-    resumed = [message for message in messages if message.startswith("Going on after step")]
+    resumed = [message for message in messages if message.startswith("Resuming after step")]
     first, second = (int(message.split()[4]) for message in resumed)
     assert 8 <= first < first + 8 <= second == num_steps < len(whole)
     expected = [step["loss"] for step in whole]

@@ -207,7 +207,7 @@ def test_sigterm_drains_and_the_next_start_continues(
     supervisors.append(second)
     second.wait_until_up()
     wait_until(lambda: len(list_steps(folder, running)) > len(steps) + 3, 240, "it continues")
-    assert f"Going on after step {steps[-1]} of" in " ".join(read_messages(folder, running))
+    assert f"Resuming after step {steps[-1]} of" in " ".join(read_messages(folder, running))
     after = list_steps(folder, running)
     assert after == list(range(1, len(after) + 1))
     assert not any(text.startswith("Interrupted") for text in read_messages(folder, running))

@@ -143,14 +143,14 @@ def test_only_the_first_worker_speaks(run: RunFolder, caplog: pytest.LogCaptureF
 
 def test_an_event_is_told_in_the_log_too(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        make_journal(run).tell("Going on after step 3 of 9", step=3)
+        make_journal(run).tell("Resuming after step 3 of 9", step=3)
     (event,) = run.read_events()
     assert (event["message"], event["data"], event["level"]) == (
-        "Going on after step 3 of 9",
+        "Resuming after step 3 of 9",
         {"step": 3},
         "info",
     )
-    assert caplog.messages == ["Going on after step 3 of 9"]
+    assert caplog.messages == ["Resuming after step 3 of 9"]
 
 
 def test_a_skipped_step_is_told_and_its_line_is_json(run: RunFolder) -> None:

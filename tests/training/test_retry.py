@@ -17,7 +17,7 @@ from ray.train.v2.api.config import FailureConfig
 from ray.train.v2.api.exceptions import WorkerGroupError
 
 from training.model import WeightsError
-from training.retry import TellOfFailures, is_full_disk, is_worth_another_try, may_heal
+from training.retry import ReportFailures, is_full_disk, is_worth_another_try, may_heal
 from training.runs import RunBusyError, RunFolder
 from training.spec import SettingError
 from training.trainer import RetryWhatMayHeal
@@ -107,7 +107,7 @@ def test_ray_train_decides_by_the_cause() -> None:
 
 
 def test_only_workers_that_are_replaced_have_an_event(tmp_path: Path) -> None:
-    tell = TellOfFailures(str(tmp_path))
+    tell = ReportFailures(str(tmp_path))
     tell.after_exception(None, {0: wrap(PEER_LOST), 3: wrap(FULL)})
     run = RunFolder(tmp_path)
     assert run.read_events() == [], "the event of the run's end has the reason"

@@ -173,10 +173,8 @@ class RowEncoder:
         text, literals, template = one.sample.text, one.literals, one.template
         sorted_turns: tuple[list[LearnedTurn], list[LearnedTurn]] = [], []
         for turn in one.sample.turns:
-            is_served_so = self._boundaries.is_served_so(
-                text, literals, template, tokens, turn.start
-            )
-            sorted_turns[0 if is_served_so else 1].append(turn)
+            matches = self._boundaries.matches_serving(text, literals, template, tokens, turn.start)
+            sorted_turns[0 if matches else 1].append(turn)
         num_characters = sum(turn.end for turn in sorted_turns[1])
         most = _SPLIT_CHARACTERS + _SPLIT_PER_CHARACTER * len(text)
         if num_characters > most:

@@ -71,8 +71,8 @@ def check_count(count: int, most: int, what: str, advice: str) -> None:
 
 
 def describe_endless() -> RowFault:
-    """The fault of a row that is longer in its file than any may be."""
-    return RowFault("longer than {:,} bytes, the most of one row", MAX_ROW_BYTES)
+    """Return the fault of a row that is longer in its file than the limit."""
+    return RowFault("longer than {:,} bytes, the limit for one row", MAX_ROW_BYTES)
 
 
 def _count_bytes(text: str) -> int:

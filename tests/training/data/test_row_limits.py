@@ -240,7 +240,7 @@ def test_a_line_that_is_too_long_spoils_no_other(
     with pytest.raises(DataError) as caught:
         list(open_rows(file, make_tokenizer("byte-level", None)).encode())
     assert "2 of 4 rows" in str(caught.value)
-    assert "longer than 1,000 bytes, the most of one row (line 2)" in str(caught.value)
+    assert "longer than 1,000 bytes, the limit for one row (line 2)" in str(caught.value)
     assert "(line 4)" in str(caught.value)
 
 
@@ -251,7 +251,7 @@ def test_a_row_of_a_table_is_bounded_over_all_its_cells(
     monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", 10_000)
     file = tmp_path / "rows.csv"
     file.write_text(f"text\nfox\n{cell * 40_000}\n")
-    with pytest.raises(DataError, match=r"longer than 10,000 bytes, the most of one row \(line 3"):
+    with pytest.raises(DataError, match=r"than 10,000 bytes, the limit for one row \(line 3"):
         list(open_rows(file, make_tokenizer("byte-level", None)).encode())
 
 

@@ -45,7 +45,7 @@ class PromptBoundaries:
         self._added = np.array(sorted(tokenizer.added_tokens_decoder), dtype=np.int64)
         self._cache: dict[tuple[str, str], IntArray] = {}
 
-    def is_served_so(
+    def matches_serving(
         self,
         text: str,
         literals: Mapping[str, str],
@@ -97,8 +97,8 @@ class PromptBoundaries:
     ) -> IntArray:
         """Tokenise characters so that they are read as they stand after the tokens of a prompt.
 
-        They are tokenised after several contexts; a tokenizer that drops characters gets the first
-        that goes.
+        They are tokenised after several contexts. For a tokenizer that drops characters, the first
+        context is used whose tokens do not change.
         """
         part = text[slice(*span)]
         if not part:
@@ -114,7 +114,7 @@ class PromptBoundaries:
             if self._reads(prompt[-_NUM_READ:], rest, shown):
                 return rest
             fallback = rest if fallback is None else fallback
-        assert fallback is not None  # an empty context goes always
+        assert fallback is not None  # the tokens of an empty context never change
         return fallback
 
     def _reads(self, before: IntArray, rest: IntArray, text: str) -> bool:

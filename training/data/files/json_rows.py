@@ -39,11 +39,11 @@ def parse_line(line: bytes) -> Any:
 
 
 def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a JSON object; raises `RowFault` if a key stands there twice, so that none is lost."""
+    """Make a JSON object; raises `RowFault` for a duplicate key, so that no value is lost."""
     record = dict(pairs)
     if len(record) < len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise RowFault("the key {} stands there twice", show_value(twice))
+        raise RowFault("duplicate key {}", show_value(twice))
     return record
 
 
