@@ -39,7 +39,7 @@ MAX_QUICK_S = 20.0
 
 _REFUSAL_NAME = "refusal.json"
 _PROGRESS_NAME = "progress.json"
-_COUNTS = (
+COUNTS = (
     "num_rows",
     "num_tokens",
     "num_learned_tokens",
@@ -47,6 +47,7 @@ _COUNTS = (
     "num_dropped_rows",
     "num_split_rows",
 )
+"""What is counted of the rows of a file."""
 _PROGRESS_INTERVAL_S = 1.0
 
 
@@ -217,7 +218,7 @@ def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -
 
 def count_rows(prepared: "PreparedData") -> dict[str, Any]:
     """What is to know of rows: how many, their tokens, and the share of them that is learned."""
-    counts = {name: prepared.summary[name] for name in ("format", "max_length", *_COUNTS)}
+    counts = {name: prepared.summary[name] for name in ("format", "max_length", *COUNTS)}
     share = counts["num_learned_tokens"] / max(1, counts["num_tokens"])
     ignored = prepared.summary["ignored_keys"]
     return {**counts, "learned_share": round(share, 4), "ignored_keys": ignored}

@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Any
 
 from apps.checks import (
+    COUNTS,
     SlowRowsError,
     are_quick,
     build_default_spec,
@@ -189,13 +190,4 @@ class Intake:
         return RunFolder(self._layout.run(record.id))
 
 
-_NOTHING_COUNTED = dict.fromkeys(
-    (
-        "num_rows",
-        "num_tokens",
-        "num_learned_tokens",
-        "num_truncated_rows",
-        "num_dropped_rows",
-        "num_split_rows",
-    )
-)
+_NOTHING_COUNTED = dict.fromkeys(COUNTS)

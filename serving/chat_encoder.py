@@ -71,7 +71,7 @@ class ChatEncoder:
         the messages are encoded as text. Raises `InvalidRequestError` for a model without a
         template, for what the template refuses, for a template that exceeds its limits and for a
         tokenizer that fails at the messages; `EngineLostError` if the process ended for another
-        cause. Whoever cancels this ends the process if it is theirs that is being rendered.
+        cause. Cancelling this ends the process if it is rendering these messages.
         """
         template = self._choose_template()
         try:

@@ -9,6 +9,7 @@ from transformers import ContinuousBatchingConfig, PreTrainedModel, PreTrainedTo
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
+from model_files.end_ids import list_end_ids
 from serving.batching import LikelihoodBook, start_manager
 from serving.engine_messages import (
     Generation,
@@ -20,7 +21,7 @@ from serving.engine_messages import (
     Tell,
 )
 from serving.errors import EngineDeadError
-from serving.model_loading import collect_eos_ids, load_model
+from serving.model_loading import load_model
 from serving.packed_linear import pack_linear_layers
 from serving.process import prepare_process
 from serving.sampling import Sampling
@@ -72,7 +73,7 @@ class EngineCore:
         self.facts = ModelFacts(
             context_length=_find_context_length(model, self._manager),
             vocab_size=vocab_size,
-            eos_ids=tuple(collect_eos_ids(model, tokenizer)),
+            eos_ids=tuple(sorted(list_end_ids(model.generation_config, tokenizer))),
             sampling=_find_sampling(model),
         )
 

@@ -1,6 +1,5 @@
 """A published model directory, loaded whole or not at all."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,23 +47,6 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         return loading.load_tokenizer(path)
     except _FAULTS as exc:
         raise _describe_fault(path, exc) from exc
-
-
-def collect_eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return every token id that ends an answer.
-
-    Those of the generation config and the tokenizer's own: a chat model made from a base model
-    may end its turns with a token that the inherited generation config does not know.
-    """
-    config = model.generation_config
-    ids = {*_as_ids(config.eos_token_id if config else None), *_as_ids(tokenizer.eos_token_id)}
-    return sorted(ids)
-
-
-def _as_ids(value: Any) -> Iterable[int]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else value
 
 
 def check_loading_report(name: str, report: dict[str, Any]) -> None:

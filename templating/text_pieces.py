@@ -43,6 +43,13 @@ class Piece(NamedTuple):
     control_id: int | None = None
 
 
+def restore_literals(text: str, literals: Mapping[str, str]) -> str:
+    """Put the texts that placeholders stand for in their places."""
+    if not literals:
+        return text
+    return PLACEHOLDER.sub(lambda found: literals.get(found.group(), found.group()), text)
+
+
 def cut_text(
     text: str, spans: Iterable[tuple[int, int, int]], literals: Mapping[str, str]
 ) -> list[Piece]:

@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from model_files import loading
+from model_files.end_ids import list_end_ids
 from model_files.tokenizer_faults import translate_faults
 from storage import durable
 from storage.locks import hold_shared
@@ -100,10 +101,7 @@ def find_end_ids(base_model: str, tokenizer: PreTrainedTokenizerBase) -> tuple[i
     generation = load_generation_config(base_model)
     if generation is None:
         generation = GenerationConfig.from_model_config(load_config(base_model))
-    ids: list[int] = []
-    for found in (tokenizer.eos_token_id, generation.eos_token_id):
-        ids += [] if found is None else [found] if isinstance(found, int) else found
-    return tuple(dict.fromkeys(ids))
+    return list_end_ids(generation, tokenizer)
 
 
 def find_context_length(base_model: str) -> int:

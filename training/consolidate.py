@@ -17,16 +17,12 @@ import torch
 from rich.console import Console
 from transformers import GenerationConfig, PreTrainedConfig
 
+from model_files.end_ids import list_end_ids
 from storage import durable
 from storage.scratch import build_in_scratch
 from templating.arguments import set_arguments
 from templating.renderer import TemplateValue
-from training.base_model import (
-    find_end_ids,
-    load_config,
-    load_generation_config,
-    open_tokenizer,
-)
+from training.base_model import load_config, load_generation_config, open_tokenizer
 from training.byte_progress import OnBytes, show_bytes
 from training.checkpoint import find_damage, find_shards, read_checkpoint
 from training.export_plan import ConsolidationError, build_meta_model
@@ -152,8 +148,7 @@ def _copy_companions(
             raise
         raise OSError(str(exc)) from exc  # its library has no other type for a full disk
     generation = load_generation_config(base_model) or GenerationConfig.from_model_config(config)
-    end_ids = find_end_ids(base_model, tokenizer)
-    if end_ids:
+    if end_ids := list_end_ids(generation, tokenizer):
         generation.eos_token_id = end_ids[0] if len(end_ids) == 1 else list(end_ids)
     generation.save_pretrained(directory)
 

@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
-from safetensors import safe_open
 from transformers import PreTrainedConfig
 
 from model_files import loading
+from model_files.end_ids import read_ids
 from model_files.refused_keys import check_keys
+from model_files.weight_headers import read_weight_headers
 from training.verification import Check
 
 # What a base model may say of its own weights and files, which is not true of the exported ones.
@@ -48,8 +48,7 @@ def _find_faults(directory: Path) -> list[str]:
     if str(config.dtype).removeprefix("torch.") not in dtypes:
         faults.append(f"config.json has dtype {config.dtype}, the weights {', '.join(dtypes)}")
     size = config.get_text_config().vocab_size
-    ends: Any = generation.eos_token_id
-    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    ends = read_ids(generation.eos_token_id)
     if outside := [token for token in ends if not 0 <= token < size]:
         faults.append(f"generation_config.json ends at the tokens {outside}, the model has {size}")
     return faults
@@ -57,11 +56,7 @@ def _find_faults(directory: Path) -> list[str]:
 
 def _find_dtypes(directory: Path) -> list[str]:
     """List the floating-point types of a model's weights, in the words of its configuration."""
-    found = set()
-    for path in sorted(directory.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as weights:
-            names = weights.keys()  # it is no mapping
-            found |= {weights.get_slice(name).get_dtype() for name in names}
+    found = {header.dtype for header in read_weight_headers(directory).values()}
     return sorted(_DTYPE_NAMES[name] for name in found if name in _DTYPE_NAMES)
 
 

@@ -81,7 +81,6 @@ def test_a_model_with_such_settings_is_rejected(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = GenerationConfig(eos_token_id=9999)
-    monkeypatch.setattr("training.consolidate.find_end_ids", lambda *_: (9999,))
     monkeypatch.setattr("training.consolidate.load_generation_config", lambda _: odd)
     checkpoint = write_whole(tmp_path / "c", AutoModelForCausalLM.from_pretrained(model))
     with pytest.raises(RejectedError, match="ends at the tokens"):

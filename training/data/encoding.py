@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
+from model_files.end_ids import list_end_ids
 from model_files.tokenizer_faults import translate_faults
 from templating.errors import TemplateRefusedError
 from templating.literal_text import LiteralText
@@ -78,8 +79,7 @@ class RowEncoder:
     ) -> None:
         self._tokenizer = tokenizer
         self._literal_text = LiteralText(tokenizer)
-        eos = tokenizer.eos_token_id
-        settings = settings or ChatSettings(end_ids=() if eos is None else (eos,))
+        settings = settings or ChatSettings(end_ids=list_end_ids(None, tokenizer))
         self._renderer = RowRenderer(
             tokenizer, self._literal_text, settings, limits or RenderLimits()
         )

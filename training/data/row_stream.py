@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
+from model_files.end_ids import list_end_ids
 from templating.fork_server import render_fork_server
 from training.data.chat.rendering import ChatSettings, TemplateStoppedError
 from training.data.encoding import EncodedRow, RowEncoder
@@ -56,7 +57,7 @@ class RowStream:
         self._max_length = max_length
         self._fallback = fallback
         if end_ids is None:
-            end_ids = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+            end_ids = list_end_ids(None, tokenizer)
         self._settings = ChatSettings(spec.learned_turns, spec.reasoning, end_ids)
         self._parser: RowParser | None = None
         self._faults = RowFaultLog(source.name, source.unit)

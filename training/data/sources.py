@@ -18,7 +18,7 @@ from training.spec import TrainingSpec
 logger = logging.getLogger(__name__)
 
 MAX_FILES = 1000
-"""Files that one folder or pattern may stand for."""
+"""The most files of one folder or pattern."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _open_files(
 
 
 def _find_files(file: str) -> list[Path]:
-    """The files that a setting stands for, by their names; one that there is not is named later."""
+    """Return the files that a setting means, by name; reading reports a file that is missing."""
     path = Path(file)
     if path.is_dir():
         return _list_folder(path)

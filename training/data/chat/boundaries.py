@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from templating.literal_text import LiteralText
 from templating.renderer import Span
-from templating.text_pieces import PLACEHOLDER, EncodedText, IntArray
+from templating.text_pieces import PLACEHOLDER, EncodedText, IntArray, restore_literals
 
 _MAX_CACHED = 1024
 # What may stand before an answer so that its first token is that of the middle of a text.
@@ -103,7 +103,7 @@ class PromptBoundaries:
         part = text[slice(*span)]
         if not part:
             return np.zeros(0, dtype=np.int64)
-        shown = PLACEHOLDER.sub(lambda found: literals.get(found.group(), found.group()), part)
+        shown = restore_literals(part, literals)
         fallback: IntArray | None = None
         for context in _CONTEXTS:
             before = self._encode(context, {}, template)

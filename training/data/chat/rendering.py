@@ -14,7 +14,7 @@ from templating.errors import RenderProcessError, TemplateLimitError, TemplateRe
 from templating.literal_text import LiteralText
 from templating.reasoning import arrange_reasoning, read_reasoning, remove_reasoning
 from templating.renderer import BatchRenderer, ChatTemplates, Rendering, RenderJob, RenderLimits
-from templating.text_pieces import PLACEHOLDER
+from templating.text_pieces import restore_literals
 from training.data.chat.call_ids import add_call_ids
 from training.data.chat.end_tokens import EndTokens
 from training.data.chat.reasoning import ReasoningUse
@@ -205,7 +205,7 @@ class RowRenderer:
         if isinstance(found, TemplateRefusedError):
             raise RowFault("the model's chat template refuses it: {}", found)
         row, literals = planned.row, planned.literals
-        whole = _restore(found.text, literals)
+        whole = restore_literals(found.text, literals)
         whole_bytes = _measure_text(whole, is_protected=bool(literals))
         _check_tools_shown(row, whole)
         builder = self._builders[planned.job["template"]]
@@ -214,7 +214,7 @@ class RowRenderer:
         for sample in samples:
             size_bytes = whole_bytes
             if sample.text is not found.text:
-                text = _restore(sample.text, literals)
+                text = restore_literals(sample.text, literals)
                 size_bytes = _measure_text(text, is_protected=bool(literals))
             rendered.append(
                 RenderedSample(
@@ -246,12 +246,6 @@ def _measure_text(text: str, *, is_protected: bool) -> int:
         check_size("with control tokens as text it has", size_bytes, MAX_PROTECTED_BYTES)
     check_size("rendered it has", size_bytes, MAX_TEXT_BYTES)
     return size_bytes
-
-
-def _restore(text: str, literals: Mapping[str, str]) -> str:
-    if not literals:
-        return text
-    return PLACEHOLDER.sub(lambda match: literals.get(match.group(), match.group()), text)
 
 
 def _check_tools_known(row: Row, template: str) -> None:
