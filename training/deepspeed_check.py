@@ -61,7 +61,7 @@ def _find_faults(config: Mapping[str, Any]) -> list[str]:
 def _import_config_class() -> Any:
     """Import DeepSpeed's class of configurations, without detecting accelerators."""
     before = os.environ.get("DS_ACCELERATOR")
-    os.environ["DS_ACCELERATOR"] = before or "cpu"  # workers are told theirs
+    os.environ["DS_ACCELERATOR"] = before or "cpu"  # each worker sets its own
     try:
         from deepspeed.runtime.config import DeepSpeedConfig
     finally:

@@ -1,4 +1,4 @@
-"""A run that meets a full disk pauses, and resumes when there is room or when it is told to.
+"""Pauses a run on a full disk until there is room, or until it is resumed.
 
 Its last complete checkpoint is untouched (`training.checkpoint_writer` removes what it could not
 finish), so nothing is lost but the steps since then.
@@ -33,7 +33,7 @@ def pause_until_room(run: RunFolder, spec: TrainingSpec, exc: BaseException) -> 
     reason = " ".join(str(exc).split())[:_MAX_REASON_CHARACTERS]
     logger.error("run %s pauses: %s", run.path.name, reason, exc_info=exc)
     record = run.read_record()
-    if record.is_final or record.writer == "queue":  # ended or taken up again without this process
+    if record.is_final or record.writer == "queue":  # it has ended, or another process resumes it
         return
     needed_bytes = _estimate_needed(run, spec)
     last = run.read_last_metrics()

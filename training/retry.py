@@ -24,7 +24,7 @@ _COMMUNICATION = re.compile(
     r"Connection was (likely )?closed|Broken pipe|Socket closed|Timed out waiting",
     re.IGNORECASE,
 )
-# Of a GPU that another one may stand in for.
+# Faults of one GPU, which another GPU may not have.
 _DEVICE = re.compile(
     r"uncorrectable ECC|NVLink|fallen off the bus|unspecified launch failure|"
     r"CUDA error: (unknown error|hardware)|system not yet initialized",

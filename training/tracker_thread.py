@@ -114,7 +114,7 @@ class TrackerThread:
                 logger.exception("tracker %s cannot be closed", self.name)
 
     def _hand_over(self, tracker: Tracker) -> None:
-        """Hand figures on until the tracker fails or is to be closed and nothing waits."""
+        """Pass figures on until the tracker fails, or is to be closed and the queue is empty."""
         while not (self._is_closing.is_set() and self._waiting.empty()):
             if (taken := self._waiting.get()) is None:
                 continue
