@@ -2,8 +2,8 @@
 
 import argparse
 import logging
+import math
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -31,6 +31,7 @@ from training.agent_port import choose_free_agent_port
 from training.byte_progress import show_bytes
 from training.data.token_cache import default_cache
 from training.full_output import drop_what_finds_no_room
+from training.interruption import PauseOnInterrupt, PauseTimeoutError
 from training.lease import hold_lease
 from training.priority import yield_to_others
 from training.rerun import RerunError, is_untrained, reopen_run
@@ -70,17 +71,34 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--cache", type=Path, default=default_cache(), help="where rows are kept as tokens"
     )
+    parser.add_argument(
+        "--pause-timeout",
+        type=_parse_seconds,
+        metavar="SECONDS",
+        help="how long Ctrl-C or SIGTERM may take to pause the run; then it stops at once, and "
+        "resumes from its last checkpoint (default: as long as the step and its checkpoint take)",
+    )
     options = parser.parse_args(arguments)
     keep_files_private()
     with drop_what_finds_no_room():
         return _run_command(options, Console(stderr=True))
 
 
+def _parse_seconds(value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{value!r}, expected a number of seconds above 0")
+    return seconds
+
+
 def _run_command(options: argparse.Namespace, console: Console) -> int:
     try:
         check_local_path("--output", options.output)  # before `Path` makes 's3:/' of 's3://'
         check_local_path("--cache", options.cache)
-        model = _fine_tune(options.spec, Path(options.output).resolve(), options.cache, console)
+        model = _fine_tune(options, console)
     except ValueError as exc:
         console.print(f"error: {exc}", style="red", markup=False, highlight=False)
         return 2
@@ -101,19 +119,19 @@ def _run_command(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _fine_tune(spec_file: Path, output: Path, cache: Path, console: Console) -> Path | None:
+def _fine_tune(options: argparse.Namespace, console: Console) -> Path | None:
     from training import launch  # slow to import; --help is not
     from training.data.prepare import link_data, prepare_data
     from training.preflight import check_settings
 
-    run = RunFolder(output)
+    run = RunFolder(Path(options.output).resolve())
     _check_output(run)
-    spec = load_spec(spec_file)
+    spec = load_spec(options.spec)
     check_trackers(spec)
     launch.quiet_libraries()
     check_settings(spec)  # before the rows are read, which may take long
     with show_bytes(console, "Reading and tokenising the rows") as on_progress:
-        data = prepare_data(spec, cache, on_progress)
+        data = prepare_data(spec, options.cache, on_progress)
     run.path.mkdir(parents=True, exist_ok=True)
     with hold_lease(run):
         if (reopened := _reopen(run, spec, data)) is None:
@@ -122,8 +140,8 @@ def _fine_tune(spec_file: Path, output: Path, cache: Path, console: Console) -> 
                 request.unlink(missing_ok=True)
             link_data(data, run.data)
             launch.tell_data(run, data.summary)
-            run.create(spec, RunRecord(id=output.name, created_at=int(time.time()), writer="job"))
-        return _execute(run, reopened or spec, console)
+            run.create(spec, RunRecord(id=run.path.name, created_at=int(time.time()), writer="job"))
+        return _execute(run, reopened or spec, console, options.pause_timeout)
 
 
 def _reopen(run: RunFolder, spec: TrainingSpec, data: "PreparedData") -> TrainingSpec | None:
@@ -153,37 +171,45 @@ def _check_output(run: RunFolder) -> None:
         )
 
 
-def _execute(run: RunFolder, spec: TrainingSpec, console: Console) -> Path | None:
-    from training import launch
-
-    with (
-        log_to_file(run.log_file),
-        _pause_on_interrupt(run, console),
-        _connect_to_ray(),
-        _show_progress(run, console),
-    ):
-        model = launch.execute_run(run, spec)
-        if model is not None:
-            launch.succeed_run(run)
-    return model
-
-
-@contextmanager
-def _pause_on_interrupt(run: RunFolder, console: Console) -> Iterator[None]:
-    """Let the first SIGINT (Ctrl-C) or SIGTERM pause the run, and the second stop it at once."""
-
-    def pause(*_: object) -> None:
-        for number in before:
-            signal.signal(number, signal.default_int_handler)
+def _execute(
+    run: RunFolder, spec: TrainingSpec, console: Console, pause_timeout_s: float | None
+) -> Path | None:
+    def pause() -> None:
         run.request_pause()
         console.print("Pausing after this step; press Ctrl-C again to stop now", highlight=False)
 
-    before = {number: signal.signal(number, pause) for number in (signal.SIGINT, signal.SIGTERM)}
+    from training import launch
+
+    pausing = PauseOnInterrupt(pause, pause_timeout_s)
     try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        with (
+            log_to_file(run.log_file),
+            pausing,
+            _connect_to_ray(),
+            _show_progress(run, console),
+            pausing.limit(),
+        ):
+            model = launch.execute_run(run, spec)
+            if model is not None:
+                launch.succeed_run(run)
+            return model
+    except PauseTimeoutError:
+        return _end_pause(run, pause_timeout_s)
+
+
+def _end_pause(run: RunFolder, timeout_s: float | None) -> Path | None:
+    """Record a run as paused whose pause timed out; it may have ended in the last moment."""
+    record = run.read_record()
+    if record.status == "succeeded":
+        return run.model
+    if not record.is_final:
+        run.add_event(
+            f"The run did not pause within {timeout_s:g} s and was stopped; it resumes from its "
+            "last checkpoint",
+            level="warn",
+        )
+        run.mark_paused()
+    return None
 
 
 @contextmanager
