@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,13 +64,17 @@ def write_inputs(folder: Path) -> Path:
 
 
 @contextmanager
-def start(folder: Path, output: str, **changes: Any) -> Iterator["subprocess.Popen[bytes]"]:
+def start(
+    folder: Path, output: str, *, arguments: Sequence[str] = (), **changes: Any
+) -> Iterator["subprocess.Popen[bytes]"]:
     """Start `python -m training`; what it leaves behind is killed at the end."""
     spec = folder / f"{output}.json"
     spec.write_text(json.dumps({**SPEC, **changes}))
     command = [sys.executable, "-m", "training", spec.name, "--output", output, "--cache", "cache"]
     with (folder / f"{output}.log").open("ab") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [*command, *arguments], cwd=folder, stdout=log, stderr=subprocess.STDOUT
+        )
     family = psutil.Process(process.pid)
     children: list[psutil.Process] = []
     try:

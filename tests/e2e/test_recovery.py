@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,8 +25,11 @@ from tests.training_process import (
     wait_for_step,
 )
 from tests.waiting import wait_until
+from training.__main__ import PAUSED_STATUS
 
 pytestmark = pytest.mark.e2e
+
+PAUSE_MARGIN_S = 15.0  # beyond its time limit, as docs/operations.md says
 
 
 @pytest.fixture
@@ -70,20 +74,32 @@ def test_lost_workers_are_replaced(
     assert any(message.startswith("Resuming after step") for message in messages)
 
 
-def test_a_killed_job_goes_on_when_it_is_started_again(folder: Path, whole: Steps) -> None:
+def test_a_run_goes_on_after_a_kill_and_after_a_pause_that_timed_out(
+    folder: Path, whole: Steps
+) -> None:
     with start(folder, "job") as process:
         wait_for_step(folder, "job", 13, process)
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.wait()
         end(children)
-    assert len(read_steps(folder, "job")) < len(whole)
+    num_steps = len(read_steps(folder, "job"))
+    assert num_steps < len(whole)
+    with start(folder, "job", arguments=("--pause-timeout", "2")) as process:
+        wait_for_step(folder, "job", num_steps + 3, process)
+        children = psutil.Process(process.pid).children(recursive=True)
+        for worker in find_workers(process):
+            worker.suspend()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(2 + PAUSE_MARGIN_S) == PAUSED_STATUS
+        assert not any(child.is_running() for child in children)
+    assert durable.read_json(folder / "job" / "run.json")["status"] == "paused"
     with start(folder, "job") as process:
         assert finish(process) == 0
     assert read_steps(folder, "job") == whole
-    assert any(
-        message.startswith("Resuming after step") for message in read_messages(folder, "job")
-    )
+    messages = read_messages(folder, "job")
+    assert sum("did not pause within 2 s" in message for message in messages) == 1
+    assert sum(message.startswith("Resuming after step") for message in messages) == 2
 
 
 def test_a_paused_run_goes_on_with_other_numbers_of_workers(folder: Path, whole: Steps) -> None:
@@ -93,7 +109,7 @@ def test_a_paused_run_goes_on_with_other_numbers_of_workers(folder: Path, whole:
         with start(folder, "resized", num_workers=num_workers) as process:
             wait_for_step(folder, "resized", num_steps + 8, process)
             process.send_signal(signal.SIGINT)
-            assert finish(process) == 75
+            assert finish(process) == PAUSED_STATUS
         assert durable.read_json(folder / "resized" / "run.json")["status"] == "paused"
         num_steps = len(read_steps(folder, "resized"))
     with start(folder, "resized", num_workers=2) as process:
@@ -143,7 +159,7 @@ def test_a_tuned_model_can_be_tuned_further(folder: Path, whole: Steps) -> None:
 
 def test_training_stops_early_and_keeps_the_best(folder: Path) -> None:
     """With labels that say nothing, more steps only fit noise."""
-    settings = {
+    settings: dict[str, Any] = {
         "keep": "best",
         "early_stopping_patience": 2,
         "evaluate_every_steps": 4,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig
 
 from storage import durable
 from tests.tiny_model import build_tiny_model
@@ -28,9 +28,20 @@ ROWS: list[dict[str, Any]] = [
     }
     for number in range(24)
 ]
+SPEC: dict[str, Any] = {
+    "base_model": "tiny",
+    "train_file": "rows.jsonl",
+    "epochs": 2,
+    "learning_rate": 0.01,
+    "micro_batch_tokens": 128,
+    "gradient_accumulation_steps": 2,
+    "precision": "fp32",
+    "keep_checkpoints": 1,
+}
 
 
 def run_training(spec: dict[str, Any], folder: Path) -> "subprocess.CompletedProcess[str]":
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
     (folder / "spec.json").write_text(json.dumps(spec))
     command = [sys.executable, "-m", "training", "spec.json", "--output", "run", "--cache", "cache"]
     return subprocess.run(
@@ -42,24 +53,13 @@ def run_training(spec: dict[str, Any], folder: Path) -> "subprocess.CompletedPro
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("training")
     build_tiny_model(folder / "tiny")
-    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
-    spec = {
-        "base_model": "tiny",
-        "train_file": "rows.jsonl",
-        "epochs": 2,
-        "learning_rate": 0.01,
-        "micro_batch_tokens": 128,
-        "gradient_accumulation_steps": 2,
-        "precision": "fp32",
-        "keep_checkpoints": 1,
-    }
-    done = run_training(spec, folder)
+    done = run_training(SPEC, folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(folder / "run" / "model")
     return folder
 
 
-def test_the_first_loss_is_that_of_the_model_computed_by_hand(folder: Path) -> None:
+def check_first_loss(folder: Path) -> None:
     """By hand: the template's text, the answers' tokens alone as labels, transformers' own loss."""
     tokenizer = AutoTokenizer.from_pretrained(folder / "tiny")
     model = AutoModelForCausalLM.from_pretrained(folder / "tiny", dtype=torch.float32)
@@ -81,6 +81,34 @@ def test_the_first_loss_is_that_of_the_model_computed_by_hand(folder: Path) -> N
     first = durable.read_json_lines(folder / "run" / "metrics.jsonl")[0]
     assert first["learned_tokens"] == num_learned
     assert first["loss"] == pytest.approx(loss_sum / num_learned, rel=1e-5)
+
+
+def test_the_first_loss_is_that_of_the_model_computed_by_hand(folder: Path) -> None:
+    check_first_loss(folder)
+
+
+def test_rows_that_would_influence_each_other_are_padded(tmp_path: Path) -> None:
+    """OPT counts positions by itself, on from row to row; flattened, its losses are others."""
+    tokenizer = AutoTokenizer.from_pretrained(build_tiny_model(tmp_path / "tiny"))
+    torch.manual_seed(0)
+    config = OPTConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        ffn_dim=48,
+        word_embed_proj_dim=32,
+        max_position_embeddings=128,
+        init_std=0.2,
+        dropout=0.0,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "tiny")
+    done = run_training({**SPEC, "batch_layout": "flattened", "max_steps": 2}, tmp_path)
+    assert done.returncode == 0, done.stderr
+    events = durable.read_json_lines(tmp_path / "run" / "events.jsonl")
+    (warning,) = (event["message"] for event in events if event["level"] == "warn")
+    assert warning.startswith("Rows are padded, not flattened: in this model a row changes")
+    check_first_loss(tmp_path)
 
 
 def test_the_result_is_a_complete_model(folder: Path) -> None:
