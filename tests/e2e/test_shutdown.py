@@ -7,8 +7,8 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,15 @@ from benchmarks.application import find_free_port, write_deploy_file
 from storage import durable
 from tests.e2e.conftest import ROOT, START_TIMEOUT_S
 from tests.tiny_model import build_tiny_model
+from tests.training_process import finish, read_steps, start, wait_for_step, write_inputs
 from tests.waiting import wait_until
+from training.__main__ import PAUSED_STATUS
 from training.checkpoint import list_checkpoints
 
 pytestmark = pytest.mark.e2e
 
 NUM_TOKENS = 1500
+BESIDE = "beside"
 ROWS = [{"prompt": f"What comes after {n}?", "completion": f"{n + 1}."} for n in range(60)]
 SETTINGS = {
     "num_workers": 1,
@@ -100,7 +103,7 @@ class Supervisor:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    build_tiny_model(tmp_path / "tiny")
+    write_inputs(tmp_path)
     build_endless_model(tmp_path / "endless")
     return tmp_path
 
@@ -148,9 +151,22 @@ class Stream(threading.Thread):
             self.finish_reason = chunk.choices[0].finish_reason or self.finish_reason
 
 
+@pytest.fixture
+def start_training(folder: Path) -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]:
+    """Start `python -m training` on a cluster of its own, with steps enough for the whole test."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(start(folder, BESIDE, num_workers=1, epochs=10_000))
+
+
 def test_sigterm_drains_and_the_next_start_continues(
-    folder: Path, supervisors: list[Supervisor]
+    folder: Path,
+    supervisors: list[Supervisor],
+    start_training: Callable[[], "subprocess.Popen[bytes]"],
 ) -> None:
+    """A training command starts after the application, and the application starts again after it.
+
+    Their Ray clusters must not disturb each other in either order.
+    """
     port = find_free_port()
     models = {name: str(folder / name) for name in ("tiny", "endless")}
     engine = {"num_cache_blocks": 128}
@@ -160,6 +176,8 @@ def test_sigterm_drains_and_the_next_start_continues(
     first = Supervisor(folder, port)
     supervisors.append(first)
     first.wait_until_up()
+    training = start_training()
+    wait_for_step(folder, BESIDE, 1, training)
     rows = "".join(f"{json.dumps(row)}\n" for row in ROWS).encode()
     file = first.client.files.create(file=("rows.jsonl", rows), purpose="fine-tune")
 
@@ -203,6 +221,7 @@ def test_sigterm_drains_and_the_next_start_continues(
     for path in ((folder / "storage"), *(folder / "storage").rglob("*"), folder / "deploy.log"):
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
+    wait_for_step(folder, BESIDE, len(read_steps(folder, BESIDE)) + 1, training)
     second = Supervisor(folder, port)
     supervisors.append(second)
     second.wait_until_up()
@@ -212,6 +231,10 @@ def test_sigterm_drains_and_the_next_start_continues(
     assert after == list(range(1, len(after) + 1))
     assert not any(text.startswith("Interrupted") for text in read_messages(folder, running))
     assert read_run(folder, paused_by_user)["status"] == "paused"
+
+    wait_for_step(folder, BESIDE, len(read_steps(folder, BESIDE)) + 1, training)
+    training.send_signal(signal.SIGTERM)
+    assert finish(training) == PAUSED_STATUS
 
     second.family = psutil.Process(second.process.pid).children(recursive=True)
     second.process.kill()
