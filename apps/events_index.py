@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Any, BinaryIO, NamedTuple
 
 from apps.errors import ApiError
+from storage.regular_file import open_regular
 from training.runs import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class EventsReader:
             if len(self._indexes) > _MAX_INDEXES:
                 self._indexes.popitem(last=False)
         try:
-            with index.lock, run.events_file.open("rb") as file:
+            with index.lock, open_regular(run.events_file) as file:
                 num_events = index.update(file)
                 begin, end = _find_range(run, num_events, after, newer_than)
                 first = max(begin, end - limit)

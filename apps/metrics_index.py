@@ -14,6 +14,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
+from storage.regular_file import open_regular
+
 logger = logging.getLogger(__name__)
 
 _MAX_INDEXES = 32
@@ -41,7 +43,7 @@ class MetricsReader:
             if len(self._indexes) > _MAX_INDEXES:
                 self._indexes.popitem(last=False)
         try:
-            with index.lock, path.open("rb") as file:
+            with index.lock, open_regular(path) as file:
                 index.update(file)
                 return index.read(file, after_step, max_points)
         except FileNotFoundError:  # before the first step

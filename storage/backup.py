@@ -6,8 +6,6 @@ does not exist. A file that the previous snapshot has too, unchanged, is a hard 
 
 import errno
 import hashlib
-import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -15,6 +13,7 @@ from typing import IO
 from storage import durable
 from storage.layout import StorageLayout
 from storage.locks import HeldError, hold_alone
+from storage.regular_file import open_regular
 from storage.scratch import build_in_scratch
 from storage.snapshot import BackupError, Snapshot, find_newest_snapshot, make_snapshot_name
 from storage.snapshot_writer import OnBytes, SnapshotWriter
@@ -119,15 +118,13 @@ def _has_content(root: Path) -> bool:
 def _open_regular(path: Path) -> IO[bytes]:
     """Open a regular file; raises `BackupError` for a link, a device or a pipe."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return open_regular(path, follow_links=False)
     except OSError as exc:
         if exc.errno == errno.ELOOP:
             raise BackupError(f"{path.name!r} is a link; expected a file") from exc
+        if exc.errno == errno.EINVAL:
+            raise BackupError(f"{path.name!r} is not a regular file") from exc
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise BackupError(f"{path.name!r} is no regular file")
-    return os.fdopen(descriptor, "rb")
 
 
 def _copy(source: Path, target: Path) -> tuple[int, str]:

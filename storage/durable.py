@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.format_version import CURRENT_FORMAT, FORMAT_KEY
+from storage.regular_file import open_regular, read_regular
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def read_json(path: Path) -> Any:
     """Read one JSON file; raises `FileNotFoundError` or `json.JSONDecodeError`."""
-    return json.loads(path.read_bytes())
+    return json.loads(read_regular(path))
 
 
 def append_json_line(path: Path, value: Any, *, is_ascii: bool = False) -> None:
@@ -103,7 +104,7 @@ class LineFollower:
     def read_new(self) -> list[Any]:
         """Read the lines that were completed since the last call; see `read_json_lines`."""
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self._position)
                 content = file.read()
         except FileNotFoundError:
@@ -124,7 +125,7 @@ def read_last_json_line(path: Path) -> Any:
 def read_tail(path: Path, max_bytes: int) -> bytes:
     """Read the end of a file; nothing if there is no such file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, path.stat().st_size - max_bytes))
             return file.read(max_bytes)
     except FileNotFoundError:
@@ -134,7 +135,7 @@ def read_tail(path: Path, max_bytes: int) -> bytes:
 def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file's content in hexadecimal."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(_HASH_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
@@ -210,7 +211,7 @@ def fsync_directory(directory: Path) -> None:
 
 def fsync_file(path: Path) -> None:
     """Make a file's content survive a power cut."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         os.fsync(file.fileno())
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+from storage.regular_file import open_regular
+
 Parsed = TypeVar("Parsed")
 
 _SETTLED_S = 2.0
@@ -107,7 +109,7 @@ class FolderWatch:
 
 
 def _open_and_stat(path: str) -> os.stat_result:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return os.fstat(file.fileno())
 
 

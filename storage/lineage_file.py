@@ -14,6 +14,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from storage.durable import DamagedFileError
+from storage.regular_file import open_regular
 from storage.versioned import check_major
 
 LINEAGE_NAME = "lineage.json"
@@ -37,7 +38,7 @@ def read_lineage_file(directory: Path, max_bytes: int = MAX_LINEAGE_BYTES) -> di
     """
     path = directory / LINEAGE_NAME
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(max_bytes + 1)
     except (FileNotFoundError, NotADirectoryError):
         return {}

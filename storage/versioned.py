@@ -22,6 +22,7 @@ from storage.format_version import (
     FormatVersion,
     parse_version,
 )
+from storage.regular_file import read_regular
 
 __all__ = [
     "FORMAT_KEY",
@@ -50,7 +51,7 @@ def read_object(path: Path) -> dict[str, Any]:
     `DamagedFileError` for a file that cannot be read or is not a JSON object.
     """
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as exc:

@@ -24,6 +24,7 @@ from storage import versioned
 from storage.durable import DamagedFileError, write_bytes
 from storage.layout import StorageLayout
 from storage.locks import take_turn
+from storage.regular_file import open_regular, read_regular
 
 logger = logging.getLogger(__name__)
 
@@ -245,7 +246,7 @@ class KeyStore:
         check_owner(self._layout)
         with take_turn(self._lock):
             try:
-                content = _parse_content(self._path, self._path.read_bytes())
+                content = _parse_content(self._path, read_regular(self._path))
             except FileNotFoundError:
                 content = {"keys": []}
             change(content["keys"])
@@ -277,7 +278,7 @@ class KeyStore:
     def _refresh(self) -> None:
         """Read the file again if it is another than before."""
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 status = os.fstat(file.fileno())
                 seen = (status.st_mtime_ns, status.st_ino, status.st_size)
                 if seen == self._seen:

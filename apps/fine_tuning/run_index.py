@@ -15,6 +15,7 @@ from storage.durable import DamagedFileError
 from storage.fault_log import FaultLog
 from storage.file_cache import FolderWatch, ParsedFileCache
 from storage.layout import StorageLayout, is_plain_name
+from storage.regular_file import read_regular
 from training.runs import RunFolder, RunRecord, read_run_record
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class UnreadableRun:
         A record that has the id anywhere may, and so may one that cannot be read at all.
         """
         try:
-            return identifier.encode() in self.run.record_file.read_bytes()
+            return identifier.encode() in read_regular(self.run.record_file)
         except FileNotFoundError:  # deleted just now
             return False
         except OSError:

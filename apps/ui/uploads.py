@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from storage.regular_file import open_regular
 from storage.scratch import ScratchFolder
 
 UPLOAD_LIFETIME_S = 3600
@@ -45,14 +46,9 @@ class UploadFolder:
         if not self._contains(path):
             raise ForeignFileError(f"{path!r} is not an upload to this page")
         try:
-            # Opening a FIFO without O_NONBLOCK would wait for a writer.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            return open_regular(path, follow_links=False)
         except OSError as exc:
             raise ForeignFileError(f"{path!r} cannot be opened: {exc.strerror}") from exc
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise ForeignFileError(f"{path!r} is not a regular file")
-        return os.fdopen(descriptor, "rb")
 
     def has_upload(self, path: str) -> bool:
         """Whether `path` names a regular file inside of this folder."""

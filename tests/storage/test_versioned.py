@@ -65,7 +65,7 @@ def test_an_io_error_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def fail(*_: Any) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(Path, "read_bytes", fail)
+    monkeypatch.setattr("storage.regular_file.open_regular", fail)
     with pytest.raises(DamagedFileError, match=r"run\.json.*Input/output error"):
         read_object(tmp_path / "run.json")
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 import pytest
@@ -17,6 +17,7 @@ from apps.fine_tuning.run_index import RunIndex
 from apps.queue import RunQueue
 from storage import durable
 from storage.layout import StorageLayout
+from storage.regular_file import open_regular
 from tests.apps.conftest import NotedJobs, create_run, reconcile_until
 from training.runs import RunFolder
 
@@ -218,6 +219,19 @@ async def test_stray_entries_hold_up_no_run(
     assert (layout.runs / "notes.txt").read_text() == "mine"
 
 
+async def test_a_fifo_in_place_of_a_record_holds_up_no_other_run(
+    queue: RunQueue, client: httpx.AsyncClient, jobs: NotedJobs, file_id: str
+) -> None:
+    """Opening it waited for a writer, and no run started any more."""
+    broken, other = await create_run(queue, file_id), await create_run(queue, file_id)
+    broken.record_file.unlink()
+    os.mkfifo(broken.record_file)
+    await queue.reconcile()
+    assert jobs.started == [other.path.name]
+    listed = (await client.get(JOBS)).json()["data"]
+    assert [job["status"] for job in listed] == ["queued", "unreadable"]
+
+
 async def test_a_record_that_a_disk_cannot_give_holds_up_no_other_run(
     queue: RunQueue,
     jobs: NotedJobs,
@@ -226,15 +240,14 @@ async def test_a_record_that_a_disk_cannot_give_holds_up_no_other_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     broken, other = await create_run(queue, file_id), await create_run(queue, file_id)
-    read = Path.read_bytes
 
-    def fail(path: Path) -> bytes:
+    def fail(path: Path) -> BinaryIO:
         if path == broken.record_file:
             raise OSError(errno.EIO, "Input/output error", str(path))
-        return read(path)
+        return open_regular(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", fail)
+        patch.setattr("storage.regular_file.open_regular", fail)
         for _ in range(3):
             await queue.reconcile()
     assert jobs.started == [other.path.name]

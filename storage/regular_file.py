@@ -1,0 +1,36 @@
+"""Opens regular files only: a FIFO or a device in place of a file must not hold up its reader."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def open_regular(path: str | Path, *, follow_links: bool = True) -> BinaryIO:
+    """Open a file for reading.
+
+    Raises `OSError` as `open` does, with `errno.EINVAL` for anything but a regular file, and with
+    `errno.ELOOP` for a link if links are not followed.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # or a FIFO would wait for a writer
+    descriptor = os.open(path, flags if follow_links else flags | os.O_NOFOLLOW)
+    try:
+        _check_kind(path, os.fstat(descriptor).st_mode)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: Path) -> bytes:
+    """Read a whole file; raises as `open_regular` does."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def _check_kind(path: str | Path, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
