@@ -23,6 +23,7 @@ from serving.protocol import (
 from serving.request_faults import translate_validation_error
 from storage.durable import DamagedFileError
 from storage.layout import MAX_ID_CHARACTERS, read_creation_time
+from training.row_places import MAX_TRAIN_FILES
 from training.runs import RunError, RunFolder, RunRecord
 from training.spec import TrainingSpec
 
@@ -41,7 +42,6 @@ SERVER_SETTINGS = frozenset(
 )
 
 MAX_SETTINGS = 64
-MAX_TRAINING_FILES = 64
 
 _HYPERPARAMETER_PLACES = ("method", "hyperparameters")
 _OUR_NAMES = {
@@ -126,11 +126,11 @@ class FineTuneRequest(RequestPart):
         description="Id of an uploaded file of rows to evaluate on.",
     )
     training_files: (
-        Annotated[list[TrainingFile], limit_items(MAX_TRAINING_FILES, "training files")] | None
+        Annotated[list[TrainingFile], limit_items(MAX_TRAIN_FILES, "training files")] | None
     ) = Field(
         None,
         min_length=1,
-        max_length=MAX_TRAINING_FILES,
+        max_length=MAX_TRAIN_FILES,
         description="Several files to learn from, mixed by weight. training_file is one of them.",
     )
     priority: int = Field(0, ge=-100, le=100, description="Jobs with a higher one go first.")

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from training.collate import TokenRow, collate_rows
+from training.probe import spread_tokens
 
 _NUM_TOKENS = 12
-_STRIDE = 7919  # a prime, so that the tokens are spread over the vocabulary
 # Share of the norm of the logits. A row's own logits, in another batch, are rounded otherwise.
 _ALONE_TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 # Only the other row's tokens differ: the same products, in the same order, with the same shapes.
@@ -47,7 +47,7 @@ def find_leak(model: Any, config: Any, device: torch.device) -> str | None:
 
 
 def _make_row(number: int, vocabulary: int) -> TokenRow:
-    ids = (np.arange(1, _NUM_TOKENS + 1) + 1000 * number) * _STRIDE % vocabulary
+    ids = spread_tokens(_NUM_TOKENS, vocabulary, first=1 + 1000 * number)
     return ids.astype(np.int32), np.ones(_NUM_TOKENS, np.bool_)
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
@@ -14,7 +16,7 @@ from training.engine import Place
 
 PROBE_NAME = "probe.safetensors"
 _NUM_TOKENS = 16
-_STRIDE = 7919  # a prime, so that the prompt is spread over the vocabulary
+_STRIDE = 7919  # a prime, so that few vocabularies are a multiple
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,12 @@ def take_probe(engine: Any, place: Place) -> Probe:
 def make_prompt(config: Any) -> torch.Tensor:
     """Token ids that depend on the size of the vocabulary alone; shape `[1, 16]`."""
     vocabulary = int(config.get_text_config().vocab_size)
-    return (torch.arange(1, _NUM_TOKENS + 1) * _STRIDE % vocabulary)[None]
+    return torch.from_numpy(spread_tokens(_NUM_TOKENS, vocabulary))[None]
+
+
+def spread_tokens(count: int, vocabulary: int, first: int = 1) -> npt.NDArray[np.int64]:
+    """Make `count` token ids, spread over a vocabulary, as shape `[count]`; others by `first`."""
+    return np.arange(first, first + count, dtype=np.int64) * _STRIDE % vocabulary
 
 
 def _find_zeros(engine: Any, place: Place) -> frozenset[str]:

@@ -4,13 +4,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-_MAX_TRAIN_FILES = 64
+MAX_TRAIN_FILES = 64
 
 
 def limit_train_files(value: Any) -> Any:
     """Return a list of files as it is; raises `ValueError` for one that is too long."""
-    if isinstance(value, list | tuple) and len(value) > _MAX_TRAIN_FILES:
-        raise ValueError(f"expected at most {_MAX_TRAIN_FILES} train_files, got {len(value)}")
+    if isinstance(value, list | tuple) and len(value) > MAX_TRAIN_FILES:
+        raise ValueError(f"expected at most {MAX_TRAIN_FILES} train_files, got {len(value)}")
     return value
 
 
