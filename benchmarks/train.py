@@ -11,6 +11,7 @@ raw              a bare torchrun loop over DeepSpeed's engine with exactly our b
 guide            the loop of Ray's guide to DeepSpeed with Ray Train, its batches included
 trainer          transformers' Trainer with the same DeepSpeed configuration and its own defaults
 trainer_grouped  the same, with rows of similar length put together
+trainer_sized    that, in batches of as many rows as ours have on average
 
 The clock runs from the end of the third optimizer step to the end of the last. Tokens are those of
 prompts and answers without padding. The contenders run one after another in each round, in another
@@ -46,14 +47,16 @@ from benchmarks.workbench import (
     read_rows,
     run_product,
 )
+from training.priority import yield_to_others
 
-PEERS = ("raw", "guide", "trainer", "trainer_grouped")
+PEERS = ("raw", "guide", "trainer", "trainer_grouped", "trainer_sized")
 _TIMEOUT_S = 3600.0
 
 
 def main() -> int:
     """Measure and print the figures."""
     options = _parse_arguments()
+    yield_to_others()  # as our command does, so that all contenders do
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends whoever is being measured too
     with tempfile.TemporaryDirectory(prefix="benchmark-train-") as folder:
         rows = read_rows(options.data, options.rows)
@@ -139,6 +142,7 @@ def _train(name: str, bench: Workbench, precision: str) -> dict[str, Any]:
     report = _call_peer(name, bench, precision)
     assert report["world_size"] == NUM_WORKERS, report
     assert report["is_bf16"] == (precision == "bf16"), report
+    assert not report.get("is_autocast"), "DeepSpeed computes in bf16 by itself"
     return report
 
 
@@ -151,6 +155,7 @@ def _call_peer(name: str, bench: Workbench, precision: str) -> dict[str, Any]:
         "trainer": [*torchrun, "-m", "benchmarks.train_peers.trainer", bench.path, precision],
     }
     commands["trainer_grouped"] = [*commands["trainer"], "--grouped"]
+    commands["trainer_sized"] = [*commands["trainer"], "--grouped", "--sized"]
     log = bench.path / f"{name}.log"
     return call_contender(name, commands[name], make_environment(bench), log, _TIMEOUT_S)
 

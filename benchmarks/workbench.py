@@ -36,7 +36,7 @@ from training.data.prepare import link_data, prepare_data
 from training.data.readers import RowFile
 from training.data.token_table import TokenTable
 from training.deepspeed_config import build_deepspeed_config
-from training.launch import quiet_libraries
+from training.launch import CPU_WORKER_ENV, quiet_libraries
 from training.model import DTYPES, find_hidden_size
 from training.runs import RunFolder
 from training.spec import TrainingSpec, load_spec
@@ -257,10 +257,14 @@ def describe_end(status: int, log: Path) -> str:
 
 
 def make_environment(bench: Workbench) -> dict[str, str]:
-    """Make the environment of every contender: one thread, no network, no cluster but its own."""
+    """Make the environment of every contender.
+
+    One thread, no network, no cluster but its own, and memory kept as our workers keep it.
+    """
     inherited = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     return {
         **inherited,
+        **CPU_WORKER_ENV,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # for ninja
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 # system after each use, to be zeroed again at the next: 110,000 page faults a step for a model of
 # 21 million parameters, 6 % of its time. One arena that keeps up to 1 GiB has a tenth of them.
 _KEPT_BYTES = str(1 << 30)
-_CPU_WORKER_ENV = {
+CPU_WORKER_ENV = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": _KEPT_BYTES,
     "MALLOC_TRIM_THRESHOLD_": _KEPT_BYTES,
@@ -254,7 +254,7 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
             storage_path=str(run.ray.parent),
             failure_config=ray.train.FailureConfig(max_failures=spec.max_failures),
             callbacks=[ReportFailures(str(run.path))],
-            worker_runtime_env={} if use_gpu else {"env_vars": _CPU_WORKER_ENV},
+            worker_runtime_env={} if use_gpu else {"env_vars": CPU_WORKER_ENV},
         ),
     )
     run.add_event("Starting the workers", data={"num_workers": spec.num_workers})

@@ -1,15 +1,17 @@
 """transformers' own Trainer over DeepSpeed, with its defaults.
 
-    torchrun --nproc-per-node=2 -m benchmarks.train_peers.trainer WORKBENCH bf16 [--grouped]
+    torchrun --nproc-per-node=2 -m benchmarks.train_peers.trainer WORKBENCH bf16 --grouped --sized
 
 The same rows as ours, templated and masked, in its default batches of 8 a worker, padded to the
 longest; the same DeepSpeed configuration. Saving, logging and the progress bar are off. `--grouped`
-lets it put rows of similar length together.
+lets it put rows of similar length together, `--sized` gives its batches as many rows as ours have
+on average.
 """
 
 import argparse
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from transformers import (
 
 from benchmarks.train_peers.report import StepClock
 from benchmarks.workbench import LEARNING_RATE, Workbench
+from training.batching import BatchPlan, plan_epoch
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
@@ -62,10 +65,16 @@ def main() -> None:
     parser.add_argument("workbench", type=Path, help="folder that benchmarks.train has built")
     parser.add_argument("precision", choices=["bf16", "fp32"], help="arithmetic")
     parser.add_argument("--grouped", action="store_true", help="group rows by length")
+    parser.add_argument("--sized", action="store_true", help="as many rows in a batch as ours")
     options = parser.parse_args()
     bench = Workbench(options.workbench)
     torch.set_num_threads(1)
-    arguments = _make_arguments(bench, is_bf16=options.precision == "bf16", grouped=options.grouped)
+    changes: dict[str, Any] = {"bf16": options.precision == "bf16"}
+    if options.grouped:
+        changes["train_sampling_strategy"] = "group_by_length"
+    if options.sized:
+        changes["per_device_train_batch_size"] = _count_our_rows(bench)
+    arguments = _make_arguments(bench, changes)
     collator, clock = CountingCollator(AutoTokenizer.from_pretrained(bench.model)), Clock()
     trainer = Trainer(
         model=AutoModelForCausalLM.from_pretrained(bench.model),
@@ -76,12 +85,21 @@ def main() -> None:
     )
     output = trainer.train()
     report = clock.steps.describe(collator.num_tokens, output.training_loss, trainer.model_wrapped)
+    report["is_autocast"] = trainer.accelerator.native_amp
+    report["rows_per_batch"] = arguments.per_device_train_batch_size
     if dist.get_rank() == 0:
         print(json.dumps(report), flush=True)
     dist.destroy_process_group()
 
 
-def _make_arguments(bench: Workbench, *, is_bf16: bool, grouped: bool) -> Any:
+def _count_our_rows(bench: Workbench) -> int:
+    """How many rows our micro batches of this workbench have on average."""
+    spec, rows = bench.read_spec(), bench.open_tokens()
+    plan = plan_epoch(rows.lengths, BatchPlan.from_spec(spec, "padded", spec.num_workers), epoch=0)
+    return max(1, round(len(rows) / (len(plan) * dist.get_world_size())))
+
+
+def _make_arguments(bench: Workbench, changes: Mapping[str, Any]) -> Any:
     # On CPUs, Trainer needs help to find DeepSpeed and the other workers. `use_cpu=True` would make
     # it leave DeepSpeed out without a word; without it, it takes itself for the only process unless
     # told of the group, and refuses bf16 for want of a GPU.
@@ -94,12 +112,10 @@ def _make_arguments(bench: Workbench, *, is_bf16: bool, grouped: bool) -> Any:
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",
     }
-    strategy = {"train_sampling_strategy": "group_by_length"} if grouped else {}
     return TrainingArguments(
         output_dir=str(bench.path / "trainer"),
         deepspeed={**bench.read_deepspeed_config(), **batch},
         accelerator_config={"use_configured_state": True},
-        bf16=is_bf16,
         num_train_epochs=1,
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
@@ -107,7 +123,7 @@ def _make_arguments(bench: Workbench, *, is_bf16: bool, grouped: bool) -> Any:
         logging_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        **strategy,
+        **changes,
     )
 
 
