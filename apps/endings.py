@@ -12,6 +12,7 @@ from serving.model_store import LATEST_ALIAS, ModelStore
 from storage.durable import DamagedFileError
 from storage.layout import StorageLayout
 from training import launch
+from training.event_codes import EventCode
 from training.runs import EventLevel, RunError, RunFolder, RunStatus
 
 logger = logging.getLogger(__name__)
@@ -116,12 +117,17 @@ def _put_back(layout: StorageLayout, run: RunFolder, reason: str, max_restarts: 
 
 
 def tell_once(
-    run: RunFolder, message: str, level: EventLevel = "info", data: dict[str, Any] | None = None
+    run: RunFolder,
+    message: str,
+    level: EventLevel = "info",
+    *,
+    code: EventCode | None = None,
+    data: dict[str, Any] | None = None,
 ) -> None:
     """Add an event unless it is the last one: whoever was cut short after it begins again."""
     told = run.read_events()
     if not told or (told[-1]["message"], told[-1]["data"]) != (message, data or {}):
-        run.add_event(message, level=level, data=data)
+        run.add_event(message, level=level, code=code, data=data)
 
 
 def write_results(layout: StorageLayout, run: RunFolder) -> str | None:

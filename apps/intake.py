@@ -182,7 +182,7 @@ class Intake:
             else:
                 link_data(prepared, run.data)
                 launch.tell_data(run, prepared.summary)
-                run.add_event("Waiting for its turn")
+                run.add_event("Queued", code="queued")
             run.create(spec, record)
             with self._creating:
                 check_job_counts(self._runs, self._limits)

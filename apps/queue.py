@@ -187,7 +187,7 @@ class RunQueue:
         with self._lock:
             record = _read_unfinished(run)
             run.request_cancel()
-            run.add_event("Cancelling")
+            run.add_event("Cancelling", code="cancel_requested")
             if record.writer == "queue" or record.status == "paused":
                 self._settle_lost(run)
                 return
@@ -213,7 +213,7 @@ class RunQueue:
                 run.add_event("Paused")
                 run.mark_paused(waiting_for=None)
             else:
-                run.add_event("Pausing after this step")
+                run.add_event("Pausing after this step", code="pause_requested")
 
     def _resume(self, run: RunFolder) -> None:
         with self._lock:
@@ -236,7 +236,7 @@ class RunQueue:
             if record.status == "paused":
                 self._take_up(run)
             else:  # where its process pauses all the same, we see that nobody wants it to
-                run.add_event("It is not to pause any more")
+                run.add_event("The pause was withdrawn")
 
     def _take_up(self, run: RunFolder) -> None:
         """Have a run wait for its turn that was paused, or had ended."""
@@ -251,7 +251,7 @@ class RunQueue:
             waiting_for=None,
             needed_bytes=None,
         )
-        tell_once(run, "Waiting for its turn, to go on")
+        tell_once(run, "Queued again", code="queued")
 
     def _take_up_ended(self, run: RunFolder, record: RunRecord) -> None:
         """Have a run wait for its turn that failed or was cancelled, as if it had been paused."""
@@ -358,7 +358,9 @@ class RunQueue:
         with self._lock:
             if not run.is_pause_requested and not run.is_cancel_requested:
                 run.request_pause("shutdown")
-                run.add_event("The application is stopping; pausing after this step")
+                run.add_event(
+                    "The application is stopping; pausing after this step", code="pause_requested"
+                )
 
     def _end_shutdown_pauses(self) -> None:
         """Let the runs that the last shutdown paused continue; those that users paused stay."""
@@ -394,7 +396,7 @@ class RunQueue:
             if run.read_record().status != "validating_files":
                 return
             if found is None:
-                run.add_event("Waiting for its turn")
+                run.add_event("Queued", code="queued")
                 run.update_record(status="queued", waiting_for=None)
             elif isinstance(found, str):
                 tell_waiting(run, found)

@@ -207,6 +207,7 @@ def _end_pause(run: RunFolder, timeout_s: float | None) -> Path | None:
             f"The run did not pause within {timeout_s:g} s and was stopped; it resumes from its "
             "last checkpoint",
             level="warn",
+            code="pause_timed_out",
         )
         run.mark_paused()
     return None

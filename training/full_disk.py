@@ -16,7 +16,6 @@ from training.spec import SettingError, TrainingSpec
 
 logger = logging.getLogger(__name__)
 
-DISK_FULL_CODE = "disk_full"
 
 _SPARE_BYTES = 16 << 20  # the log, events and metrics
 _COPIES = 2  # the shards on their way, and the checkpoint
@@ -47,7 +46,7 @@ def pause_until_room(run: RunFolder, spec: TrainingSpec, exc: BaseException) -> 
             f"Paused because the disk is full: {reason}. It continues from its last checkpoint "
             f"{when}; make room",
             level="warn",
-            code=DISK_FULL_CODE,
+            code="disk_full",
             data={"step": step, "needed_bytes": needed_bytes},
         )
     except OSError as error:

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Sequence
 
 from training.engine import Place, StepResult
+from training.event_codes import EventCode
 from training.progress import Progress
 from training.runs import EventLevel, RunFolder
 from training.tracker_thread import Tracker
-from training.trackers import TRACKER_OFF_CODE
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +33,19 @@ class Journal:
         """Correct the number of steps that the run will take."""
         self._num_steps = num_steps
 
-    def tell(self, message: str, level: EventLevel = "info", **data: float) -> None:
+    def tell(
+        self,
+        message: str,
+        level: EventLevel = "info",
+        *,
+        code: EventCode | None = None,
+        **data: float,
+    ) -> None:
         """Put an event into the run's file and its log."""
         if self._speaks:
             logger.info(message)
             figures = {name: value for name, value in data.items() if math.isfinite(value)}
-            self._run.add_event(message, level=level, data=figures)
+            self._run.add_event(message, level=level, code=code, data=figures)
 
     def record_step(self, result: StepResult, progress: Progress, steps_in_epoch: int) -> None:
         """Write the figures of a step, with those of the evaluation after it if there was one."""
@@ -81,7 +88,7 @@ class Journal:
                 self._run.add_event(
                     f"Metrics go to {name} no more: {exc}. They are in metrics.jsonl in any case",
                     level="warn",
-                    code=TRACKER_OFF_CODE,
+                    code="tracker_off",
                     data={"tracker": name},
                 )
 

@@ -15,7 +15,7 @@ from storage.lineage_file import read_lineage_file
 from training.cluster_state import find_cluster_loss
 from training.cpu_op import ensure_cpu_op
 from training.data.faults import describe_ignored, describe_lines
-from training.loss_trend import LOSS_ROSE_CODE, find_loss_rise
+from training.loss_trend import find_loss_rise
 from training.resources import check_resources, settle_precision, wants_gpu
 from training.runs import RunError, RunFolder
 from training.spec import TrainingSpec, name_source
@@ -214,7 +214,7 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
         run.add_event(
             rise.describe(),
             level="warn",
-            code=LOSS_ROSE_CODE,
+            code="loss_rose",
             data={"lowest_loss": rise.lowest, "last_loss": rise.last, "step": rise.lowest_steps[1]},
         )
     _consolidate(run, spec)

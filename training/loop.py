@@ -258,7 +258,8 @@ class _Worker:
         if ending := self._stop_early(progress):
             return ending
         if result.was_asked_to_stop:
-            self._journal.tell(f"Pausing after step {progress.step}", step=progress.step)
+            step = progress.step
+            self._journal.tell(f"Pausing after step {step}", code="pausing", step=step)
             return "paused"
         return None
 

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-LOSS_ROSE_CODE = "loss_rose"
-
 _SHARE = 0.1
 _MIN_WINDOW, _MAX_WINDOW = 5, 50
 _MIN_WINDOWS = 3

@@ -25,8 +25,6 @@ from training.runs import RunFolder
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINT_DAMAGED_CODE = "checkpoint_damaged"
-
 
 def find_start(run: RunFolder, place: Place) -> Checkpoint | None:
     """Find the checkpoint that a run resumes from, None at step 0, and prepare its folder for that.
@@ -41,7 +39,7 @@ def find_start(run: RunFolder, place: Place) -> Checkpoint | None:
                 f"The checkpoint {name!r} is damaged and is skipped: {damage}. The run resumes "
                 "from an earlier one and takes the steps since then again",
                 level="warn",
-                code=CHECKPOINT_DAMAGED_CODE,
+                code="checkpoint_damaged",
                 data={"checkpoint": name},
             )
 

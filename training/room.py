@@ -22,8 +22,6 @@ from training.resources import ResourceError
 from training.runs import RunFolder
 from training.spec import TrainingSpec
 
-CLOSE_CODE = "resources_close"
-
 
 class _Room(NamedTuple):
     """A need beside what there is of it: at most, and now."""
@@ -64,7 +62,7 @@ def check_room(
                 f"{room.what} may not be enough: about {_write_gb(room.need.likely)} are needed "
                 f"for {num_parameters:,} parameters, {_write_gb(room.now)} are free; {room.advice}",
                 level="warn",
-                code=CLOSE_CODE,
+                code="resources_close",
                 data={"needed_bytes": room.need.likely, "free_bytes": room.now},
             )
 

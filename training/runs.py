@@ -31,6 +31,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storage import durable, versioned
+from training.event_codes import EventCode
 from training.run_log import RunLog, RunLogHandler
 from training.spec import TrainingSpec, describe_validation_error
 from training.stored_spec import read_stored_spec
@@ -285,7 +286,7 @@ class RunFolder:
         message: str,
         *,
         level: EventLevel = "info",
-        code: str | None = None,
+        code: EventCode | None = None,
         data: dict[str, Any] | None = None,
     ) -> None:
         """Append one event: what happened, in words and in figures, with a `code` for programs.
@@ -306,7 +307,7 @@ class RunFolder:
             )
 
     def _append_event(
-        self, message: str, level: EventLevel, data: dict[str, Any], code: str | None = None
+        self, message: str, level: EventLevel, data: dict[str, Any], code: EventCode | None = None
     ) -> None:
         event = {"created_at": int(time.time()), "level": level, "message": message, "data": data}
         if code is not None:

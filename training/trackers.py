@@ -15,7 +15,6 @@ from training.tracker_thread import CLOSE_TIMEOUT_S, Tracker, TrackerThread
 
 logger = logging.getLogger(__name__)
 
-TRACKER_OFF_CODE = "tracker_off"
 
 _NOT_CURVES = frozenset({"step", "num_steps"})
 
@@ -62,7 +61,7 @@ def _close(threads: Sequence[TrackerThread], outcome: tuple[Any, Any, Any], run:
                 run.add_event(
                     f"Metrics may be missing in {thread.name}: {reason}",
                     level="warn",
-                    code=TRACKER_OFF_CODE,
+                    code="tracker_off",
                     data={"tracker": thread.name},
                 )
             except OSError:  # a full disk, which must not hide how the training ended

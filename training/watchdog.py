@@ -23,7 +23,6 @@ from training.runs import RunFolder
 
 logger = logging.getLogger(__name__)
 
-STEP_STALLED_CODE = "step_stalled"
 
 STALL_FACTOR = 20.0
 MIN_STALL_S = 60.0
@@ -126,7 +125,7 @@ def report_stall(
         f"Step {step} has taken {waited_s:.0f} s on worker {rank}, where other steps took "
         f"{median_s:.3g} s; the log has where each worker waits",
         level="warn",
-        code=STEP_STALLED_CODE,
+        code="step_stalled",
         data={
             "rank": rank,
             "step": step,

@@ -128,6 +128,7 @@ class Event(_Resource):
     created_at: int
     level: str = "info"
     message: str
+    code: str | None = None
     type: str = "message"
 
 

@@ -171,16 +171,14 @@ def describe_stage(job: Job, events: Sequence[Event]) -> str:
 def has_asked_to_cancel(events: Sequence[Event]) -> bool:
     """Whether somebody, in any browser, asked so a moment ago and it is still being done."""
     earliest = time.time() - CANCEL_PATIENCE_S
-    since = takewhile(lambda event: not event.message.startswith("Waiting for its turn"), events)
-    return any(
-        event.message.startswith("Cancelling") and event.created_at >= earliest for event in since
-    )
+    since = takewhile(lambda event: event.code != "queued", events)
+    return any(event.code == "cancel_requested" and event.created_at >= earliest for event in since)
 
 
 def is_about_to_pause(events: Sequence[Event]) -> bool:
     """Whether somebody, in any browser, asked so and nothing but steps has happened since."""
-    messages = (event.message for event in events if event.type != "metrics")
-    return next(messages, "").startswith("Pausing")
+    codes = (event.code for event in events if event.type != "metrics")
+    return next(codes, None) in ("pause_requested", "pausing")
 
 
 def build_runs_page(client: ApiClient) -> None:

@@ -88,9 +88,10 @@ async def test_a_job_has_openais_shape(client: httpx.AsyncClient) -> None:
     listed = (await client.get("/v1/fine_tuning/jobs")).json()
     assert [entry["id"] for entry in listed["data"]] == [job.id]
     events = (await client.get(f"/v1/fine_tuning/jobs/{job.id}/events")).json()["data"]
-    waiting, read = [FineTuningJobEvent.model_validate(event).message for event in events]
-    assert waiting == "Waiting for its turn"
-    assert read.startswith("1 rows (prompt_completion)")
+    queued, read = [FineTuningJobEvent.model_validate(event) for event in events]
+    assert events[0]["code"] == "queued"
+    assert queued.message == "Queued"
+    assert read.message.startswith("1 rows (prompt_completion)")
     assert (await client.delete(f"/v1/files/{file['id']}")).status_code == 409
     cancelled = await client.post(f"/v1/fine_tuning/jobs/{job.id}/cancel")
     assert cancelled.json()["status"] == "cancelled"

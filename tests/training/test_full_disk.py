@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from training.free_resources import has_room
-from training.full_disk import DISK_FULL_CODE, pause_until_room
+from training.full_disk import pause_until_room
 from training.launch import TrainingFailedError, execute_run
 from training.room import check_room
 from training.runs import RunFolder, RunRecord
@@ -39,7 +39,7 @@ def test_a_training_that_meets_a_full_disk_pauses_the_run(
     assert record.waiting_for is not None
     assert "room on the disk" in record.waiting_for
     (event,) = run.read_events()
-    assert (event["level"], event["code"]) == ("warn", DISK_FULL_CODE)
+    assert (event["level"], event["code"]) == ("warn", "disk_full")
     assert "No space left on device" in event["message"]
     assert event["data"]["needed_bytes"] == record.needed_bytes
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from training.launch import _compute
-from training.loss_trend import LOSS_ROSE_CODE, find_loss_rise
+from training.loss_trend import find_loss_rise
 from training.runs import RunFolder, RunRecord
 from training.spec import TrainingSpec
 
@@ -93,5 +93,5 @@ def test_a_run_whose_loss_rose_has_an_event(
     monkeypatch.setattr("training.launch.train", lambda *_, **__: "finished")
     _compute(run, spec)
     (event,) = run.read_events()
-    assert (event["level"], event["code"]) == ("warn", LOSS_ROSE_CODE)
+    assert (event["level"], event["code"]) == ("warn", "loss_rose")
     assert event["data"]["last_loss"] > 2 * event["data"]["lowest_loss"]

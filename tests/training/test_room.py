@@ -5,7 +5,7 @@ import pytest
 
 from training.free_resources import Memory, measure_gpu_memory, measure_host_memory
 from training.resources import ResourceError
-from training.room import CLOSE_CODE, check_room
+from training.room import check_room
 from training.runs import RunFolder
 from training.spec import TrainingSpec
 
@@ -57,7 +57,7 @@ def test_a_disk_that_cannot_hold_it_refuses_the_run(run: RunFolder, limits: dict
     limits["disk"] = 28 * NUM
     check_room(run, make_spec(), NODES, on_gpu=False)
     (event,) = run.read_events()
-    assert (event["level"], event["code"]) == ("warn", CLOSE_CODE)
+    assert (event["level"], event["code"]) == ("warn", "resources_close")
     assert event["data"]["free_bytes"] == 28 * NUM < event["data"]["needed_bytes"]
     assert "may not be enough" in event["message"]
 
@@ -90,7 +90,7 @@ def test_the_memory_of_several_nodes_is_only_warned_about(
     limits["memory"] = Memory(0, 0)
     nodes = [{"CPU": 2.0, "memory": float(NUM)}] * 2
     check_room(run, make_spec(), nodes, on_gpu=False)
-    assert [event["code"] for event in run.read_events()] == [CLOSE_CODE]
+    assert [event["code"] for event in run.read_events()] == ["resources_close"]
 
 
 def test_a_gpu_that_is_too_small_refuses_the_run(run: RunFolder, limits: dict[str, Any]) -> None:

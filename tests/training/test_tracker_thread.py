@@ -16,7 +16,7 @@ from training.progress import Progress
 from training.runs import RunFolder
 from training.spec import TrainingSpec
 from training.tracker_thread import Tracker, TrackerOffError, TrackerThread
-from training.trackers import OPENERS, TRACKER_OFF_CODE, open_trackers
+from training.trackers import OPENERS, open_trackers
 
 
 class Noted:
@@ -121,6 +121,6 @@ def test_a_tracker_that_blocks_leaves_the_run_its_figures_and_an_event(
     assert time.monotonic() - started < 5
     assert len(run.read_metrics()) == 1
     (event,) = run.read_events()
-    assert (event["level"], event["code"]) == ("warn", TRACKER_OFF_CODE)
+    assert (event["level"], event["code"]) == ("warn", "tracker_off")
     assert event["message"].startswith("Metrics may be missing in wandb: ")
     may_go_on.set()

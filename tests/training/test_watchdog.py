@@ -8,7 +8,7 @@ import pytest
 
 from tests.waiting import wait_until
 from training.runs import RunFolder, log_to_file
-from training.watchdog import STEP_STALLED_CODE, Watchdog, report_stall
+from training.watchdog import Watchdog, report_stall
 
 
 class Clock:
@@ -115,7 +115,7 @@ def test_the_events_and_the_log_have_where_the_worker_is(tmp_path: Path) -> None
         may_go_on.set()
         thread.join(10)
     (event,) = run.read_events()
-    assert (event["level"], event["code"]) == ("warn", STEP_STALLED_CODE)
+    assert (event["level"], event["code"]) == ("warn", "step_stalled")
     assert event["message"].startswith("Step 7 has taken ")
     assert (event["data"]["rank"], event["data"]["step"]) == (3, 7)
     assert any("wait_in_a_collective" in line for line in event["data"]["stack"])

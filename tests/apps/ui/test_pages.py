@@ -49,9 +49,9 @@ def test_no_runs_at_all_lead_to_the_start(api: StubApi) -> None:
 
 def test_a_cancel_under_way_shows_in_every_browser(api: StubApi) -> None:
     api.add_job("ftjob-1", "running")
-    api.add_event("ftjob-1", "Cancelling")
+    api.add_event("ftjob-1", "Cancelling", code="cancel_requested")
     assert ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_cancelling
-    api.add_event("ftjob-1", "Waiting for its turn, to go on")
+    api.add_event("ftjob-1", "Queued again", code="queued")
     assert not ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_cancelling
     del api.events["ftjob-1"][0]
     api.events["ftjob-1"][0]["created_at"] -= 10 * runs.CANCEL_PATIENCE_S
@@ -60,7 +60,7 @@ def test_a_cancel_under_way_shows_in_every_browser(api: StubApi) -> None:
 
 def test_a_paused_run_offers_to_go_on(api: StubApi) -> None:
     api.add_job("ftjob-1", "running")
-    api.add_event("ftjob-1", "Pausing after this step")
+    api.add_event("ftjob-1", "Pausing after this step", code="pause_requested")
     assert ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_pausing
     assert ask(api, lambda client: client.pause_job("ftjob-1")).is_paused
     view = ask(api, lambda client: runs.read_view(client, "ftjob-1"))
