@@ -76,9 +76,11 @@ async def follow_log(run: RunFolder, offset: int, max_age_s: float) -> AsyncGene
     ends_at = time.monotonic() + max_age_s
     while True:
         is_last = await asyncio.to_thread(has_ended, run)
-        if offset < log.measure().begin:
+        written = await asyncio.to_thread(log.measure)
+        if offset < written.begin:
             return
-        for piece in log.read(offset):
+        pieces = log.read(offset)
+        while piece := await asyncio.to_thread(next, pieces, b""):
             offset += len(piece)
             yield piece
             if time.monotonic() > ends_at:
