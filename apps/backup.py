@@ -14,6 +14,7 @@ from storage import durable
 from storage.backup import take_snapshot
 from storage.layout import StorageLayout
 from storage.locks import hold_shared, take_turn
+from storage.regular_file import read_regular
 from storage.snapshot import Snapshot
 from storage.snapshot_writer import (
     EntryGoneError,
@@ -54,7 +55,7 @@ def _copy_storage(layout: StorageLayout, writer: SnapshotWriter) -> None:
         with take_turn(layout.alias_lock):
             records = _read_records(layout, writer)
             aliases = {
-                path: path.read_bytes()
+                path: read_regular(path)
                 for path in (layout.aliases, layout.aliases_copy)
                 if path.is_file()
             }
@@ -101,7 +102,7 @@ def _read_records(layout: StorageLayout, writer: SnapshotWriter) -> dict[RunFold
         run = RunFolder(path)
         try:
             with reading(run.record_file):
-                records[run] = run.record_file.read_bytes()
+                records[run] = read_regular(run.record_file)
         except EntryGoneError:  # a folder without a record is no run
             continue
         except EntryUnreadableError as exc:
@@ -146,7 +147,7 @@ def _copy_last_complete(run: RunFolder, writer: SnapshotWriter) -> None:
     path = run.checkpoints / LAST_COMPLETE_NAME
     with suppress(EntryGoneError):
         with reading(path):
-            content = path.read_bytes()
+            content = read_regular(path)
         writer.add_bytes(path, content)
 
 

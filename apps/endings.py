@@ -109,6 +109,7 @@ def _put_back(layout: StorageLayout, run: RunFolder, reason: str, max_restarts: 
         run,
         f"Interrupted: {reason}. It goes on from its last checkpoint",
         level="warn",
+        code="queued",
         data={"step": step, "num_lost": num_lost, "max_restarts": max_restarts},
     )
     run.update_record(

@@ -16,6 +16,7 @@ from storage.fault_log import FaultLog
 from storage.file_cache import ParsedFileCache
 from storage.layout import StorageLayout
 from storage.manifest import parse_listed_files
+from storage.regular_file import read_regular
 from training.runs import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -95,5 +96,5 @@ def _list_manifests(checkpoint: str) -> Iterator[str]:
 
 def _measure_listed(path: Path) -> int:
     """Return the bytes of all files that a manifest lists."""
-    manifest = versioned.parse_object(path, path.read_bytes())
+    manifest = versioned.parse_object(path, read_regular(path))
     return sum(file.size_bytes for file in parse_listed_files(path, manifest).values())

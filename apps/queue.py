@@ -251,7 +251,10 @@ class RunQueue:
             waiting_for=None,
             needed_bytes=None,
         )
-        tell_once(run, "Queued again", code="queued")
+        if run.has_data:
+            tell_once(run, "Queued again", code="queued")
+        else:
+            tell_once(run, "Checking the files again")
 
     def _take_up_ended(self, run: RunFolder, record: RunRecord) -> None:
         """Have a run wait for its turn that failed or was cancelled, as if it had been paused."""

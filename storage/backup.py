@@ -116,13 +116,13 @@ def _has_content(root: Path) -> bool:
 
 
 def _open_regular(path: Path) -> IO[bytes]:
-    """Open a regular file; raises `BackupError` for a link, a device or a pipe."""
+    """Open a regular file; raises `BackupError` for anything else."""
     try:
         return open_regular(path, follow_links=False)
     except OSError as exc:
         if exc.errno == errno.ELOOP:
             raise BackupError(f"{path.name!r} is a link; expected a file") from exc
-        if exc.errno == errno.EINVAL:
+        if exc.errno in (errno.EINVAL, errno.EISDIR):
             raise BackupError(f"{path.name!r} is not a regular file") from exc
         raise
 

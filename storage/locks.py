@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from storage.regular_file import open_regular
+
 
 class HeldError(RuntimeError):
     """Somebody holds what was to be removed."""
@@ -18,7 +20,7 @@ def hold_shared(file: Path) -> IO[bytes]:
 
     Raises `FileNotFoundError` if it is gone.
     """
-    held = file.open("rb")
+    held = open_regular(file)
     try:
         fcntl.flock(held, fcntl.LOCK_SH)
         _check_same(held, file)

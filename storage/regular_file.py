@@ -1,4 +1,4 @@
-"""Opens regular files only: a FIFO or a device in place of a file must not hold up its reader."""
+"""Opens regular files only: a FIFO or a device in place of a file must not block its reader."""
 
 import errno
 import os
@@ -13,24 +13,22 @@ def open_regular(path: str | Path, *, follow_links: bool = True) -> BinaryIO:
     Raises `OSError` as `open` does, with `errno.EINVAL` for anything but a regular file, and with
     `errno.ELOOP` for a link if links are not followed.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # or a FIFO would wait for a writer
-    descriptor = os.open(path, flags if follow_links else flags | os.O_NOFOLLOW)
+    extra = os.O_NONBLOCK if follow_links else os.O_NONBLOCK | os.O_NOFOLLOW
+
+    def open_at_once(name: str, flags: int) -> int:
+        return os.open(name, flags | extra)  # opening a FIFO without O_NONBLOCK would block
+
+    file = open(path, "rb", opener=open_at_once)  # noqa: SIM115 - for the caller to close
     try:
-        _check_kind(path, os.fstat(descriptor).st_mode)
-        return os.fdopen(descriptor, "rb")
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))  # noqa: TRY301 - closes it
     except BaseException:
-        os.close(descriptor)
+        file.close()
         raise
+    return file
 
 
 def read_regular(path: Path) -> bytes:
     """Read a whole file; raises as `open_regular` does."""
     with open_regular(path) as file:
         return file.read()
-
-
-def _check_kind(path: str | Path, mode: int) -> None:
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))

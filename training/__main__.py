@@ -31,7 +31,11 @@ from training.agent_port import choose_free_agent_port
 from training.byte_progress import show_bytes
 from training.data.token_cache import default_cache
 from training.full_output import drop_what_finds_no_room
-from training.interruption import PauseOnInterrupt, PauseTimeoutError
+from training.interruption import (
+    PauseOnInterrupt,
+    PauseTimeoutError,
+    interrupt_on_sigterm,
+)
 from training.lease import hold_lease
 from training.priority import yield_to_others
 from training.rerun import RerunError, is_untrained, reopen_run
@@ -80,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     keep_files_private()
-    with drop_what_finds_no_room():
+    with drop_what_finds_no_room(), interrupt_on_sigterm():
         return _run_command(options, Console(stderr=True))
 
 
@@ -180,29 +184,34 @@ def _execute(
 
     from training import launch
 
-    pausing = PauseOnInterrupt(pause, pause_timeout_s)
-    try:
-        with (
-            log_to_file(run.log_file),
-            pausing,
-            _connect_to_ray(),
-            _show_progress(run, console),
-            pausing.limit(),
-        ):
-            model = launch.execute_run(run, spec)
-            if model is not None:
-                launch.succeed_run(run)
-            return model
-    except PauseTimeoutError:
-        return _end_pause(run, pause_timeout_s)
+    with (
+        log_to_file(run.log_file),
+        PauseOnInterrupt(pause, pause_timeout_s) as pausing,
+        _connect_to_ray(),
+        _show_progress(run, console),
+    ):
+        pausing.install()  # ray.init handles SIGTERM itself
+        try:
+            with pausing.limit():
+                model = launch.execute_run(run, spec)
+                if model is not None:
+                    launch.succeed_run(run)
+                return model
+        except PauseTimeoutError:
+            return _end_pause(run, pause_timeout_s)
 
 
 def _end_pause(run: RunFolder, timeout_s: float | None) -> Path | None:
-    """Record a run as paused whose pause timed out; it may have ended in the last moment."""
+    """Record a run as paused whose pause timed out; it may have ended just before the timeout.
+
+    Raises `RuntimeError` if it has failed.
+    """
     record = run.read_record()
     if record.status == "succeeded":
         return run.model
-    if not record.is_final:
+    if record.status == "failed":
+        raise RuntimeError(record.error.message if record.error else "the run has failed")
+    if record.status != "paused":
         run.add_event(
             f"The run did not pause within {timeout_s:g} s and was stopped; it resumes from its "
             "last checkpoint",
@@ -244,6 +253,7 @@ def end_leftovers(processes: list[psutil.Process], timeout_s: float = _ENDING_S)
         logger.warning("killing process %d, which has outlived its cluster", process.pid)
         with suppress(psutil.NoSuchProcess):
             process.kill()
+    psutil.wait_procs(left, timeout=timeout_s)
 
 
 @contextmanager

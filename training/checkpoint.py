@@ -27,6 +27,7 @@ from storage.durable import DamagedFileError
 from storage.layout import new_id
 from storage.locks import hold_shared
 from storage.manifest import parse_listed_files
+from storage.regular_file import read_regular
 from storage.tombstones import bury_folder, remove_tombstones
 from storage.versioned import NewerFormatError
 from training.progress import Progress
@@ -303,7 +304,7 @@ def _read_checkpoint(path: Path) -> Checkpoint:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     # Not `read_object`: a fault of the disk is no damage, after which an older one is taken.
-    return versioned.parse_object(path, path.read_bytes())
+    return versioned.parse_object(path, read_regular(path))
 
 
 def name_checkpoint(folder: Path, step: int) -> Path:

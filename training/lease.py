@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
+from storage.regular_file import read_regular
 from training.runs import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class _Heart:
 
 def _read(run: RunFolder) -> str:
     try:
-        return run.heartbeat_file.read_text()
+        return read_regular(run.heartbeat_file).decode(errors="replace")
     except FileNotFoundError:
         return ""
 

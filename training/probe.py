@@ -67,7 +67,10 @@ def make_prompt(config: Any) -> torch.Tensor:
 
 
 def spread_tokens(count: int, vocabulary: int, first: int = 1) -> npt.NDArray[np.int64]:
-    """Make `count` token ids, spread over a vocabulary, as shape `[count]`; others by `first`."""
+    """Make token ids that are spread over a vocabulary; `first` selects another sequence.
+
+    The shape is `[count]`.
+    """
     return np.arange(first, first + count, dtype=np.int64) * _STRIDE % vocabulary
 
 

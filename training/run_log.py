@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from storage.locks import HeldError, take_turn
+from storage.regular_file import open_regular
 
 MAX_PART_BYTES = 5_000_000
 _READ_BYTES = 1 << 20
@@ -82,7 +83,7 @@ class RunLog:
                 return newest.read(num_bytes)
         for part in old:
             if part.begin <= offset < part.end:
-                with suppress(FileNotFoundError), part.path.open("rb") as file:
+                with suppress(FileNotFoundError), open_regular(part.path) as file:
                     file.seek(offset - part.begin)
                     return file.read(min(num_bytes, part.end - offset))
         return b""
@@ -92,7 +93,7 @@ class RunLog:
         """Yield the older parts, and the newest one opened with the offset of its first byte."""
         while True:
             try:
-                newest = self._path.open("rb")
+                newest = open_regular(self._path)
             except FileNotFoundError:  # no line yet, or none since a part was begun
                 old = self._list_old()
                 yield old, old[-1].end if old else 0, None

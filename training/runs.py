@@ -31,6 +31,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storage import durable, versioned
+from storage.regular_file import open_regular, read_regular
 from training.event_codes import EventCode
 from training.run_log import RunLog, RunLogHandler
 from training.spec import TrainingSpec, describe_validation_error
@@ -240,7 +241,7 @@ class RunFolder:
         Looking may make another one's `hold` wait for an instant.
         """
         try:
-            with (self.path / f".{role}.lock").open("r") as file:
+            with open_regular(self.path / f".{role}.lock") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
@@ -273,7 +274,7 @@ class RunFolder:
     def requested_pause_reason(self) -> PauseReason | None:
         """Why the run is to pause; None if it is not to."""
         try:
-            return "shutdown" if self.pause_file.read_bytes() == b"shutdown" else "user"
+            return "shutdown" if read_regular(self.pause_file) == b"shutdown" else "user"
         except FileNotFoundError:
             return None
 

@@ -92,7 +92,7 @@ def test_a_run_goes_on_after_a_kill_and_after_a_pause_that_timed_out(
             worker.suspend()
         process.send_signal(signal.SIGTERM)
         assert process.wait(2 + PAUSE_MARGIN_S) == PAUSED_STATUS
-        assert not any(child.is_running() for child in children)
+        assert not psutil.wait_procs(children, timeout=5)[1]
     assert durable.read_json(folder / "job" / "run.json")["status"] == "paused"
     with start(folder, "job") as process:
         assert finish(process) == 0

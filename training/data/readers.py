@@ -69,6 +69,11 @@ class RowFile:
         """Its size in bytes; raises `DataError` if there is no such file."""
         if self.path.is_dir():
             raise DataError(f"{self.name!r} is a folder: expected a file of rows")
+        if self.path.exists() and not self.path.is_file():
+            raise DataError(
+                f"{self.name!r} is a pipe or a device: expected a regular file of rows, which is "
+                "read several times"
+            )
         try:
             return self.path.stat().st_size
         except OSError:
