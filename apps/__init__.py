@@ -1,4 +1,4 @@
-"""What people start: the HTTP API, the web page, the queue of fine-tunes, the command line.
+"""The HTTP API, the web page, the fine-tuning queue and the command line.
 
-This room composes `training` and `serving` and holds no model code.
+This package composes `training` and `serving`, and contains no model code.
 """

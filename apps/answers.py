@@ -1,4 +1,4 @@
-"""An answer on its way to the client: what is said of its origin, and its events."""
+"""Responses to text requests: headers with the model's origin, and streamed chunks."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ from storage.layout import new_id
 logger = logging.getLogger(__name__)
 
 Chunk = dict[str, Any]
-Item = dict[str, Any]  # what a generator's stream is made of
+Item = dict[str, Any]  # an item of a generator's stream
 BuildAnswer = Callable[[AnswerHead, Sequence[Choice], dict[str, int]], dict[str, Any]]
 BuildChunks = Callable[[AnswerHead, AsyncIterator[Item]], AsyncIterator[list[Chunk]]]
 
@@ -29,12 +29,12 @@ _MAX_HEADER_CHARACTERS = 200
 
 
 def _make_head(answer_id: str, origin: Mapping[str, Any]) -> AnswerHead:
-    """Make the head of an answer that came from a model."""
+    """Build the head of a model's response."""
     return AnswerHead(answer_id, int(time.time()), origin["model_id"], origin["system_fingerprint"])
 
 
 def _describe_origin(origin: Mapping[str, Any]) -> dict[str, str]:
-    """Say in headers which model answered and where it came from, as far as is known."""
+    """Return headers that name the model and its origin; unknown values are omitted."""
     named = {
         "x-model-id": origin["model_id"],
         "x-run-id": origin["run_id"],
@@ -58,7 +58,7 @@ async def respond(
     build: BuildAnswer,
     build_chunks: BuildChunks,
 ) -> Response:
-    """Answer a request for text, whole or in events; headers tell where the model came from."""
+    """Respond to a text request, whole or as events; headers contain the model's origin."""
     answer_id = new_id(id_prefix)
     if is_streamed:
         items = _count_items(text.stream(kind, body, answer_id), body.get("n") or 1)
@@ -76,7 +76,7 @@ async def respond(
 
 
 async def respond_relayed(relay: UpstreamRelay, path: str, body: dict[str, Any]) -> Response:
-    """Answer a request for text with what another server answers, as it comes."""
+    """Relay a text request to an upstream; stream its response if the upstream does."""
     origin, answer = await relay.ask(path, body)
     headers = _describe_origin(origin)
     if isinstance(answer, dict):
@@ -96,7 +96,7 @@ async def _batch(chunks: AsyncGenerator[Chunk, None]) -> AsyncIterator[list[Chun
 
 
 def _count_usage(answer: Mapping[str, Any]) -> bool:
-    """Count the tokens of an answer or a chunk that says how many they were."""
+    """Count the tokens that a response or chunk reports; return whether it reports any."""
     usage = answer.get("usage")
     if not isinstance(usage, dict) or not isinstance(usage.get("total_tokens"), int):
         return False
@@ -107,8 +107,8 @@ def _count_usage(answer: Mapping[str, Any]) -> bool:
 async def _count_items(
     items: AsyncGenerator[Item, None], num_choices: int
 ) -> AsyncGenerator[Item, None]:
-    """Count the tokens of a stream: one per piece as it goes, all of them exactly at its end."""
-    num_prompt_tokens: dict[int, int] = {}  # by the number of the prompt
+    """Count the tokens of a stream: one per piece, and the exact number at its end."""
+    num_prompt_tokens: dict[int, int] = {}  # by prompt index
     num_completion_tokens = 0
     async with aclosing(items):
         async for item in items:
@@ -125,7 +125,7 @@ async def _count_items(
 async def _start_with(
     first: dict[str, Any], items: AsyncGenerator[dict[str, Any], None]
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Put back what was taken to see whether and by what it is answered."""
+    """Yield `first`, which was read ahead, and then the remaining items."""
     async with aclosing(items):
         yield first
         async for item in items:
@@ -135,7 +135,7 @@ async def _start_with(
 def _stream_chunks(
     batches: AsyncIterator[Iterable[Chunk]], headers: Mapping[str, str]
 ) -> StreamingResponse:
-    """Send chunks as server-sent events, those that are there at once together."""
+    """Send chunks as server-sent events; the chunks of a batch are sent together."""
     return StreamingResponse(
         _write_events(batches),
         media_type="text/event-stream",

@@ -1,7 +1,7 @@
-"""The application behind HTTP: its Serve deployments and how they are joined.
+"""The Serve deployments of the application, and how they are connected.
 
-Api              stateless, any number of replicas; reads the disk, asks the other two
-Generator        any number of replicas; answers chats, unless other servers do (`upstreams`)
+Api              stateless, any number of replicas; reads the disk, calls the other two
+Generator        any number of replicas; generates text, unless `upstreams` do
 FineTuningQueue  one replica; its state is on disk
 """
 
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 RECONCILE_INTERVAL_S = 1.0
 _expected = return_refusals(ApiError, ServingError)
 _MAX_LOOK_S = 300.0
-"""Longer than any look at the runs takes, unless the cluster does not answer."""
+"""Longer than any reconcile pass takes, unless the cluster does not respond."""
 
 
 def build_app(settings: ApplicationSettings) -> Application:
@@ -82,7 +82,7 @@ def _bind_generator(settings: ApplicationSettings, storage: str) -> Application:
 
 
 class FineTuningQueueReplica:
-    """The queue as one replica that looks after the runs on disk once a second."""
+    """The queue as one replica, which reconciles the runs on disk once a second."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class FineTuningQueueReplica:
 
     @_expected
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Check and queue a fine-tune."""
+        """Validate and queue a fine-tuning job."""
         return await self._queue.create(body)
 
     @_expected
@@ -122,38 +122,38 @@ class FineTuningQueueReplica:
 
     @_expected
     async def get_defaults(self, model: str) -> dict[str, Any]:
-        """Settings that a fine-tune of a model has unless told otherwise."""
+        """Return the default settings of a fine-tuning job for a model."""
         return self._queue.get_defaults(model)
 
     @_expected
     async def cancel(self, run_id: str) -> dict[str, Any]:
-        """Stop a fine-tune."""
+        """Cancel a fine-tuning job."""
         return await self._queue.cancel(run_id)
 
     @_expected
     async def pause(self, run_id: str) -> dict[str, Any]:
-        """Have a fine-tune free its resources, to go on later."""
+        """Pause a fine-tuning job and free its resources; it can be resumed later."""
         return await self._queue.pause(run_id)
 
     @_expected
     async def resume(self, run_id: str) -> dict[str, Any]:
-        """Let a paused fine-tune go on."""
+        """Resume a paused, failed or cancelled fine-tuning job."""
         return await self._queue.resume(run_id)
 
     @_expected
     async def delete(self, run_id: str) -> None:
-        """Remove what is left of a fine-tune that has ended."""
+        """Delete a fine-tuning job that has ended."""
         await self._queue.delete(run_id)
 
     @_expected
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
     ) -> dict[str, Any]:
-        """Begin to turn a checkpoint into a model."""
+        """Start publishing a checkpoint as a model."""
         return await self._queue.publish_checkpoint(run_id, checkpoint_id, model_id)
 
     def check_health(self) -> None:
-        """Let Serve restart this replica if it looks after the runs no more."""
+        """Raise if reconciling has stopped, so that Serve restarts this replica."""
         if self._task.done():
             raise RuntimeError("the queue's loop has ended")
         if time.monotonic() - self._looked_at > _MAX_LOOK_S:
@@ -166,14 +166,14 @@ class FineTuningQueueReplica:
                     await self._queue.reconcile()
                 elif await self._queue.drain():
                     self._drain_signal.report_runs_paused()
-            except Exception:  # the cluster or the storage is away for a moment
+            except Exception:  # the cluster or the storage is unavailable for a moment
                 logger.exception("looking after the runs failed; trying again")
             self._looked_at = time.monotonic()
             await asyncio.sleep(RECONCILE_INTERVAL_S)
 
 
 def _import_readers() -> None:
-    """Import what the first fine-tune would wait seconds for, after all that must be up at once."""
+    """Import modules that take seconds before the first job needs them, at low priority."""
     put_thread_last()
     import_transformers()
     import training.data.preview  # noqa: F401
@@ -191,7 +191,7 @@ FineTuningQueue = serve.deployment(
 
 Api = serve.deployment(
     name="Api",
-    num_replicas=1,  # the settings decide how many requests
+    num_replicas=1,  # `build_app` sets the limits on requests
     ray_actor_options={"num_cpus": API_CPUS},
     graceful_shutdown_timeout_s=5,
 )(serve.ingress()(ApiReplica))

@@ -1,8 +1,8 @@
-"""What of a storage root a backup has, so that it is consistent while the application runs.
+"""Backups of a storage root, consistent while the application runs.
 
-Aliases, the records of runs and the list of models are read at one moment, under the lock that
-every publication, deletion and move of an alias takes; models are locked against deletion until
-they are copied. Everything else of a run is only ever appended to or complete on its own.
+Aliases, run records and the list of models are read at one moment, under the lock that every
+publication, deletion and alias move takes; models are locked against deletion until they are
+copied. Every other file of a run is append-only, or complete without the others.
 """
 
 import logging
@@ -34,16 +34,16 @@ from training.runs import RunFolder
 
 logger = logging.getLogger(__name__)
 
-# Of a run: what its next start would make anew, and the files of the process that computes it.
+# Entries of a run that its next start recreates, or that belong to the process that computes it.
 _LEFT_OUT_OF_RUNS = frozenset({"ray", "heartbeat"})
 
 
 def back_up(layout: StorageLayout, folder: Path, on_bytes: OnBytes) -> Snapshot:
-    """Make a snapshot of all that cannot be computed again; returns it.
+    """Make a snapshot of everything that cannot be computed again; return it.
 
-    Left out are the cache of tokens, uploads in progress, and incomplete checkpoints; and, named in
-    the manifest, files, runs, models and checkpoints that are deleted meanwhile or cannot be read.
-    Raises `BackupError`, and `OSError` if the snapshot cannot be written.
+    The token cache, uploads in progress and incomplete checkpoints are omitted. Files, runs, models
+    and checkpoints that are deleted meanwhile or cannot be read are omitted too, and named in the
+    manifest. Raises `BackupError`, and `OSError` if the snapshot cannot be written.
     """
     return take_snapshot(
         layout.root, folder, lambda writer: _copy_storage(layout, writer), on_bytes
@@ -71,7 +71,7 @@ def _copy_storage(layout: StorageLayout, writer: SnapshotWriter) -> None:
             with _leave_out_if_unusable(run.path, writer):
                 _copy_run(run, record, writer)
         folders = (layout.files, layout.runs, layout.models, layout.token_cache.parent)
-        for path in _list_visible(layout.root):  # logs of hand-overs, keys and the like
+        for path in _list_visible(layout.root):  # logs of hand-overs, keys and similar files
             if path not in (*folders, layout.aliases, layout.aliases_copy):
                 with _leave_out_if_unusable(path, writer):
                     _add_if_file(path, writer)
@@ -79,9 +79,9 @@ def _copy_storage(layout: StorageLayout, writer: SnapshotWriter) -> None:
 
 @contextmanager
 def _leave_out_if_unusable(path: Path, writer: SnapshotWriter) -> Iterator[None]:
-    """Leave out an entry that the body cannot read, or that is gone once the body has copied it.
+    """Omit an entry that the body cannot read, or that is gone once the body has copied it.
 
-    What was copied of an entry that is deleted meanwhile would be half of it.
+    The copy of an entry that is deleted meanwhile would be incomplete.
     """
     try:
         try:
@@ -117,7 +117,7 @@ def _hold_models(layout: StorageLayout, writer: SnapshotWriter, held: ExitStack)
         try:
             with reading(path):
                 held.enter_context(hold_shared(path / durable.MANIFEST_NAME))
-        except EntryGoneError:  # what has no manifest is no model
+        except EntryGoneError:  # a folder without a manifest is not a model
             continue
         except EntryUnreadableError as exc:
             writer.leave_out(path, "unreadable", str(exc))
@@ -128,22 +128,22 @@ def _hold_models(layout: StorageLayout, writer: SnapshotWriter, held: ExitStack)
 
 def _copy_run(run: RunFolder, record: bytes, writer: SnapshotWriter) -> None:
     """Copy a run with its complete checkpoints."""
-    # Before the checkpoints: it must not name one that is completed after they are listed.
+    # Before the checkpoints: the record must not name one that completes after they are listed.
     _copy_last_complete(run, writer)
-    # Before the rest: a run that resumes drops what is newer than its checkpoint.
+    # Before the rest: a resumed run discards what is newer than its checkpoint.
     with _hold_checkpoints(run) as checkpoints:
         for checkpoint in checkpoints:
             with _leave_out_if_unusable(checkpoint, writer):
                 writer.add_tree(checkpoint)
     for path in _list_visible(run.path):
-        is_model = path == run.model  # is published next, or made again from a checkpoint
+        is_model = path == run.model  # published next, or created again from a checkpoint
         if path.name not in _LEFT_OUT_OF_RUNS and path != run.record_file and not is_model:
             _add_entry(path, writer)
     writer.add_bytes(run.record_file, record)
 
 
 def _copy_last_complete(run: RunFolder, writer: SnapshotWriter) -> None:
-    """Copy the record of the checkpoint that was completed last, of a run that has one."""
+    """Copy the record of the last completed checkpoint, if the run has one."""
     path = run.checkpoints / LAST_COMPLETE_NAME
     with suppress(EntryGoneError):
         with reading(path):
@@ -153,7 +153,7 @@ def _copy_last_complete(run: RunFolder, writer: SnapshotWriter) -> None:
 
 @contextmanager
 def _hold_checkpoints(run: RunFolder) -> Iterator[list[Path]]:
-    """Lock the complete checkpoints of a run against their removal while the body copies them."""
+    """Lock the complete checkpoints of a run against removal while the body copies them."""
     with ExitStack() as held:
         paths = []
         for checkpoint in _list_checkpoints(run):
@@ -176,13 +176,13 @@ def _list_checkpoints(run: RunFolder) -> list[Checkpoint]:
 
 
 def _list_visible(folder: Path) -> list[Path]:
-    """List what is in a folder, but for hidden entries; raises as `reading` does."""
+    """List the entries of a folder except hidden ones; raises as `reading` does."""
     with reading(folder):
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def _add_entry(path: Path, writer: SnapshotWriter) -> None:
-    """Copy a folder with all that is in it, or a file; raises `EntryUnreadableError`."""
+    """Copy a file, or a folder with its contents; raises `EntryUnreadableError`."""
     with reading(path):
         is_folder = path.is_dir() and not path.is_symlink()
     if is_folder:
@@ -192,20 +192,20 @@ def _add_entry(path: Path, writer: SnapshotWriter) -> None:
 
 
 def _add_if_file(path: Path, writer: SnapshotWriter) -> None:
-    """Copy a regular file that is still there; raises `EntryUnreadableError`."""
+    """Copy a regular file if it still exists; raises `EntryUnreadableError`."""
     try:
         with reading(path):
             is_file = path.is_file() and not path.is_symlink()
         if is_file:
             writer.add_file(path)
-    except EntryGoneError:  # a withdrawn request to pause, or a log that is rotated
+    except EntryGoneError:  # a withdrawn pause request, or a rotated log
         logger.info("%s was deleted while it was copied", path)
 
 
 def _measure(path: Path) -> int:
-    """Count the bytes of a file or folder, for the progress bar alone."""
+    """Return the size of a file or folder in bytes; only the progress bar uses it."""
     sizes = 0
-    with suppress(OSError):  # what cannot be read is met again, and reported, when it is copied
+    with suppress(OSError):  # unreadable entries are reported when they are copied
         if path.is_file():
             return path.stat().st_size
         for found in find_files(path):

@@ -1,4 +1,4 @@
-"""The models that an operator offers to start from, put into the model store."""
+"""Installation of the operator's base models in the model store."""
 
 import logging
 from pathlib import Path
@@ -10,15 +10,15 @@ from storage import durable
 
 logger = logging.getLogger(__name__)
 
-# What a model is made of; pickled weights and code are not even fetched.
+# The files of a model; pickled weights and code are not downloaded.
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "README.md"]
 
 
 def install_base_models(store: ModelStore, sources: dict[str, str]) -> None:
-    """Copy each model that is not in the store yet; the first is `latest` until something is tuned.
+    """Copy base models that the store lacks; set `latest` to the first one if it is not set.
 
-    One whose place in the store is taken by something that is no model is skipped, with a line in
-    the log. Raises `ValueError` that names the model whose source cannot be had.
+    A name that is taken in the store by something other than a readable model is skipped and
+    logged. Raises `ValueError` that names the model whose source is not available.
     """
     present = {model.id for model in store.list_models()}
     for name, source in sources.items():
@@ -35,7 +35,7 @@ def install_base_models(store: ModelStore, sources: dict[str, str]) -> None:
         logger.info("adding the base model %s from %s", name, source)
         try:
             folder = find_source(source)
-            if source == BUNDLED_SOURCE:  # it is ours, and checked by our tests
+            if source == BUNDLED_SOURCE:  # shipped with the product and checked by its tests
                 store.add(folder, name)
             else:
                 store.install(folder, name)
@@ -45,7 +45,7 @@ def install_base_models(store: ModelStore, sources: dict[str, str]) -> None:
             raise ValueError(f"base_models: {name!r} cannot be had from {source!r}: {exc}") from exc
     try:
         _point_latest(store, list(sources))
-    except durable.DamagedFileError:  # models still answer by their ids
+    except durable.DamagedFileError:  # models can still be used by their ids
         logger.exception("the alias %r cannot be set", LATEST_ALIAS)
 
 
@@ -57,9 +57,9 @@ def _point_latest(store: ModelStore, names: list[str]) -> None:
 
 
 def find_source(source: str) -> Path:
-    """Return the folder of a base model, fetching it from the hub where that is its source.
+    """Return the folder of a base model, downloading the model from the hub if necessary.
 
-    Raises `OSError` if it cannot be had.
+    Raises `OSError` if the model is not available.
     """
     if source == BUNDLED_SOURCE:
         return find_demonstration_model()

@@ -1,4 +1,4 @@
-"""The embedded default: what ships with the product so that it works out of the box."""
+"""Files bundled with the product, so that it works out of the box."""
 
 from pathlib import Path
 
@@ -22,17 +22,17 @@ def find_bundled(name: str) -> Path:
 
 
 def find_demonstration_model() -> Path:
-    """The folder of the small base model."""
+    """Return the folder of the small base model."""
     return find_bundled(DEMONSTRATION_MODEL)
 
 
 def find_handbook() -> Path:
-    """The rows of the invented company's handbook."""
+    """Return the path of the training rows, the handbook of a fictional company."""
     return find_bundled("handbook") / "train.jsonl"
 
 
 def read_demonstration_settings() -> dict[str, object]:
-    """Training settings that suit the demonstration model, as in `handbook.yaml`."""
+    """Return training settings that suit the demonstration model, as in `handbook.yaml`."""
     settings = dict(yaml.safe_load(find_bundled("handbook.yaml").read_text()))
     del settings["base_model"], settings["train_file"]
     return settings

@@ -1,4 +1,4 @@
-"""Checks of rows that are still to be made, each until it has reported what it found."""
+"""Scheduling of pending row checks, with retries until each one has reported its result."""
 
 import logging
 import time
@@ -22,11 +22,11 @@ _NO_REASON = "its process ended without a reason being recorded"
 
 
 class CheckDesk:
-    """Has files checked that nobody has looked at, and those of jobs; one per storage root.
+    """Schedules checks of uploads and of the files of jobs; one per storage root.
 
-    Small files are checked on `rows`, one at a time: a task would take seconds to start and the
-    memory of one more process. Row limits (`training.data.row_limits`) bound what a file takes, and
-    a file that takes long all the same is left to a task.
+    Small files are checked on `rows`, one at a time, since a task takes seconds to start and the
+    memory of another process. Row limits (`training.data.row_limits`) bound the cost of a file; a
+    small file that takes long nevertheless is checked by a task.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class CheckDesk:
         self._rows = rows
         self._files = FileStore(layout)
         self._tries = CheckTries(layout, clock)
-        self._begun: set[Task] = set()  # and not known to have ended
+        self._begun: set[Task] = set()  # started, and not known to have ended
         self._quick: tuple[Task, Future[None]] | None = None
-        self._slow: set[str] = set()  # small files that are left to tasks
-        self._failures: dict[Task, str] = {}  # of quick checks, the last one's reason
+        self._slow: set[str] = set()  # small files to be checked by tasks
+        self._failures: dict[Task, str] = {}  # reason of the last failure of each quick check
         self._faults = FaultLog(logger)
 
     def look_after_job(self, run: RunFolder) -> str | dict[str, Any] | None:
-        """Have the files of a job checked.
+        """Schedule the check of a job's files, and return its state.
 
-        Returns how far that is in words, None once they are found to be good, or what is wrong
-        with them: `{"code", "message", "param"}`.
+        Returns a description of the progress, None once the files are known to be valid, or the
+        fault found in them: `{"code", "message", "param"}`.
         """
         if self._runner.is_under_way("check_job", run.path.name):
             share = read_share(run) or 0.0
@@ -71,7 +71,7 @@ class CheckDesk:
         return "its files are being checked"
 
     def look_after_files(self) -> None:
-        """Have one small upload checked, and beside it one large one."""
+        """Schedule checks of uploads: at most one small and one large file at a time."""
         self._settle_quick()
         is_busy = False
         unchecked = self._files.list_unchecked()
@@ -85,7 +85,7 @@ class CheckDesk:
                 is_busy = is_busy or outcome == "busy"
 
     def withdraw_tries(self) -> None:
-        """Count no try of the checks under way: the application stops and cuts them short."""
+        """Withdraw the attempts of running checks, which the application's shutdown interrupts."""
         self._settle_quick()
         for task in list(self._begun):
             with self._faults.guard(task.subject):
@@ -124,7 +124,7 @@ class CheckDesk:
         return "busy"
 
     def _settle_quick(self) -> None:
-        """Take note of the end of a quick check."""
+        """Record the outcome of a quick check that has ended."""
         if self._quick is None or not self._quick[1].done():
             return
         task, future = self._quick
@@ -143,13 +143,13 @@ class CheckDesk:
                 self._end(task)
 
     def _end(self, task: Task) -> None:
-        """Forget what was counted of a check that has come to an end."""
+        """Clear the state of a check that has ended."""
         self._begun.discard(task)
         self._failures.pop(task, None)
         self._tries.forget(task)
 
     def _forget_others(self, unchecked: set[str]) -> None:
-        """Forget the files that were checked by tasks, or deleted."""
+        """Clear the state of files that tasks have checked, or that were deleted."""
         self._slow &= unchecked
         for task in [one for one in self._begun if one.kind == "check_file"]:
             if task.subject not in unchecked:
@@ -161,7 +161,7 @@ class CheckDesk:
         return f"{MAX_TRIES} times, the last time because {reason}"
 
     def _begin(self, task: Task) -> bool:
-        """Begin with a check, unless it has ended without a word too often; tells whether."""
+        """Start a check and return True; return False if too many attempts had no result."""
         if not self._tries.count(task):
             return False
         self._begun.add(task)

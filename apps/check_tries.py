@@ -1,4 +1,4 @@
-"""How often a check was begun, on disk, so that one that kills the queue is not tried for ever."""
+"""Attempts of checks, counted on disk: a check that kills the queue is not retried forever."""
 
 import logging
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from storage.layout import StorageLayout
 logger = logging.getLogger(__name__)
 
 PAUSES_S = (0.0, 5.0, 30.0, 120.0, 600.0)
-"""Before each try: what was in its way may pass."""
+"""Pause in seconds before each attempt: the cause of a failure may be temporary."""
 MAX_TRIES = len(PAUSES_S)
 TRIES_NAME = "check_tries.json"
 
 
 class _StoredTries(BaseModel):
-    """The tries of one check as they are stored."""
+    """The stored attempts of one check."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -30,28 +30,28 @@ class _StoredTries(BaseModel):
 
 
 class Tries(NamedTuple):
-    """How often a check was begun, and when it may be begun again, in Unix seconds."""
+    """The number of attempts of a check, and the time of the last one, in Unix seconds."""
 
     num_tries: int
     last_try_at: float
 
     def is_due(self, now: float) -> bool:
-        """Return whether the pause after the last try is over."""
+        """Return whether the pause after the last attempt is over."""
         if not 0 < self.num_tries < MAX_TRIES:
             return True
-        # A clock that was set back delays nothing.
+        # A clock that was set back causes no delay.
         return not 0.0 <= now - self.last_try_at < PAUSES_S[self.num_tries]
 
 
 class CheckTries:
-    """Counts tries in the folders of the files and jobs that are checked."""
+    """Counts attempts in the folders of the files and jobs that are checked."""
 
     def __init__(self, layout: StorageLayout, clock: Callable[[], float]) -> None:
         self._layout = layout
         self._clock = clock
 
     def read(self, task: Task) -> Tries:
-        """Return the tries of a check; none if they cannot be read, which is logged."""
+        """Return the attempts of a check; none if they cannot be read, which is logged."""
         path = self._name_file(task)
         try:
             value = versioned.read_object(path)
@@ -64,13 +64,13 @@ class CheckTries:
         return Tries(found.num_tries, found.last_try_at)
 
     def is_due(self, task: Task) -> bool:
-        """Return whether a check may be begun now, or given up."""
+        """Return whether a check may be started now, or given up."""
         return self.read(task).is_due(self._clock())
 
     def count(self, task: Task) -> bool:
-        """Count one more try, on disk, and return True; False if there were enough.
+        """Record one more attempt on disk and return True; return False at the limit.
 
-        Raises `OSError` if it cannot be written.
+        Raises `OSError` if the attempt cannot be written.
         """
         tries = self.read(task)
         if tries.num_tries >= MAX_TRIES:
@@ -79,7 +79,7 @@ class CheckTries:
         return True
 
     def withdraw(self, task: Task) -> None:
-        """Take one try back, since it was cut short through no fault of what is checked."""
+        """Remove one attempt, which was interrupted for a reason unrelated to the checked rows."""
         tries = self.read(task)
         if tries.num_tries > 1:
             self._write(task, Tries(tries.num_tries - 1, tries.last_try_at))
@@ -87,7 +87,7 @@ class CheckTries:
             self.forget(task)
 
     def forget(self, task: Task) -> None:
-        """Forget the tries of a check that has come to an end."""
+        """Remove the attempts of a check that has ended."""
         self._name_file(task).unlink(missing_ok=True)
 
     def _write(self, task: Task, tries: Tries) -> None:

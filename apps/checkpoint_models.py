@@ -1,6 +1,7 @@
-"""Checkpoints by the names that their models would have: asked for one, we make it a model.
+"""Publication of checkpoints on demand: a request for a checkpoint's model name publishes it.
 
-So every checkpoint can be chatted with, and takes the room of a model only once somebody does.
+So clients can chat with every checkpoint, and a checkpoint takes the space of a model only after
+the first request for it.
 """
 
 import asyncio
@@ -21,10 +22,11 @@ _NAME = re.compile(r"(?P<model>.+)-step-(?P<step>\d+)")
 
 
 async def ensure_model(services: Services, principal: Principal, name: str) -> None:
-    """Have a model of this name in the store if it is a checkpoint's; else nothing happens.
+    """Publish the checkpoint that a model name refers to, unless the model is in the store.
 
-    Waits until it is there. Raises `ApiError` 503 if that takes long, 409 if it failed, 403 if the
-    checkpoint has to be published and the key may not do that.
+    Does nothing for other names. Waits until the model is in the store. Raises `ApiError` 503 if
+    that takes longer than `WAIT_S`, 409 if the publication failed, 403 if the checkpoint is not
+    published and the key lacks the permission to publish it.
     """
     if _NAME.fullmatch(name) is None or services.models.has(name):
         return
@@ -42,7 +44,7 @@ async def ensure_model(services: Services, principal: Principal, name: str) -> N
         try:
             await services.fine_tuning.publish_checkpoint(job_id, checkpoint_id, name)
         except ApiError as exc:
-            if exc.status != 409:  # somebody else was faster
+            if exc.status != 409:  # another request was faster
                 raise
     await _wait_for(services, name, job_id)
 
@@ -64,7 +66,7 @@ def _is_under_way(layout: StorageLayout, job_id: str, name: str) -> bool:
 
 
 def _find_checkpoint(services: Services, name: str) -> tuple[str, str] | None:
-    """Find the job and the checkpoint that a model is named after."""
+    """Find the job and the checkpoint that a model name refers to."""
     parts = _NAME.fullmatch(name)
     assert parts is not None
     for run, record in services.runs.scan().runs:

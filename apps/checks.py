@@ -1,7 +1,6 @@
-"""Whether rows can be learned from: uploads as they come, and the files of a job that waits.
+"""Validation of training rows: those of uploads, and those of jobs that are being validated.
 
-Small files are read by the queue itself (`apps.row_thread`); what takes longer is a task
-(`apps.tasks`).
+The queue reads small files itself (`apps.row_thread`); tasks read larger ones (`apps.tasks`).
 """
 
 import logging
@@ -25,7 +24,7 @@ from training.data.faults import DataError
 from training.runs import RunFolder
 from training.spec import SettingError, TrainingSpec
 
-# What reads rows takes seconds to import: the application is to be up before.
+# Imported lazily: these modules take seconds, which would delay the start of the application.
 if TYPE_CHECKING:
     from training.data.prepare import PreparedData
     from training.data.readers import KnownFile
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_QUICK_BYTES = 4 << 20
-"""Up to here reading and tokenising takes a few seconds, unless the rows are made to take long."""
+"""Files up to this size take a few seconds to read and tokenise, unless crafted to take long."""
 MAX_QUICK_S = 20.0
-"""Seconds after which rows that are read where they are asked about are left to a task."""
+"""Seconds after which the queue stops reading rows itself and leaves them to a task."""
 
 _REFUSAL_NAME = "refusal.json"
 _PROGRESS_NAME = "progress.json"
@@ -47,20 +46,20 @@ COUNTS = (
     "num_dropped_rows",
     "num_split_rows",
 )
-"""What is counted of the rows of a file."""
+"""Counts of the rows of a file."""
 _PROGRESS_INTERVAL_S = 1.0
 
 
 class SlowRowsError(Exception):
-    """Rows that were taken for quick ones are not read within `MAX_QUICK_S`."""
+    """Rows of small files could not be read within `MAX_QUICK_S`."""
 
 
 class _CheckAbandonedError(Exception):
-    """The job has ended, or the file was deleted, while the rows were read."""
+    """The job ended, or the file was deleted, while the rows were read."""
 
 
 def build_default_spec(models: ModelStore, model: StoredModel, train_file: str) -> TrainingSpec:
-    """Make the spec of a fine-tune of `model` as it is unless something is set."""
+    """Build the default spec of a fine-tuning job for `model`."""
     settings = {}
     if models.find_root(model) == DEMONSTRATION_MODEL:
         settings = read_demonstration_settings()
@@ -70,15 +69,15 @@ def build_default_spec(models: ModelStore, model: StoredModel, train_file: str) 
 
 
 def are_quick(files: Sequence[Path]) -> bool:
-    """Whether all files together are read in a moment."""
+    """Return whether the files have at most `MAX_QUICK_BYTES` together."""
     return sum(file.stat().st_size for file in files) <= MAX_QUICK_BYTES
 
 
 def prepare_rows(layout: StorageLayout, spec: TrainingSpec) -> "PreparedData":
-    """Read the rows of a job, which are quick to read.
+    """Read the rows of a job whose files are small.
 
-    Raises `SlowRowsError` if they are not, `InvalidInputError` that names the file at fault, and
-    `ApiError` 500 for a file whose bytes are no longer those that were uploaded.
+    Raises `SlowRowsError` if reading them takes too long, `InvalidInputError` that names the file
+    at fault, and `ApiError` 500 for a file whose bytes differ from those that were uploaded.
     """
     import_transformers()
     from training.data.prepare import prepare_data
@@ -94,7 +93,7 @@ def prepare_rows(layout: StorageLayout, spec: TrainingSpec) -> "PreparedData":
 
 
 def _limit_time() -> OnBytes:
-    """Return what raises `SlowRowsError` once the time for quick files is over."""
+    """Return a callback that raises `SlowRowsError` after `MAX_QUICK_S`."""
     give_up_at = time.monotonic() + MAX_QUICK_S
 
     def check_time(*_: int) -> None:
@@ -105,7 +104,7 @@ def _limit_time() -> OnBytes:
 
 
 def find_known_files(layout: StorageLayout, spec: TrainingSpec) -> dict[str, "KnownFile"]:
-    """Return what was recorded of a job's files when they were uploaded."""
+    """Return the upload records of a job's files, by path."""
     files = [spec.train_file, spec.validation_file, *(entry.file for entry in spec.train_files)]
     return FileStore(layout).find_known(file for file in files if file is not None)
 
@@ -116,10 +115,10 @@ def name_param(exc: DataError) -> str:
 
 
 def check_job(layout: StorageLayout, run_id: str) -> None:
-    """Read the rows of a job that waits for it, and leave them, or the refusal, in its folder.
+    """Read the rows of a job, and store them, or the reason to refuse them, in its folder.
 
-    A refusal is about the rows or the settings. Everything else is raised, as `OSError` on a full
-    disk, and the check is repeated.
+    Only faults of the rows or the settings are reasons to refuse. Other exceptions, such as
+    `OSError` on a full disk, are raised, and the check is repeated.
     """
     import_transformers()
     from training.data.prepare import link_data, prepare_data
@@ -159,7 +158,7 @@ def check_job(layout: StorageLayout, run_id: str) -> None:
 
 
 def read_refusal(run: RunFolder) -> dict[str, Any] | None:
-    """What a job's check found to be wrong with its files, if it ended so."""
+    """Return why the check of a job's files refused them; None if it did not."""
     try:
         refusal: dict[str, Any] = durable.read_json(run.path / _REFUSAL_NAME)
     except FileNotFoundError:
@@ -168,7 +167,7 @@ def read_refusal(run: RunFolder) -> dict[str, Any] | None:
 
 
 def read_share(run: RunFolder) -> float | None:
-    """How much of its files a job's check has read, from 0 to 1, as far as is known."""
+    """Return the share of a job's files that its check has read, from 0 to 1; None if unknown."""
     try:
         progress = durable.read_json(run.path / _PROGRESS_NAME)
     except FileNotFoundError:
@@ -177,10 +176,11 @@ def read_share(run: RunFolder) -> float | None:
 
 
 def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -> None:
-    """Read an upload as a fine-tune of `latest` would, and leave with it what was found.
+    """Read an upload as a fine-tuning job for `latest` would, and store the result with the file.
 
-    What is found is about the rows or the model. Everything else is raised, as `OSError` on a full
-    disk, and the check is repeated. Raises `SlowRowsError` for one that was to be quick and is not.
+    Results are about the rows or the model. Other exceptions, such as `OSError` on a full disk, are
+    raised, and the check is repeated. With `is_quick`, raises `SlowRowsError` if reading takes too
+    long.
     """
     import_transformers()
     from training.data.prepare import prepare_data
@@ -217,7 +217,7 @@ def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -
 
 
 def count_rows(prepared: "PreparedData") -> dict[str, Any]:
-    """What is to know of rows: how many, their tokens, and the share of them that is learned."""
+    """Summarise rows: their number, their tokens, and the share of tokens that are learned."""
     counts = {name: prepared.summary[name] for name in ("format", "max_length", *COUNTS)}
     share = counts["num_learned_tokens"] / max(1, counts["num_tokens"])
     ignored = prepared.summary["ignored_keys"]

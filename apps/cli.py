@@ -1,4 +1,4 @@
-"""Tuneserve: start the application in any folder, and use one wherever it is."""
+"""Tuneserve: start the application in any folder, or use a running one from anywhere."""
 
 import shutil
 import subprocess
@@ -84,7 +84,7 @@ def run(
         int, typer.Option("--log-files", min=1, help="Old logs that are kept.")
     ] = 5,
 ) -> None:
-    """Start everything, print the address of the page, and stop it all on Ctrl-C or SIGTERM."""
+    """Start the application, print the address of the page, and stop on Ctrl-C or SIGTERM."""
     if not deploy.is_file():
         _fail(f"there is no {str(deploy)!r} here; 'tuneserve init' writes one")
     if faults := list(preflight.find_faults(None, deploy)):
@@ -98,7 +98,7 @@ def run(
 
 
 def _supervise(deploy: Path, log: ServerLog, folder: Path, drain_timeout_s: float) -> int:
-    """Run the server until it ends or a signal comes; returns the exit status."""
+    """Run the server until it ends or a signal arrives; return the exit status."""
     address = f"http://127.0.0.1:{preflight.read_port(deploy)}"
     console = Console()
     stop = StopSignals()
@@ -146,7 +146,7 @@ def main() -> None:
 
 
 def _wait_until_up(server: "subprocess.Popen[bytes]", url: str, log: ServerLog) -> None:
-    """Wait for as long as the server lives: a base model from the hub may take its time."""
+    """Wait until `url` responds or the server ends; a download from the hub may take long."""
     while not _answers(url):
         if server.poll() is not None:
             _fail(f"the application did not start:\n{log.read_last_lines()}")

@@ -1,4 +1,4 @@
-"""What commands read of a deploy file without starting the application."""
+"""Reading of deploy files by commands, without starting the application."""
 
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,14 @@ from storage.local_paths import check_local_path
 
 
 class DeployFileError(ValueError):
-    """A deploy file cannot be read; the message says which and why."""
+    """A deploy file cannot be read; the message names the file and the reason."""
 
 
 def find_storage(deploy: Path) -> Path:
-    """Return the storage root that a deploy file names; the default one if it names none.
+    """Return the storage root in a deploy file.
 
-    The default one too if there is no such file. Raises `DeployFileError` for a file that cannot be
-    read or is not a deploy file.
+    Returns the default one if the file does not exist or names none. Raises `DeployFileError` for a
+    file that cannot be read or is not a deploy file.
     """
     try:
         settings = yaml.safe_load(deploy.read_text())

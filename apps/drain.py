@@ -1,8 +1,8 @@
-"""The signal by which `tuneserve run` tells the processes of its cluster that it is stopping.
+"""The signal that `tuneserve run` sends to the processes of its cluster when it stops.
 
-It is a private folder, named by an environment variable that all processes of the cluster inherit.
-`draining` exists once new requests are to be refused and running fine-tunes are to pause;
-`runs-paused` exists once the queue has no fine-tune that computes.
+The signal is a private folder, named by an environment variable that all processes of the cluster
+inherit. The file `draining` exists once new requests are to be refused and running fine-tuning jobs
+are to pause; `runs-paused` exists once the queue has no run that computes.
 """
 
 import os
@@ -19,7 +19,7 @@ class DrainSignal:
         self._runs_paused = folder / "runs-paused"
 
     def begin(self) -> None:
-        """Tell every process to drain."""
+        """Signal every process to drain."""
         self._draining.touch()
 
     @property
@@ -28,19 +28,19 @@ class DrainSignal:
         return self._draining.exists()
 
     def report_runs_paused(self) -> None:
-        """Report that no fine-tune computes any more."""
+        """Report that no run computes any more."""
         self._runs_paused.touch()
 
     @property
     def are_runs_paused(self) -> bool:
-        """Whether the queue has reported that no fine-tune computes."""
+        """Whether the queue has reported that no run computes."""
         return self._runs_paused.exists()
 
 
 def find_drain_signal() -> DrainSignal | None:
-    """Return the signal of the application that this process belongs to.
+    """Return the drain signal of the application that this process belongs to.
 
-    None if `tuneserve run` did not start this process, as in a cluster that others started.
+    Returns None if `tuneserve run` did not start this process, as in an existing cluster.
     """
     folder = os.environ.get(DRAIN_FOLDER_VARIABLE)
     return DrainSignal(Path(folder)) if folder else None

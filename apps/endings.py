@@ -1,4 +1,4 @@
-"""How a run ends, well or not, or goes on after its process was lost."""
+"""The end of a run, successful or not, and its restart after its process was lost."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ from training.runs import EventLevel, RunError, RunFolder, RunStatus
 
 logger = logging.getLogger(__name__)
 
-# Our figures by the names that OpenAI's result files have for them; the rest keep their own.
+# Metrics and their columns: OpenAI's names where its result files have the metric, else ours.
 _COLUMNS = {
     "step": "step",
     "loss": "train_loss",
@@ -32,9 +32,9 @@ _COLUMNS = {
 
 
 def finish_published(layout: StorageLayout, run: RunFolder) -> None:
-    """Say that a run's model is published: move `latest` to it, and end the run well.
+    """Mark a run whose model is published as succeeded, and point `latest` to the model.
 
-    May be done again by whoever finds it half done.
+    Can be repeated after an interruption.
     """
     model_id = name_model(run.read_record())
     ModelStore(layout).point_alias(LATEST_ALIAS, model_id)
@@ -50,7 +50,10 @@ def end_run(
     message: str,
     error: RunError | None = None,
 ) -> None:
-    """End a run otherwise than well; the event comes first, since a stream ends with the record."""
+    """End a run as failed or cancelled.
+
+    The event is written before the record, since an event stream ends once the record is final.
+    """
     result_file = write_results(layout, run)
     tell_once(run, message, level="error" if error else "info")
     run.update_record(
@@ -64,28 +67,28 @@ def end_run(
 
 
 def settle_lost(layout: StorageLayout, run: RunFolder, reason: str, max_restarts: int) -> None:
-    """Say what becomes of a run that nobody computes any more, and that has not said so itself.
+    """Decide how to end or continue a run whose process ended without recording its state.
 
-    `reason` is why its process ended, as far as is known.
+    `reason` is why the process ended, as far as known.
     """
     record = run.read_record()
-    if record.is_final:  # it said so just now
+    if record.is_final:  # recorded just now
         return
     try:
         is_published = has_published(ModelStore(layout), record.id, name_model(record))
     except DamagedFileError as exc:
-        if isinstance(exc.__cause__, OSError):  # it may pass
+        if isinstance(exc.__cause__, OSError):  # may be temporary
             raise
         message = f"model {name_model(record)!r} is there, and its lineage cannot be read: "
         error = RunError(code="lineage_unreadable", message=f"{message}{exc.reason}")
         end_run(layout, run, "failed", f"The fine-tune failed: {error.message}", error)
         return
     if is_published:
-        # It was killed between publishing and saying so.
+        # Its process was killed between publishing the model and recording it.
         finish_published(layout, run)
     elif run.is_cancel_requested:
         end_run(layout, run, "cancelled", "The fine-tune was cancelled")
-    elif record.status == "paused":  # it said so just now
+    elif record.status == "paused":  # recorded just now
         return
     elif run.is_pause_requested:
         tell_once(run, "Paused; its process had ended before it could save a checkpoint")
@@ -95,7 +98,7 @@ def settle_lost(layout: StorageLayout, run: RunFolder, reason: str, max_restarts
 
 
 def _put_back(layout: StorageLayout, run: RunFolder, reason: str, max_restarts: int) -> None:
-    """Have a run whose process was lost go on, unless it was lost too often where it stands."""
+    """Queue a lost run again, or fail it after too many losses without a completed step."""
     record = run.read_record()
     last = run.read_last_metrics()
     step = int(last["step"]) if last else 0
@@ -125,17 +128,17 @@ def tell_once(
     code: EventCode | None = None,
     data: dict[str, Any] | None = None,
 ) -> None:
-    """Add an event unless it is the last one: whoever was cut short after it begins again."""
+    """Add an event unless it equals the last one, so that an interrupted call can be repeated."""
     told = run.read_events()
     if not told or (told[-1]["message"], told[-1]["data"]) != (message, data or {}):
         run.add_event(message, level=level, code=code, data=data)
 
 
 def write_results(layout: StorageLayout, run: RunFolder) -> str | None:
-    """Write the figures of a run's steps as CSV among the files; returns its id, None without any.
+    """Store the metrics of a run's steps as a CSV file; return its id, None without metrics.
 
-    Whoever is cut short and begins again writes the same file. A disk that has no room for it keeps
-    no run from ending.
+    Repeating the call after an interruption writes the same file. Returns None too if the disk has
+    no room for the file, which does not prevent the run from ending.
     """
     metrics = run.read_metrics()
     if not metrics:

@@ -1,13 +1,13 @@
-"""From exceptions to HTTP: the one place that knows which error is which status.
+"""Exceptions of the API, and their mapping to HTTP statuses, which is defined only here.
 
     Exception
     ├── ApiError                   a refusal with its HTTP status
-    │   └── InvalidInputError      400: what the client sent is wrong
-    ├── ServingError               the generator's refusals, drawn in serving/errors.py
+    │   └── InvalidInputError      400: the client's input is invalid
+    ├── ServingError               the generator's refusals, shown in serving/errors.py
     ├── RequestValidationError     400: FastAPI's, for query parameters and headers
     └── anything else              500: a bug; logged with its traceback under a request id
 
-A `ValueError` is in the last group: most of them come from a bug. Only the code that validates
+A `ValueError` is in the last group, since most of them come from bugs. Only code that validates
 client input may turn one into an `InvalidInputError`, with `invalid_input`.
 """
 
@@ -59,12 +59,12 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Survive the way between two replicas."""
+        """Support pickling, since exceptions are sent between replicas."""
         return _rebuild_api_error, (self.status, self.message, self.param, self.code)
 
 
 class InvalidInputError(ApiError):
-    """What the client sent is wrong; the message quotes it and says what was expected."""
+    """The client's input is invalid; the message quotes it and states what was expected."""
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = "invalid_value"
@@ -72,7 +72,7 @@ class InvalidInputError(ApiError):
         super().__init__(400, message, param=param, code=code)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Survive the way between two replicas."""
+        """Support pickling, since exceptions are sent between replicas."""
         return _rebuild_invalid_input, (self.message, self.param, self.code)
 
 
@@ -83,13 +83,13 @@ def invalid_input(
 ) -> Iterator[None]:
     """Turn a `ValueError` of the body into an `InvalidInputError`.
 
-    The body should be the one call that validates what a client sent; where that call does more,
-    `only` names the exceptions that are about the input. `param` names the field at fault where
-    pydantic does not.
+    The body should be only the call that validates client input. If that call does more, `only`
+    names the exceptions that are about the input. `param` names the field at fault if pydantic does
+    not.
     """
     try:
         yield
-    except ServingError:  # has a status of its own; one of its kinds is a ValueError too
+    except ServingError:  # has its own status; one subclass is a ValueError too
         raise
     except ValidationError as exc:
         message = describe_validation_error(exc)
@@ -115,7 +115,7 @@ _EXPECTED = (
 
 
 def not_found(kind: str, identifier: str) -> ApiError:
-    """The error for something that is not there."""
+    """Return the 404 error for an object that does not exist."""
     return ApiError(404, f"there is no {kind} {identifier!r}", param="id", code="not_found")
 
 
@@ -144,7 +144,7 @@ def to_response(exc: BaseException, request_id: str | None = None) -> JSONRespon
 
 
 def is_expected(exc: BaseException) -> bool:
-    """Whether an exception is a refusal or an outage with a status of its own, not a bug."""
+    """Return whether an exception is a refusal or an outage with its own status, not a bug."""
     return _classify(_unwrap(exc))[0] != 500
 
 
@@ -156,16 +156,17 @@ def error_body(
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
     if len(message) > MAX_MESSAGE_CHARACTERS:
         message = f"{message[: MAX_MESSAGE_CHARACTERS - 3]}..."
-    # A client's half of a surrogate pair cannot be sent back.
+    # A lone surrogate from a client's input cannot be encoded in the response.
     message = message.encode(errors="backslashreplace").decode()
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer every exception that leaves a route with an error body.
+    """Turn every exception that leaves a route into a response with an error body.
 
-    Starlette raises again what only the handler of `Exception` takes, and Serve logs that as a
-    failure of the application, in a hundred lines.
+    Expected exceptions get their own handlers: Starlette re-raises an exception that only the
+    handler of `Exception` accepts, and Serve logs that as a failure of the application, in a
+    hundred lines.
     """
 
     async def answer(request: Request, exc: Exception) -> JSONResponse:
@@ -208,12 +209,12 @@ def _find_serving_status(exc: ServingError) -> int:
         TooManyAliasesError: 409,
         DeadlineExceededError: 504,
     }
-    # Ray gives what it brings from another process a class of its own, derived from the right one.
+    # An exception from another process has a class that Ray derives from the original one.
     return next((status for kind, status in statuses.items() if isinstance(exc, kind)), 500)
 
 
 def _find_param(exc: ValidationError | RequestValidationError) -> str | None:
-    """Name the first field that is at fault; None if it is the request as a whole."""
+    """Return the first field that is at fault; None if the fault is in the request as a whole."""
     faults = exc.errors()
     location = [str(part) for part in faults[0]["loc"]] if faults else []
     if isinstance(exc, RequestValidationError) and location[:1] in (
@@ -226,7 +227,7 @@ def _find_param(exc: ValidationError | RequestValidationError) -> str | None:
 
 
 def _read_request_id(request: Request) -> str | None:
-    """Return the id of a request in the log and the audit log, or else its client's."""
+    """Return a request's id as logged and audited, or else the id that the client sent."""
     if (exchange := find_exchange(request.scope)) is not None:
         return exchange.request_id
     request_id = request.headers.get(REQUEST_ID_HEADER, "")
@@ -234,7 +235,7 @@ def _read_request_id(request: Request) -> str | None:
 
 
 def _unwrap(exc: BaseException) -> BaseException:
-    """Take the exception that a replica raised out of what Ray wrapped round it."""
+    """Unwrap the exception that a replica raised from Ray's `RayTaskError`."""
     while isinstance(exc, RayTaskError) and exc.cause is not None:
         exc = exc.cause
     return exc

@@ -1,10 +1,10 @@
-"""Server-sent events, written so that every client reads them, and read as the standard says."""
+"""Server-sent events, written so that every client can parse them, and read per the standard."""
 
 import json
 from typing import Any
 
 _DATA = b"data:"
-# Ends of lines to Python, though not to the standard: clients that split by them are common.
+# Line ends in Python but not in the standard; clients that split at them are common.
 _LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
@@ -16,13 +16,13 @@ def write_event(data: Any, event_id: str | None = None) -> str:
 
 
 class DataReader:
-    """Finds the data in a stream of events that comes in pieces."""
+    """Incremental parser of the data in a stream of events."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, piece: bytes) -> list[str]:
-        """Take the next piece, and return the lines of data that are whole now."""
+        """Parse the next piece of the stream, and return the data lines that it completes."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         return [
             line.removeprefix(_DATA).strip().decode(errors="replace")

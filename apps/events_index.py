@@ -1,7 +1,7 @@
-"""Where each event stands in `events.jsonl`, so that the newest are read without the rest.
+"""Index of event offsets in `events.jsonl`, so that the newest are read without the rest.
 
-An index grows with its file: a call reads what was added since the one before. It has 8 bytes per
-event, and a replica keeps those of the runs that were asked for last.
+An index grows with its file: each call reads only what was added since the previous one. It takes 8
+bytes per event, and a replica keeps the indexes of the most recently requested runs.
 """
 
 import json
@@ -23,7 +23,7 @@ _MAX_INDEXES = 32
 
 
 class EventPage(NamedTuple):
-    """Some events of a run, newest first, and whether there are older ones that were asked for."""
+    """Events of a run, newest first, and whether older events of the requested range remain."""
 
     events: list[dict[str, Any]]
     has_more: bool
@@ -45,9 +45,9 @@ class EventsReader:
     ) -> EventPage:
         """Return the newest events, at most `limit`, with the ids of `RunFolder.read_events`.
 
-        `after` is the id of the last event of the page before, which is newer than those that are
-        returned; `newer_than` is that of an event which is older. Raises `ApiError` 404 for an id
-        that no event of the run has.
+        Only events older than that with the id `after`, the last one of the previous page, and
+        newer than that with the id `newer_than` are returned. Raises `ApiError` 404 for an id that
+        no event of the run has.
         """
         with self._lock:
             index = self._indexes.pop(run.events_file, None) or _EventIndex()
@@ -69,7 +69,7 @@ class EventsReader:
 def _find_range(
     run: RunFolder, num_events: int, after: str | None, newer_than: str | None
 ) -> tuple[int, int]:
-    """Return how many events precede those that are asked for, and how many end with them."""
+    """Return the requested range of events, counted from 0: its begin and its exclusive end."""
     end = num_events if after is None else _find_number(run, num_events, after, "after") - 1
     begin = 0
     if newer_than is not None:
@@ -86,14 +86,14 @@ def _find_number(run: RunFolder, num_events: int, event_id: str, param: str) -> 
 
 
 class _EventIndex:
-    """Offsets of the lines of one file."""
+    """Byte offsets of the events in one file."""
 
     def __init__(self) -> None:
         self.lock = Lock()
         self._clear(0)
 
     def update(self, file: BinaryIO) -> int:
-        """Index the complete lines that were added, all of them where the file was replaced.
+        """Index the complete lines that were added, or all lines if the file was replaced.
 
         Returns the number of events.
         """
@@ -110,7 +110,7 @@ class _EventIndex:
         return len(self._offsets)
 
     def read(self, file: BinaryIO, first: int, end: int) -> list[dict[str, Any]]:
-        """Read the events from one place to another, both counted from 0, oldest first."""
+        """Read the events from `first` to before `end`, both counted from 0, oldest first."""
         if first >= end:
             return []
         file.seek(self._offsets[first])

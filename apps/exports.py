@@ -1,7 +1,7 @@
-"""Checkpoints that are becoming models, each noted in its run's folder until it is told of.
+"""Exports: publications of checkpoints, each with a note in its run's folder until it is reported.
 
-The note is written before the work begins and removed, with an event, by whoever ends it: the task
-itself, or the queue where the task was killed. So none is lost without a word.
+The note is written before the work starts. Whichever process ends the export removes the note and
+adds an event: the task itself, or the queue if the task was killed. So every export is reported.
 """
 
 import logging
@@ -30,7 +30,7 @@ _RETRY_AFTER_S = 30
 
 
 class ExportDesk:
-    """Takes exports in and looks after them; one per storage root."""
+    """Starts and reconciles exports; one per storage root."""
 
     def __init__(
         self,
@@ -47,23 +47,23 @@ class ExportDesk:
         self._limits = limits
         self._models = ModelStore(layout)
         self._lock = threading.Lock()
-        self._held: dict[str, IO[bytes]] = {}  # the checkpoints, by the ids of the models
-        # The exports that have a note, by run and model; None until those are known that an
-        # earlier process began. Only this process begins others.
+        self._held: dict[str, IO[bytes]] = {}  # locks of the checkpoints, by model id
+        # The exports that have a note, by run and model; None until the notes of an earlier
+        # process are read. Only this process starts others.
         self._noted: dict[tuple[str, str], RunFolder] | None = None
         self._faults = FaultLog(logger)
 
     def close(self) -> None:
-        """Let go of every checkpoint."""
+        """Release every checkpoint."""
         while self._held:
             self._held.popitem()[1].close()
 
     def begin(self, run_id: str, checkpoint_id: str, model_id: str | None) -> dict[str, Any]:
-        """Begin to turn a checkpoint of a run, ended or not, into a model.
+        """Start publishing a checkpoint of a run, ended or not, as a model.
 
-        The run's events tell how it went, and the run keeps the checkpoint until then. Raises
-        `ApiError` 404 for what is not there, 409 for an id that is taken and 507 if there is no
-        room for the model, `OverloadedError` where too many are under way.
+        The result is an event of the run, and the checkpoint is locked until then. Raises
+        `ApiError` 404 for an unknown run or checkpoint, 409 for a model id that is taken and 507 if
+        there is no room for the model, and `OverloadedError` if too many exports are in progress.
         """
         from training.checkpoint import hold_checkpoint
 
@@ -96,7 +96,7 @@ class ExportDesk:
         return {"id": model_id, "object": "model", "status": "publishing", "run_id": run_id}
 
     def reconcile(self) -> None:
-        """Tell of the exports that ended without telling, and let go of what is done."""
+        """Report exports that ended without an event; release the checkpoints of ended ones."""
         with self._lock:
             noted = self._find_noted()
             for (run_id, model_id), run in noted.items():
@@ -109,12 +109,12 @@ class ExportDesk:
                 self._held.pop(model_id).close()
 
     def _end_lost(self, run: RunFolder, model_id: str) -> None:
-        """Report how an export ended if its task did not."""
+        """Report the result of an export whose task ended without reporting it."""
         is_under_way = self._runner.is_under_way("export", model_id)
         if is_under_way or not name_export_note(run, model_id).exists():
             return
         if has_published(self._models, run.path.name, model_id):
-            # It was killed between publishing and saying so.
+            # The task was killed between publishing the model and reporting it.
             end_export(run, model_id, f"Published as {model_id}")
         else:
             failure = self._runner.find_task_failure("export", model_id)
@@ -123,7 +123,7 @@ class ExportDesk:
             end_export(run, model_id, f"{model_id!r} was not published: {reason}", "error")
 
     def _find_noted(self) -> dict[tuple[str, str], RunFolder]:
-        """Return the exports that have a note still."""
+        """Return the exports that still have a note."""
         if self._noted is None:
             exports = list_exports(self._layout)
             self._noted = {(run.path.name, model_id): run for run, model_id in exports}
@@ -134,11 +134,11 @@ class ExportDesk:
 
 
 def execute_export(layout: StorageLayout, run_id: str, step: int, model_id: str) -> None:
-    """Turn a checkpoint into a model and tell what became of it; the body of the task."""
+    """Publish a checkpoint as a model and report the result; the body of the task."""
     run = find_run(layout, run_id)
     try:
         publish_checkpoint(layout, run_id, step, model_id)
-    except Exception as exc:  # the task ends here, and its events must say why
+    except Exception as exc:  # the task ends here, and an event must contain the reason
         logger.exception("checkpoint %d of run %s was not published", step, run_id)
         reason = str(exc).replace(str(layout.root), "<storage>")  # clients read it
         message = f"Step {step} was not published as {model_id!r}: {reason}"
@@ -148,6 +148,6 @@ def execute_export(layout: StorageLayout, run_id: str, step: int, model_id: str)
 
 
 def end_export(run: RunFolder, model_id: str, message: str, level: EventLevel = "info") -> None:
-    """Tell how an export ended, and forget it."""
+    """Report the result of an export in an event, and remove its note."""
     run.add_event(message, level=level, data={"model_id": model_id})
     name_export_note(run, model_id).unlink(missing_ok=True)

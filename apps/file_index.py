@@ -1,6 +1,6 @@
-"""The records of uploaded files, of which only what changed since the last time is read again.
+"""Index of the records of uploaded files; only records that changed are read again.
 
-One file whose record cannot be read is reported and hides no other.
+A record that cannot be read is logged, and does not hide the other files.
 """
 
 import logging
@@ -25,7 +25,7 @@ ROWS_PURPOSE = "fine-tune"
 
 
 class _FileRecord(BaseModel):
-    """What a file.json must have; other keys are shown as they are."""
+    """The required keys of a `file.json`; other keys are returned unchanged."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
@@ -37,7 +37,7 @@ class _FileRecord(BaseModel):
 
 
 class StoredBytes(NamedTuple):
-    """How much is stored."""
+    """The number of stored files and their total size."""
 
     num_files: int
     size_bytes: int
@@ -63,10 +63,10 @@ def read_file_record(path: Path) -> dict[str, Any]:
 
 
 def read_check(path: Path) -> dict[str, Any] | None:
-    """Read what a check of a file found; None if it was not checked.
+    """Read the result of a file's check; None if the file was not checked.
 
-    A damaged result counts as none, so that the file is checked again; one of a newer version is
-    left alone, and says so.
+    A damaged result is logged and counts as none, so that the file is checked again. A result of a
+    newer version is kept, and the returned details state that it cannot be read.
     """
     try:
         value = read_object(path)
@@ -93,7 +93,7 @@ class FileIndex:
         self._unchecked: set[str] = set()
 
     def list_files(self) -> list[dict[str, Any]]:
-        """Return the record of each file and what its check found, in no order."""
+        """Return the record of each file with the result of its check, in no particular order."""
         with self._lock:
             names = self._list_names()
             self._faults.keep_only(map(_name_item, names))
@@ -102,8 +102,7 @@ class FileIndex:
     def list_unchecked(self) -> list[str]:
         """Return the ids of files of rows that are still to be checked, oldest first.
 
-        Looks at those that need no check only when a file was added or removed, and every half a
-        minute.
+        Looks at the other files only when a file was added or removed, and every half a minute.
         """
         with self._lock:
             if self._watch.check_changed():
@@ -113,7 +112,7 @@ class FileIndex:
                     self._watch.reset()
                     raise
             found = {name: self._find(name) for name in self._unchecked}
-            # What has no record, or a damaged one, is looked at again the next time.
+            # Files with a missing or damaged record are read again the next time.
             self._unchecked = {
                 name for name, file in found.items() if file is None or _is_unchecked(file)
             }
@@ -129,14 +128,14 @@ class FileIndex:
             return {entry.name for entry in entries if is_plain_name(entry.name)}
 
     def _find(self, name: str) -> dict[str, Any] | None:
-        """Return a file as it is shown; None, and reported, if it cannot be read."""
+        """Return a file as the API shows it; None if it is missing or unreadable (logged)."""
         folder = f"{self._root}/{name}"
         try:
             record = self._records.read(f"{folder}/{RECORD_NAME}")
         except (
             FileNotFoundError,
             NotADirectoryError,
-        ):  # being restored; deleted; not a file of ours
+        ):  # being restored; deleted; not an uploaded file
             self._records.forget(f"{folder}/{RECORD_NAME}")
             self._checks.forget(f"{folder}/{CHECK_NAME}")
             return None
@@ -157,7 +156,7 @@ class FileIndex:
 
 
 def describe_unchecked(purpose: str) -> dict[str, Any]:
-    """Return what is shown of the check of a file that was not checked."""
+    """Return the check status of a file that was not checked."""
     status = "uploaded" if purpose == ROWS_PURPOSE else "processed"
     return {"status": status, "status_details": None}
 

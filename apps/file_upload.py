@@ -1,7 +1,7 @@
-"""A file that comes in as a form: written down as it comes, looked at on the way, then published.
+"""Uploads of files as multipart forms: streamed to disk, checked on the way, then published.
 
-Nothing of it is held in memory beyond a few pieces, and it goes to the storage root at once: the
-folder for temporary files may be small, or lie in memory itself.
+Only a few chunks are in memory at a time. The file is written directly to the storage root, since
+the folder for temporary files may be small, or in memory.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _PURPOSE: Purpose = "fine-tune"
 
 @dataclass
 class _Part:
-    """One part of a form: a field, or the file if it has a name."""
+    """One part of a form: a field, or the file if it has a filename."""
 
     disposition: bytes = b""
     name: str = ""
@@ -48,12 +48,12 @@ class _Part:
 
 
 _UNDER_WAY = BytesUnderWay()
-# One file at a time: each may take the memory that reading Parquet is limited to.
+# One file at a time: each may use as much memory as the limit for reading Parquet allows.
 _UNPACKING = OwnThread("unpack-uploads")
 
 
 class IncomingFile:
-    """A form being received, in a folder of its own that is gone when it is closed.
+    """An upload that is received into its own scratch folder, which `close` removes.
 
     Raises `ApiError` 409 or 507 if there is no room for another file.
     """
@@ -74,21 +74,20 @@ class IncomingFile:
         self._digest = hashlib.sha256()
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._head = b""
-        self._is_packed: bool | None = None  # until enough of it is here
+        self._is_packed: bool | None = None  # until enough bytes are received
 
     def close(self) -> None:
-        """Remove what was not published."""
+        """Remove everything that was not published."""
         self._scratch.remove()
         _UNDER_WAY.add(-self._num_counted)
         self._num_counted = 0
 
     async def receive(self, content_type: str, chunks: AsyncIterable[bytes]) -> None:
-        """Write the file of a form down as it comes, in pieces, off the event loop.
+        """Write the file of a form to disk as it is received, in pieces, off the event loop.
 
-        Raises `ApiError` 400 for a form that is none, a purpose that there is not, or a file that
-        is empty, not text or cannot be unpacked, 413 beyond the limit, which holds for what a file
-        unpacks to as well, and 507 where all uploads under way together would exceed what may be
-        stored.
+        Raises `ApiError` 400 for an invalid form, an unsupported purpose, or a file that is empty,
+        not text or cannot be unpacked; 413 if the file, or what it unpacks to, exceeds the limit;
+        and 507 if all uploads in progress together would exceed what may be stored.
         """
         parser = self._form.start(content_type)
         with self._content.open("wb") as file:
@@ -112,13 +111,13 @@ class IncomingFile:
             await _UNPACKING.run(self._check_unpacked)
 
     def publish(self) -> dict[str, Any]:
-        """Put the file among the others and close; returns it as it is shown.
+        """Move the file to the other files and close; return it as the API shows it.
 
         Raises `ApiError` 409 or 507 if other uploads have left no room for it.
         """
         try:
             assert self._form.filename is not None
-            with take_turn(self._layout.upload_lock):  # no other upload is counted meanwhile
+            with take_turn(self._layout.upload_lock):  # no other upload is counted at the same time
                 check_stored_files(self._files.measure(), self._limits, self._size_bytes)
                 return self._files.take_in(
                     self._content,
@@ -148,7 +147,7 @@ class IncomingFile:
             file.write(piece)
 
     def _check_text(self, piece: bytes, *, is_last: bool = False) -> None:
-        """Check that what is no packed file is text; what a packed one holds is checked later."""
+        """Check that a file that is not packed is text; packed content is checked later."""
         if self._is_packed is None:
             self._head += piece
             if len(self._head) < NUM_MAGIC_BYTES and not is_last:
@@ -166,7 +165,7 @@ class IncomingFile:
             ) from exc
 
     def _check_unpacked(self) -> None:
-        """Refuse a packed file that unpacks to more than a file may have, or not to text."""
+        """Refuse a packed file whose content exceeds the size limit or is not text."""
         put_thread_last()
         name = self._form.filename or self._content.name
         try:
@@ -182,7 +181,7 @@ class IncomingFile:
 
 
 class _Form:
-    """The parts of a form as the parser finds them."""
+    """The parts of a form, collected from the parser's callbacks."""
 
     def __init__(self) -> None:
         self.filename: str | None = None
@@ -190,7 +189,7 @@ class _Form:
         self._num_parts = 0
         self._has_ended = False
         self._part = _Part()
-        self._header = [bytearray(), bytearray()]  # its name and value, as far as they have come
+        self._header = [bytearray(), bytearray()]  # its name and value, as far as received
         self._pieces: list[bytes] = []
 
     def start(self, content_type: str) -> MultipartParser:
@@ -219,7 +218,7 @@ class _Form:
         )
 
     def take(self, parser: MultipartParser, chunk: bytes) -> list[bytes]:
-        """Parse on, and return what of the file was in it."""
+        """Parse a chunk, and return the pieces of the file in it."""
         try:
             parser.write(chunk)
         except FormParserError as exc:
@@ -228,7 +227,7 @@ class _Form:
         return pieces
 
     def check_end(self) -> None:
-        """Raise `ApiError` 400 for a form that is not whole."""
+        """Raise `ApiError` 400 if the form is incomplete."""
         if not self._has_ended:
             raise ApiError(400, "the form is cut off: its last boundary is missing")
 

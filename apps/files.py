@@ -1,4 +1,4 @@
-"""Uploaded files: each has its own folder with the bytes, a `file.json` and what a check found."""
+"""Uploaded files: each has its own folder with content, `file.json` and the result of its check."""
 
 import hashlib
 import logging
@@ -41,9 +41,10 @@ class FileStore:
         self._index = FileIndex(layout.files)
 
     def take_in(self, content: Path, name: str, record: dict[str, Any]) -> dict[str, Any]:
-        """Take over a file that was written in a scratch folder; returns it as it is shown.
+        """Move a file from a scratch folder into the store; return it as the API shows it.
 
-        The folder that `content` is in becomes the file's own, with `name` for the bytes.
+        The content, under `name`, and the record are put into a new folder inside the scratch
+        folder, which is renamed to the file's final folder once it is complete.
         """
         building = content.parent / new_id("file")
         building.mkdir()
@@ -58,7 +59,7 @@ class FileStore:
     def add(
         self, file_id: str, content: bytes, filename: str, purpose: Purpose = "fine-tune"
     ) -> None:
-        """Put a file of our own beside the uploads, replacing an earlier version of it."""
+        """Store a file of the application itself, replacing an earlier version of it."""
         folder = self._layout.file(file_id)
         folder.mkdir(exist_ok=True)
         path = folder / make_safe_name(filename)
@@ -70,12 +71,12 @@ class FileStore:
         _write_record(folder, {"filename": filename, "purpose": purpose, **found})
 
     def list_files(self) -> list[dict[str, Any]]:
-        """All files as they are shown, newest first; one that cannot be read is left out."""
+        """Return all files as the API shows them, newest first; unreadable ones are omitted."""
         found = self._index.list_files()
         return sorted(found, key=lambda file: (file["created_at"], file["id"]), reverse=True)
 
     def list_unchecked(self) -> list[str]:
-        """The ids of files of rows that are still to be checked, oldest first."""
+        """Return the ids of files of rows that are still to be checked, oldest first."""
         return self._index.list_unchecked()
 
     def measure(self) -> StoredBytes:
@@ -83,7 +84,7 @@ class FileStore:
         return self._index.measure()
 
     def remove_deleted(self) -> None:
-        """Remove what is left of files whose deletion was cut short."""
+        """Remove the remains of files whose deletion was interrupted."""
         remove_tombstones(self._layout.files)
 
     def note_check(
@@ -93,13 +94,13 @@ class FileStore:
         details: str | None,
         found: dict[str, Any] | None,
     ) -> None:
-        """Note what a check of a file found: whether its rows can be used, and their counts."""
+        """Store the result of a file's check: whether its rows can be used, and their counts."""
         check = {"status": status, "status_details": details, "check": found}
         with suppress(FileNotFoundError):  # deleted meanwhile
             versioned.write_object(self._folder(file_id) / CHECK_NAME, check)
 
     def get(self, file_id: str) -> dict[str, Any]:
-        """One file as it is shown; raises `ApiError` 404, or 500 if its record is damaged."""
+        """Return a file as the API shows it; raises `ApiError` 404, or 500 for a damaged record."""
         folder = self._folder(file_id)
         try:
             record = read_file_record(folder / RECORD_NAME)
@@ -112,9 +113,9 @@ class FileStore:
         return {**record, **(check or describe_unchecked(record["purpose"]))}
 
     def find_content(self, file_id: str) -> Path:
-        """Return the path of a file's bytes, which have the recorded size.
+        """Return the path of a file's content, after comparing its size with the record.
 
-        Raises `ApiError` 404 for an unknown file, and 500 if its record or its bytes are damaged.
+        Raises `ApiError` 404 for an unknown file, and 500 if its record or its content is damaged.
         """
         record = self.get(file_id)
         path = self._folder(file_id) / make_safe_name(record["filename"])
@@ -126,16 +127,16 @@ class FileStore:
         return path
 
     def find_known(self, paths: Iterable[str]) -> dict[str, KnownFile]:
-        """Return what was recorded of uploads when they were received, by their paths."""
+        """Return the upload records of files, by path; paths without a record are omitted."""
         found = {}
         for path in paths:
-            with suppress(FileNotFoundError):  # deleted, or no file of ours
+            with suppress(FileNotFoundError):  # deleted, or not an uploaded file
                 record = read_file_record(Path(path).parent / RECORD_NAME)
                 found[path] = KnownFile(record["filename"], record["bytes"], record.get("sha256"))
         return found
 
     def check_unchanged(self, known: Mapping[str, KnownFile]) -> None:
-        """Compare the bytes of files, by their paths, with the hashes of their uploads.
+        """Compare the content of files, by path, with the hashes of their uploads.
 
         Raises `ApiError` 500 for the first one that differs.
         """
@@ -145,17 +146,18 @@ class FileStore:
                 raise _describe_damaged(file.name)
 
     def hold(self, file_id: str) -> IO[bytes]:
-        """Keep a file until what is returned is closed; raises `ApiError` 404."""
+        """Lock a file against deletion until the result is closed; raises `ApiError` 404."""
         try:
             return hold_shared(self._folder(file_id) / RECORD_NAME)
         except (FileNotFoundError, NotADirectoryError):
             raise not_found("file", file_id) from None
 
     def delete(self, file_id: str, check: Callable[[], None] = lambda: None) -> None:
-        """Delete a file; it is renamed first, so that half a file never exists.
+        """Delete a file; its folder is renamed first, so that no partial file is ever visible.
 
-        `check` raises if somebody needs it, when nobody can begin to any more. Raises `ApiError`
-        404, or 409 where somebody is about to need it.
+        `check` raises if the file is in use; it is called while the file is locked, when no new use
+        can start. Raises `ApiError` 404 for an unknown file, and 409 if a job that needs it is
+        being created.
         """
         folder = self._folder(file_id)
         try:
@@ -177,15 +179,15 @@ class FileStore:
 
 
 def make_safe_name(filename: str) -> str:
-    """The name under which a file's bytes are kept: the client's, with nothing that leads away."""
+    """Return the name of a file's content: the client's, limited to safe characters."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", filename.replace("\\", "/").rpartition("/")[2])[-100:]
     return f"{_CONTENT_PREFIX}{name.lstrip('.')}"
 
 
 def find_filename(content: str | None) -> str | None:
-    """Return the name of an upload by the path of its bytes; None for a path of another kind.
+    """Return the filename of an upload from the path of its content; None for other paths.
 
-    Characters that `make_safe_name` replaces are not those of the client's own name.
+    Characters that `make_safe_name` replaced are not restored.
     """
     name = Path(content or "").name
     return name.removeprefix(_CONTENT_PREFIX) if name.startswith(_CONTENT_PREFIX) else None

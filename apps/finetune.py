@@ -1,7 +1,7 @@
-"""One fine-tune as a process of its own: what the queue submits as a Ray Job.
+"""One fine-tuning run as a process of its own, which the queue submits as a Ray job.
 
-It outlives the page and the API that asked for it: it knows only the storage root and the run.
-Where it ends without a word, the queue starts it again.
+The process does not depend on the page or the API: it knows only the storage root and the run. If
+it ends without recording a result, the queue starts it again.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from training.runs import RunFolder, log_to_file
 
 logger = logging.getLogger(__name__)
 
-_HANDOVER_S = 60.0  # for the process before, of a run that was paused or lost, to be gone
+_HANDOVER_S = 60.0  # for the previous process of a paused or lost run to end
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,7 +39,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def execute_queued_run(layout: StorageLayout, run: RunFolder, job_id: str) -> int:
-    """Train, publish, point `latest` at the result; a failure is in the record already."""
+    """Train a run, publish its model and point `latest` to it.
+
+    Returns the exit status; a failure is already in the record.
+    """
     with hold_lease(run, timeout_s=_HANDOVER_S):
         record = run.read_record()
         is_ours = record.writer == "job" and record.job_id == job_id
@@ -64,7 +67,7 @@ def _compute_and_publish(layout: StorageLayout, run: RunFolder, job_id: str) -> 
     """Train and publish; returns the exit status, and raises `ClusterLostError`."""
     try:
         if launch.execute_run(run, run.read_spec()) is None:
-            return 0  # paused, and in the record as that
+            return 0  # paused, as the record states
         record = run.read_record()
         if record.job_id != job_id or record.is_final or run.is_cancel_requested:
             logger.error("run %s is not job %s's to publish any more", record.id, job_id)
@@ -72,10 +75,10 @@ def _compute_and_publish(layout: StorageLayout, run: RunFolder, job_id: str) -> 
         ModelStore(layout).publish(run.model, name_model(record))
     except launch.ClusterLostError:
         raise
-    except Exception as exc:  # noqa: BLE001 - the process ends here; its record must say why
+    except Exception as exc:  # noqa: BLE001 - the process ends here; its record must state why
         launch.fail_run(run, exc)
         return 1
-    # The model is there: whatever prevents this, the queue does it again.
+    # The model is published: if this call fails, the queue repeats it.
     finish_published(layout, run)
     return 0
 

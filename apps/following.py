@@ -1,4 +1,4 @@
-"""A run's events and log as they come, for as long as it has not ended."""
+"""Streams of a run's events and of its log, until the run has ended."""
 
 import asyncio
 import time
@@ -13,14 +13,14 @@ from training.runs import RunFolder
 
 POLL_S = 0.25
 ALIVE_S = 15.0
-"""After so long without anything to tell, a comment says that the connection is alive."""
+"""Seconds without an event after which a comment shows that the connection is alive."""
 
-_CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # those of a character in UTF-8 after its first
+_CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # bytes of a UTF-8 character after its first
 _MAX_CONTINUATION_BYTES = 3
 
 
 def has_ended(run: RunFolder) -> bool:
-    """Whether nothing more will be told; also of a run that has been deleted."""
+    """Return whether a run has ended, or was deleted, so that no more events follow."""
     try:
         return run.read_record().is_final
     except FileNotFoundError:
@@ -28,7 +28,10 @@ def has_ended(run: RunFolder) -> bool:
 
 
 def find_place(run: RunFolder, last_event_id: str | None) -> int:
-    """Count the events up to one, which a client names that has seen it; raises `ApiError` 404."""
+    """Return the number of events up to and including the last one that a client has received.
+
+    Raises `ApiError` 404 for an unknown event.
+    """
     if last_event_id is None:
         return 0
     ids = [event["id"] for event in run.read_events()]
@@ -40,15 +43,15 @@ def find_place(run: RunFolder, last_event_id: str | None) -> int:
 async def follow_events(run: RunFolder, place: int, max_age_s: float) -> AsyncGenerator[str, None]:
     """Yield the events after the first `place` as server-sent events, until the run has ended.
 
-    Each look reads what was added to the file, not the file. After `max_age_s` the stream ends; its
-    client connects again with the id of the last event.
+    Each poll reads only what was added to the file. The stream ends after `max_age_s`; the client
+    reconnects with the id of the last event.
     """
     lines = durable.LineFollower(run.events_file)
     num_read = 0
     quiet_s = 0.0
     ends_at = time.monotonic() + max_age_s
     while True:
-        # The end is read first: what was written before it is sent.
+        # The status is read first, so that all events written before the end are sent.
         is_last, added = await asyncio.to_thread(lambda: (has_ended(run), lines.read_new()))
         events = run.number_events(added, num_read + 1)
         new = events[max(0, place - num_read) :]
@@ -66,11 +69,11 @@ async def follow_events(run: RunFolder, place: int, max_age_s: float) -> AsyncGe
 
 
 async def follow_log(run: RunFolder, offset: int, max_age_s: float) -> AsyncGenerator[bytes, None]:
-    """Yield a run's log from an offset on, and what is added, until the run has ended.
+    """Yield a run's log from an offset on, and what is appended, until the run has ended.
 
-    Ends early after `max_age_s`, once the piece that was begun is sent, and if the log has begun a
-    new part so often that the next byte has been removed. The client requests the rest by its
-    offset, and is told where the log begins now.
+    Ends early after `max_age_s`, once the current piece is sent, and if rotation of the log has
+    removed the byte at the next offset. The client then requests the rest by its offset, and the
+    response reports where the log now begins.
     """
     log = RunLog(run.log_file)
     ends_at = time.monotonic() + max_age_s
@@ -91,7 +94,7 @@ async def follow_log(run: RunFolder, offset: int, max_age_s: float) -> AsyncGene
 
 
 def find_log_range(log: RunLog, num_bytes: int, offset: int | None = None) -> LogRange:
-    """Find the last bytes of a log, or those from an offset on, as far as they are there.
+    """Return the range of the last bytes of a log, or from an offset on, as far as it exists.
 
     The last bytes begin with a whole character.
     """

@@ -1,4 +1,8 @@
-"""A full disk as an error of ours, where it has to cross between replicas or is one of several."""
+"""Translation of a full disk to `ApiError`.
+
+It is used where the error crosses from one replica to another, or has to be distinguished from
+other `OSError`s.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +13,7 @@ from storage.machine_faults import is_out_of_room
 
 @contextmanager
 def refuse_full_disk() -> Iterator[None]:
-    """Raise `ApiError` 507 where there is no room for what the body writes."""
+    """Raise `ApiError` 507 if the disk has no room for what the body writes."""
     try:
         yield
     except OSError as exc:

@@ -1,6 +1,6 @@
-"""The HTTP API put together, and the replica that it runs in.
+"""Assembly of the HTTP API, and the replica that runs it.
 
-Nothing here loads torch: a replica of the API has a third of the memory of one that does.
+Nothing here imports torch: a replica of the API needs a third of the memory of one that does.
 """
 
 from collections.abc import AsyncIterator
@@ -51,14 +51,14 @@ from serving.serve_log import log_to_serve
 from storage.layout import open_storage
 from storage.privacy import keep_files_private
 
-MULTIPART_BYTES = 100_000  # what a form adds to the file in it
-TRANSPORT_S = 5.0  # what the way there and back may add to a generator's deadline
+MULTIPART_BYTES = 100_000  # overhead of a form on top of its file
+TRANSPORT_S = 5.0  # transport time, added to a generator's deadline
 
 
 def build_http(
     services: Services, api_key: str | None, settings: AccessSettings | None = None
 ) -> RequestLog:
-    """Put the routes together; the same with and without Serve."""
+    """Build the ASGI application with all middlewares; the same with and without Serve."""
     settings = settings or AccessSettings()
     app = build_routes(services)
     limits = {
@@ -78,11 +78,11 @@ def build_http(
 
 
 def build_routes(services: Services) -> FastAPI:
-    """Put the routes together, without what stands before them."""
+    """Build the routes without the middlewares in front of them."""
     app = FastAPI(
         title="Tuneserve",
         lifespan=_open_relay if isinstance(services.text, UpstreamRelay) else None,
-        docs_url=None,  # it would load scripts from elsewhere; /openapi.json describes the API
+        docs_url=None,  # it loads scripts from another site; /openapi.json describes the API
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,  # for generated clients
     )
@@ -95,7 +95,7 @@ def build_routes(services: Services) -> FastAPI:
     install_description(app)
     for resource in (relayed,) if isinstance(services.text, UpstreamRelay) else (chat, completions):
         app.include_router(resource.router)
-    for route in app.routes:  # FastAPI adds it by itself
+    for route in app.routes:  # FastAPI adds this route automatically
         if isinstance(route, Route) and route.path == app.openapi_url:
             requires(Permission.ANY_KEY)(route.endpoint)
     return app
@@ -112,7 +112,7 @@ async def _open_relay(app: FastAPI) -> AsyncIterator[None]:
 
 
 class ApiReplica:
-    """The HTTP API; everything it knows is on disk or asked of the other deployments."""
+    """The HTTP API; all its state is on disk or in the other deployments."""
 
     def __init__(
         self,
@@ -144,14 +144,14 @@ class ApiReplica:
         )
 
     def __serve_build_asgi_app__(self) -> RequestLog:
-        """Give Serve the ASGI application, once this replica is set up."""
+        """Return the ASGI application to Serve, after this replica is set up."""
         return build_http(self._services, read_api_key(), self._access)
 
 
 def _find_text(
     settings: ApplicationSettings, models: ModelStore, generator: DeploymentHandle[Any] | None
 ) -> RemoteText | UpstreamRelay:
-    """Say who answers requests for text."""
+    """Return the service for text requests: generators or upstreams."""
     timeout_s = settings.engine.request_timeout_s
     if generator is None:
         return UpstreamRelay(models, settings.upstreams, timeout_s=timeout_s)

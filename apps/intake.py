@@ -1,4 +1,4 @@
-"""How a fine-tune comes in: what is asked for is checked wholly, and becomes a run that waits."""
+"""Creation of fine-tuning jobs: a request is validated completely, and becomes a queued run."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ BUILDING_PREFIX = ".building-"
 
 
 class Intake:
-    """Makes runs of requests, and shows beforehand what would become of them."""
+    """Creates runs from requests, and previews how rows become tokens."""
 
     def __init__(
         self,
@@ -55,25 +55,25 @@ class Intake:
         self._runs = runs
         self._sizes = sizes
         self._limits = limits
-        self._creating = Lock()  # from counting the jobs until there is one more
+        self._creating = Lock()  # held from counting the jobs until one is added
         self._files = FileStore(layout)
         self._models = ModelStore(layout)
         self._reserved_cpus, self._reserved_gpus = reserved_cpus, reserved_gpus
 
     def create(self, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]) -> RunFolder:
-        """Check a fine-tune and write a run for it, which waits.
+        """Validate a request for a fine-tuning job, and create its run, which is queued.
 
-        Files that take long are still to be read; the run says so by its status. Raises
-        `ServingError` or `ApiError` for what could not work, also where there are too many jobs, or
-        too many bytes for one more model of the size.
+        Large files are read later; the status of the run is then `validating_files`. Raises
+        `ServingError` or `ApiError` for a job that cannot work, for too many jobs, or if there is
+        no room for one more model of this size.
         """
         check_job_counts(self._runs, self._limits)  # before the rows are read
         model = self._models.resolve(request.model)
-        require_lineage(model)  # that of the new model is to refer to it
+        require_lineage(model)  # the new model's lineage refers to it
         new_bytes = self._sizes.measure_model(model.id)
         check_model_room(self._sizes.measure(), self._limits, new_bytes)
         with ExitStack() as held, refuse_full_disk():
-            # Until a record says that they are needed.
+            # Locked until a record states that they are needed.
             held.enter_context(model.hold())
             for file_id in request.list_files():
                 held.enter_context(self._files.hold(file_id))
@@ -84,7 +84,7 @@ class Intake:
     ) -> dict[str, Any]:
         """Show how the first rows of a file become tokens for a model.
 
-        `training` are settings as those of a job. Raises as `create` does.
+        `training` has settings as in a job. Raises as `create` does.
         """
         import_transformers()
         from training.data.preview import preview_rows, split_tokens
@@ -124,10 +124,10 @@ class Intake:
     def _count_rows(
         self, file_id: str, file: Path, spec: TrainingSpec, model_id: str | None
     ) -> dict[str, Any]:
-        """Count the rows of a file, by reading them if they are quick to read.
+        """Return the counts of a file's rows, by reading them if that is quick.
 
-        Else by what its check found, if that was for this model and no settings. Raises as
-        `prepare_rows` does.
+        Otherwise returns the counts of the file's check if that used `model_id`, and nothing if
+        not; `model_id` is None if settings were given. Raises as `prepare_rows` does.
         """
         if are_quick([file]):
             with suppress(SlowRowsError):
@@ -136,7 +136,7 @@ class Intake:
         return checked if checked and checked["model"] == model_id else {}
 
     def get_defaults(self, model: str) -> dict[str, Any]:
-        """The settings that a fine-tune of `model` has unless told otherwise, and their schema."""
+        """Return the default settings of a fine-tuning job for `model`, and their schema."""
         schema = TrainingSpec.model_json_schema()["properties"]
         spec = build_default_spec(self._models, self._models.resolve(model), "-")
         return {

@@ -1,4 +1,4 @@
-"""The cluster as the queue of fine-tunes sees it."""
+"""The interface of the cluster that the fine-tuning queue uses."""
 
 from typing import Literal, Protocol
 
@@ -8,22 +8,22 @@ JobState = Literal["active", "ended", "unknown"]
 
 
 class JobRunner(TaskRunner, Protocol):
-    """What the queue needs of the cluster; the id of a Ray Job is the run's and a number."""
+    """Operations on Ray jobs; the id of a Ray job is the run's id and a number."""
 
     def start(self, job_id: str, command: str) -> None:
-        """Start a job; does nothing if one of this id was started already."""
+        """Start a job; do nothing if a job with this id was started before."""
 
     def find_state(self, job_id: str) -> JobState:
-        """Whether a job is under way, has ended, or was never known to this cluster."""
+        """Return whether a job is active, has ended, or is unknown to this cluster."""
 
     def stop(self, job_id: str, timeout_s: float) -> bool:
-        """Stop a job and wait until it ended; returns whether it did in time."""
+        """Stop a job and wait until it has ended; return whether it ended in time."""
 
     def read_logs(self, job_id: str) -> str:
-        """What a job printed, as far as it is known."""
+        """Return the output of a job, as far as it is known."""
 
     def find_exit(self, job_id: str) -> str | None:
-        """How the process of a job that has ended did so; None if that is not known."""
+        """Describe how the process of an ended job exited; return None if that is not known."""
 
     def list_nodes(self) -> list[dict[str, float]]:
-        """Total resources of every node of the cluster."""
+        """Return the total resources of every node of the cluster."""

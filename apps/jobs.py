@@ -1,4 +1,4 @@
-"""Fine-tuning jobs in OpenAI's shapes: what a client asks for, and a run as it is shown."""
+"""Fine-tuning jobs in OpenAI's schema: clients' requests, and the representation of runs."""
 
 import time
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from training.row_places import MAX_TRAIN_FILES
 from training.runs import RunError, RunFolder, RunRecord
 from training.spec import TrainingSpec
 
-# Paths, accounts and switches of the machine: the operator's to set, never a client's.
+# Paths, accounts and settings of the machine, which only the operator may set.
 SERVER_SETTINGS = frozenset(
     {
         "base_model",
@@ -51,7 +51,7 @@ _OUR_NAMES = {
 }
 
 UNREADABLE_STATUS = "unreadable"
-"""Shown as the status of a job whose record this version cannot read."""
+"""Status of a job whose record this version cannot read."""
 
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
@@ -59,7 +59,7 @@ Multiplier = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Hyperparameters(RequestPart):
-    """OpenAI's names; 'auto' leaves the default of the base model."""
+    """Hyperparameters by OpenAI's names; 'auto' keeps the default of the base model."""
 
     n_epochs: Auto | Count = Field("auto", description="Passes over the rows.")
     batch_size: Auto | Count = Field("auto", description="Rows per optimizer step, all workers.")
@@ -75,14 +75,14 @@ class SupervisedMethod(RequestPart):
 
 
 class Method(RequestPart):
-    """How to fine-tune; only supervised fine-tuning exists."""
+    """Method of fine-tuning; only supervised fine-tuning is supported."""
 
     type: Literal["supervised"] = "supervised"
     supervised: SupervisedMethod = Field(default_factory=SupervisedMethod)
 
 
 class TrainingFile(RequestPart):
-    """One of several files to learn from."""
+    """One of several training files."""
 
     file: str = Field(
         min_length=1, max_length=MAX_ID_CHARACTERS, description="Id of an uploaded file."
@@ -142,11 +142,11 @@ class FineTuneRequest(RequestPart):
 
     @classmethod
     def list_neutral_values(cls) -> Neutral:
-        """List what OpenAI's jobs have besides; trackers are the operator's to set."""
+        """List OpenAI's other job fields with the values accepted; the operator sets trackers."""
         return {"integrations": ([],)}
 
     def list_files(self) -> list[str]:
-        """The ids of the files that the job reads."""
+        """Return the ids of the files that the job reads."""
         mixed = [entry.file for entry in self.training_files or ()]
         others = [self.validation_file] if self.validation_file else []
         return list(dict.fromkeys([self.training_file, *mixed, *others]))
@@ -169,10 +169,10 @@ class FineTuneRequest(RequestPart):
     def resolve_settings(
         self, defaults: TrainingSpec, paths: Mapping[str, Path] | None = None
     ) -> TrainingSpec:
-        """Lay what was asked for over a base model's defaults.
+        """Merge the requested settings into a base model's defaults.
 
-        `paths` are those of the files by their ids, but for the training file, which the defaults
-        name. Raises `InvalidInputError` for a setting that cannot be.
+        `paths` maps the ids of the files to their paths, except for the training file, whose path
+        is in the defaults. Raises `InvalidInputError` for an invalid setting.
         """
         if taken := SERVER_SETTINGS & set(self.training):
             raise InvalidInputError(
@@ -194,13 +194,13 @@ class FineTuneRequest(RequestPart):
             settings["seed"] = self.seed
         settings.update(self.training)
         with invalid_input("training"):
-            TrainingSpec.model_validate(settings)  # before anything is worked out from them
+            TrainingSpec.model_validate(settings)  # before other values are derived from them
             return TrainingSpec.model_validate(
                 {**settings, **self._translate_hyperparameters(settings)}
             )
 
     def find_hyperparameters(self) -> Hyperparameters:
-        """What was asked for in OpenAI's names, in the newer place or the older."""
+        """Return the requested hyperparameters by OpenAI's names, from the newer or older field."""
         if self.method is not None:
             return self.method.supervised.hyperparameters
         return self.hyperparameters or Hyperparameters()
@@ -218,7 +218,7 @@ class FineTuneRequest(RequestPart):
 
 
 def _divide_batch(batch_size: int, settings: dict[str, Any]) -> int:
-    """Rows per micro batch: train batch = micro batch × accumulation × workers."""
+    """Return the rows per micro batch: train batch = micro batch × accumulation × workers."""
     shares: int = settings["num_workers"] * settings["gradient_accumulation_steps"]
     if batch_size < 1 or batch_size % shares:
         raise InvalidInputError(
@@ -231,16 +231,16 @@ def _divide_batch(batch_size: int, settings: dict[str, Any]) -> int:
 
 
 def parse_fine_tune(body: Any) -> FineTuneRequest:
-    """Validate the body of a request for a fine-tune; raises `InvalidRequestError`."""
+    """Validate the body of a request for a fine-tuning job; raises `InvalidRequestError`."""
     return parse_part(FineTuneRequest, body)
 
 
 def lay_over(asked: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Lay changes over the body of a request for a fine-tune; settings are changed one by one.
+    """Merge changes into the body of a request for a job; `training` is merged key by key.
 
-    A change that is null is none. What is changed by OpenAI's name for it is no longer what it was
-    by ours. Fields of the stored body that only a newer version knows are left out. Raises
-    `InvalidRequestError` for changes that cannot be, and `ApiError` 409 for a stored body with
+    A change that is null is ignored. A hyperparameter that is changed by OpenAI's name replaces a
+    setting by our name. Fields of the stored body that only a newer version knows are dropped.
+    Raises `InvalidRequestError` for invalid changes, and `ApiError` 409 for a stored body with
     values that only a newer version knows.
     """
     asked = {name: asked[name] for name in asked if name in FineTuneRequest.model_fields}
@@ -253,7 +253,7 @@ def lay_over(asked: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         raise ApiError(409, f"{message}; create a new job", code="settings_unreadable") from exc
     rest = {name: value for name, value in asked.items() if name not in _HYPERPARAMETER_PLACES}
     if "training_file" in changes and "training_files" not in changes:
-        rest.pop("training_files", None)  # the file takes the place of the mix
+        rest.pop("training_files", None)  # the file replaces the mix
     after = parse_part(FineTuneRequest, {**rest, **changes})
     named = after.find_hyperparameters().model_dump(exclude_unset=True)
     replaced = {_OUR_NAMES[name] for name in named} | ({"seed"} & changes.keys())
@@ -269,10 +269,10 @@ def lay_over(asked: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_job(run: RunFolder) -> dict[str, Any]:
-    """Show a run as OpenAI's `fine_tuning.job`, with our `progress` beside it.
+    """Describe a run as OpenAI's `fine_tuning.job`, with our additional field `progress`.
 
-    A spec that this version cannot use leaves the settings empty; `error` says why. Raises
-    `FileNotFoundError` and `DamagedFileError` as `RunFolder.read_record` does.
+    If this version cannot use the spec, the settings are empty and `error` contains the reason.
+    Raises `FileNotFoundError` and `DamagedFileError` as `RunFolder.read_record` does.
     """
     record = run.read_record()
     last = run.read_last_metrics()
@@ -320,7 +320,7 @@ def _estimate_finish(record: RunRecord, last: dict[str, float] | None) -> int | 
     """Estimate when a run ends, in Unix seconds, from a step taken since it last resumed."""
     if last is None or record.status != "running" or record.computing_since is None:
         return None
-    # Workers need seconds to start; figures of release 0.1 have no time.
+    # Workers need seconds to start; metrics of release 0.1 have no time.
     measured_at = last.get("created_at", 0)
     if measured_at <= record.computing_since:
         return None
@@ -347,7 +347,7 @@ _NO_SETTINGS: dict[str, Any] = {
 
 
 def describe_unreadable_job(unreadable: UnreadableRun) -> dict[str, Any]:
-    """Show a run whose record cannot be read, so that it does not vanish from the list."""
+    """Describe a run whose record cannot be read, so that the list still contains it."""
     run_id = unreadable.run.path.name
     error = {"code": "job_unreadable", "message": unreadable.reason, "param": None}
     absent = (
@@ -407,7 +407,7 @@ def _find_multiplier(request: dict[str, Any]) -> Auto | float:
 
 
 def describe_event(event: dict[str, Any]) -> dict[str, Any]:
-    """Show an event as OpenAI's `fine_tuning.job.event`."""
+    """Describe an event as OpenAI's `fine_tuning.job.event`."""
     kind = "metrics" if "loss" in event["data"] else "message"
     return {"object": "fine_tuning.job.event", "type": kind, **event}
 

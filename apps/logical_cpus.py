@@ -1,7 +1,7 @@
-"""The logical CPUs that the application's own deployments hold for good, each written once.
+"""Logical CPUs that the application's own deployments reserve permanently, each defined once.
 
-A fine-tune can never have them, so the queue subtracts their sum and the generator's. This module
-imports nothing, so that the page may read it without the model code.
+They are never available to a run, so the queue subtracts their sum and the generator's CPUs. This
+module imports nothing, so that the page can read it without the model code.
 """
 
 API_CPUS = 0.1

@@ -1,7 +1,7 @@
-"""Where each step stands in `metrics.jsonl`, so that a range of steps is read without the rest.
+"""Index of step offsets in `metrics.jsonl`, so that a range of steps is read without the rest.
 
-An index grows with its file: a call reads what was added since the one before. It has 20 bytes per
-step, and a replica keeps those of the runs that were asked for last.
+An index grows with its file: each call reads only what was added since the previous one. It takes
+20 bytes per step, and a replica keeps the indexes of the most recently requested runs.
 """
 
 import json
@@ -22,7 +22,7 @@ _MAX_INDEXES = 32
 
 
 class MetricsReader:
-    """Reads the figures of runs by ranges of steps; safe to use from several threads."""
+    """Reads the metrics of runs by ranges of steps; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._indexes: OrderedDict[Path, _MetricsIndex] = OrderedDict()
@@ -31,11 +31,11 @@ class MetricsReader:
     def read(
         self, path: Path, after_step: int = 0, max_points: int | None = None
     ) -> list[dict[str, Any]]:
-        """Return the lines of the steps beyond `after_step`, oldest first, at most `max_points`.
+        """Return the lines of the steps after `after_step`, oldest first, at most `max_points`.
 
-        Thinned, the first and the last line stay. The others are one line per range of 2^n steps,
-        counted from step 0, so that further calls choose the same ones: the first line of the
-        range with a validation loss, or else its first line.
+        If lines are dropped, the first and the last line stay. The others are one line per range of
+        2^n steps, counted from step 0, so that later calls choose the same ones: the first line of
+        the range with a validation loss, or else its first line.
         """
         with self._lock:
             index = self._indexes.pop(path, None) or _MetricsIndex()
@@ -51,14 +51,14 @@ class MetricsReader:
 
 
 class _MetricsIndex:
-    """Steps and offsets of the lines of one file."""
+    """Steps and byte offsets of the lines in one file."""
 
     def __init__(self) -> None:
         self.lock = Lock()
         self._clear(0)
 
     def update(self, file: BinaryIO) -> None:
-        """Index the complete lines that were added; all of them where the file was replaced."""
+        """Index the complete lines that were added, or all lines if the file was replaced."""
         found = os.fstat(file.fileno())
         if found.st_ino != self._inode or found.st_size < self._end:
             self._clear(found.st_ino)
@@ -80,13 +80,13 @@ class _MetricsIndex:
         return [line for text in content.splitlines() if (line := _parse(text)) is not None]
 
     def _choose(self, begin: int, max_points: int) -> list[int]:
-        """Choose at most `max_points` of the lines from `begin` on."""
+        """Choose the indexes of at most `max_points` lines from index `begin` on."""
         last = len(self._steps) - 1
         width = 1
         while self._steps[last] // width - self._steps[begin] // width + 3 > max(4, max_points):
             width *= 2
         chosen = {begin, last}
-        if max_points < 4:  # no room for ranges beside both ends
+        if max_points < 4:  # no room for lines between both ends
             return sorted(chosen)
         for number in range(self._steps[begin] // width, self._steps[last] // width + 1):
             start = bisect_left(self._steps, number * width, begin)

@@ -1,4 +1,4 @@
-"""A model that comes in as an archive: unpacked beside the store, checked, published."""
+"""Import of models from archives: received, unpacked beside the store, checked and published."""
 
 import asyncio
 import lzma
@@ -23,20 +23,20 @@ from storage.layout import UPLOAD_PREFIX, StorageLayout
 from storage.machine_faults import is_machine_fault
 from storage.scratch import ScratchFolder
 
-# Weights hardly shrink: an archive that grows more than this is meant to fill the disk.
+# Weights compress little: an archive that expands more than this is meant to fill the disk.
 _MAX_GROWTH = 4
 _MAX_EXTRA_BYTES = 50_000_000
 _MAX_ENTRIES = 10_000
-_MAX_HEADER_BYTES = 1 << 20  # of one entry of a tar
+_MAX_HEADER_BYTES = 1 << 20  # per entry of a tar
 _MAX_READ_BYTES = 16 << 20
 _MAX_NAME_CHARACTERS = 1_000
-_MAX_DEPTH = 16  # Python removes and lists folders by recursion
+_MAX_DEPTH = 16  # Python removes and lists folders recursively
 _MAX_ATTRIBUTES = 32
-# The zipfile module decompresses other methods in whole reads, whatever size an entry claims.
+# For other methods, zipfile decompresses each read completely, whatever size an entry declares.
 _ZIP_METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
-_ZIP_ENCRYPTED = 1  # of the flags of an entry
+_ZIP_ENCRYPTED = 1  # bit in the flags of an entry
 _WRITE_BYTES = 4 << 20
-# What the libraries raise for archives that are cut off, damaged or of an odd kind.
+# Exceptions of the libraries for archives that are truncated, damaged or unsupported.
 _ARCHIVE_ERRORS = (
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -54,9 +54,9 @@ _UNDER_WAY = BytesUnderWay()
 
 
 class IncomingModel:
-    """An archive being received, in a folder of its own that is gone when it is closed.
+    """An archive that is received into its own scratch folder, which `close` removes.
 
-    Raises `ApiError` 507 if models and checkpoints have as many bytes as they may.
+    Raises `ApiError` 507 if models and checkpoints already have as many bytes as they may.
     """
 
     def __init__(self, layout: StorageLayout, sizes: ModelSizes, limits: UsageLimits) -> None:
@@ -71,15 +71,15 @@ class IncomingModel:
         self._content = self._scratch.path / "model"
 
     def close(self) -> None:
-        """Remove what was not published."""
+        """Remove everything that was not published."""
         self._scratch.remove()
         _UNDER_WAY.add(-self._num_counted)
         self._num_counted = 0
 
     async def receive(self, chunks: AsyncIterable[bytes]) -> None:
-        """Write the archive down as it comes.
+        """Write the archive to disk as it is received.
 
-        Raises `ApiError` 507 where all archives under way together would exceed what may be stored.
+        Raises `ApiError` 507 if all archives in progress together would exceed what may be stored.
         """
         with self._archive.open("wb") as file:
             waiting = bytearray()
@@ -91,10 +91,10 @@ class IncomingModel:
             await asyncio.to_thread(self._write, file, waiting)
 
     def publish(self, model_id: str) -> StoredModel:
-        """Unpack, publish and close; raises `ApiError` for what is wrong with it.
+        """Unpack the archive, publish the model and close.
 
-        Raises `FileExistsError` for an id that was taken meanwhile, and `OSError` or
-        `ImportCheckError` for faults of the machine.
+        Raises `ApiError` for an invalid archive or model, `FileExistsError` for an id that was
+        taken meanwhile, and `OSError` or `ImportCheckError` for faults of the machine.
         """
         try:
             self._unpack()
@@ -119,7 +119,7 @@ class IncomingModel:
         except OSError as exc:
             if is_machine_fault(exc):
                 raise
-            # Names that stand in each other's way, or are too long.
+            # Names that conflict with each other, or are too long.
             raise ApiError(400, f"the archive cannot be unpacked: {exc.strerror}") from exc
         except _ARCHIVE_ERRORS as exc:
             raise ApiError(
@@ -148,7 +148,7 @@ class IncomingModel:
                     )
                 if stat.S_ISLNK(entry.external_attr >> 16):
                     raise ApiError(400, f"{entry.filename!r} in the archive is a link")
-            archive.extractall(self._content, entries)  # noqa: S202 - their names were looked at
+            archive.extractall(self._content, entries)  # noqa: S202 - their names were checked
 
     def _unpack_tar(self, file: "_CarefulReader") -> None:
         file.num_left = _MAX_HEADER_BYTES
@@ -156,7 +156,7 @@ class IncomingModel:
             entries, size_bytes = [], 0
             folders: set[PurePosixPath] = set()
             for number, entry in enumerate(archive, 1):
-                if entry.size < 0:  # would lead back to what was read already
+                if entry.size < 0:  # would seek back to data that was read before
                     raise ApiError(400, f"{entry.name!r} in the archive has the size {entry.size}")
                 _check_header(entry)
                 file.num_left = _MAX_HEADER_BYTES  # for the headers of the next one
@@ -182,23 +182,23 @@ class IncomingModel:
             raise ApiError(400, f"{message}; expected the files of one model")
 
     def _find_root(self) -> Path:
-        """The model's folder: the archive's root, or the one folder in it."""
+        """Return the model's folder: the archive's root, or the only folder in it."""
         entries = list(self._content.iterdir())
         is_wrapped = len(entries) == 1 and entries[0].is_dir()
         return entries[0] if is_wrapped else self._content
 
 
 class _CarefulReader(BufferedReader):
-    """A file of which little is read at once: an archive's headers may say that they are huge.
+    """A reader that limits the size of each read, since an archive's headers may declare any size.
 
-    `num_left` is the number of bytes that may still be read, if there is a limit: a tar may chain
-    any number of headers before an entry, and all of them stay in memory.
+    `num_left` is the number of bytes that may still be read, or None without a limit: a tar may
+    chain any number of headers before an entry, and all of them stay in memory.
     """
 
     num_left: int | None = None
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if size is None or size < 0:  # all that there is
+        if size is None or size < 0:  # up to the end
             size = os.fstat(self.fileno()).st_size - self.tell()
         if self.num_left is not None:
             self.num_left -= size
@@ -208,7 +208,7 @@ class _CarefulReader(BufferedReader):
 
 
 def _check_header(entry: tarfile.TarInfo) -> None:
-    """Raise `ApiError` for an entry whose header is large; the headers of all stay in memory."""
+    """Raise `ApiError` for an entry with a large header; the headers of all stay in memory."""
     num_attributes = len(entry.pax_headers)
     longest = max(map(len, (*entry.pax_headers.values(), entry.name, entry.linkname)))
     if entry.issparse() or num_attributes > _MAX_ATTRIBUTES or longest > _MAX_NAME_CHARACTERS:
@@ -221,12 +221,15 @@ def _check_header(entry: tarfile.TarInfo) -> None:
 
 
 def _list_folders(name: str) -> list[PurePosixPath]:
-    """List the folders that an entry implies; an archive need not list them."""
+    """List the parent folders of an entry, which an archive need not contain."""
     return list(PurePosixPath(name).parents)[:-1]
 
 
 def _is_wanted(name: str) -> bool:
-    """Leave out hidden files and what some systems add; raises `ApiError` if it leads away."""
+    """Return False for hidden files and those that some systems add.
+
+    Raises `ApiError` for a path that is nested too deeply or leads out of the model's folder.
+    """
     path = PurePosixPath(name)
     if len(path.parts) > _MAX_DEPTH:
         raise ApiError(

@@ -1,4 +1,4 @@
-"""How many bytes the models and checkpoints of a storage have, by their manifests.
+"""Sizes of the models and checkpoints of a storage root, from their manifests.
 
 A manifest never changes once it is written, so each is read once. Hidden folders, which are being
 built or removed, and files that no manifest lists do not count.
@@ -25,7 +25,7 @@ _CHECKPOINT_MANIFEST_PREFIX = "manifest-"
 
 
 class ModelSizes:
-    """Measures what a storage has; safe to share between threads."""
+    """Measures the models and checkpoints of a storage root; safe to share between threads."""
 
     def __init__(self, layout: StorageLayout) -> None:
         self._layout = layout
@@ -84,7 +84,7 @@ def _list_folders(parent: Path) -> Iterator[str]:
 
 
 def _list_manifests(checkpoint: str) -> Iterator[str]:
-    """Yield the manifests of all workers that are there."""
+    """Yield the manifests that the workers have written for a checkpoint."""
     try:
         with os.scandir(checkpoint) as entries:
             for entry in entries:

@@ -1,4 +1,4 @@
-"""One page of a list, as OpenAI's clients ask for it."""
+"""Pagination of lists, as OpenAI's clients expect it."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 
 
 def read_made_id(entry_id: str) -> str | None:
-    """Where an id stands among those of `new_id`, by their time; None for what is no such id."""
+    """Return the sort key of an id of `new_id`, which sorts by time; None for any other id."""
     return entry_id if is_id(entry_id) else None
 
 
@@ -27,10 +27,10 @@ def cut_page(
     descending: bool | None = None,
     read_place: Callable[[str], Any] = read_made_id,
 ) -> tuple[Sequence[Item], bool]:
-    """Cut one page out of a list; returns it and whether there is more.
+    """Return one page of a list, and whether there are more entries.
 
-    Where the list is known to ascend or to descend by what `read_place` reads from ids, not
-    necessarily from all of them, a page also goes on after an entry that is gone by now. Raises
+    If the list is known to ascend or descend by what `read_place` reads from ids, which need not
+    work for every id, a page can also start after an entry that has been deleted meanwhile. Raises
     `ApiError` 404 if `after` can never have been an entry's id.
     """
     if after is None:
@@ -57,7 +57,7 @@ def _find_next(
 
 
 def describe_page(data: Sequence[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
-    """Show a page of entries, of which each has an id."""
+    """Describe a page of entries, each of which has an id."""
     ids = [entry["id"] for entry in data]
     return {
         "object": "list",

@@ -1,4 +1,4 @@
-"""Answers that a generator makes piece by piece."""
+"""Responses that stream the output of a generator."""
 
 import asyncio
 from collections.abc import Generator, Mapping
@@ -8,9 +8,10 @@ from starlette.types import Receive, Scope, Send
 
 
 class PiecesResponse(StreamingResponse):
-    """Sends a generator's pieces, and closes it whatever becomes of the client.
+    """A response that sends a generator's pieces and always closes the generator.
 
-    Otherwise what it holds, such as a model that must not be deleted, is let go by chance.
+    If the client disconnects, the generator's resources, such as the lock of a model, would
+    otherwise be released at an unpredictable time.
     """
 
     def __init__(
@@ -23,7 +24,7 @@ class PiecesResponse(StreamingResponse):
         self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Send the response to one request."""
         try:
             await super().__call__(scope, receive, send)
         finally:

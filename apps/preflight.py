@@ -1,13 +1,13 @@
-"""What has to hold before anything long starts; needs nothing but Python itself.
+"""Checks of what is required before anything long starts; they need only Python itself.
 
 `make` runs this file with the system's Python before there is an environment.
 """
 
-from __future__ import annotations  # for Pythons too old to run anything else of ours
+from __future__ import annotations  # for Python versions too old for the other modules
 
 import sys
 
-if __name__ == "__main__":  # the first entry is this folder, whose http.py would hide Python's
+if __name__ == "__main__":  # the first entry is this folder, whose http.py shadows Python's
     del sys.path[0]
 
 import argparse
@@ -27,15 +27,15 @@ from pathlib import Path
 
 MIN_PYTHON = (3, 11)
 INSTALL_BYTES = 8_000_000_000  # the environment, with a GPU build of torch
-RUN_BYTES = 1_000_000_000  # checkpoints and models of a few small fine-tunes
+RUN_BYTES = 1_000_000_000  # checkpoints and models of a few small runs
 DEFAULT_PORT = 8000
 CLUSTER_TIMEOUT_S = 3.0
-HEALTH_TIMEOUT_S = 6.0  # a little longer than /healthz takes to give up
+HEALTH_TIMEOUT_S = 6.0  # slightly longer than the timeout of /healthz
 HEALTH_BYTES = 10_000
 
 
 def main() -> int:
-    """Print each fault in one sentence; returns 1 if there is any."""
+    """Print one sentence per fault; return 1 if there is any."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environment", type=Path, help="folder that the environment goes into")
     parser.add_argument("--deploy", type=Path, help="deploy.yaml whose port must be free")
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def find_faults(environment: Path | None, deploy: Path | None) -> Iterator[str]:
-    """Yield a sentence for everything that is missing, and what to do about it."""
+    """Yield one sentence per missing requirement, with what to do about it."""
     if sys.version_info < MIN_PYTHON:
         yield (
             f"Python {sys.version_info[0]}.{sys.version_info[1]} is too old; "
@@ -68,7 +68,7 @@ def find_faults(environment: Path | None, deploy: Path | None) -> Iterator[str]:
 
 
 def check_compiler() -> Iterator[str]:
-    """Training on CPUs compiles an operation once; it needs a C++ compiler and Python's headers."""
+    """Check for a C++ compiler and Python's headers: training on CPUs compiles one operation."""
     if has_gpu_driver():
         return
     compiler = os.environ.get("CXX", "g++").split()[-1]
@@ -95,7 +95,7 @@ def check_disk(folder: Path, needed_bytes: int) -> Iterator[str]:
 
 
 def check_port(port: int) -> Iterator[str]:
-    """Try to listen on a port of this machine."""
+    """Check that a port of this machine is free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -114,7 +114,7 @@ def check_port(port: int) -> Iterator[str]:
 
 
 def is_application_running(port: int) -> bool:
-    """Whether Tuneserve listens on a port of this machine, ready or not."""
+    """Return whether Tuneserve listens on a port of this machine, ready or not."""
     try:
         with urllib.request.urlopen(
             f"http://127.0.0.1:{port}/healthz", timeout=HEALTH_TIMEOUT_S
@@ -132,13 +132,13 @@ def is_application_running(port: int) -> bool:
         return False
     error = found.get("error")
     code = error.get("code") if isinstance(error, dict) else None
-    # "starting" is of the proxy (`apps.middleware.starting`), "not_ready" of earlier releases.
+    # "starting" is from the proxy (`apps.middleware.starting`), "not_ready" from earlier releases.
     has_no_checks = found.get("status") in ("ok", "draining") or code in ("starting", "not_ready")
     return has_no_checks or isinstance(found.get("checks"), dict)
 
 
 def check_cluster() -> Iterator[str]:
-    """See whether the cluster that Ray would join is there: of a dead one, it waits for ever."""
+    """Check that the cluster that Ray would join responds: Ray waits forever for one that ended."""
     if os.environ.get("RAY_ADDRESS", "auto") not in {"", "auto"}:
         return
     record, address = _read_cluster_record()
@@ -155,13 +155,13 @@ def check_cluster() -> Iterator[str]:
 
 
 def joins_cluster() -> bool:
-    """Whether Ray would join a cluster that somebody started, instead of starting its own."""
+    """Return whether Ray would join an existing cluster instead of starting its own."""
     address = os.environ.get("RAY_ADDRESS")
     return address != "local" if address else bool(_read_cluster_record()[1])
 
 
 def _read_cluster_record() -> tuple[Path, str]:
-    """Find the cluster of the last `ray start`: Ray notes it in a file, which outlives a crash."""
+    """Read the address of the last `ray start`, from a file of Ray's that outlives a crash."""
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     record = folder / "ray" / "ray_current_cluster"
     try:
@@ -171,13 +171,13 @@ def _read_cluster_record() -> tuple[Path, str]:
 
 
 def read_port(deploy: Path) -> int:
-    """Find the port in a deploy.yaml; read as text, for YAML is not part of Python."""
+    """Return the port in a deploy.yaml, read as text, since Python has no YAML parser."""
     found = re.search(r"^\s+port:\s*(\d+)", deploy.read_text(), re.MULTILINE)
     return int(found[1]) if found else DEFAULT_PORT
 
 
 def has_gpu_driver() -> bool:
-    """Whether an NVIDIA driver is there; then training runs on GPUs and compiles nothing here."""
+    """Return whether an NVIDIA driver is installed: training on GPUs compiles nothing here."""
     return shutil.which("nvidia-smi") is not None
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints as models: any that a run still has, while it computes or after."""
+"""Publication of a run's checkpoints as models, while the run computes or after it has ended."""
 
 import re
 import shutil
@@ -22,7 +22,7 @@ _STEP = re.compile(r"[0-9]{1,18}")
 
 
 def list_run_checkpoints(run: RunFolder) -> list[dict[str, Any]]:
-    """Show the checkpoints that a run still has as OpenAI does, newest first."""
+    """Describe the checkpoints that a run still has as OpenAI does, newest first."""
     from training.checkpoint import list_checkpoints
 
     job_id = run.path.name
@@ -43,7 +43,7 @@ def list_run_checkpoints(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def _describe_metrics(figures: dict[str, float]) -> dict[str, float | None]:
-    """Show the figures of a checkpoint by OpenAI's names; all rows to evaluate on are used."""
+    """Return a checkpoint's metrics by OpenAI's names; evaluation uses all validation rows."""
     eval_loss = figures.get("eval_loss")
     return {
         "step": figures["step"],
@@ -56,24 +56,24 @@ def _describe_metrics(figures: dict[str, float]) -> dict[str, float | None]:
 
 
 def name_checkpoint(job_id: str, step: int) -> str:
-    """The id of a checkpoint."""
+    """Return the id of a checkpoint."""
     return f"{job_id}-step-{step}"
 
 
 def read_checkpoint_step(job_id: str, checkpoint_id: str) -> int | None:
-    """The step that an id of one of a job's checkpoints names; None if it is no such id."""
+    """Return the step in the id of one of a job's checkpoints; None for any other id."""
     start, _, step = checkpoint_id.rpartition("-")
     is_step = start == f"{job_id}-step" and _STEP.fullmatch(step)
     return int(step) if is_step else None
 
 
 def name_checkpoint_model(run: RunFolder, step: int) -> str:
-    """The id that a checkpoint's model gets unless another is asked for."""
+    """Return the default id of a checkpoint's model."""
     return f"{name_model(run.read_record())}-step-{step}"
 
 
 def find_checkpoint(run: RunFolder, checkpoint_id: str) -> "Checkpoint":
-    """One of the checkpoints that a run still has; raises `ApiError` 404."""
+    """Return one of the checkpoints that a run still has; raises `ApiError` 404."""
     from training.checkpoint import list_checkpoints
 
     for checkpoint in list_checkpoints(run.checkpoints):
@@ -83,10 +83,10 @@ def find_checkpoint(run: RunFolder, checkpoint_id: str) -> "Checkpoint":
 
 
 def publish_checkpoint(layout: StorageLayout, run_id: str, step: int, model_id: str) -> StoredModel:
-    """Turn a run's checkpoint into a model of the store, beside a training that may go on.
+    """Publish a run's checkpoint as a model, while its training may continue.
 
-    Waits for others on the same storage: each may need much memory.
-    Raises `CheckpointError`, `ShardsError`, `ConsolidationError` or what the store raises.
+    Waits for other publications on the same storage: each may need much memory. Raises
+    `CheckpointError`, `ShardsError`, `ConsolidationError` or what the store raises.
     """
     from training.checkpoint import CheckpointError, list_checkpoints
 
@@ -111,7 +111,7 @@ def publish_checkpoint(layout: StorageLayout, run_id: str, step: int, model_id: 
 
 
 def _remove_leftovers(run: RunFolder) -> None:
-    """Remove what was not published; what failed its verification stays, with its report."""
+    """Remove unpublished output; output that failed verification stays, with its report."""
     sweep_scratch(run.path, f".{_EXPORT_PREFIX}")
     for path in run.path.glob(f"{_EXPORT_PREFIX}*"):
         if not path.name.endswith(REJECTED_SUFFIX):

@@ -1,9 +1,9 @@
-"""The queue of fine-tunes: starts runs in order, pauses, resumes and ends them.
+"""The fine-tuning queue: starts runs in order, and pauses, resumes and ends them.
 
-Everything it knows is on disk in the runs' records, so it may be restarted at any time. It writes
-the record of a run that waits; it hands the record over to the run's own Ray Job when it starts it,
-and takes it back only when that job is known to have ended. A run whose job was lost waits again,
-in its old place, and goes on from its last checkpoint.
+All its state is on disk in the records of the runs, so it can be restarted at any time. It writes
+the record of a queued run. When it starts the run, the run's Ray job becomes the writer; the queue
+becomes the writer again only when that job is known to have ended. A run whose Ray job was lost is
+queued again, at its old position, and resumes from its last checkpoint.
 """
 
 import asyncio
@@ -46,10 +46,10 @@ _Place = Literal["waiting", "computing", "neither"]
 
 
 class RunQueue:
-    """Runs by priority, then in the order of their creation, `max_concurrent_runs` at once.
+    """Starts runs by priority, then in order of creation, at most `max_concurrent_runs` at once.
 
-    A run whose process is lost is started again, at most `max_restarts` times without having got
-    on by a step in between.
+    A run whose process is lost is restarted, at most `max_restarts` times without a completed step
+    in between.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class RunQueue:
         self._faults, self._run_faults = FaultLog(logger), FaultLog(logger)
         self._leases = LeaseWatch()
         self._max_restarts = max_restarts
-        # One decision about a run at a time: between reading its record and acting on it, nothing
-        # else may end or start it.
+        # Serialises decisions about runs: between reading a record and acting on it, nothing else
+        # may end or start the run.
         self._lock = threading.Lock()
         self._starter = RunStarter(
             layout,
@@ -89,12 +89,12 @@ class RunQueue:
         self._is_draining = False
         self._num_computing: int | None = None  # None until a pass has counted them
         self._storage_guard = threading.Lock()
-        self._passes = OwnThread("reconcile")  # waits for no thread that a request occupies
+        self._passes = OwnThread("reconcile")  # never waits for a thread that a request occupies
         self._storage_lock: IO[str] | None = None
         self._has_taken_over = False
 
     def close(self) -> None:
-        """Let another queue look after the runs."""
+        """Release the storage, so that another queue can take it over."""
         self._exports.close()
         self._rows.close()
         if self._storage_lock is not None:
@@ -102,9 +102,9 @@ class RunQueue:
             self._storage_lock = None
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Check a fine-tune and put it into the queue; returns the job as it is shown.
+        """Validate and queue a fine-tuning job; return it as the API shows it.
 
-        Raises `ServingError` or `ApiError` for anything that could not work.
+        Raises `ServingError` or `ApiError` for a job that cannot work.
         """
         request = parse_fine_tune(body)
         nodes = self._runner.list_nodes()
@@ -117,35 +117,36 @@ class RunQueue:
         return await self._rows.run(self._intake.preview, file_id, model, num_rows, training)
 
     def get_defaults(self, model: str) -> dict[str, Any]:
-        """The settings that a fine-tune of `model` has unless told otherwise, and their schema."""
+        """Return the default settings of a fine-tuning job for `model`, and their schema."""
         return self._intake.get_defaults(model)
 
     async def cancel(self, run_id: str) -> dict[str, Any]:
-        """Stop a run now, waiting, paused or computing; returns the job as it is shown.
+        """Cancel a queued, paused or running run now; return the job as the API shows it.
 
-        Goes on to its end even if nobody waits for it any more. Raises `ApiError` 404 for an
+        The cancellation completes even if its caller no longer waits. Raises `ApiError` 404 for an
         unknown run, 409 for one that has ended.
         """
         return await self._change(self._cancel, run_id)
 
     async def pause(self, run_id: str) -> dict[str, Any]:
-        """Have a run finish its step, save a checkpoint and free its resources, or wait no more.
+        """Pause a run; a running one first finishes its step and saves a checkpoint.
 
-        Returns the job as it is shown, which may be running for a moment still. Raises `ApiError`
-        404 for an unknown run, 409 for one that has ended.
+        A paused run uses no resources. Returns the job as the API shows it, which may still be
+        running for a moment. Raises `ApiError` 404 for an unknown run, 409 for one that has ended.
         """
         return await self._change(self._pause, run_id)
 
     async def resume(self, run_id: str) -> dict[str, Any]:
-        """Put a run that was paused, failed or cancelled into the queue again, in its old place.
+        """Put a paused, failed or cancelled run back into the queue, at its old position.
 
-        Goes on from the last checkpoint; returns the job as it is shown. Raises `ApiError` 404 for
-        an unknown run, 409 for one that has succeeded, waits, computes, or never had its rows read.
+        The run resumes from its last checkpoint. Returns the job as the API shows it. Raises
+        `ApiError` 404 for an unknown run, 409 for one that has succeeded, is queued or running, or
+        whose rows were never read.
         """
         return await self._change(self._resume, run_id)
 
     async def delete(self, run_id: str) -> None:
-        """Remove what is left of a run that has ended, its checkpoints included; models stay.
+        """Delete a run that has ended, including its checkpoints; models stay.
 
         Raises `ApiError` 404 for an unknown run, 409 for one that has not ended.
         """
@@ -157,19 +158,19 @@ class RunQueue:
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
     ) -> dict[str, Any]:
-        """Begin to turn a checkpoint of a run into a model; see `ExportDesk.begin`."""
+        """Start publishing a checkpoint of a run as a model; see `ExportDesk.begin`."""
         await asyncio.to_thread(self._check_storage)
         return await asyncio.to_thread(self._exports.begin, run_id, checkpoint_id, model_id)
 
     async def reconcile(self) -> None:
-        """Bring what is on disk and what computes together: end what died, start what waits."""
+        """Reconcile the records with the Ray jobs: settle lost runs, start queued ones."""
         await self._passes.run(self._reconcile)
 
     async def drain(self) -> bool:
-        """Start no more runs, and have those that compute save a checkpoint and pause.
+        """Start no more runs, and make those that compute save a checkpoint and pause.
 
-        Such a pause ends when the next queue takes over the storage. Returns whether no run
-        computes any more; call this again until it does.
+        The next queue that takes over the storage ends these pauses. Returns whether no run
+        computes any more; call this again until it returns True.
         """
         self._is_draining = True
         self._num_computing = None  # a pass that fails has counted nothing
@@ -200,7 +201,7 @@ class RunQueue:
                 raise ApiError(504, f"{message}as soon as it does")
             time.sleep(_POLL_S)
         with self._lock:
-            if run.is_cancel_requested:  # else it has ended, and was taken up again
+            if run.is_cancel_requested:  # otherwise it has ended and was queued again
                 self._settle_lost(run)
 
     def _pause(self, run: RunFolder) -> None:
@@ -235,11 +236,11 @@ class RunQueue:
             run.pause_file.unlink(missing_ok=True)
             if record.status == "paused":
                 self._take_up(run)
-            else:  # where its process pauses all the same, we see that nobody wants it to
+            else:  # if its process pauses nevertheless, the next pass queues the run again
                 run.add_event("The pause was withdrawn")
 
     def _take_up(self, run: RunFolder) -> None:
-        """Have a run wait for its turn that was paused, or had ended."""
+        """Put a run that was paused or had ended back into the queue."""
         run.update_record(
             status="queued" if run.has_data else "validating_files",
             writer="queue",
@@ -257,13 +258,13 @@ class RunQueue:
             tell_once(run, "Checking the files again")
 
     def _take_up_ended(self, run: RunFolder, record: RunRecord) -> None:
-        """Have a run wait for its turn that failed or was cancelled, as if it had been paused."""
+        """Put a failed or cancelled run back into the queue, as if it had been paused."""
         if not is_resumable(run, record):
             message = (
                 f"job {record.id!r} has {record.status} before its rows were read, and cannot "
             )
             raise ApiError(409, f"{message}go on; create it again", code="job_ended")
-        # The wishes go first: a record that is not final would have them fulfilled.
+        # Requests are removed first: once the record is not final, they would be carried out.
         run.cancel_file.unlink(missing_ok=True)
         run.pause_file.unlink(missing_ok=True)
         self._take_up(run)
@@ -305,7 +306,7 @@ class RunQueue:
                 computing.append(run)
             elif place == "waiting":
                 waiting.append(run)
-        for unreadable in found.unreadable:  # its process may be alive and take its resources
+        for unreadable in found.unreadable:  # its process may be alive and use its resources
             with self._run_faults.guard(f"run {unreadable.run.path.name}"):
                 if self._leases.is_alive(unreadable.run):
                     computing.append(unreadable.run)
@@ -320,15 +321,15 @@ class RunQueue:
             self._starter.start_next(waiting, computing)
 
     def _pause_all(self, computing: list[RunFolder]) -> None:
-        """Pause what computes until the application starts again."""
+        """Pause the runs that compute until the application starts again."""
         for run in computing:
             with self._run_faults.guard(f"run {run.path.name}"):
                 self._pause_for_shutdown(run)
 
     def _look_after(self, run: RunFolder, record: RunRecord) -> _Place:
-        """Do what a run needs but to be started; returns what it does until the next look."""
+        """Reconcile one run without starting it; return its state until the next pass."""
         is_ours = record.writer == "queue" or record.status == "paused"
-        if run.is_cancel_requested:  # whoever was asked for it may have been cut short
+        if run.is_cancel_requested:  # the cancellation may have been interrupted
             if not is_ours and self._computes(run, record):
                 assert record.job_id is not None
                 self._runner.stop(record.job_id, timeout_s=0.0)
@@ -355,7 +356,7 @@ class RunQueue:
             return "computing"
         with self._lock:
             self._settle_lost(run)
-        return "waiting" if self._is_waiting(run) else "neither"  # and is not overtaken
+        return "waiting" if self._is_waiting(run) else "neither"  # and keeps its position
 
     def _pause_for_shutdown(self, run: RunFolder) -> None:
         with self._lock:
@@ -366,7 +367,7 @@ class RunQueue:
                 )
 
     def _end_shutdown_pauses(self) -> None:
-        """Let the runs that the last shutdown paused continue; those that users paused stay."""
+        """Resume the runs that the last shutdown paused; runs that users paused stay paused."""
         for run, _ in self._runs.scan_unfinished().runs:
             with self._run_faults.guard(f"run {run.path.name}"):
                 if run.requested_pause_reason != "shutdown":
@@ -374,26 +375,26 @@ class RunQueue:
                 with self._lock:
                     run.pause_file.unlink(missing_ok=True)
                     if run.read_record().status == "paused":
-                        self._take_up(run)  # before any run that waits behind it starts
+                        self._take_up(run)  # before any run behind it in the queue starts
 
     def _is_waiting(self, run: RunFolder) -> bool:
         record = run.read_record()
         return record.status == "queued" and record.writer == "queue"
 
     def _is_unstarted(self, record: RunRecord) -> bool:
-        """Whether we were killed between handing a run over and starting its job."""
+        """Return whether the queue was killed between assigning a job id and starting the job."""
         if record.status != "queued" or record.job_id is None:
             return False
         return self._runner.find_state(record.job_id) == "unknown"
 
     def _computes(self, run: RunFolder, record: RunRecord) -> bool:
-        """Whether some process works on a run, as its job or as one that has outlived its job."""
+        """Return whether a process computes a run: its job, or one that has outlived its job."""
         if record.job_id is not None and self._runner.find_state(record.job_id) == "active":
             return True
         return self._leases.is_alive(run)
 
     def _look_after_check(self, run: RunFolder) -> None:
-        """Have the files of a run checked, or take up what was found."""
+        """Schedule the check of a run's files, or apply its result."""
         found = self._checks.look_after_job(run)
         with self._lock:
             if run.read_record().status != "validating_files":
@@ -410,12 +411,12 @@ class RunQueue:
     def _settle_lost(self, run: RunFolder) -> None:
         record = run.read_record()
         if record.writer == "queue" and not run.is_cancel_requested:
-            return  # it ended by itself, and was taken up again
+            return  # it has ended meanwhile and was queued again
         reason = self._find_reason(record.job_id or record.id)
         settle_lost(self._layout, run, reason, self._max_restarts)
 
     def _find_reason(self, job_id: str) -> str:
-        """Say why a job's process ended: only what is recorded of it."""
+        """Describe why a job's process ended, only from what is recorded of it."""
         if self._runner.find_state(job_id) == "unknown":
             return "the Ray cluster that its process belonged to has ended"
         reason = self._runner.find_exit(job_id)
@@ -424,12 +425,15 @@ class RunQueue:
         return f"{reason}; its last output: {output.splitlines()[-1][:300]}" if output else reason
 
     def _check_storage(self) -> None:
-        """Raise `ApiError` 503 if another queue has the storage; the first call may take long."""
+        """Raise `ApiError` 503 if another queue locked the storage; the first call may be slow."""
         if not self._holds_storage():
             raise ApiError(503, "another application looks after the jobs of this storage")
 
     def _holds_storage(self) -> bool:
-        """Whether this is the one queue of the storage root; dead processes hold no lock."""
+        """Return whether this queue has the storage's lock, taking it over if it is free.
+
+        The kernel releases the locks of dead processes.
+        """
         with self._storage_guard:
             if self._storage_lock is None:
                 file = self._layout.queue_lock.open("w")
@@ -448,7 +452,7 @@ class RunQueue:
         return True
 
     def _remove_deleted(self) -> None:
-        """Remove what is left of runs and files whose deletion was cut short."""
+        """Remove the remains of runs and files whose deletion was interrupted."""
         for folder in (self._layout.runs, self._layout.files):
             with self._faults.guard(f"deleted entries of {folder.name}/"):
                 remove_tombstones(folder)

@@ -1,4 +1,4 @@
-"""Fine-tunes as Ray Jobs of the cluster that this process belongs to."""
+"""Fine-tuning runs as Ray jobs of the cluster that this process belongs to."""
 
 import logging
 import os
@@ -46,10 +46,11 @@ class RayJobRunner:
         self._task_failures: dict[tuple[str, str], str] = {}
 
     def start(self, job_id: str, command: str) -> None:
-        """Submit a job of this cluster unless one of this id is known.
+        """Submit a job to this cluster unless the cluster knows one with this id.
 
-        The command names the cluster: the `RAY_ADDRESS` that Ray gives a job is that of any cluster
-        of the machine where several run. Raises `RuntimeError` if the cluster accepts no job now.
+        The command sets `RAY_ADDRESS`: if several clusters run on a machine, the value that Ray
+        gives a job may be that of another one. Raises `RuntimeError` if the cluster accepts no job
+        now.
         """
         if self.find_state(job_id) == "unknown":
             environment = shlex.join(["env", f"{_ADDRESS_VARIABLE}={self._address}"])
@@ -61,14 +62,14 @@ class RayJobRunner:
                 raise RuntimeError(_NO_AGENT_ADVICE) from exc
 
     def find_state(self, job_id: str) -> JobState:
-        """Ask the cluster about a job."""
+        """Return the state of a job in this cluster."""
         status = self._find_status(job_id)
         if status is None:
             return "unknown"
         return "ended" if status.is_terminal() else "active"
 
     def stop(self, job_id: str, timeout_s: float) -> bool:
-        """Stop a job; Ray sends SIGTERM, and SIGKILL to what is left after 3 s."""
+        """Stop a job; Ray sends SIGTERM, and SIGKILL after 3 s to processes that remain."""
         if self.find_state(job_id) == "active":
             self._client.stop_job(job_id)
         deadline = time.monotonic() + timeout_s
@@ -79,7 +80,7 @@ class RayJobRunner:
         return True
 
     def read_logs(self, job_id: str) -> str:
-        """Read what a job printed; nothing where it is unknown, or its node is gone."""
+        """Return the output of a job; empty if the job is unknown or its node is gone."""
         try:
             return str(self._client.get_job_logs(job_id))
         except (RuntimeError, OSError, ValueError) as exc:
@@ -102,22 +103,22 @@ class RayJobRunner:
         return None
 
     def find_task_failure(self, kind: str, subject: str) -> str | None:
-        """Return why a task that we began ended, unless it ended by itself."""
+        """Return why a task that this process started failed; None if it did not."""
         return self._task_failures.get((kind, subject))
 
     def list_nodes(self) -> list[dict[str, float]]:
-        """Total resources of every node that is alive."""
+        """Return the total resources of every node that is alive."""
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         return [node["Resources"] for node in nodes if node["Alive"]]
 
     def start_task(self, storage: Path, task: Task) -> None:
-        """Do it as a Ray task that takes no CPU from the training beside it."""
+        """Start a Ray task that reserves no CPU, which a concurrent training may need."""
         call = ray.remote(num_cpus=0, max_retries=0)(execute_task)
         self._task_failures.pop((task.kind, task.subject), None)
         self._tasks[task.kind, task.subject] = call.remote(str(storage), task)
 
     def is_under_way(self, kind: str, subject: str) -> bool:
-        """Whether the task is under way; one that an earlier process of ours began is not."""
+        """Return whether a task is in progress; tasks of earlier processes do not count."""
         if (begun := self._tasks.get((kind, subject))) is None:
             return False
         ended, _ = ray.wait([begun], timeout=0)
@@ -139,7 +140,7 @@ class RayJobRunner:
     def _find_status(self, job_id: str) -> JobStatus | None:
         try:
             return self._client.get_job_status(job_id)
-        except RuntimeError as exc:  # the client's only way to say that it does not know it
+        except RuntimeError as exc:  # the client reports an unknown job only by this exception
             if "does not exist" in str(exc):
                 return None
             raise
@@ -151,14 +152,14 @@ def describe_exit(code: int) -> str:
     if number > 0:
         try:
             return f"its process ended with signal {number} ({signal.Signals(number).name})"
-        except ValueError:  # no signal
+        except ValueError:  # not a signal
             pass
     return f"its process ended with exit status {code}"
 
 
 @contextmanager
 def _resolve_only(address: str) -> Iterator[None]:
-    """Have Ray resolve nothing but `address`: its client prefers these variables to an argument."""
+    """Set Ray's variables to `address`: Ray's client prefers them to an argument."""
     before = {name: os.environ.get(name) for name in (_ADDRESS_VARIABLE, _API_ADDRESS_VARIABLE)}
     os.environ[_ADDRESS_VARIABLE] = address
     os.environ.pop(_API_ADDRESS_VARIABLE, None)
@@ -173,7 +174,7 @@ def _resolve_only(address: str) -> Iterator[None]:
 
 
 def execute_task(storage: str, task: Task) -> None:
-    """Do a task in this process, which may do others later; raises what the task raises."""
+    """Execute a task in this process, which may execute others later; propagates exceptions."""
     import torch
 
     torch.set_num_threads(1)  # it runs beside a training

@@ -1,4 +1,4 @@
-"""Requests for text that other servers answer, with the models and aliases of our store."""
+"""Relay of text requests to upstreams, with the models and aliases of the model store."""
 
 import asyncio
 import json
@@ -32,15 +32,16 @@ Answer = dict[str, Any]
 
 
 class UpstreamRelay:
-    """Hands requests on to the first of some servers that lists the model, and answers back.
+    """Sends requests to the first upstream that lists the model, and returns the responses.
 
-    An alias stands for the model that it points to; while no server has that one, for the last
-    before it that one has. A model that is listed cannot be deleted from the store. `timeout_s` is
-    for all waiting of a request for the servers, not for a client that reads slowly.
+    An alias resolves to the model that it points to or, while no upstream has that one, to its most
+    recent earlier model that an upstream has. A listed model is locked against deletion from the
+    store. `timeout_s` limits the total time that a request waits for upstreams, not the time that a
+    slow client takes to read.
 
-    The servers are asked what they have all the time, between `open` and `close`; no request waits
-    for that. All limits to what httpx may take are anyio's: where asyncio itself cancels, httpx can
-    lose a connection that it was about to close.
+    Between `open` and `close`, the upstreams' lists of models are polled in the background;
+    requests do not wait for that. All timeouts of httpx calls use anyio: where asyncio itself
+    cancels, httpx can lose a connection that it was about to close.
     """
 
     def __init__(
@@ -54,12 +55,12 @@ class UpstreamRelay:
         self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Ask every server what it has, and go on asking."""
+        """Request the list of models from every upstream, and start polling it."""
         await asyncio.gather(*map(self._ask_for_models, self._upstreams))
         self._watching = asyncio.create_task(self._watch_all())
 
     async def close(self) -> None:
-        """End the asking, close the connections and let go of the models."""
+        """Stop polling, close the connections and release the models."""
         if self._watching is not None:
             self._watch_scope.cancel()
             await self._watching
@@ -70,9 +71,10 @@ class UpstreamRelay:
     async def ask(
         self, path: str, body: dict[str, Any]
     ) -> tuple[Origin, Answer | AsyncGenerator[Answer, None]]:
-        """Have a request answered, and say what answers: whole, or in chunks if it is streamed.
+        """Send a request to an upstream; return the origin of its model, and the response.
 
-        Closing the chunks closes the connection to the server, and so does leaving early.
+        The response is whole, or in chunks if it is streamed. Closing the chunks closes the
+        connection to the upstream, and so does cancellation.
         """
         patience = Patience(self._timeout_s)
         upstream, origin, response = await self._send(path, body, patience)
@@ -85,7 +87,7 @@ class UpstreamRelay:
         return origin, _sign(_parse(content), origin)
 
     async def check(self) -> None:
-        """Raise if no server has a model."""
+        """Raise if no upstream has a model."""
         if not any(upstream.listed for upstream in self._upstreams):
             raise ApiError(503, "no server has a model", code="upstream_unavailable")
 
@@ -100,7 +102,7 @@ class UpstreamRelay:
             await anyio.sleep(LISTING_INTERVAL_S)
             try:
                 await self._ask_for_models(upstream)
-            except Exception:  # whatever it is, the models must not stay what they were for good
+            except Exception:  # whatever it is, polling must continue
                 logger.exception("asking the server at %s failed; trying again", upstream.url)
 
     async def _ask_for_models(self, upstream: Upstream) -> None:
@@ -110,7 +112,7 @@ class UpstreamRelay:
     async def _send(
         self, path: str, body: dict[str, Any], patience: "Patience"
     ) -> tuple[Upstream, Origin, httpx.Response]:
-        """Have the right server begin its answer; raises what it refuses."""
+        """Send a request and return the response once it begins; raises if it is refused."""
         async with patience.wait():
             upstream, origin, response = await self._post(path, body)
             if response.status_code == 404:  # the model may have gone since it was listed
@@ -127,8 +129,8 @@ class UpstreamRelay:
     async def _post(
         self, path: str, body: dict[str, Any]
     ) -> tuple[Upstream, Origin, httpx.Response]:
-        """Send a request to a server that has the model and can be reached."""
-        while True:  # each server that cannot be reached lists nothing any more
+        """Send a request to an upstream that has the model and can be reached."""
+        while True:  # ends, since an unreachable server lists nothing any more
             upstream, model = self._choose(body)
             origin = _describe(model)
             try:
@@ -155,7 +157,7 @@ class UpstreamRelay:
         raise ApiError(503, message, param="model", code="model_not_served")
 
     def _find_candidates(self, name: str) -> list[StoredModel]:
-        """List the models that a name may stand for, the wanted one first."""
+        """List the models that a name may resolve to, the preferred one first."""
         alias: Alias | None = None
         if not self._models.has(name):
             alias = self._models.read_aliases().get(name)
@@ -165,7 +167,7 @@ class UpstreamRelay:
         return [model for model in found if model is not None]
 
     def _hold(self, listed: frozenset[str]) -> None:
-        """Hold those of the listed models that are ours, and let go of the others."""
+        """Lock the listed models that are in the store, and release all others."""
         for model_id in self._held.keys() - listed:
             self._held.pop(model_id).close()
         for model_id in listed - self._held.keys():
@@ -179,14 +181,14 @@ class UpstreamRelay:
 
 
 class Patience:
-    """How long a request may still wait for a server; what its client takes is not counted."""
+    """The time that a request may still wait for an upstream, not counting its client's time."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = self._left_s = timeout_s
 
     @asynccontextmanager
     async def wait(self) -> AsyncIterator[None]:
-        """Take the time that the body takes; raises `DeadlineExceededError` if it is not there."""
+        """Subtract the time that the body takes; raises `DeadlineExceededError` if none is left."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -224,7 +226,7 @@ async def _read_chunks(
 
 
 async def _read_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of a stream of events; other ends of lines may stand in a model's text."""
+    """Yield the lines of an event stream; a model's text may contain other line ends."""
     rest = b""
     async for piece in response.aiter_bytes():
         *lines, rest = (rest + piece).split(b"\n")
@@ -234,7 +236,7 @@ async def _read_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
 
 
 async def _read_to_end(lines: AsyncGenerator[bytes, None]) -> None:
-    """Read what may come after the last event, so that the connection can be used again."""
+    """Read what may follow the last event, so that the connection can be reused."""
     with suppress(httpx.HTTPError), anyio.move_on_after(_END_TIMEOUT_S):
         async for _ in lines:
             pass
@@ -248,7 +250,7 @@ def _describe(model: StoredModel) -> Origin:
 
 
 def _sign(answer: Answer, origin: Origin) -> Answer:
-    """Have an answer name our model and its exact content, as our own do."""
+    """Set our model's id and fingerprint in a response, as the generators do."""
     return {
         **answer,
         "model": origin["model_id"],
@@ -259,7 +261,7 @@ def _sign(answer: Answer, origin: Origin) -> Answer:
 def _parse(content: bytes) -> Answer:
     try:
         answer = json.loads(content)
-        if b"\\ud" in content.lower():  # halves of characters that no answer of ours could carry
+        if b"\\ud" in content.lower():  # lone surrogates, which no response can contain
             whole = json.dumps(answer, ensure_ascii=False).encode(errors="replace")
             answer = json.loads(whole)
     except ValueError as exc:
@@ -275,7 +277,7 @@ def _describe_nonsense() -> ApiError:
 
 
 def _translate_refusal(upstream: Upstream, response: httpx.Response) -> Exception:
-    """Say in our words what a server refused; what is its own fault is for our log alone."""
+    """Translate an upstream's refusal; details of its own faults are only logged."""
     status = response.status_code
     message, param, code = _read_error(response)
     if status in (401, 403):
@@ -306,7 +308,7 @@ def _describe_failure(upstream: Upstream, found: dict[str, Any]) -> ApiError:
 
 
 def _read_error(response: httpx.Response) -> tuple[str, str | None, str | None]:
-    """Take message, param and code out of an error body, or find words for one of another shape."""
+    """Return message, param and code of an error body; a general message for other bodies."""
     try:
         error = response.json()["error"]
         message, param, code = str(error["message"]), error.get("param"), error.get("code")

@@ -1,4 +1,4 @@
-"""The generator and the queue, as the API reaches them: behind Serve handles."""
+"""Clients of the generator and the queue, which the API reaches through Serve handles."""
 
 import asyncio
 import logging
@@ -21,9 +21,10 @@ logger = logging.getLogger(__name__)
 class RemoteText:
     """The generators behind a Serve handle.
 
-    With `models`, a request goes to one that has its model in memory, as long as there is room.
-    Every request ends after `timeout_s`, also one that no generator has taken: this is a little
-    more than the generators' own deadline. Where none may be up, `may_sleep`, that is no fault.
+    With `models`, a request is routed to a replica that has its model in memory, if that has
+    capacity. Every request ends after `timeout_s`, even if no generator has accepted it: this is
+    slightly more than the generators' own deadline. With `may_sleep`, zero replicas are not a
+    fault.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class RemoteText:
         timeout_s: float,
         may_sleep: bool,
     ) -> None:
-        # By gRPC, a piece of an answer costs a third of what it does as an object of Ray's.
+        # A piece of a response costs a third by gRPC of what it costs as a Ray object.
         self._handle = handle.options(_by_reference=False)
         self._streaming_handle = handle.options(
             stream=True, _by_reference=False, response_serialization="pickle"
@@ -47,7 +48,7 @@ class RemoteText:
     async def stream(
         self, kind: RequestKind, body: dict[str, Any], request_id: str
     ) -> AsyncGenerator[Any, None]:
-        """Answer in pieces; leaving early cancels it."""
+        """Yield the response in pieces; closing the generator early cancels the request."""
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         for is_last_try in (False, True):
             handle = self._route(self._streaming_handle, body)
@@ -73,7 +74,7 @@ class RemoteText:
     async def answer(
         self, kind: RequestKind, body: dict[str, Any], request_id: str
     ) -> dict[str, Any]:
-        """Answer as a whole; leaving early cancels it."""
+        """Return the whole response; cancellation cancels the request."""
         with _translate_timeout(self._timeout_s):
             async with asyncio.timeout(self._timeout_s):
                 try:
@@ -93,13 +94,13 @@ class RemoteText:
             raise
 
     def _route(self, handle: DeploymentHandle[Any], body: dict[str, Any]) -> DeploymentHandle[Any]:
-        """Name the model to Serve's router, once it is known to be one: it keeps every name."""
+        """Pass the model's id to Serve's router if the model exists: the router keeps every id."""
         if self._models is None:
             return handle
         return handle.options(multiplexed_model_id=self._models.resolve(body["model"]).id)
 
     async def check(self) -> None:
-        """Raise if no generator can answer; one that may sleep is not woken."""
+        """Raise if no generator can respond; one that may sleep is not started."""
         application, deployment = self._handle.app_name, self._handle.deployment_name
         await self._health.check(application, deployment, may_sleep=self._may_sleep)
 
@@ -120,7 +121,7 @@ class RemoteQueue:
         self._health = DeploymentHealth()
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Check and queue a fine-tune."""
+        """Validate and queue a fine-tuning job."""
         return take(await self._handle.create.remote(body))
 
     async def preview(
@@ -131,32 +132,32 @@ class RemoteQueue:
         return take(await call.remote(file_id, model, num_rows, training))
 
     async def get_defaults(self, model: str) -> dict[str, Any]:
-        """Settings that a fine-tune of a model has unless told otherwise."""
+        """Return the default settings of a fine-tuning job for a model."""
         return take(await self._handle.get_defaults.remote(model))
 
     async def cancel(self, run_id: str) -> dict[str, Any]:
-        """Stop a fine-tune."""
+        """Cancel a fine-tuning job."""
         return take(await self._handle.cancel.remote(run_id))
 
     async def pause(self, run_id: str) -> dict[str, Any]:
-        """Have a fine-tune free its resources, to go on later."""
+        """Pause a fine-tuning job and free its resources; it can be resumed later."""
         return take(await self._handle.pause.remote(run_id))
 
     async def resume(self, run_id: str) -> dict[str, Any]:
-        """Let a paused fine-tune go on."""
+        """Resume a paused, failed or cancelled fine-tuning job."""
         return take(await self._handle.resume.remote(run_id))
 
     async def delete(self, run_id: str) -> None:
-        """Remove what is left of a fine-tune that has ended."""
+        """Delete a fine-tuning job that has ended."""
         take(await self._handle.delete.remote(run_id))
 
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
     ) -> dict[str, Any]:
-        """Begin to turn a checkpoint into a model."""
+        """Start publishing a checkpoint as a model."""
         call = self._handle.publish_checkpoint
         return take(await call.remote(run_id, checkpoint_id, model_id))
 
     async def check(self) -> None:
-        """Raise if the queue cannot answer."""
+        """Raise if the queue cannot respond."""
         await self._health.check(self._handle.app_name, self._handle.deployment_name)

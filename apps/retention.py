@@ -1,4 +1,4 @@
-"""What the application removes by itself: tokens beyond a size, and what killed processes left."""
+"""Automatic removal: cached tokens beyond a size, and the remains of killed processes."""
 
 import logging
 import time
@@ -18,10 +18,10 @@ _INTERVAL_S = 600.0
 
 
 def enforce_retention(layout: StorageLayout, max_token_cache_bytes: int) -> None:
-    """Bound the cache of tokens, and remove what killed processes left unfinished.
+    """Limit the size of the token cache, and remove unfinished work of killed processes.
 
-    The newest entry of the cache stays in any case: a job may be about to use it. A fault of one
-    folder is logged and stops nothing else.
+    The newest entry of the cache always stays: a job may be about to use it. A fault of one folder
+    is logged and does not prevent the rest.
     """
     try:
         prune_cache(layout.token_cache, None, max_token_cache_bytes)
@@ -40,7 +40,7 @@ def enforce_retention(layout: StorageLayout, max_token_cache_bytes: int) -> None
 
 
 def start_retention(layout: StorageLayout, max_token_cache_bytes: int) -> None:
-    """Enforce it now and every ten minutes, on a thread that ends with this process."""
+    """Enforce retention now and every ten minutes, on a thread that ends with this process."""
 
     def keep_enforcing() -> None:
         put_thread_last()

@@ -1,4 +1,4 @@
-"""The one thread of the queue that reads rows."""
+"""The queue's thread for reading rows."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,8 +13,8 @@ _T = TypeVar("_T")
 class RowThread(OwnThread):
     """Reads rows for new jobs, previews and checks of small files, one file after the other.
 
-    So the queue needs the memory for one row at a time, whatever the clients ask for at once, and
-    none of the threads that it needs for everything else.
+    So the queue needs the memory for one row at a time, however much clients request at once, and
+    reading rows occupies none of its other threads.
     """
 
     def __init__(self) -> None:
@@ -23,9 +23,9 @@ class RowThread(OwnThread):
     def submit(
         self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> "Future[_T]":
-        """Have a function run after those before it; returns at once."""
+        """Schedule a function after those that were submitted before it; return at once."""
         return self._thread.submit(function, *args, **kwargs)
 
     def close(self) -> None:
-        """Begin nothing more; what is running continues."""
+        """Start no more functions; the one that is running continues."""
         self._thread.shutdown(wait=False, cancel_futures=True)

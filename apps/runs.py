@@ -1,4 +1,4 @@
-"""The runs under a storage root, as the application finds and names them."""
+"""Lookup and naming of the runs under a storage root."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ def find_run(layout: StorageLayout, run_id: str) -> RunFolder:
 
 
 def is_resumable(run: RunFolder, record: RunRecord) -> bool:
-    """Whether a run goes on if told to: paused, or ended otherwise than well with its rows."""
+    """Return whether a run can be resumed: paused, or failed or cancelled with its rows read."""
     if record.status in ("failed", "cancelled"):
         return run.has_data
     return record.status == "paused"
@@ -47,7 +47,7 @@ def is_resumable(run: RunFolder, record: RunRecord) -> bool:
 
 @contextmanager
 def expect_run(run_id: str) -> Iterator[None]:
-    """Raise `ApiError` for files of a run that was found: 404 if they are gone, 500 if damaged."""
+    """Translate faults of a run's files to `ApiError`: 404 if deleted, 500 if damaged."""
     try:
         yield
     except FileNotFoundError:
@@ -61,23 +61,23 @@ def _refuse_unreadable(run_id: str, reason: str) -> ApiError:
 
 
 def list_exports(layout: StorageLayout) -> list[tuple[RunFolder, str]]:
-    """The runs and model ids of all checkpoints that are becoming models; looks at every run."""
+    """Return the runs and model ids of all exports in progress; reads every run's folder."""
     notes = sorted(layout.runs.glob(f"[!.]*/{EXPORTS_FOLDER}/*.json"))
     return [(RunFolder(note.parent.parent), note.stem) for note in notes]
 
 
 def name_export_note(run: RunFolder, model_id: str) -> Path:
-    """The file that exists while a checkpoint of a run is becoming a model."""
+    """Return the path of the note that exists while a checkpoint is being published."""
     return run.path / EXPORTS_FOLDER / f"{model_id}.json"
 
 
 def has_exports(run: RunFolder) -> bool:
-    """Return whether a checkpoint of a run is becoming a model."""
+    """Return whether a checkpoint of a run is being published."""
     return any((run.path / EXPORTS_FOLDER).glob("*.json"))
 
 
 def check_new_model(layout: StorageLayout, runs: RunIndex, model_id: str) -> None:
-    """Raise for an id that a new model cannot have: `InvalidRequestError`, or `ApiError` 409."""
+    """Raise `InvalidRequestError` or `ApiError` 409 for an id that a new model cannot have."""
     try:
         ModelStore(layout).check_new_id(model_id)
     except FileExistsError as exc:
@@ -86,7 +86,7 @@ def check_new_model(layout: StorageLayout, runs: RunIndex, model_id: str) -> Non
 
 
 def check_unreserved(layout: StorageLayout, runs: RunIndex, name: str) -> None:
-    """Raise `ApiError` 409 for a name that a run or an export is going to give to its model."""
+    """Raise `ApiError` 409 for a name that a run or an export will give to its model."""
     for run, model_id in list_exports(layout):
         if model_id == name:
             raise ApiError(409, f"{name!r} is being published by job {run.path.name!r}")
@@ -96,16 +96,16 @@ def check_unreserved(layout: StorageLayout, runs: RunIndex, name: str) -> None:
 
 
 def has_published(models: ModelStore, run_id: str, model_id: str) -> bool:
-    """Whether a model of this id is there, and a run's own.
+    """Return whether a model of this id exists and belongs to this run.
 
-    Raises `DamagedFileError` if its lineage, which says so, cannot be read.
+    Raises `DamagedFileError` if the model's lineage, which names its run, cannot be read.
     """
     model = models.find(model_id)
     return model is not None and model.require_lineage().run_id == run_id
 
 
 def require_lineage(model: StoredModel) -> Lineage:
-    """Return a model's lineage; raises `ApiError` 500 if there is one that cannot be read."""
+    """Return a model's lineage; raises `ApiError` 500 if it exists but cannot be read."""
     try:
         return model.require_lineage()
     except DamagedFileError as exc:
@@ -114,9 +114,9 @@ def require_lineage(model: StoredModel) -> Lineage:
 
 
 def delete_unneeded_model(layout: StorageLayout, runs: RunIndex, model_id: str) -> None:
-    """Delete a model that no alias, no unfinished run and no answer under way needs.
+    """Delete a model that no alias, unfinished run or request in progress needs.
 
-    Raises `ModelNotFoundError`, or `ModelInUseError` that says by what it is used.
+    Raises `ModelNotFoundError`, or `ModelInUseError` that names what uses the model.
     """
 
     def check_runs() -> None:
@@ -132,7 +132,7 @@ def delete_unneeded_model(layout: StorageLayout, runs: RunIndex, model_id: str) 
 
 
 def check_file_unneeded(runs: RunIndex, file_id: str) -> None:
-    """Raise `ApiError` 409 if a job that has not ended reads a file."""
+    """Raise `ApiError` 409 if a job that has not ended needs a file."""
     found = runs.scan()
     for _, record in found.runs:
         if not record.is_final and file_id in _list_needed_files(record):
@@ -158,7 +158,7 @@ def _describe_possible_use(unreadable: UnreadableRun, kind: str, identifier: str
 
 
 def name_model(record: RunRecord) -> str:
-    """The id of the model that a run gives: base model, suffix and the end of the run's own id."""
+    """Return the id of a run's model: base model, suffix and the end of the run's own id."""
     suffix = record.request.get("suffix") or "tuned"
     base = str(record.request.get("model") or "model")[:_MAX_BASE_CHARACTERS]
     return f"{base}-{suffix}-{record.id[-6:]}"

@@ -1,6 +1,6 @@
 """`python -m apps.serve_command run …`: Ray Serve's command line beside other clusters.
 
-Under plain `serve run`, the second cluster of a machine accepts no fine-tune
+With plain `serve run`, the second cluster of a machine accepts no Ray job
 (`training.agent_port`).
 """
 

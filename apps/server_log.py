@@ -1,4 +1,4 @@
-"""The log of `tuneserve run`: what `serve run` prints, rotated by size and at every start."""
+"""The log of `tuneserve run`: the output of `serve run`, rotated by size and at every start."""
 
 import logging
 import os
@@ -24,8 +24,8 @@ class _PrivateFileHandler(RotatingFileHandler):
 class ServerLog:
     """Copies the output of a process into a private file.
 
-    `path` has the newest lines. `path.1` has those before, or those of the previous start, and so
-    on up to `path.<num_old_files>`.
+    `path` contains the newest lines. `path.1` contains the lines before those, or those of the
+    previous start, and so on up to `path.<num_old_files>`.
     """
 
     def __init__(self, path: Path, *, max_bytes: int, num_old_files: int) -> None:
@@ -46,7 +46,7 @@ class ServerLog:
         self._thread: Thread | None = None
 
     def follow(self, output: IO[bytes]) -> None:
-        """Copy a process's output until its end, in a thread."""
+        """Copy a process's output until its end, on a thread."""
         self._thread = Thread(target=self._copy, args=(output,), name="server-log", daemon=True)
         self._thread.start()
 
@@ -57,7 +57,7 @@ class ServerLog:
         return "\n".join(self._last)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Write what is left of the output, and close the file."""
+        """Write the rest of the output, and close the file."""
         if self._thread is not None:
             self._thread.join(timeout_s)
         self._handler.close()

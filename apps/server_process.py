@@ -24,25 +24,25 @@ _POLL_S = 0.2
 _HEALTH_TIMEOUT_S = 5.0
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 RAY_SETTINGS = {
-    # A streamed token takes a third of the time on its way from the model to the client.
+    # Reduces the time of a streamed token from the model to the client to a third.
     "RAY_SERVE_PROXY_USE_GRPC": "1",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-    # Large uploads come no faster than they are written down.
+    # Large uploads are received no faster than they are written to disk.
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "apps.middleware.proxy:build_middlewares",
-    # A window of an upload goes in a message, not by shared memory, of which pages stay: a third
-    # faster, and 45 MB less in the replica.
+    # A window of an upload is sent in a message instead of shared memory, whose pages stay
+    # allocated: a third faster, and 45 MB less memory in the replica.
     "RAY_max_direct_call_object_size": "1000000",
-    # Looking after three deployments ten times a second takes 5 % of a core.
+    # By default, the controller reconciles ten times a second: 5 % of a core for three deployments.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
-    # Ray keeps a file of each process's log and so many older ones; by default 0.5 GB and five.
+    # Size and number of the rotated log files of each process; by default 0.5 GB and five.
     "RAY_ROTATION_MAX_BYTES": "20000000",
     "RAY_ROTATION_BACKUP_COUNT": "2",
-    # Answers go first; by default everything that computes is as nice as a training should be.
+    # Serving has priority; by default every worker has the niceness that only training should have.
     "RAY_worker_niceness": "0",
 }
 _OWN_CLUSTER = {
-    # Whoever reaches a port of Ray's and has its token can have it run code. By default it listens
-    # to the whole network; by this its node, as on those systems, is 127.0.0.1.
+    # A client that reaches one of Ray's ports and has its token can execute code. By default Ray
+    # listens on all interfaces; with this, the node is 127.0.0.1, as on Windows and macOS.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # If `serve run` is killed, nothing restarts the head of the cluster; its other processes end
     # after this time (60 s by default).
@@ -61,7 +61,7 @@ class DrainState:
 
     @property
     def is_done(self) -> bool:
-        """Whether every request is finished and no fine-tune computes."""
+        """Whether every request is finished and no run computes."""
         return self.num_requests == 0 and self.are_runs_paused
 
 
@@ -71,17 +71,17 @@ def build_command(deploy: Path, python: Path = Path(sys.executable)) -> list[str
 
 
 def build_environment(python: Path = Path(sys.executable)) -> dict[str, str]:
-    """Build the environment for `serve run`; what the user has set of it stays."""
-    # The environment's own `serve` and `ninja`, whether it is activated or not.
+    """Build the environment of `serve run`; variables that the user has set take precedence."""
+    # Finds the environment's own `serve` and `ninja`, whether it is activated or not.
     path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
     cluster = {} if preflight.joins_cluster() else _OWN_CLUSTER
     return {**RAY_SETTINGS, **cluster, **os.environ, "PATH": path}
 
 
 def keep_token_private() -> None:
-    """Make Ray's token a file that nobody else can read; Ray leaves that to the umask.
+    """Make Ray's token a file that only its owner can read; Ray leaves that to the umask.
 
-    One that the user has named is the user's own matter.
+    A token that the user has named is left unchanged.
     """
     if not _TOKEN_VARIABLES.isdisjoint(os.environ):
         return
@@ -103,7 +103,7 @@ def start_server(command: Sequence[str], **environment: str) -> "subprocess.Pope
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**build_environment(), **environment},
-        start_new_session=True,  # Ctrl-C is ours to handle: `serve run` may have it ignored
+        start_new_session=True,  # this process handles Ctrl-C: `serve run` may ignore it
         preexec_fn=_build_parent_death_hook(),
     )
 
@@ -114,10 +114,9 @@ def stop_server(
     *,
     is_urgent: Callable[[], bool] = lambda: False,
 ) -> None:
-    """End `serve run` and with it the whole application; kill what outlives it.
+    """Stop `serve run` and with it the whole application; kill processes that outlive it.
 
-    It has `timeout_s` seconds from now, and only `URGENT_TIMEOUT_S` of them once `is_urgent` says
-    so.
+    It has `timeout_s` seconds to end, and only `URGENT_TIMEOUT_S` once `is_urgent` returns True.
     """
     family: list[psutil.Process] = []
     if server.poll() is None:
@@ -144,10 +143,10 @@ def drain_server(
     *,
     is_over: Callable[[], bool],
 ) -> DrainState:
-    """Refuse new requests, pause fine-tunes, and wait for both to be done.
+    """Refuse new requests, pause fine-tuning jobs, and wait until both are done.
 
-    Waits at most `timeout_s` seconds, and less if `is_over` says that the server has ended or that
-    the user will not wait. Returns what is left.
+    Waits at most `timeout_s` seconds, and less if `is_over` returns True, because the server has
+    ended or the user will not wait. Returns what is left.
     """
     signal_folder.begin()
     deadline = time.monotonic() + timeout_s
@@ -179,15 +178,15 @@ def _count_requests(url: str, last: int | None) -> int | None:
 
 
 def _build_parent_death_hook() -> Callable[[], None] | None:
-    """Build what a child calls before it starts, where the kernel is Linux."""
+    """Build the function that a child calls before it starts; None unless on Linux."""
     if not sys.platform.startswith("linux"):
         return None
-    libc = ctypes.CDLL(None, use_errno=True)  # loaded here: after a fork that may deadlock
+    libc = ctypes.CDLL(None, use_errno=True)  # loaded here, since loading after a fork may deadlock
     parent = os.getpid()
 
     def follow_parent() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it was killed before the call
+        if os.getppid() != parent:  # the parent was killed before the call
             os._exit(1)
 
     return follow_parent

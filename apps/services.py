@@ -1,4 +1,4 @@
-"""What the HTTP routes are made of; the same in a Serve replica and in a test."""
+"""The services that the HTTP routes use; the same in a Serve replica and in a test."""
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
@@ -18,27 +18,27 @@ from storage.layout import StorageLayout
 
 
 class TextGenerator(Protocol):
-    """Who answers chats and goes on with texts."""
+    """Generates chat and text completions."""
 
     def stream(
         self, kind: RequestKind, body: dict[str, Any], request_id: str
     ) -> AsyncGenerator[Any, None]:
-        """Answer in pieces, `{"origin", "pieces"}`; the first says what answers."""
+        """Yield parts of a response, `{"origin", "pieces"}`; the first has the model's origin."""
 
     async def answer(
         self, kind: RequestKind, body: dict[str, Any], request_id: str
     ) -> dict[str, Any]:
-        """Answer as a whole: what answers, and one piece per answer."""
+        """Return the whole response: the model's origin, and one piece per choice."""
 
     async def check(self) -> None:
-        """Raise if no answer can be given at present."""
+        """Raise if no response can be generated at present."""
 
 
 class FineTuning(Protocol):
-    """Who takes fine-tunes in."""
+    """Accepts and controls fine-tuning jobs."""
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Check and queue a fine-tune."""
+        """Validate and queue a fine-tuning job."""
 
     async def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
@@ -46,27 +46,27 @@ class FineTuning(Protocol):
         """Show rows of a file as tokens."""
 
     async def get_defaults(self, model: str) -> dict[str, Any]:
-        """Settings that a fine-tune of a model has unless told otherwise."""
+        """Return the default settings of a fine-tuning job for a model."""
 
     async def cancel(self, run_id: str) -> dict[str, Any]:
-        """Stop a fine-tune."""
+        """Cancel a fine-tuning job."""
 
     async def pause(self, run_id: str) -> dict[str, Any]:
-        """Have a fine-tune free its resources, to go on later."""
+        """Pause a fine-tuning job and free its resources; it can be resumed later."""
 
     async def resume(self, run_id: str) -> dict[str, Any]:
-        """Let a paused fine-tune go on."""
+        """Resume a paused, failed or cancelled fine-tuning job."""
 
     async def delete(self, run_id: str) -> None:
-        """Remove what is left of a fine-tune that has ended."""
+        """Delete a fine-tuning job that has ended."""
 
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
     ) -> dict[str, Any]:
-        """Begin to turn a checkpoint into a model."""
+        """Start publishing a checkpoint as a model."""
 
     async def check(self) -> None:
-        """Raise if no fine-tune can be taken in at present."""
+        """Raise if no fine-tuning job can be accepted at present."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ class Services:
 
     @cached_property
     def runs(self) -> RunIndex:
-        """The runs, as this process has read them."""
+        """Index of the runs, cached in this process."""
         return RunIndex(self.layout)
 
     @cached_property
     def model_sizes(self) -> ModelSizes:
-        """The sizes of models and checkpoints, as this process has read them."""
+        """Sizes of models and checkpoints, cached in this process."""
         return ModelSizes(self.layout)

@@ -1,4 +1,4 @@
-"""The settings of the application, as `deploy.yaml` gives them; the one place for them."""
+"""The settings of the application in `deploy.yaml`, defined only here."""
 
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +18,7 @@ _BEYOND_CAPACITY = 64
 
 
 class ReplicaSettings(BaseModel):
-    """How many replicas of the generator there are; each has a copy of what it answers with."""
+    """The number of generator replicas; each has its own copy of the models that it serves."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,10 +37,11 @@ class ReplicaSettings(BaseModel):
         return self
 
     def to_options(self, capacity: int) -> dict[str, Any]:
-        """Say the same in the words of a Serve deployment; `capacity` is one replica's.
+        """Convert to options of a Serve deployment; `capacity` is that of one replica.
 
-        One replica alone refuses by itself what is too much, and says when to come back. Beside
-        others it must get no more than it takes, or they would not get what is left over.
+        A single replica may get more requests than its capacity: it refuses the excess itself and
+        reports when to retry. One of several replicas must get no more than its capacity, so that
+        the others get the rest.
         """
         limit = capacity if self.max > 1 else capacity + _BEYOND_CAPACITY
         limits = {"max_ongoing_requests": limit, "max_queued_requests": limit}
@@ -55,7 +56,7 @@ class ReplicaSettings(BaseModel):
 
 
 class UpstreamSettings(BaseModel):
-    """A server of OpenAI's API that answers requests for text; its URL alone says as much."""
+    """An OpenAI-compatible server for text requests; a URL alone is accepted as a short form."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -75,7 +76,7 @@ class UpstreamSettings(BaseModel):
     @field_validator("url")
     @classmethod
     def _check_url(cls, url: str) -> str:
-        if "@" in url:  # logs would have it
+        if "@" in url:  # logs would contain it
             raise ValueError("expected no user or password; name the key's variable: key_variable")
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -84,7 +85,7 @@ class UpstreamSettings(BaseModel):
 
 
 class UsageLimits(BaseModel):
-    """How much clients may store and ask for; what goes beyond is refused."""
+    """Limits on what clients may store and request; requests beyond a limit are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -118,7 +119,7 @@ class UsageLimits(BaseModel):
 
 
 class ApplicationSettings(GenerationSettings, UsageLimits, AccessSettings):
-    """Arguments of `apps.api:build_app`; a misspelt key is refused."""
+    """Arguments of `apps.api:build_app`; an unknown key is refused."""
 
     storage: str = Field(
         DEFAULT_ROOT, min_length=1, description="Folder for files, runs and models."
@@ -193,9 +194,9 @@ class ApplicationSettings(GenerationSettings, UsageLimits, AccessSettings):
         return sources
 
     def to_limits(self) -> UsageLimits:
-        """Return the limits alone."""
+        """Return only the usage limits."""
         return UsageLimits(**self.model_dump(include=set(UsageLimits.model_fields)))
 
     def read_access(self) -> AccessSettings:
-        """Return the settings of access alone."""
+        """Return only the access settings."""
         return AccessSettings(**{name: getattr(self, name) for name in AccessSettings.model_fields})

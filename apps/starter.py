@@ -1,4 +1,4 @@
-"""Which run starts next: those that wait, in their order, as far as the cluster has room."""
+"""Scheduling of queued runs: they start in order, as far as the cluster has free resources."""
 
 import logging
 import shlex
@@ -28,13 +28,13 @@ class _Pass:
 
     nodes: Sequence[Mapping[str, float]]
     specs: list[TrainingSpec]
-    """Of the runs that compute."""
+    """Specs of the runs that compute."""
     num_computing: int
     num_waiting: int = 0
 
 
 class RunStarter:
-    """Hands runs over to their jobs; `lock` is held whenever a decision about a run is made."""
+    """Starts the Ray jobs of queued runs; `lock` is taken for every decision about a run."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class RunStarter:
         self._faults, self._start_faults = FaultLog(logger), FaultLog(logger)
 
     def start_next(self, waiting: Sequence[RunFolder], computing: Sequence[RunFolder]) -> None:
-        """Start the first ones that wait, as many as may compute, and tell the others why not.
+        """Start the first queued runs, as many as may compute; record why the others wait.
 
-        One that cannot start whatever the others do keeps none of them waiting.
+        A run that could not start even if no other run computed does not delay the runs behind it.
         """
         specs = [spec for run in computing if isinstance(spec := _read_spec(run), TrainingSpec)]
         state = _Pass(self._runner.list_nodes(), specs, len(computing))
@@ -68,13 +68,13 @@ class RunStarter:
 
     def _start_or_wait(self, run: RunFolder, state: "_Pass") -> None:
         spec = _read_spec(run)
-        if isinstance(spec, str):  # of another version of ours, perhaps
+        if isinstance(spec, str):  # perhaps written by another version
             with self._lock:
                 tell_waiting(run, f"its settings cannot be read: {spec}")
             return
         try:
             check_resources(spec, state.nodes, *self._reserved)
-        except ResourceError as exc:  # a node has gone, or has not come yet
+        except ResourceError as exc:  # a node has left, or has not joined yet
             with self._lock:
                 tell_waiting(run, f"the cluster has too little at present: {exc}")
             return
@@ -85,16 +85,16 @@ class RunStarter:
             reason = find_shortage(spec, state.specs, state.nodes, *self._reserved)
         with self._lock:
             if reason is not None:
-                state.num_waiting += 1  # a smaller one must not keep it waiting for ever
+                state.num_waiting += 1  # a smaller run must not delay it forever
                 tell_waiting(run, reason)
             elif self._start(run):
                 state.num_computing += 1
                 state.specs.append(spec)
 
     def _start(self, run: RunFolder) -> bool:
-        """Hand a run over to its job; the record goes first, and a job starts only once.
+        """Start a run's Ray job; the record is written first, and a job id is started only once.
 
-        Returns whether it has one now, or gets one as soon as the cluster can give it.
+        Returns whether the run has a job now, or gets one as soon as the cluster accepts it.
         """
         record = run.read_record()
         if record.is_final or record.status == "paused" or run.is_cancel_requested:
@@ -108,7 +108,7 @@ class RunStarter:
         command = [sys.executable, "-m", "apps.finetune", "--storage", str(self._layout.root)]
         try:
             self._runner.start(record.job_id, shlex.join([*command, record.id, record.job_id]))
-        except (RuntimeError, OSError) as exc:  # the cluster's; it is asked again soon
+        except (RuntimeError, OSError) as exc:  # raised by the cluster; retried in the next pass
             self._start_faults.report(f"run {record.id}", f"could not be started: {exc}")
             message = f"The cluster cannot start it at present, trying again: {exc}"
             tell_once(run, message, level="warn")
@@ -119,7 +119,7 @@ class RunStarter:
 
 
 def tell_waiting(run: RunFolder, reason: str) -> None:
-    """Note what a run waits for; whoever calls this writes the run's record."""
+    """Record what a run waits for; only for callers that may write the run's record."""
     record = run.read_record()
     is_waiting = record.writer == "queue" and record.status in ("queued", "validating_files")
     if is_waiting and record.waiting_for != reason:
@@ -127,7 +127,7 @@ def tell_waiting(run: RunFolder, reason: str) -> None:
 
 
 def _read_spec(run: RunFolder) -> TrainingSpec | str:
-    """Read the settings of a run, or say why that cannot be done."""
+    """Read the settings of a run; return the reason if they cannot be read."""
     try:
         return run.read_spec()
     except (DamagedFileError, OSError) as exc:

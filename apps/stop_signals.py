@@ -1,4 +1,4 @@
-"""Signals that ask a command to stop: the first one gracefully, the second one at once."""
+"""Signals that ask a command to stop: gracefully at the first one, at once at the second one."""
 
 import signal
 from types import FrameType
@@ -11,7 +11,7 @@ class StopRequested(BaseException):
 
 
 class StopSignals:
-    """Handlers that note signals, and raise `StopRequested` at the first one after `arm`."""
+    """Handlers that record signals, and raise `StopRequested` at the first one after `arm`."""
 
     def __init__(self) -> None:
         self.is_repeated = False
@@ -27,7 +27,7 @@ class StopSignals:
             self._raise()
 
     def disarm(self) -> None:
-        """Only note signals from now on."""
+        """Only record signals from now on."""
         self._is_armed = False
 
     def _receive(self, number: int, _: FrameType | None) -> None:

@@ -1,7 +1,7 @@
-"""Work that takes long, in processes beside whatever computes.
+"""Long-running tasks, in processes other than those that compute runs.
 
-What a task has done, it leaves on disk: whoever asked for it looks there once it is under way no
-more. One whose process was killed has left nothing, and is begun again, or told of.
+A task stores its result on disk, where the caller reads it once the task is no longer in progress.
+A task whose process was killed leaves no result, and is started again or reported as failed.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 
 
 class Task(NamedTuple):
-    """One piece of work; no two of a kind on one subject are under way at once."""
+    """One task; at most one of a kind is in progress per subject."""
 
     kind: Literal["export", "check_job", "check_file"]
     subject: str
@@ -18,13 +18,13 @@ class Task(NamedTuple):
 
 
 class TaskRunner(Protocol):
-    """Who has tasks done."""
+    """Starts tasks and reports their state."""
 
     def start_task(self, storage: Path, task: Task) -> None:
-        """Begin with a task."""
+        """Start a task."""
 
     def is_under_way(self, kind: str, subject: str) -> bool:
-        """Whether a task of ours was begun and has not ended."""
+        """Return whether a task that this process started is still in progress."""
 
     def find_task_failure(self, kind: str, subject: str) -> str | None:
-        """Why the last task of ours on a subject failed; None if it did not, or is not known."""
+        """Return why our last task on a subject failed; None if it did not, or that is unknown."""

@@ -1,4 +1,4 @@
-"""A server of OpenAI's API that answers in place of generators: what it lists, and asking it."""
+"""Client of an upstream, an OpenAI-compatible server that is used instead of generators."""
 
 import asyncio
 import logging
@@ -19,13 +19,13 @@ from apps.settings import UpstreamSettings
 logger = logging.getLogger(__name__)
 
 LISTING_TIMEOUT_S = 3.0
-LISTING_AGE_S = 30.0  # so long a listing holds while the server does not give another
+LISTING_AGE_S = 30.0  # age up to which a listing is valid if no newer one is received
 CONNECT_TIMEOUT_S = 5.0
-_KEEP_ALIVE_S = 2.0  # servers close idle connections after 5 s, some of them in our face
+_KEEP_ALIVE_S = 2.0  # servers close idle connections after 5 s, some as a request arrives
 
 
 class UnreachableError(ApiError):
-    """A server that a request cannot have reached; it may be sent to another."""
+    """A server that a request cannot have reached, so that it may be sent to another one."""
 
     def __init__(self) -> None:
         message = "the server that has the model does not answer; try again in a moment"
@@ -33,7 +33,7 @@ class UnreachableError(ApiError):
 
 
 class Upstream:
-    """One server, at a URL without '/v1'; no proxy of the environment stands between."""
+    """One server, at a URL without '/v1'; proxies that the environment names are not used."""
 
     def __init__(self, settings: UpstreamSettings) -> None:
         self.url = settings.url.rstrip("/")
@@ -55,13 +55,13 @@ class Upstream:
 
     @property
     def listed(self) -> frozenset[str] | None:
-        """The ids of its models as it last told them; None if it does not answer."""
+        """The ids of the models in its last valid listing; None if there is none."""
         if asyncio.get_running_loop().time() > self._listed_at + LISTING_AGE_S:
             return None
         return self._listed
 
     async def ask_for_models(self) -> None:
-        """Have `listed` be what the server has now; it stays as it was if there is no answer."""
+        """Update `listed`; a refused connection clears it, other faults leave it unchanged."""
         try:
             with anyio.fail_after(LISTING_TIMEOUT_S):
                 response = await self._http.get("/v1/models")
@@ -82,9 +82,9 @@ class Upstream:
             self._listed_at = asyncio.get_running_loop().time()
 
     async def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        """Send a request; the answer's status and headers are there, its body is still to come.
+        """Send a request; return the response, of which only status and headers are read.
 
-        It must be closed. Raises `UnreachableError`, and `ApiError` if the answer does not begin.
+        The caller must close it. Raises `UnreachableError`, and `ApiError` if no response begins.
         """
         with self.translate_faults():
             request = self._http.build_request("POST", path, json=body)
@@ -92,7 +92,7 @@ class Upstream:
 
     @contextmanager
     def translate_faults(self) -> Iterator[None]:
-        """Tell a connection that fails or breaks as `ApiError`."""
+        """Translate failed and broken connections to `ApiError`."""
         try:
             yield
         except httpx.HTTPError as exc:
@@ -106,9 +106,10 @@ class Upstream:
 
 
 def find_upstream_key(settings: UpstreamSettings) -> str | None:
-    """Return the key for a server; unless another is named, ours, which stays on this machine.
+    """Return the key for a server: that in its `key_variable`, or our own if it names none.
 
-    Raises `ValueError` if the environment does not have the one that is named.
+    Our own key is sent only to this machine. Raises `ValueError` if the environment lacks the named
+    variable.
     """
     if settings.key_variable is None:
         host = urlsplit(settings.url).hostname or ""

@@ -1,4 +1,4 @@
-"""The limits on what clients store and ask for, and how a request beyond one is refused."""
+"""Limits on what clients store and request, and the refusals of requests beyond them."""
 
 from threading import Lock
 
@@ -10,7 +10,7 @@ from training.spec import TrainingSpec
 
 
 def check_job_counts(runs: RunIndex, limits: UsageLimits, *, is_new: bool = True) -> None:
-    """Raise `ApiError` if there can be no further job, or no further unfinished one.
+    """Raise `ApiError` if no further job, or no further unfinished one, is allowed.
 
     409: delete jobs that have ended. 429: wait until a job has ended.
     """
@@ -32,7 +32,7 @@ def check_job_counts(runs: RunIndex, limits: UsageLimits, *, is_new: bool = True
 
 
 def check_job_size(spec: TrainingSpec, limits: UsageLimits) -> None:
-    """Raise `ApiError` 400 for a job that asks for more than one job may have."""
+    """Raise `ApiError` 400 for a job that requests more than one job may have."""
     for name, limit in (
         ("num_workers", limits.max_workers_per_job),
         ("threads_per_worker", limits.max_threads_per_worker),
@@ -51,7 +51,7 @@ def check_job_size(spec: TrainingSpec, limits: UsageLimits) -> None:
 def check_model_room(stored_bytes: int, limits: UsageLimits, new_bytes: int) -> None:
     """Raise `ApiError` 507 if there is no room for a model of `new_bytes`.
 
-    `stored_bytes` are those of all models and checkpoints.
+    `stored_bytes` is the size of all models and checkpoints.
     """
     if stored_bytes + new_bytes > limits.max_model_store_bytes:
         raise ApiError(
@@ -71,7 +71,7 @@ class BytesUnderWay:
         self._num_bytes = 0
 
     def add(self, num_bytes: int) -> int:
-        """Add bytes, or take some away; returns how many there are now."""
+        """Add a number of bytes, which may be negative; return the new total."""
         with self._guard:
             self._num_bytes += num_bytes
             return self._num_bytes

@@ -1,7 +1,7 @@
-"""Models of the store on GPUs: Ray Serve's own LLM support, which runs vLLM, behind our key.
+"""Serving of models from the store on GPUs: Ray Serve's LLM support with vLLM, behind our API keys.
 
-`deploy.vllm.yaml` names this module; the API hands requests on to it (`apps/relay.py`). vLLM is
-imported where an application is built, for it is an extra.
+`deploy.vllm.yaml` names this module; the API relays requests to it (`apps/relay.py`). vLLM is
+imported only when an application is built, since it is an optional dependency.
 """
 
 import time
@@ -20,11 +20,11 @@ from storage.layout import DEFAULT_ROOT, open_storage
 
 BASE_MODEL_TIMEOUT_S = 60.0  # within which the API's application adds its base models
 _POLL_S = 0.5
-SHUTDOWN_TIMEOUT_S = 150.0  # for answers under way
+SHUTDOWN_TIMEOUT_S = 150.0  # for requests in progress
 
 
 class VllmSettings(BaseModel):
-    """Arguments of `apps.vllm:build_app`; a misspelt key is refused."""
+    """Arguments of `apps.vllm:build_app`; an unknown key is refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,11 +50,11 @@ class VllmSettings(BaseModel):
 
 
 def build_app(settings: VllmSettings) -> Application:
-    """Build an application that answers with models of the store, each with GPUs of its own.
+    """Build an application that serves models of the store, each on its own GPUs.
 
-    Raises `ModelNotFoundError` for a model that is not there, `DamagedDirectoryError` for one whose
-    files are not what they were, `NewerFormatError` for one of a newer release, and `ValueError`
-    where vLLM is not installed or the settings of a model name a file to open.
+    Raises `ModelNotFoundError` for an unknown model, `DamagedDirectoryError` for one whose files
+    have changed, `NewerFormatError` for one of a newer release, and `ValueError` if vLLM is not
+    installed or the settings of a model name a file to open.
     """
     layout = open_storage(settings.storage)
     gate = Gate(read_api_key(), KeyStore(layout), require_key=settings.require_key)
@@ -71,7 +71,7 @@ def build_app(settings: VllmSettings) -> Application:
 
 
 def describe_models(store: ModelStore, settings: VllmSettings) -> Iterator[dict[str, Any]]:
-    """Yield Ray's `LLMConfig` for every model, once its files are found to be whole.
+    """Yield Ray's `LLMConfig` for every model, after checking that its files are unchanged.
 
     Raises as `build_app` does.
     """
@@ -91,7 +91,7 @@ def describe_models(store: ModelStore, settings: VllmSettings) -> Iterator[dict[
 
 
 def _check_settings(model: StoredModel) -> None:
-    """Refuse a model of an earlier release whose settings would have vLLM open a file."""
+    """Refuse a model of an earlier release whose settings would make vLLM open a file."""
     try:
         check_keys(model.path)
     except ValueError as exc:
@@ -101,7 +101,7 @@ def _check_settings(model: StoredModel) -> None:
 
 
 def _wait_for(store: ModelStore, model_id: str) -> StoredModel:
-    """Find a model; on the first start the API's application is just adding it."""
+    """Return a model; on the first start, wait until the API's application has added it."""
     if model_id in store.read_aliases():
         raise ValueError(f"{model_id!r} is an alias; name the model that it points to")
     deadline = time.monotonic() + BASE_MODEL_TIMEOUT_S

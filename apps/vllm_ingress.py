@@ -1,4 +1,4 @@
-"""Ray's own ingress for language models, behind our key; it can be imported where vLLM is."""
+"""Ray's ingress for language models, behind our API keys; importing it requires vLLM."""
 
 import asyncio
 import logging
@@ -29,9 +29,10 @@ _RETRY_S = 1.0
 
 
 class LoadedModelsIngress(OpenAiIngress):
-    """Lists a model once it can answer.
+    """An ingress that lists a model only once it is loaded.
 
-    Ray's own lists what is configured, and an alias would go over to a model that is still loading.
+    Ray's own ingress lists what is configured, and an alias would switch to a model that is still
+    loading.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class LoadedModelsIngress(OpenAiIngress):
 
 
 async def _wait_until_loaded(model_id: str, handle: DeploymentHandle[Any]) -> None:
-    """Return when a replica has answered: it takes calls once its engine is up."""
+    """Return when a replica has responded: it accepts calls once its engine is up."""
     while True:
         try:
             await handle.check_health.remote()
@@ -68,11 +69,11 @@ async def _wait_until_loaded(model_id: str, handle: DeploymentHandle[Any]) -> No
 
 
 def bind_ingress(configs: Sequence[dict[str, Any]], settings: VllmSettings) -> Application:
-    """Put the models of some `LLMConfig`s behind one guarded ingress."""
+    """Bind the models of some `LLMConfig`s to one ingress with access control."""
     max_requests = settings.max_requests
     checked = [LLMConfig.model_validate(config) for config in configs]
     app = init()
-    # The outermost.
+    # The outermost middleware.
     app.add_middleware(AdminGuard, storage=settings.storage, require_key=settings.require_key)
     ingress: Any = serve.deployment(  # Ray's annotation is that of a decorator with arguments
         make_fastapi_ingress(LoadedModelsIngress, app=app),

@@ -1,4 +1,4 @@
-"""The application on a port and a storage root of its own, for benchmarks and for tests."""
+"""A deployment of the application with its own port and storage root, for benchmarks and tests."""
 
 import random
 import socket
@@ -12,7 +12,10 @@ _PORTS = range(20_000, 32_768)
 
 
 def write_deploy_file(source: Path, folder: Path, port: int, **arguments_of_api: Any) -> Path:
-    """Copy a deploy.yaml, with another port and storage root, and what is given."""
+    """Copy a deploy.yaml with another port and storage root; returns the path of the copy.
+
+    `arguments_of_api` replace or extend the arguments of `apps.api`.
+    """
     settings = yaml.safe_load(source.read_text().replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
     settings["http_options"]["port"] = port
     for application in settings["applications"]:
@@ -27,10 +30,10 @@ def write_deploy_file(source: Path, folder: Path, port: int, **arguments_of_api:
 
 
 def find_free_port() -> int:
-    """Find a port that nobody listens on, out of those that no system gives away by itself.
+    """Find a free port below the ephemeral range and above the ports of Ray's workers.
 
-    Such a one would be taken by the next process of the cluster that connects to another. Ray's
-    workers have the ports below.
+    A free port of the ephemeral range could be assigned to the next outgoing connection of any
+    process in the cluster.
     """
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, suppress(OSError):

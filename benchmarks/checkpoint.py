@@ -1,19 +1,19 @@
-"""What checkpoints cost while nothing happens, and what they are worth when a worker is killed.
+"""The cost of checkpoints in an undisturbed run, and the recovery time after a worker is killed.
 
     python -m benchmarks.checkpoint
 
-Both with `python -m training`, two workers, ZeRO-3 and a random model of 21 million parameters.
+Both use `python -m training`, two workers, ZeRO-3 and a random model of 21 million parameters.
 
 save_share   The share of the wall time that saving takes with a checkpoint every 50 steps. The peer
-             is the same run without them, in the same round. Measured from the end of step 25 to
-             the end of a step some whole number of 50 later, so that there is exactly one
-             checkpoint for 50 steps, and its upload in the background is over at the end. Between
-             two runs a machine may turn faster or slower: the peer's time is scaled by the median
-             ratio of the steps that are no part of a save, nor of the ten steps after one, in which
-             uploads end (that is checked). The share without that is `unscaled_share`.
+             is the same run without checkpoints, in the same round. Measured from the end of step
+             25 to the end of a step a multiple of 50 later, so that there is exactly one checkpoint
+             per 50 steps and its background upload has finished at the end. The speed of a machine
+             may change between two runs: the peer's time is scaled by the median ratio of the steps
+             that are neither part of a save nor among the ten steps after one, in which uploads end
+             (this is checked). `unscaled_share` is the share without this correction.
 recovery_s   Seconds from SIGKILL of one worker process in the middle of a run to the end of the
-             next optimizer step after the last checkpoint: noticing, new processes, the model, the
-             checkpoint and the step.
+             first optimizer step after the last checkpoint: failure detection, starting processes,
+             loading the model and the checkpoint, and the step.
 
 Figures are medians of the rounds. Last line: one JSON object.
 """
@@ -51,16 +51,16 @@ from training.spec import TrainingSpec
 
 SAVE_EVERY_STEPS = 50
 _FIRST_STEP = 25  # the end of this step starts the clock; halfway to the first checkpoint
-# The run in which a worker is killed saves often, and is killed a few steps after its second save.
+# The run for recovery saves often; its worker is killed a few steps after the second save.
 _KILL_SAVE_EVERY_STEPS = 5
 _KILL_STEP = 12
-# What a run's events say on the way from the kill to the next step, in their order.
+# Message parts of the run's events between the kill and the next step, in chronological order.
 _STAGES = {
     "noticed_s": "was lost",
     "workers_up_s": "workers are up",
     "loaded_s": "Resuming after step",
 }
-# Steps after a save that may be slower for it.
+# Number of steps after a save that may be slower because of it.
 _SETTLING_STEPS = 10
 _POLL_S = 0.1
 _TIMEOUT_S = 900.0
@@ -121,7 +121,10 @@ def _parse_arguments() -> argparse.Namespace:
 def _repeat_rows(
     folder: Path, rows: list[Any], num_steps: int, settings: dict[str, Any]
 ) -> list[Any]:
-    """Repeat rows until they fill the steps in one epoch: the end of an epoch is a checkpoint."""
+    """Repeat the rows until one epoch has more than `num_steps` steps.
+
+    The end of an epoch would add a checkpoint.
+    """
     once = build_workbench(folder / "once", rows, **settings)
     spec = once.read_spec()
     steps_per_pass = max(1, _count_steps(spec, once.open_tokens()))
@@ -136,7 +139,7 @@ def _count_steps(spec: TrainingSpec, rows: TokenTable) -> int:
 def _measure_saving(
     bench: Workbench, num_steps: int, settings: dict[str, Any], number: int
 ) -> dict[str, Any]:
-    """Run once with checkpoints and once without, in turns first."""
+    """Run once with checkpoints and once without; the order alternates between rounds."""
     intervals: dict[str, list[float]] = {}
     for name in ("with", "without") if number % 2 == 0 else ("without", "with"):
         saving = {"save_every_steps": SAVE_EVERY_STEPS} if name == "with" else {}
@@ -148,8 +151,8 @@ def _measure_saving(
 def compare_intervals(saving: Sequence[float], plain: Sequence[float]) -> dict[str, Any]:
     """Compare the seconds of the same steps in a run that saves and in one that does not.
 
-    Both have the shape `[num_steps]`, from the step after `_FIRST_STEP` on; the step that follows a
-    checkpoint has its saving in it.
+    Both have the shape `[num_steps]` and start with the step after `_FIRST_STEP`. The step that
+    follows a checkpoint includes the time of the save.
     """
     ratios = [with_save / without for with_save, without in zip(saving, plain, strict=True)]
     after_save = range(SAVE_EVERY_STEPS - _FIRST_STEP, len(ratios), SAVE_EVERY_STEPS)
@@ -169,9 +172,10 @@ def compare_intervals(saving: Sequence[float], plain: Sequence[float]) -> dict[s
 
 
 def _time_steps(bench: Workbench, spec_file: Path, output: Path, num_steps: int) -> list[float]:
-    """Run until a step and pause there; returns the seconds of each step that is timed.
+    """Run until step `num_steps`, then pause the run; returns the seconds of each timed step.
 
-    A step's seconds are those since the end of the step before, so with the saving in between.
+    The duration of a step counts from the end of the previous step, so a save in between is
+    included.
     """
     with start_run(bench, spec_file, output) as run:
         _wait(run, lambda: _read_step(run) >= num_steps)
@@ -190,13 +194,13 @@ def _time_steps(bench: Workbench, spec_file: Path, output: Path, num_steps: int)
 
 
 def _measure_upload(checkpoint: Path) -> float:
-    """Seconds from the first file of a checkpoint on storage to its last."""
+    """Return the seconds between the first and the last file written to a checkpoint on storage."""
     written = [path.stat().st_mtime for path in checkpoint.rglob("*") if path.is_file()]
     return round(max(written) - min(written), 3)
 
 
 def _measure_recovery(bench: Workbench, settings: dict[str, Any]) -> dict[str, Any]:
-    """Kill a worker in mid-run, and see when the steps go on."""
+    """Kill a worker in the middle of a run, and measure when training resumes."""
     spec = write_spec(
         bench,
         bench.path / "recovery.yaml",
@@ -213,7 +217,7 @@ def _measure_recovery(bench: Workbench, settings: dict[str, Any]) -> dict[str, A
         for name, words in _STAGES.items():
             event = _wait_for_event(run, words, num_events)
             stages[name] = round(time.monotonic() - killed_at, 2)
-        resumed_from = int(event["data"]["step"])  # the figures of later steps are gone by now
+        resumed_from = int(event["data"]["step"])  # metrics of later steps are already removed
         _wait(run, lambda: _read_step(run) > resumed_from)
         recovery_s = round(time.monotonic() - killed_at, 2)
         _stop(run)
@@ -226,7 +230,7 @@ def _measure_recovery(bench: Workbench, settings: dict[str, Any]) -> dict[str, A
 
 
 def _find_workers(run: Run) -> list[psutil.Process]:
-    """Find the Ray Train workers that this run's own cluster has started."""
+    """Return the Ray Train workers of this run's own cluster; raises `RuntimeError` if not all."""
     family = psutil.Process(run.process.pid).children(recursive=True)
     workers = [process for process in family if "RayTrainWorker" in _read_name(process)]
     if len(workers) != NUM_WORKERS:
@@ -242,12 +246,12 @@ def _read_name(process: psutil.Process) -> str:
 
 
 def _find_checkpoint(run: Run) -> int:
-    """The step of the newest checkpoint that is complete; 0 before the first."""
+    """Return the step of the newest complete checkpoint; 0 before the first."""
     return max((found.step for found in list_checkpoints(run.folder.checkpoints)), default=0)
 
 
 def _wait_for_event(run: Run, words: str, num_before: int) -> dict[str, Any]:
-    """Wait for an event with these words in it, later than the first `num_before`."""
+    """Wait for an event after the first `num_before` whose message contains `words`."""
     found: list[dict[str, Any]] = []
 
     def is_there() -> bool:
@@ -265,7 +269,7 @@ def _read_step(run: Run) -> int:
 
 
 def _stop(run: Run) -> None:
-    """Pause the run and wait until its cluster is gone."""
+    """Pause the run and wait until its process has ended."""
     from training.__main__ import PAUSED_STATUS
 
     run.folder.request_pause()

@@ -1,21 +1,22 @@
-"""How long shards take to become a model, and how much memory, beside DeepSpeed's own converter.
+"""The time and memory of consolidation, compared with DeepSpeed's own converter.
 
     python -m benchmarks.consolidate --params 360M --params 720M
 
 For each size two workers train a random Llama with tied embeddings for one step at ZeRO-3 in bf16
-and save it; nothing of the checkpoint is made up. Then, in processes of their own and in turn:
+and save it; the checkpoint is a real one. Then, in separate processes and alternating order:
 
-ours   shards to bf16 safetensors with configuration and tokenizer, keys, shapes and values looked
-       at, and the manifest with every file's hash. Loading it and comparing its answer, which the
-       product does as well, is measured apart (`verify_s`): the peer does nothing of the kind.
+ours   shards to bf16 safetensors with configuration and tokenizer, a check of keys, shapes and
+       values, and the manifest with the hash of every file. Loading the model and comparing its
+       logits, which the product also does, is measured separately (`verify_s`), because the peer
+       has no such step.
 peer   DeepSpeed's `convert_zero_checkpoint_to_state_dict` to bf16 files of the same size: as
        safetensors if it can (`safetensors`), else as pickles
 
-Both read files that lie in the page cache, and have imported their libraries before the clock
-starts. Ours ends with its files on the disk (fsync), the peer's may still be in the page cache.
-Memory is anonymous memory (the mapping of files left out) beyond that before the call, looked at
-every 5 ms. Last line: one JSON object; `ratio_time` is our median time divided by the peer's,
-`anonymous_over_shard_mb` our peak less one output file, both of the size where it is worst.
+Both read files from the page cache, and have imported their libraries before the clock starts.
+Ours ends with its files on disk (fsync); those of the peer may still be in the page cache. Memory
+is anonymous memory (without mapped files) in excess of the amount before the call, sampled every
+5 ms. Last line: one JSON object; `ratio_time` is our median time divided by the peer's,
+`anonymous_over_shard_mb` is our peak minus one output file; both are those of the worst size.
 """
 
 import argparse
@@ -43,7 +44,7 @@ _TIMEOUT_S = 1800.0
 def main() -> int:
     """Measure and print the figures."""
     options = _parse_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends whoever is being measured too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also ends the contender that runs
     sizes = []
     for params in options.params:
         with tempfile.TemporaryDirectory(prefix="benchmark-consolidate-") as folder:
@@ -101,7 +102,7 @@ def _measure_size(folder: Path, params: int, options: argparse.Namespace) -> dic
     reports: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
     for number in range(options.rounds):
         for name in CONTENDERS if number % 2 == 0 else reversed(CONTENDERS):
-            os.sync()  # nobody pays for what the one before has left to be written
+            os.sync()  # write out the dirty pages of the previous contender
             _fill_page_cache(checkpoint)
             report = _call(
                 name,
@@ -125,12 +126,12 @@ def _measure_size(folder: Path, params: int, options: argparse.Namespace) -> dic
 
 
 def _build_model(folder: Path, params: int, num_experts: int) -> int:
-    """Write a random Llama, or Mixtral, of about so many parameters; returns how many it has."""
+    """Write a random Llama or Mixtral of about `params` parameters; returns the exact number."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MixtralConfig
 
     hidden = 1024 if params < 500_000_000 else 1536
-    inner = hidden * 8 // 3 // 64 * 64  # grouped products want multiples of 8
+    inner = hidden * 8 // 3 // 64 * 64  # grouped matrix products require multiples of 8
     of_layer = 4 * hidden * hidden + 3 * hidden * inner * max(1, num_experts)
     num_layers = max(1, round((params - _VOCABULARY * hidden) / of_layer))
     sizes: dict[str, Any] = {
@@ -161,7 +162,7 @@ def _fill_page_cache(checkpoint: Path) -> None:
 
 
 def _call(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
-    """Run one contender in a process of its own; returns the line that it prints."""
+    """Run one contender in a separate process; returns the JSON line that it prints."""
     command = ["-m", "benchmarks.consolidate_peers", name, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     return call_contender(name, command, environment, folder / f"{name}.log", _TIMEOUT_S)

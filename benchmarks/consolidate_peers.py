@@ -1,4 +1,4 @@
-"""The processes of `benchmarks.consolidate`: one makes a checkpoint, two turn it into a model."""
+"""The processes of `benchmarks.consolidate`: one saves a checkpoint, two convert it to a model."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ _WATCH_INTERVAL_S = 0.005
 
 
 def main() -> int:
-    """Do one part and print its report."""
+    """Run one part and print its report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=("make", "ours", "peer"))
     parser.add_argument("--model", type=Path, required=True)
@@ -50,7 +50,7 @@ def _make_checkpoint(model: Path, checkpoint: Path) -> dict[str, Any]:
 
 
 def _train(rank: int, model: Path, checkpoint: Path, rendezvous: Path) -> None:
-    """Train for a step as the product's workers do, and save."""
+    """Train for one step as the product's workers do, and save a checkpoint."""
     import torch.distributed as dist
 
     from training.batching import BatchPlan
@@ -81,7 +81,7 @@ def _train(rank: int, model: Path, checkpoint: Path, rendezvous: Path) -> None:
 
 
 def _import_architecture(model: Path) -> None:
-    """Import what transformers imports when a model of this kind is first met."""
+    """Import the modules that transformers loads on first use of this architecture."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     with torch.device("meta"):
@@ -162,7 +162,7 @@ class _Watch:
 
 @contextmanager
 def _watch_memory() -> Iterator[_Watch]:
-    """Watch this process's anonymous memory beyond what it has now, in MB."""
+    """Track the peak of this process's anonymous memory above its present amount, in MB."""
     before = _read_anonymous_bytes()
     watch, done = _Watch(), threading.Event()
 

@@ -1,13 +1,13 @@
-"""The cost of runs that have ended: the queue's processor time, and the time to list jobs.
+"""The cost of ended runs: CPU time of the queue, and the time to list jobs.
 
     python -m benchmarks.ended_runs
 
-Starts the application on the embedded default, creates one fine-tune and cancels it. Then copies
-its run and its file until there are as many as requested, and measures both states of the same
-application. There is no peer. Last line: one JSON object:
+Starts the application with the embedded default, creates one fine-tune and cancels it. Then copies
+its run and its file until there are as many as requested, and measures the same application before
+and after. There is no peer. Last line: one JSON object:
 
     queue_cpu_share   CPU-seconds per second of the queue's process, with the copies
-    queue_cpu_extra   the same, less what that process takes with one ended run
+    queue_cpu_extra   the same, minus the share of that process with one ended run
     list_jobs_ms      the median time of `GET /v1/fine_tuning/jobs`
     list_jobs_max_ms  the longest one
 """
@@ -32,7 +32,7 @@ from storage.layout import StorageLayout, new_id
 
 _QUEUE = "ray::ServeReplica:tuneserve:FineTuningQueue"
 _TIMEOUT_S = 120.0
-_SETTLE_S = 35.0  # the queue reads ended runs again every half a minute
+_SETTLE_S = 35.0  # the queue re-reads ended runs every 30 s
 _NUM_REQUESTS = 50
 
 
@@ -94,7 +94,7 @@ def _end_a_run(client: httpx.Client) -> str:
 
 
 def _copy_entries(source: Path, number: int, record_name: str, prefix: str) -> None:
-    """Copy a folder of the storage under new ids; `record_name` is the file that has the id."""
+    """Copy a storage folder under new ids; `record_name` is the file that contains the id."""
     record = durable.read_json(source / record_name)
     for _ in range(number):
         folder = source.with_name(new_id(prefix))
@@ -105,7 +105,7 @@ def _copy_entries(source: Path, number: int, record_name: str, prefix: str) -> N
 
 
 def _measure_cpu_share(process: psutil.Process, duration_s: float) -> float:
-    """Return the CPU-seconds that a process takes per second."""
+    """Return the CPU-seconds per second that a process uses."""
     started, before = time.monotonic(), process.cpu_times()
     time.sleep(duration_s)
     after = process.cpu_times()
@@ -114,7 +114,7 @@ def _measure_cpu_share(process: psutil.Process, duration_s: float) -> float:
 
 
 def _time_lists(client: httpx.Client, num_runs: int) -> list[float]:
-    """Return how long each list of jobs takes, in ms; the first, which reads all, included."""
+    """Return the duration of each list request in ms, including the first, which reads all runs."""
     times_ms = []
     for _ in range(_NUM_REQUESTS):
         started = time.monotonic()

@@ -1,10 +1,10 @@
-"""How long the bundled fine-tune takes, and what its model knows afterwards.
+"""The duration of the bundled fine-tune, and the accuracy of its model.
 
     python -m benchmarks.first_light
 
 Runs `python -m training examples/handbook.yaml` as a user would, then scores the base model and the
-result on every training question and every held-out paraphrase, greedily. The peer is the base
-model itself. Last line: one JSON object.
+result on every training question and every held-out paraphrase with greedy decoding. The peer is
+the base model. Last line: one JSON object.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def _score(model: Path) -> dict[str, Any]:
 
 
 def _call(*arguments: str | Path) -> str:
-    """Run Python on something, its progress going to the terminal; returns what it printed."""
+    """Run Python with these arguments; returns its stdout. Its stderr goes to the terminal."""
     done = subprocess.run(  # noqa: S603 - our own scripts
         [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     )

@@ -1,12 +1,12 @@
-"""Whether answers are lost, late or wrongly signed while an alias moves from model to model.
+"""Failed, late and wrongly attributed responses while an alias moves between two models.
 
     python -m benchmarks.handover
 
-Two random models of 21 million parameters in fp32 take turns behind one alias, on one replica or
-several, while clients keep asking. Every answer must come with status 200 and be what the model
-that signs it (`x-model-id`) says when it is asked by its own name. `p99_ratio` is the p99 of the
-latency while the alias moves (from the move until every replica has the new model, and half a
-second beyond) by that of the time before the first move. Last line: one JSON object.
+An alias switches between two random models of 21 million parameters in fp32, on one or several
+replicas, while clients send requests without pause. Every response must have status 200 and the
+text that the model in its `x-model-id` header generates when it is requested by name. `p99_ratio`
+is the p99 latency during moves (from the request to move until every replica has the new model,
+plus half a second) divided by the p99 latency before the first move. Last line: one JSON object.
 """
 
 import argparse
@@ -43,7 +43,10 @@ MOVE_TIMEOUT_S = 60.0
 
 @dataclass
 class Seen:
-    """What the clients saw: when each answer was asked for, how long it took, who signed it."""
+    """The responses that the clients got.
+
+    Each answer is its start time (s, monotonic), its latency in seconds and its `x-model-id`.
+    """
 
     answers: list[tuple[float, float, str]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -52,7 +55,7 @@ class Seen:
 
 def main() -> int:
     """Measure and print the figures."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers have to be stopped
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are stopped
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -80,7 +83,7 @@ def _measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         base_models={name: str(model) for name, model in models.items()},
         engine={"num_threads": 1},
         replicas={"min": options.replicas, "max": options.replicas},
-        # One model stays in memory, so every move has to load one, beside the one that answers.
+        # One model stays in memory, so every move loads the other one beside the serving one.
         max_loaded_models=1,
     )
     server = Server(
@@ -166,7 +169,7 @@ async def _keep_asking(
 
 
 async def _ask(session: aiohttp.ClientSession, model: str, prompt: str) -> tuple[str, str]:
-    """Return who signed the answer, and the answer."""
+    """Send one request; returns the `x-model-id` of the response and its text."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
@@ -181,7 +184,7 @@ async def _ask(session: aiohttp.ClientSession, model: str, prompt: str) -> tuple
 
 
 async def _move(session: aiohttp.ClientSession, model: str, seen: Seen, num_replicas: int) -> None:
-    """Point the alias to a model, and wait until every replica has moved."""
+    """Move the alias to a model, and wait until every replica has switched to it."""
     num_before = await _count_moves(session)
     async with session.put(f"/v1/aliases/{ALIAS}", json={"model": model}) as response:
         response.raise_for_status()

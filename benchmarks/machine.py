@@ -1,4 +1,4 @@
-"""What a figure was measured on; no figure means anything without it."""
+"""The description of the machine, which accompanies every measured figure."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ PACKAGES = ("ray", "deepspeed", "torch", "transformers", "gradio")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Name processor, cores, memory in GiB, Python and the packages that matter."""
+    """Return processor, cores, memory in GiB, system, and versions of Python and key packages."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "processor": _find_processor(),

@@ -1,25 +1,25 @@
-"""How much of an engine's speed is left once it stands behind HTTP, beside two peers.
+"""The serving throughput over HTTP, compared with the bare engine and two peers.
 
     python -m benchmarks.serve
 
 A random Llama of 110 million parameters in bf16, prompts of mixed length, greedy answers of a fixed
-number of tokens, 1, 4, 16 and 64 requests at a time. Four contenders with the same threads for the
-model and the same sizes of cache and batch:
+number of tokens, and 1, 4, 16 and 64 concurrent requests. The four contenders have the same number
+of model threads and the same cache and batch sizes:
 
 engine         transformers' continuous batching in one process, without Serve or HTTP: the limit
-ours           the application as `deploy.yaml` starts it, page and all, over HTTP
+ours           the application as `deploy.yaml` starts it, including the page, over HTTP
 transformers   `transformers serve --continuous-batching`
-pipeline       what Ray's tutorial shows: a `pipeline` in a deployment, one request at a time
+pipeline       the pattern of Ray's tutorial: a `pipeline` in a deployment, one request at a time
 
-The first three are up together and take turns load by load, while the others are stopped by signal:
-a machine's speed wanders within minutes by more than what is compared. The pipeline, on a Ray
-cluster of its own, comes before or after them in every round.
+The first three run at the same time and are measured in turn for each load, while the others are
+suspended by signal: a machine's speed drifts within minutes by more than the differences measured.
+The pipeline, on a Ray cluster of its own, runs before or after them in every round.
 
-Output tokens per second count what the clients got. The time to the first token is from sending
-the request, the time per output token between the first and the last event of an answer; both of
-streamed answers. Last line: one JSON object; ratios are of our tokens per second at 16 requests by
-those of the other in the same turn, `ttft_extra_ms` is our median time to the first token less the
-engine's at one request; medians over the turns.
+Output tokens per second count the tokens that the clients received. The time to first token starts
+with sending the request; the time per output token is measured between the first and the last event
+of an answer; both are of streamed answers. Last line: one JSON object; each ratio is our tokens per
+second at 16 requests divided by those of the other contender in the same turn; `ttft_extra_ms` is
+our median time to first token minus the engine's, at one request; all are medians over the turns.
 """
 
 import argparse
@@ -51,13 +51,13 @@ Figures = dict[str, list[dict[str, Any]]]  # by the name of the contender
 
 def main() -> int:
     """Measure and print the figures."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers have to be stopped
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are stopped
     options = _parse_arguments()
     figures: Figures = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="benchmark-serve-") as folder:
         model = options.model or build_model(Path(folder) / "model", dtype=options.dtype)
         contenders = make_contenders(model, Path(folder), options.threads, options.output_tokens)
-        numbers = count()  # of the prompts: no two are alike
+        numbers = count()  # prompt numbers, which make every prompt different
         for number in range(options.rounds):
             for names in TOGETHER if number % 2 == 0 else TOGETHER[::-1]:
                 chosen = {name: contenders[name] for name in names if name in options.contenders}
@@ -110,7 +110,7 @@ def _measure_together(
     numbers: Iterator[int],
     figures: Figures,
 ) -> None:
-    """Start contenders, and have them take turns: forth, then back, for every kind of load."""
+    """Start the contenders and measure them in turn for every load, every second turn reversed."""
     with ExitStack() as stack:
         running = {name: stack.enter_context(one.run()) for name, one in contenders.items()}
         for concurrency, turn in product(options.concurrency, range(options.turns)):
@@ -119,7 +119,7 @@ def _measure_together(
                 if is_streamed and not contenders[name].can_stream:
                     continue
                 num_requests = REQUESTS[concurrency]
-                if not contenders[name].is_batching:  # slow; so many say as much
+                if not contenders[name].is_batching:  # slow; fewer requests are enough
                     num_requests = min(num_requests, 16)
                 prompts = read_prompts(options.prompts, islice(numbers, num_requests))
                 load = Load(prompts, concurrency, options.output_tokens, is_streamed)
@@ -129,7 +129,7 @@ def _measure_together(
 
 
 def _summarise(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Take the medians over rounds and turns."""
+    """Return the medians over rounds and turns."""
     groups: dict[tuple[int, bool], list[dict[str, Any]]] = defaultdict(list)
     for figure in figures:
         groups[figure["concurrency"], figure["streamed"]].append(figure)
@@ -149,7 +149,7 @@ def _summarise(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _compare(figures: Figures) -> dict[str, float]:
     def find(name: str, concurrency: int, key: str, *, streamed: bool) -> list[float]:
-        """List what was seen turn by turn."""
+        """Return one value per turn."""
         return [
             figure[key]
             for figure in figures[name]
@@ -158,7 +158,7 @@ def _compare(figures: Figures) -> dict[str, float]:
 
     def divide(name: str, *, streamed: bool = False) -> list[float]:
         ours = find("ours", RATIOS_AT, "tokens_per_s", streamed=streamed)
-        # The limit is the same: what the engine can do when it need not tell of every token.
+        # The divisor is never streamed: the engine's limit is its speed without per-token events.
         others = find(name, RATIOS_AT, "tokens_per_s", streamed=False)
         return [own / other for own, other in zip(ours, others, strict=False)]
 

@@ -1,17 +1,17 @@
-"""How long it takes from asking for a fine-tune to its first optimizer step, and where it goes.
+"""The time from the request for a fine-tune to its first optimizer step, by phase.
 
     python -m benchmarks.startup
 
-Starts the application as a user would, on the embedded default, and asks for the same fine-tune
-again and again, one at a time; each is cancelled after its first step. Its folder is looked at
-every few milliseconds. There is no peer: what people use otherwise has no such request. Last line:
-one JSON object; `job_to_first_step_s` is the median, the phases are medians too, in seconds:
+Starts the application as a user would, with the embedded default, and requests the same fine-tune
+several times in sequence; each is cancelled after its first step. Its folder is polled every 5 ms.
+There is no peer: the alternatives have no such request. Last line: one JSON object;
+`job_to_first_step_s` is the median, the phases are medians too, in seconds:
 
     accepted       the request is answered: rows read and tokenised, the job in the queue
-    process_up     its process is there and asks Ray Train for workers
-    workers_up     the workers are there and load the model
-    model_loaded   they have it, sharded, with its optimizer
-    first_step     the first step is taken
+    process_up     the job's process has started and requests workers from Ray Train
+    workers_up     the workers have started and load the model
+    model_loaded   the workers have the model, sharded, with its optimizer
+    first_step     the first step is complete
 """
 
 import argparse
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def _begin(client: httpx.Client, runs: Path) -> dict[str, float]:
-    """Have one job begin; returns when it came how far, in seconds since it was asked for."""
+    """Start one job; returns the time of each mark in seconds since the request."""
     started = time.monotonic()
     body = {"model": DEMONSTRATION_MODEL, "training_file": HANDBOOK_FILE_ID}
     job = client.post("/v1/fine_tuning/jobs", json=body).raise_for_status().json()
@@ -93,7 +93,7 @@ def _wait(has_come: Callable[[], bool], started: float) -> float:
 
 
 def _find_phases(runs: list[dict[str, float]]) -> dict[str, float]:
-    """The median time that each phase took by itself."""
+    """Return the median duration of each phase in seconds."""
     spans: dict[str, list[float]] = {}
     for run in runs:
         for (_, begin), (name, end) in pairwise([("", 0.0), *run.items()]):

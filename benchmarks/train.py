@@ -1,23 +1,24 @@
-"""How many tokens a second we train, beside a bare loop, Ray's guide and transformers' Trainer.
+"""The training throughput, compared with a bare loop, Ray's guide and transformers' Trainer.
 
     python -m benchmarks.train --data rows.json
 
 Every contender trains the same random model of 21 million parameters on the same rows for one
-epoch, with two workers, ZeRO-3 and one thread a worker, in processes of its own:
+epoch, with two workers, ZeRO-3 and one thread per worker, in separate processes:
 
-ours             `python -m training`, the product's own command: Ray Train, journal and all; read
-                 from its metrics.jsonl. Micro batches of at most 2,048 padded tokens a worker.
+ours             `python -m training`, the product's own command, including Ray Train and journal;
+                 figures from its metrics.jsonl. Micro batches of at most 2,048 padded tokens per
+                 worker.
 raw              a bare torchrun loop over DeepSpeed's engine with exactly our batches
-guide            the loop of Ray's guide to DeepSpeed with Ray Train, its batches included
+guide            the loop of Ray's guide to DeepSpeed with Ray Train, with the guide's batches
 trainer          transformers' Trainer with the same DeepSpeed configuration and its own defaults
-trainer_grouped  the same, with rows of similar length put together
-trainer_sized    that, in batches of as many rows as ours have on average
+trainer_grouped  the same, with rows grouped by length
+trainer_sized    trainer_grouped with as many rows per batch as ours have on average
 
 The clock runs from the end of the third optimizer step to the end of the last. Tokens are those of
-prompts and answers without padding. The contenders run one after another in each round, in another
-order each; a figure is the median of the rounds. With `--blocks` the rows are cut into so many
-blocks, and everybody trains one block before anybody trains the next: where a machine's speed
-wanders within minutes, all meet the same of it. The figure of a round is then all tokens by all
+prompts and answers without padding. The contenders run one after another, in a different order in
+each round; a figure is the median of the rounds. `--blocks` divides the rows into that many blocks,
+and all contenders train one block before any trains the next, so that drift of the machine's speed
+within minutes affects all of them alike. The figure of a round is then all tokens divided by all
 seconds. Last line: one JSON object, in which ratio_X is our speed divided by that of X.
 """
 
@@ -56,8 +57,8 @@ _TIMEOUT_S = 3600.0
 def main() -> int:
     """Measure and print the figures."""
     options = _parse_arguments()
-    yield_to_others()  # as our command does, so that all contenders do
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends whoever is being measured too
+    yield_to_others()  # as our command does; all contenders inherit the niceness
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also ends the contender that runs
     with tempfile.TemporaryDirectory(prefix="benchmark-train-") as folder:
         rows = read_rows(options.data, options.rows)
         benches = [
@@ -128,7 +129,7 @@ def _measure(
 
 
 def _sum_up(reports: Sequence[dict[str, Any]]) -> float:
-    """Tokens a second over all blocks of a round."""
+    """Return the tokens per second over all blocks of a round."""
     timed_tokens = sum(int(report["timed_tokens"]) for report in reports)
     return round(timed_tokens / sum(float(report["timed_s"]) for report in reports), 1)
 
@@ -147,7 +148,7 @@ def _train(name: str, bench: Workbench, precision: str) -> dict[str, Any]:
 
 
 def _call_peer(name: str, bench: Workbench, precision: str) -> dict[str, Any]:
-    """Run a peer in processes of its own; returns the line that it prints."""
+    """Run a peer in separate processes; returns the JSON line that it prints."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_WORKERS}"]
     commands: dict[str, list[str | Path]] = {
         "raw": [*torchrun, "-m", "benchmarks.train_peers.raw", bench.path],

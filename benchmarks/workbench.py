@@ -1,11 +1,11 @@
-"""What the training benchmarks stand on: one random model, one set of rows, the product's own runs.
+"""The common basis of the training benchmarks: a random model, a set of rows, and runs of our CLI.
 
-A workbench is a folder of its own:
+A workbench is a folder with these files:
 
 model/          a random Llama of 21 million parameters with the demonstration model's tokenizer
-rows.jsonl      the rows as the user has them
-spec.yaml       the fine-tune of them, for `python -m training`
-data/           the rows as tokens, as that command makes them
+rows.jsonl      the rows in the user's format
+spec.yaml       the spec of the fine-tune, for `python -m training`
+data/           the rows as tokens, as that command prepares them
 tokens.jsonl    the same tokens with labels, for transformers' Trainer
 texts.jsonl     the same rows as text, rendered by the chat template, for the guide's loop
 deepspeed.json  the DeepSpeed configuration of the fine-tune
@@ -48,8 +48,8 @@ CONTEXT_LENGTH = 1024
 NUM_WORKERS = 2
 LEARNING_RATE = 1e-4
 
-# What a run of ours is set to, the same in every benchmark: no limit of rows, no accumulation, one
-# thread a worker, and a learning rate that stays, so that every peer can have the same.
+# Settings of our runs, the same in every benchmark: no row limit, no gradient accumulation, one
+# thread per worker, and a constant learning rate, so that every peer can use the same settings.
 SETTINGS: dict[str, Any] = {
     "epochs": 1,
     "learning_rate": LEARNING_RATE,
@@ -79,12 +79,12 @@ class Workbench:
 
     @property
     def rows_file(self) -> Path:
-        """The rows to learn from."""
+        """The rows to train on."""
         return self.path / "rows.jsonl"
 
     @property
     def spec_file(self) -> Path:
-        """The fine-tune."""
+        """The spec of the fine-tune."""
         return self.path / "spec.yaml"
 
     @property
@@ -103,7 +103,7 @@ class Workbench:
         return self.path / "deepspeed.json"
 
     def read_spec(self) -> TrainingSpec:
-        """Read the fine-tune."""
+        """Read the spec of the fine-tune."""
         return load_spec(self.spec_file)
 
     def read_deepspeed_config(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Workbench:
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """Make the parser of what benchmarks of training ask for alike."""
+    """Make a parser with the options that all training benchmarks share."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -135,10 +135,10 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
 def build_workbench(path: Path, rows: Iterable[Any], precision: str, **changes: Any) -> Workbench:
     """Build a workbench for these rows under `path`, a new folder.
 
-    `changes` are settings of the fine-tune that differ from `SETTINGS`.
+    `changes` override settings in `SETTINGS`.
     """
     quiet_libraries()
-    ensure_cpu_op()  # nobody's first step is to wait for the compiler
+    ensure_cpu_op()  # compile now, so that no contender's first step waits for the compiler
     bench = Workbench(path)
     path.mkdir(parents=True)
     _build_model(bench.model, precision)
@@ -156,14 +156,17 @@ def build_workbench(path: Path, rows: Iterable[Any], precision: str, **changes: 
 
 
 def write_spec(bench: Workbench, path: Path, **changes: Any) -> Path:
-    """Write the fine-tune of a workbench, with other settings where `changes` has them."""
+    """Write the spec of a workbench's fine-tune; `changes` override its settings."""
     spec = {"base_model": str(bench.model), "train_file": str(bench.rows_file), **SETTINGS}
     path.write_text(yaml.safe_dump({**spec, **changes}))
     return path
 
 
 def read_rows(path: Path, num_rows: int | None) -> list[Any]:
-    """Read the first rows of a file of any kind that the product reads; None means all."""
+    """Read the first `num_rows` rows of a file in any format that we support; None means all.
+
+    Raises `ValueError` if a row cannot be read.
+    """
     rows = [record for _, record in islice(RowFile(path, KNOWN_KEYS).read(), num_rows)]
     for place, row in enumerate(rows, 1):
         if isinstance(row, RowFault):
@@ -175,7 +178,7 @@ def read_rows(path: Path, num_rows: int | None) -> list[Any]:
 def start_run(bench: Workbench, spec_file: Path, output: Path) -> Iterator["Run"]:
     """Start `python -m training`, as a user would, with a Ray cluster of its own.
 
-    At the end the run is over, one way or another, and its folder is gone.
+    On exit the process is stopped if it still runs, and the folder of the run is removed.
     """
     command = [sys.executable, "-m", "training", str(spec_file), "--output", str(output)]
     log = bench.path / f"{output.name}.log"
@@ -196,14 +199,17 @@ def start_run(bench: Workbench, spec_file: Path, output: Path) -> Iterator["Run"
 
 @dataclass(frozen=True)
 class Run:
-    """A fine-tune under way in a process of its own."""
+    """A fine-tune that runs in a separate process."""
 
     process: subprocess.Popen[bytes]
     folder: RunFolder
     log: Path
 
     def wait(self, *, expected_status: int = 0) -> None:
-        """Wait for its end; raises `RuntimeError` with the end of its log if that is another."""
+        """Wait for the process to end.
+
+        Raises `RuntimeError` with the end of its log if its status is not `expected_status`.
+        """
         if self.process.wait() != expected_status:
             raise RuntimeError(f"{describe_end(self.process.returncode, self.log)}")
 
@@ -214,7 +220,7 @@ class Run:
 
 
 def run_product(bench: Workbench, spec_file: Path, output: Path) -> list[dict[str, float]]:
-    """Run a fine-tune to its end; returns the figures of its steps."""
+    """Run a fine-tune to its end; returns the metrics of its steps."""
     with start_run(bench, spec_file, output) as run:
         run.wait()
         num_shards = len(list(run.folder.checkpoints.glob("*/state/*_optim_states.pt")))
@@ -229,9 +235,9 @@ def call_contender(
     log: Path,
     timeout_s: float,
 ) -> dict[str, Any]:
-    """Run a contender's Python in processes of its own; returns the line that it prints.
+    """Run Python with a contender's command in a separate process; returns its last JSON line.
 
-    Raises `RuntimeError` with the end of its log if it failed.
+    Raises `RuntimeError` with the end of its log if it fails or prints no such line.
     """
     with log.open("w") as file:
         done = subprocess.run(  # noqa: S603 - our own modules
@@ -252,14 +258,15 @@ def call_contender(
 
 
 def describe_end(status: int, log: Path) -> str:
-    """Say how a process ended, and the last it said."""
+    """Describe the exit status of a process and the end of its log."""
     return f"it ended with status {status}; the end of its output:\n{log.read_text()[-4000:]}"
 
 
 def make_environment(bench: Workbench) -> dict[str, str]:
     """Make the environment of every contender.
 
-    One thread, no network, no cluster but its own, and memory kept as our workers keep it.
+    It sets one thread, no network, no existing Ray cluster, and the allocator settings of our
+    workers.
     """
     inherited = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     return {
@@ -277,7 +284,7 @@ def make_environment(bench: Workbench) -> dict[str, str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Stop a process that still runs; a Ray cluster that it started ends with it."""
+    """Stop a process if it still runs; a Ray cluster that it started ends with it."""
     if process.poll() is not None:
         return
     process.terminate()
@@ -318,7 +325,7 @@ def _label_rows(rows: TokenTable) -> Iterator[dict[str, list[int]]]:
 
 
 def _render_rows(bench: Workbench) -> Iterator[dict[str, str]]:
-    """Render the rows that the product learns from; one that it dropped is nobody's."""
+    """Render the rows that are in the token table; rows that preparation dropped are skipped."""
     tokenizer = load_tokenizer(str(bench.model))
     table = bench.open_tokens()
     kept = set(table.find_lines(range(len(table))))

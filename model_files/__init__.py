@@ -1,5 +1,6 @@
-"""A Hugging Face model directory, read such that its content can name no file, code or costly work.
+"""Safe reading of a Hugging Face model directory with untrusted content.
 
-transformers opens files, imports classes and fetches from the hub because a model's JSON files tell
-it to. Here these files are read first, and only values that are known to be harmless are passed on.
+transformers opens files, imports classes and downloads from the hub if a model's JSON files specify
+it. Here these files are read first, and only values that are known to be harmless and cheap to
+process are passed on.
 """

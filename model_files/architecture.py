@@ -1,8 +1,8 @@
-"""Compares the weights of a model directory with its architecture, without reading a value.
+"""Comparison of a model directory's weights with its architecture, without reading weight values.
 
 transformers loads the names and shapes of the safetensors headers into a model on the `meta`
-device, by the same code that loads the values later: tied weights and fused experts are converted
-alike. No code of the model's own runs.
+device with the code that loads the values later: tied weights and fused experts are converted in
+the same way. No code of the model runs.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from model_files.weight_headers import TensorHeader
 
 
 def make_meta_tensors(headers: Mapping[str, TensorHeader]) -> dict[str, torch.Tensor]:
-    """Make a tensor on `meta` of each header; no file is mapped, which may be larger than memory.
+    """Return a `meta` tensor for each header; maps no file, since files may exceed the memory.
 
-    Raises `ValueError` for a type that transformers does not load.
+    Raises `ValueError` for a dtype that transformers does not load.
     """
     tensors = {}
     for name, header in headers.items():
@@ -32,9 +32,8 @@ def make_meta_tensors(headers: Mapping[str, TensorHeader]) -> dict[str, torch.Te
 def load_on_meta(config: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[Any, dict[str, Any]]:
     """Load tensors on `meta` into the causal language model that a configuration describes.
 
-    Returns the model and transformers' report of what does not fit: `missing_keys`,
-    `unexpected_keys` and `mismatched_keys`. Raises whatever transformers raises for a configuration
-    that makes no model.
+    Returns the model and transformers' report of mismatches: `missing_keys`, `unexpected_keys` and
+    `mismatched_keys`. Raises any error of transformers for an invalid configuration.
     """
     with torch.device("meta"):
         architecture: Any = type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
@@ -44,7 +43,7 @@ def load_on_meta(config: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[Any,
         state_dict=dict(tensors),
         dtype="auto",
         device_map="meta",
-        ignore_mismatched_sizes=True,  # they are reported by name instead
+        ignore_mismatched_sizes=True,  # the report names them
         output_loading_info=True,
     )
     return model, report

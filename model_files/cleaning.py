@@ -1,7 +1,7 @@
-"""Rewrites the JSON files of a model from elsewhere, so that no program that reads them is misled.
+"""Rewriting of the JSON files of an imported model, so that they are safe for other programs.
 
-What loads models here reads such files with `model_files.loading` anyway. vLLM, and whoever
-downloads the model, give the directory to transformers.
+Tuneserve itself reads such files with `model_files.loading`. vLLM, and users who download the
+model, pass the directory to transformers.
 """
 
 import logging
@@ -22,7 +22,7 @@ from storage import durable
 
 logger = logging.getLogger(__name__)
 
-# Processors of pictures and sound, which nothing here uses; they can name other models.
+# Settings of image and audio processors, which are not used here; they can name other models.
 _REMOVED = (
     "preprocessor_config.json",
     "processor_config.json",
@@ -32,10 +32,10 @@ _REMOVED = (
 
 
 def clean_directory(directory: Path) -> None:
-    """Rewrite the settings in a model directory to what is known to be harmless.
+    """Reduce the settings in a model directory to those known to be harmless.
 
-    A file that has nothing else stays as it is. Raises `ValueError` for a file that is too large,
-    is no JSON object or has a value of the wrong type, and `OSError`.
+    A file with only such settings is not modified. Raises `ValueError` for a file that is too
+    large, is not a JSON object or has a value of the wrong type, and `OSError`.
     """
     for name, clean in _CLEANERS.items():
         settings = find_object(directory / name)

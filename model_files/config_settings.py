@@ -1,8 +1,8 @@
-"""A model's `config.json` and `generation_config.json`: what of them is passed to transformers.
+"""The settings of `config.json` and `generation_config.json` that are passed to transformers.
 
-Every architecture has keys of its own, so keys of `config.json` are not taken from a list. Instead
-no value is passed that could be a path or a place on the hub, and no key through which transformers
-chooses files, code or how attention is computed.
+Every architecture has its own keys, so `config.json` has no list of allowed keys. Instead, values
+that could be a path or a location on the hub are dropped, and so are keys through which
+transformers selects files, code or the implementation of attention.
 """
 
 import re
@@ -12,9 +12,9 @@ from typing import Any
 _KEY = re.compile(r"[A-Za-z0-9][\w.:*-]{0,127}")
 _MAX_TEXT_CHARACTERS = 4_096
 _MAX_DEPTH = 16
-# transformers sets keys that it does not know as attributes of its configuration. Names of files
-# and code; what replaces names of attributes; implementations, some of which are fetched; labels
-# and texts that no model that generates text reads.
+# transformers sets unknown keys as attributes of its configuration. Dropped are names of files and
+# code, attribute aliases, implementations, some of which are downloaded, and labels and texts that
+# text generation does not use.
 _DROPPED = frozenset(
     {
         "name_or_path",
@@ -81,15 +81,15 @@ _GENERATION_NUMBERS = frozenset(
 
 
 def clean_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a parsed `config.json`, or an object in it, without all that could name a file.
+    """Return a parsed `config.json`, or an object in it, without values that could name a file.
 
-    Raises `ValueError` for one that is nested too deep.
+    Raises `ValueError` if it is nested too deep.
     """
     return _clean_object(config, 0)
 
 
 def clean_generation_config(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a parsed `generation_config.json` sets to numbers or lists of numbers."""
+    """Return the known numeric settings of a parsed `generation_config.json`, and its version."""
     cleaned = {
         key: value
         for key, value in settings.items()
@@ -114,7 +114,7 @@ def _clean_object(value: Mapping[str, Any], depth: int) -> dict[str, Any]:
 
 
 def _clean_value(value: Any, depth: int) -> Any:
-    """Return what is kept of a value; None for a text that could be a path."""
+    """Return the harmless part of a value; None for a text that could be a path."""
     if isinstance(value, dict):
         ((tag, text), *more) = value.items() if value else [(None, None)]
         if not more and isinstance(text, str) and text in _INFINITE.get(str(tag), ()):
@@ -132,7 +132,7 @@ def _clean_value(value: Any, depth: int) -> Any:
 
 
 def _is_inert(text: str) -> bool:
-    """Tell whether a text can be neither a path out of a folder nor a place on the hub."""
+    """Return whether a text can be neither a path out of a folder nor a location on the hub."""
     is_path = "/" in text or "\\" in text or text.startswith("~") or text in (".", "..")
     return not is_path and len(text) <= _MAX_TEXT_CHARACTERS
 

@@ -1,4 +1,4 @@
-"""JSON files of a model directory, read within a limit of size."""
+"""Reading of the JSON files of a model directory, with a size limit."""
 
 import json
 from pathlib import Path
@@ -8,13 +8,13 @@ MAX_JSON_BYTES = 16 << 20
 
 
 def read_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Read a file that holds one JSON object.
+    """Read a file that contains one JSON object.
 
-    Raises `ValueError` for a file that is larger than `max_bytes`, is not valid JSON or holds no
+    Raises `ValueError` for a file that is larger than `max_bytes`, is not valid JSON or is not an
     object, and `OSError` if it cannot be read.
     """
     size_bytes = path.stat().st_size
-    if size_bytes > max_bytes:  # parsed, it would take some ten times as much memory
+    if size_bytes > max_bytes:  # the parsed value needs about ten times as much memory
         raise ValueError(
             f"{path.name} has {size_bytes:,} bytes; expected at most {max_bytes:,} in such a file"
         )
@@ -28,5 +28,5 @@ def read_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
 
 
 def find_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any] | None:
-    """Read a file as `read_object` does; None if there is no such file."""
+    """Read a file as `read_object` does; return None if the file does not exist."""
     return read_object(path, max_bytes) if path.is_file() else None

@@ -1,6 +1,6 @@
-"""Configuration and tokenizer of a model directory, made of what is known to be harmless in it.
+"""Loading of a model directory's configuration and tokenizer from settings known to be harmless.
 
-transformers is handed values, not the directory: what its files say beyond that is not followed.
+transformers gets values instead of the directory, so it ignores everything else in the files.
 """
 
 import inspect
@@ -39,17 +39,16 @@ _PASSED_ON = (
     *("fix_mistral_regex", "max_len", "model_input_names", "model_max_length", "padding_side"),
     *("split_special_tokens", "truncation_side"),
 )
-# transformers' classes have defaults for them, which early models do not write down.
+# transformers' classes have defaults for these tokens, which the files of early models omit.
 _CLASS_DEFAULTS = ("bos_token", "eos_token")
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
-    """Load the tokenizer that a directory's tokenizer.json holds.
+    """Load the tokenizer of a directory's tokenizer.json.
 
-    No other file is opened than those of the tokenizer and its templates, and no class that the
-    directory names is used. Raises `ValueError` for a tokenizer that cannot be loaded, or that
-    may take more time or memory than in proportion to a text, and `OSError` for a file that
-    cannot be read.
+    Opens only known files of the directory, and does not instantiate the tokenizer class that the
+    directory names. Raises `ValueError` for a tokenizer that cannot be loaded, or whose time or
+    memory may grow faster than linearly with a text, and `OSError` for an unreadable file.
     """
     path = directory / TOKENIZER_NAME
     if not path.is_file():
@@ -78,11 +77,11 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
 
 
 def load_config(directory: Path) -> PreTrainedConfig:
-    """Load a directory's config.json, without what could name a file, code or the hub.
+    """Load a directory's config.json without settings that could name a file, code or the hub.
 
-    Raises `ValueError` for a file that is no configuration that transformers knows and for a
-    directory whose weights are not those that are checked, and `OSError` for a file that cannot be
-    read.
+    Raises `ValueError` for a configuration that transformers does not know and for files that would
+    make transformers load other weights (`check_weight_files`), and `OSError` for an unreadable
+    file.
     """
     check_weight_files(directory)
     with tempfile.TemporaryDirectory(prefix="tuneserve-config-") as copy:
@@ -94,9 +93,9 @@ def load_config(directory: Path) -> PreTrainedConfig:
 
 
 def load_generation_config(directory: Path) -> GenerationConfig:
-    """Load a directory's generation_config.json, or else what its config.json says of generating.
+    """Load a directory's generation_config.json, or else the generation settings of config.json.
 
-    Raises as `load_config` does.
+    Raises `ValueError` for an invalid file, and `OSError` for an unreadable one.
     """
     settings = find_object(directory / GENERATION_NAME)
     if settings is None:
@@ -106,7 +105,7 @@ def load_generation_config(directory: Path) -> GenerationConfig:
 
 
 def _list_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """List the arguments of a tokenizer as transformers derives them from settings."""
+    """Return the tokenizer's constructor arguments, derived from settings as transformers does."""
     arguments = {key: settings[key] for key in _PASSED_ON if key in settings}
     extra = settings.get("extra_special_tokens", [])
     if isinstance(extra, list):
@@ -130,7 +129,7 @@ def _list_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _list_named_tokens(settings: Mapping[str, Any]) -> dict[str, str | AddedToken]:
-    """List the tokens that have names, standard ones and those of the model's own."""
+    """Return the named tokens by name, both standard and model-specific ones."""
     named = dict(settings.get("model_specific_special_tokens", {}))
     extra = settings.get("extra_special_tokens")
     if isinstance(extra, dict):
@@ -151,7 +150,7 @@ def _make_token(value: Any) -> str | AddedToken:
 
 
 def _replace_slow_patterns(backend: Any) -> None:
-    """Replace patterns of published tokenizers that are slow for some texts by equivalent ones."""
+    """Replace patterns of published tokenizers that are slow on some texts by equivalent ones."""
     steps = backend.pre_tokenizer
     if not isinstance(steps, pre_tokenizers.Sequence):
         return
@@ -164,7 +163,7 @@ def _replace_slow_patterns(backend: Any) -> None:
 def _add_class_defaults(
     tokenizer: PreTrainedTokenizerFast, directory: Path, settings: Mapping[str, Any]
 ) -> None:
-    """Give a tokenizer the tokens that its class has by default, if they are in its vocabulary."""
+    """Set missing BOS and EOS tokens to the defaults of the class, if the vocabulary has them."""
     missing = [name for name in _CLASS_DEFAULTS if getattr(tokenizer, name) is None]
     if not missing:
         return
@@ -175,7 +174,7 @@ def _add_class_defaults(
         return
     found = tokenizer_class_from_name(name)
     if not (inspect.isclass(found) and issubclass(found, PreTrainedTokenizerBase)):
-        return  # what it needs is not installed
+        return  # a library that the class needs is not installed
     parameters = inspect.signature(found).parameters
     for token_name in missing:
         default = parameters[token_name].default if token_name in parameters else None

@@ -1,4 +1,4 @@
-"""Keys and files through which a model would have transformers open others or run code."""
+"""Rejection of keys and files that would make transformers open other files or run code."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,8 @@ from typing import Any
 
 from model_files.json_files import find_object
 
-# Besides `*_file`. `vocab` and `merges` may hold a vocabulary; a string is opened as a file.
+# In addition to `*_file`. A string in `vocab` or `merges` is opened as a file; non-strings are the
+# vocabulary itself.
 _FILE_KEYS = frozenset(
     {
         "vocab",
@@ -19,7 +20,7 @@ _FILE_KEYS = frozenset(
         "transformers_weights",
     }
 )
-# transformers itself wrote where these files were when it saved a tokenizer; they are left out.
+# transformers itself wrote the paths of these files when it saved a tokenizer; they are ignored.
 _LEFTOVERS = frozenset(
     {
         "tokenizer_file",
@@ -35,7 +36,7 @@ _SHARD_NAME = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
 
 
 def check_weight_files(directory: Path) -> None:
-    """Check that transformers would load the weights of the model itself and no others.
+    """Check that transformers would load no other weights than those of the model itself.
 
     Raises `ValueError` that names the file.
     """
@@ -49,7 +50,7 @@ def check_weight_files(directory: Path) -> None:
 
 
 def check_keys(directory: Path) -> None:
-    """Check that no JSON file of settings names a file to open or code to run.
+    """Check that no JSON settings file names a file to open or code to run.
 
     Raises `ValueError` that names the file, the key and the value.
     """
@@ -75,7 +76,7 @@ def _check_key(name: str, key: str, value: Any) -> None:
 
 
 def _walk(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every key of an object and of the objects in it, with its value."""
+    """Yield every key and value of an object and of all nested objects."""
     pending = [value]
     while pending:
         value = pending.pop()

@@ -1,4 +1,4 @@
-"""Whether a configuration describes a causal language model in a form that can be trained."""
+"""Checks that a configuration describes a causal language model that can be trained."""
 
 from typing import Any
 
@@ -7,15 +7,15 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 
-# Encoders that transformers loads as causal models although each position sees the ones after it,
-# unless the configuration says `is_decoder`; not among its masked language models.
+# Encoders that transformers loads as causal models and does not list as masked language models.
+# Each position attends to later positions unless the configuration sets `is_decoder`.
 _OTHER_ENCODERS = frozenset({"bert-generation", "xlnet"})
 
 
 def check_causal_task(config: Any, name: str) -> None:
-    """Raise `ValueError` for a model that transformers would load but that is no causal one.
+    """Raise `ValueError` for a model that transformers would load but that is not causal.
 
-    `name` is that of the model, for the message.
+    `name` is the model's name for the error message.
     """
     model_type = str(config.model_type)
     shown = f"{name!r} has the architecture {_name_architecture(config)}"

@@ -1,6 +1,7 @@
-"""What a tokenizer may be made of, looked up in the tokenizer as it was loaded.
+"""Checks of the components of a loaded tokenizer.
 
-The file is not looked at: what another reader of JSON finds in it need not be what was loaded.
+The loaded object is checked instead of its file, because another JSON parser might read the file
+differently.
 """
 
 import base64
@@ -16,13 +17,13 @@ from model_files.tokenizer_settings import MAX_ADDED_TOKENS, MAX_TOKEN_CHARACTER
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-MAX_TOKENIZER_BYTES = 64 << 20  # twice what the largest published models have
-_MAX_ENTRIES = 1 << 19  # twice what the largest published models that generate text have
+MAX_TOKENIZER_BYTES = 64 << 20  # twice the size in the largest published models
+_MAX_ENTRIES = 1 << 19  # twice the number in the largest published text generation models
 _MAX_ADDED_CHARACTERS = 2_000_000
-_MAX_UNUSED_TOKENS = 1_024  # that the model has no embedding for
+_MAX_UNUSED_TOKENS = 1_024  # tokens without an embedding in the model
 _MAX_ENTRY_CHARACTERS = 1_024
 _MAX_AFFIX_CHARACTERS = 16
-_MAX_PIECE_CHARACTERS = 128  # Unigram compares each place with pieces of every length
+_MAX_PIECE_CHARACTERS = 128  # Unigram looks up pieces of every length at each position
 _MAX_WORD_CHARACTERS = 200
 _MAX_STEPS = 32
 _MAX_GROWTH = 16.0
@@ -32,9 +33,9 @@ _STEPS = ("normalizer", "pre_tokenizer", "decoder", "post_processor")
 
 
 def check_tokenizer(tokenizer: "PreTrainedTokenizerFast") -> None:
-    """Check that a tokenizer takes time and memory in proportion to a text.
+    """Check that a tokenizer's time and memory are proportional to the length of a text.
 
-    Raises `ValueError` that names the part, the value found and what was expected.
+    Raises `ValueError` that names the component, the value found and what was expected.
     """
     added = tokenizer.added_tokens_decoder
     if len(added) > MAX_ADDED_TOKENS:
@@ -61,10 +62,11 @@ def check_tokenizer(tokenizer: "PreTrainedTokenizerFast") -> None:
 
 
 def check_vocabulary(tokenizer: "PreTrainedTokenizerFast", vocab_size: int) -> None:
-    """Check that a vocabulary is no larger than that of the model, `vocab_size`.
+    """Check the size of a vocabulary against the model's `vocab_size`, and the length of entries.
 
-    Lists the whole vocabulary, which takes some 0.1 s and 100 bytes for each entry. Raises
-    `ValueError` that says what was found and expected.
+    Also checks the number of tokens that the tokenizer adds around a text. Lists the whole
+    vocabulary, which takes about 0.1 s and 100 bytes per entry. Raises `ValueError` with the value
+    found and the value expected.
     """
     num_entries, limit = len(tokenizer), min(vocab_size + _MAX_UNUSED_TOKENS, _MAX_ENTRIES)
     if num_entries > limit:
@@ -89,7 +91,7 @@ def check_vocabulary(tokenizer: "PreTrainedTokenizerFast", vocab_size: int) -> N
 
 
 def _check_step(name: str, step: dict[str, Any]) -> None:
-    """Check one step of a tokenizer, which may be a sequence of others."""
+    """Check one pipeline step of a tokenizer, which may be a sequence of steps."""
     growth, parts = 1.0, [part for part in _walk(step) if isinstance(part.get("type"), str)]
     if len(parts) > _MAX_STEPS:
         raise ValueError(
@@ -112,8 +114,8 @@ def _check_step(name: str, step: dict[str, Any]) -> None:
 
 
 def _measure_growth(replace: dict[str, Any]) -> float:
-    """Return how much longer a text may become when a part of it is replaced."""
-    found = replace.get("pattern", {}).get("String") or "?"  # a regular expression matches one
+    """Return the factor by which a replacement may lengthen a text."""
+    found = replace.get("pattern", {}).get("String") or "?"  # a regex may match one character
     return max(1.0, len(replace.get("content", "")) / len(found))
 
 
@@ -126,9 +128,9 @@ def _check_affix(name: str, text: Any) -> None:
 
 
 def _check_charsmap(encoded: Any) -> None:
-    """Check the table of a SentencePiece normaliser: a trie, then texts that end with a zero.
+    """Check the table of a SentencePiece normalizer: a trie, then zero-terminated texts.
 
-    Whatever its trie says, a character becomes no more than the longest of these texts.
+    For any trie, a character is replaced by at most the longest of these texts.
     """
     table = base64.b64decode(encoded) if isinstance(encoded, str) else bytes(encoded)
     start = 4 + int.from_bytes(table[:4], "little")
@@ -144,7 +146,7 @@ def _check_model(model: Any) -> None:
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         _check_affix(name, getattr(model, name, None))
     longest = getattr(model, "max_input_chars_per_word", 0)
-    if longest > _MAX_WORD_CHARACTERS:  # a word takes the square of its length
+    if longest > _MAX_WORD_CHARACTERS:  # the time for a word is quadratic in its length
         raise ValueError(
             f"the tokenizer's max_input_chars_per_word is {longest:,}; expected at most "
             f"{_MAX_WORD_CHARACTERS:,}"
@@ -152,7 +154,7 @@ def _check_model(model: Any) -> None:
 
 
 def _walk(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield every object in a value."""
+    """Yield every JSON object in a value, including nested ones."""
     pending = [value]
     while pending:
         value = pending.pop()

@@ -1,4 +1,4 @@
-"""Faults of the library `tokenizers`, which is written in Rust, as exceptions of one type."""
+"""Translation of faults of the Rust library `tokenizers` to one exception type."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,16 +7,16 @@ _PANIC = "PanicException"
 
 
 class TokenizerFaultError(ValueError):
-    """The tokenizer of a model cannot be loaded, or failed at a text."""
+    """The tokenizer of a model cannot be loaded, or failed on a text."""
 
 
 @contextmanager
 def translate_faults() -> Iterator[None]:
-    """Raise `TokenizerFaultError` in place of what the library raises in the body.
+    """Translate exceptions that the library raises in the body to `TokenizerFaultError`.
 
-    Its exceptions are plain `Exception`s. A panic is a `BaseException` of a class that no module
-    exports: `except Exception` does not catch it, so it would end the thread or the loop that uses
-    the tokenizer.
+    The library raises plain `Exception`s. A panic is a `BaseException` of a class that no module
+    exports: `except Exception` does not catch it, so it would end the thread or the event loop that
+    uses the tokenizer.
     """
     try:
         yield

@@ -1,13 +1,13 @@
-r"""Regular expressions of tokenizers whose time grows with the length of a text and no faster.
+r"""Checks that the regular expressions of a tokenizer match in linear time.
 
-The library `tokenizers` matches with backtracking: `(a|a)*b` takes twice as long for every `a`, and
-` +x` takes the square of a run of spaces, so that one message stops a process for minutes. A model
-from elsewhere may have the patterns that this module can account for:
+The library `tokenizers` matches with backtracking: the time of `(a|a)*b` doubles with every `a`,
+and that of ` +x` is quadratic in a run of spaces, so that one message can block a process for
+minutes. An imported model may only have patterns that this module recognizes as linear:
 
-- alternatives that repeat a part without limit only where nothing after it can fail, such as
+- alternatives that repeat a part without limit only if nothing after it can fail, such as
   ` ?\p{L}+` or `\p{N}{1,3}`;
-- sequences of alternatives in which the next one takes what a failed one has looked at, as they
-  stand in the tokenizers of GPT-4, Llama 3, Qwen, DeepSeek and others;
+- sequences of alternatives in which the next one matches what a failed one has scanned, as in the
+  tokenizers of GPT-4, Llama 3, Qwen, DeepSeek and others;
 - some whole patterns of published models.
 """
 
@@ -16,9 +16,9 @@ from itertools import product
 
 _MAX_CHARACTERS = 4_096
 _MAX_ALTERNATIVES = 32
-_MAX_PARTS = 32  # of one alternative; each is a step at each place of a text
+_MAX_PARTS = 32  # of one alternative; each is a step at each position of a text
 _MAX_CHOICES = 64
-"""In how many ways the parts of an alternative before one without limit may match."""
+"""Most ways in which the bounded parts of one alternative may match."""
 
 _CLASS_ITEM = r"\\[sSdDwWrnt]|\\[pP]\{\^?\w+\}|\\[^\w\s]|[^\\\[\]]"
 _ATOM = (
@@ -39,7 +39,7 @@ _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
 def _list_cased_words() -> list[tuple[str, ...]]:
-    """List the two alternatives for words with capitals: what the first leaves the second takes."""
+    """List the pairs of alternatives for cased words; the second matches where the first fails."""
     before = r"[^\r\n\p{L}\p{N}]?"
     return [
         (
@@ -63,21 +63,21 @@ _WHOLE = frozenset(
     {
         r"(?:\r?\n)+(?!\r?\n)",  # Laguna
         r"(?<!\s)\s+$",
-        r"^▁+$",  # beginnings and ends of lines are few
+        r"^▁+$",  # a text has few line starts and ends
         r"<sentinel:[0-9]+>",  # Chameleon
         r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
     }
 )
 
 FASTER_PATTERNS = {r"\s+$": r"(?<!\s)\s+$"}
-"""Patterns of DeepSeek's that take the square of a run, and such that find the same in any text.
+"""Patterns of DeepSeek with quadratic time in a run of spaces, and equivalent linear patterns.
 
-The first match in a run of spaces begins where the run begins, and there is no second one.
+The first match in a run of spaces begins at the start of the run, and there is no second match.
 """
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise `ValueError` for a pattern that may take more than time in proportion to a text."""
+    """Raise `ValueError` for a pattern that is not known to match in linear time."""
     if pattern in _WHOLE:
         return
     if len(pattern) > _MAX_CHARACTERS:
@@ -105,7 +105,7 @@ def check_pattern(pattern: str) -> None:
 
 
 def _count_known(alternatives: list[str]) -> int:
-    """Return how many of the first alternatives are a known sequence."""
+    """Return the length of the known sequence at the start of `alternatives`, or 0."""
     for sequence in _SEQUENCES:
         if tuple(alternatives[: len(sequence)]) == sequence:
             return len(sequence)
@@ -113,7 +113,7 @@ def _count_known(alternatives: list[str]) -> int:
 
 
 def _split_alternatives(pattern: str) -> list[str]:
-    """Split a pattern at each `|` that stands in no group and no class."""
+    """Split a pattern at each `|` outside of groups and character classes."""
     alternatives, depth_class, depth_group, start, place = [], 0, 0, 0, 0
     while place < len(pattern):
         character = pattern[place]
@@ -133,7 +133,7 @@ def _split_alternatives(pattern: str) -> list[str]:
 
 
 def _is_linear(alternative: str) -> bool:
-    """Tell whether an alternative ends within a few steps, or repeats a part and cannot fail."""
+    """Return whether an alternative takes few steps, or cannot fail after an unbounded part."""
     place, num_parts, num_choices, is_repeated = 0, 0, 1, False
     while place < len(alternative):
         part = _PART.match(alternative, place)
@@ -146,7 +146,7 @@ def _is_linear(alternative: str) -> bool:
         ways = _count_ways(part)
         is_optional = part["times"] is not None and part["times"][0] in "?*"
         if ways is None:
-            if part["inner"] is not None:  # a group, whose own parts could match in two ways
+            if part["inner"] is not None:  # a repeated group can match the same text in two ways
                 return False
             if is_repeated and not is_optional:
                 return False
@@ -159,7 +159,7 @@ def _is_linear(alternative: str) -> bool:
 
 
 def _count_ways(part: re.Match[str]) -> int | None:
-    """Return in how many ways a part may match at one place; None for one without limit."""
+    """Return the number of ways a part may match at one position; None if it is unbounded."""
     times = part["times"]
     own = 1 if part["inner"] is None else part["inner"].count("|") + 1
     if times is None:

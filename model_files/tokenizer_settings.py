@@ -1,7 +1,7 @@
-"""The settings of a model's tokenizer: those keys of its JSON files that are known to be harmless.
+"""The settings of a model's tokenizer, limited to keys that are known to be harmless.
 
 transformers passes every key of `tokenizer_config.json` to the class that the same file names, and
-some of these classes open what they get as a file. So keys are taken from a list.
+some of these classes open a value as a file. Therefore only listed keys are passed on.
 """
 
 import re
@@ -18,7 +18,7 @@ _MAX_EXTRA_TOKENS = 2_048  # transformers compares each of them with all others
 _MAX_TEMPLATES = 16
 _MAX_TEMPLATE_CHARACTERS = 1_000_000
 _MAX_TEMPLATE_BYTES = 16 << 20
-_MAX_SPECIAL_TOKENS_BYTES = 1 << 20  # a dozen names
+_MAX_SPECIAL_TOKENS_BYTES = 1 << 20  # the file usually has a dozen names
 
 STANDARD_TOKENS = (
     "bos_token",
@@ -58,21 +58,21 @@ _SIDES = frozenset({"padding_side", "truncation_side"})
 _EXTRA_TOKENS = ("extra_special_tokens", "additional_special_tokens")
 _TOKEN_FLAGS = frozenset({"lstrip", "rstrip", "normalized", "single_word", "special"})
 _INPUT_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
-# Names of transformers' classes of tokenizers; `AutoTokenizer` would read the same file again.
+# Names of transformers' tokenizer classes except `AutoTokenizer`, which would read the file again.
 _CLASS = re.compile(
     r"(?!Auto)[A-Z]\w{0,60}Tokenizer(Fast)?|PreTrainedTokenizerFast|TokenizersBackend"
 )
 
 
 def read_tokenizer_settings(directory: Path) -> dict[str, Any]:
-    """Read what a model directory says about its tokenizer, as transformers would put it together.
+    """Read the tokenizer settings of a model directory, merged from its files as in transformers.
 
-    Only keys that are known to be harmless are in it; the chat template is that which is used, a
-    string or an object of strings by name. Raises `ValueError` for a file that is too large or is
-    no JSON object, and for a value of the wrong type.
+    The result has only keys that are known to be harmless. Its chat template is the one that
+    transformers would use: a string, or a dict of strings by name. Raises `ValueError` for a file
+    that is too large or is not a JSON object, and for a value of the wrong type.
     """
     settings = clean_tokenizer_settings(find_object(directory / SETTINGS_NAME) or {})
-    if "added_tokens_decoder" not in settings:  # a tokenizer of an early transformers
+    if "added_tokens_decoder" not in settings:  # saved by an early version of transformers
         found = find_object(directory / SPECIAL_TOKENS_NAME, _MAX_SPECIAL_TOKENS_BYTES)
         _merge_special_tokens(settings, clean_special_tokens(found or {}))
     if additional := settings.pop("additional_special_tokens", None):
@@ -87,7 +87,7 @@ def read_tokenizer_settings(directory: Path) -> dict[str, Any]:
 def clean_tokenizer_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the harmless keys of a parsed `tokenizer_config.json`.
 
-    Raises `ValueError` that names a key whose value is of the wrong type, or too large.
+    Raises `ValueError` that names a key whose value has the wrong type or is too large.
     """
     cleaned = {}
     for key, value in settings.items():
@@ -97,7 +97,7 @@ def clean_tokenizer_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def clean_special_tokens(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tokens that a parsed `special_tokens_map.json` names.
+    """Return the tokens in a parsed `special_tokens_map.json`.
 
     Raises `ValueError` as `clean_tokenizer_settings` does.
     """
@@ -120,7 +120,7 @@ def list_templates(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def name_token(value: Any) -> str:
-    """Return the text of a token, which settings write as a string or as an object."""
+    """Return the text of a token, which is a string or an object in the settings."""
     return str(value["content"] if isinstance(value, dict) else value)
 
 
@@ -134,7 +134,7 @@ def _merge_special_tokens(settings: dict[str, Any], tokens: Mapping[str, Any]) -
 
 
 def _clean(file: str, key: str, value: Any) -> Any:
-    """Return what is kept of a value, None if nothing; raises `ValueError` for a wrong type."""
+    """Return the harmless part of a value, or None; raise `ValueError` for a wrong type."""
     if key in _EXTRA_TOKENS or key == "model_specific_special_tokens":
         return _clean_extra_tokens(file, key, value)
     if _TOKEN_KEY.fullmatch(key):
@@ -200,12 +200,12 @@ def _clean_added_tokens(file: str, key: str, value: Any) -> dict[str, Any]:
         is_entry = token_id.isdecimal() and len(token_id) <= 9 and isinstance(token, dict)
         _expect(file, f"{key}.{token_id[:20]}", token, is_entry, "a token under its id")
         cleaned[token_id] = _clean_token(file, f"{key}.{token_id}", token)
-        cleaned[token_id].pop("__type", None)  # transformers wants it in all others only
+        cleaned[token_id].pop("__type", None)  # transformers expects it everywhere but here
     return cleaned
 
 
 def _clean_templates(file: str, value: Any) -> Any:
-    """Return a template, or several as a list or an object; None if there is none."""
+    """Return a template, or several as a list or a dict; None if there is none."""
     if isinstance(value, list):
         kept = [
             {"name": one["name"], "template": one["template"]}
@@ -240,7 +240,7 @@ def _clean_names(file: str, key: str, value: Any) -> Any:
 
 
 def _read_template_files(directory: Path) -> str | dict[str, str] | None:
-    """Read templates that are files of their own, which come before those of the settings."""
+    """Read the template files, which take precedence over templates in the settings."""
     files = {"default": directory / "chat_template.jinja"}
     more = sorted((directory / "additional_chat_templates").glob("*.jinja"))
     files.update((file.stem, file) for file in more)

@@ -1,6 +1,6 @@
-"""The headers of a model directory's safetensors files: names, types and shapes, without values.
+"""The headers of a model directory's safetensors files: tensor names, dtypes and shapes.
 
-Needs no torch, and reads a few kilobytes of files of any size.
+Needs no torch, and reads a few kilobytes per file, regardless of its size.
 """
 
 import json
@@ -23,29 +23,29 @@ _MAX_SHOWN = 5
 
 
 class TensorHeader(NamedTuple):
-    """What a file says of one tensor."""
+    """The header entry of one tensor."""
 
     dtype: str
-    """In the words of safetensors, such as 'BF16'."""
+    """In the notation of safetensors, such as 'BF16'."""
     shape: tuple[int, ...]
 
     @property
     def num_elements(self) -> int:
-        """Elements of the tensor."""
+        """Number of elements of the tensor."""
         return math.prod(self.shape)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its values in the file."""
+        """Size of the tensor's values in the file, in bytes."""
         bits = 8 if self.dtype == "BOOL" else int(_BITS.findall(self.dtype)[0])
         return self.num_elements * bits // 8
 
 
 def read_weight_headers(directory: Path) -> dict[str, TensorHeader]:
-    """Read the headers of the files that transformers would load, and compare them with their size.
+    """Read the headers of the files that transformers would load, and check the file sizes.
 
     Raises `ValueError` that names the file, for weights in another format, a file that is missing,
-    cut off or no safetensors file, and an index that does not fit its files.
+    truncated or not a safetensors file, and an index that does not match its files.
     """
     if (directory / WEIGHTS_NAME).is_file():
         return _read_header(directory / WEIGHTS_NAME)
@@ -67,7 +67,7 @@ def read_weight_headers(directory: Path) -> dict[str, TensorHeader]:
 
 
 def name_some(names: Iterable[str]) -> str:
-    """Name the first few of many, in their order, and how many more there are."""
+    """Format the first few of many names, sorted, and the number of the remaining ones."""
     ordered = sorted(names)
     more = f" and {len(ordered) - _MAX_SHOWN} more" if len(ordered) > _MAX_SHOWN else ""
     return ", ".join(map(repr, ordered[:_MAX_SHOWN])) + more
@@ -112,7 +112,7 @@ def _parse_tensor(tensor: Any) -> TensorHeader:
 
 
 def _explain_no_weights(directory: Path) -> str:
-    """Say what there is instead of weights, and what to do."""
+    """Return a message with the files found instead of weights, and what to do."""
     expected = f"expected {WEIGHTS_NAME}, or {INDEX_NAME} and its files"
     if (directory / _ADAPTER_NAME).is_file():
         return (

@@ -1,4 +1,4 @@
-"""Keeps every alias that is in use answering while it moves from model to model."""
+"""Hand-over of aliases from model to model without interrupting requests."""
 
 import asyncio
 import logging
@@ -26,12 +26,12 @@ from storage.locks import HeldError, take_turn
 logger = logging.getLogger(__name__)
 
 _MAX_LOST = 6
-_LOST_DELAY_S = 5.0  # before the second try, and twice as long before each one more
+_LOST_DELAY_S = 5.0  # before the second attempt; doubles before each further attempt
 
 
 @dataclass(frozen=True)
 class _Target:
-    """The model that answers for an alias, held while it does."""
+    """The model that serves an alias, with the open lock that prevents its deletion."""
 
     model: StoredModel
     held: IO[bytes]
@@ -39,22 +39,22 @@ class _Target:
 
 @dataclass(frozen=True)
 class _Failure:
-    """A model that an alias could not be moved to, which is tried again at a monotonic time."""
+    """A failed move of an alias to a model; `retry_at` is a monotonic time in seconds."""
 
     model_id: str
     outcome: Outcome
     num_lost: int
-    """How often the process ended that was to load it."""
+    """How many times the process that loads the model has ended."""
     retry_at: float
 
 
 class AliasFollower:
-    """Knows which model answers for an alias here and now.
+    """Tracks which model serves each alias in this replica and performs hand-overs.
 
-    When an alias moves, the new model is loaded and warmed up beside the old one, which answers
-    until then. Where memory does not hold both, the old one ends its answers and leaves first, and
-    requests wait. A new model that does not load changes nothing. Those who share the file `turn`
-    move one after the other. Belongs to one event loop.
+    When an alias moves, the new model is loaded and warmed up while the old model keeps serving. If
+    memory does not fit both, the old model finishes its running requests and is evicted first;
+    requests are queued meanwhile. If the new model fails to load, the alias stays with the old one.
+    Replicas that share the lock file `turn` hand over one at a time. Use from one event loop only.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class AliasFollower:
         self._poll_s = poll_s
         self._targets: dict[str, _Target] = {}
         self._wanted: dict[str, str] = {}  # the ids of the models that aliases should point to
-        self._coming: dict[str, str] = {}  # and of those that they are moving to
+        self._coming: dict[str, str] = {}  # the ids of the models that aliases are moving to
         self._moves: dict[str, asyncio.Task[None]] = {}
         self._failed: dict[str, _Failure] = {}
         self._has_looked = asyncio.Event()
@@ -85,11 +85,11 @@ class AliasFollower:
 
     @property
     def is_following(self) -> bool:
-        """Whether moves are still noticed."""
+        """Whether the follower still polls the aliases."""
         return not self._task.done()
 
     def close(self) -> None:
-        """Stop following, and let the models go."""
+        """Stop following aliases and release the locks on their models."""
         for task in (self._task, *self._moves.values()):
             task.cancel()
         for alias in list(self._targets):
@@ -100,7 +100,7 @@ class AliasFollower:
         await self._has_looked.wait()
 
     def resolve(self, name: str) -> tuple[StoredModel, str | None]:
-        """Return the model that answers for a name, and the alias if the name is one.
+        """Return the model that serves a name, and the name again if it is an alias.
 
         Raises `ModelNotFoundError`.
         """
@@ -110,19 +110,19 @@ class AliasFollower:
         return model, name if name != model.id else None
 
     def start_with(self, alias: str, model: StoredModel) -> None:
-        """Follow an alias from now on, which the loaded `model` answers for."""
+        """Follow an alias from now on; the loaded `model` serves it."""
         if alias not in self._targets:
             self._point(alias, model)
 
     def list_aliases(self, model_id: str) -> list[str]:
-        """List the aliases that a model answers for."""
+        """List the aliases that a model serves."""
         return sorted(
             alias for alias, target in self._targets.items() if target.model.id == model_id
         )
 
     def _point(self, alias: str, model: StoredModel) -> None:
         before = self._targets.get(alias)
-        self._targets[alias] = _Target(model, model.hold())  # it answers, so nobody may delete it
+        self._targets[alias] = _Target(model, model.hold())  # a serving model cannot be deleted
         if before is not None:
             before.held.close()
         self._keep_targets()
@@ -133,7 +133,7 @@ class AliasFollower:
             self._keep_targets()
 
     def _keep_targets(self) -> None:
-        """Put out last what aliases answer with, and what they are moving to."""
+        """Evict the models that aliases use or are moving to after all other models."""
         answering = {target.model.id for target in self._targets.values()}
         self._models.keep({*answering, *self._coming.values()})
 
@@ -143,7 +143,7 @@ class AliasFollower:
             try:
                 aliases = await asyncio.to_thread(self._store.read_aliases)
             except (OSError, DamagedFileError) as exc:
-                if str(exc) != unreadable:  # once, not every second
+                if str(exc) != unreadable:  # log a problem once, not at every poll
                     unreadable = str(exc)
                     logger.exception("the aliases cannot be read; they stay as they were")
             else:
@@ -177,24 +177,24 @@ class AliasFollower:
         return time.monotonic() >= failure.retry_at
 
     async def _follow(self, alias: str, model_id: str) -> None:
-        # Nobody uses the new model yet: it must not be put out before the alias points to it.
+        # The new model has no requests yet: it must not be evicted before the alias points to it.
         self._coming[alias] = model_id
         self._keep_targets()
         before = self._targets.get(alias)
         old = None if before is None else before.model
         try:
             model = self._store.get(model_id)
-            if old is None:  # nobody else can answer for it
+            if old is None:  # no model serves the alias, so do not wait for the lock
                 has_moved = await self._move(alias, None, model)
             else:
                 async with self._take_turn():
                     is_wanted = self._wanted.get(alias) == model_id
                     has_moved = is_wanted and await self._move(alias, old, model)
-        except (OverloadedError, DeadlineExceededError) as exc:  # it is tried again
+        except (OverloadedError, DeadlineExceededError) as exc:  # retried at the next poll
             self._note_failure(alias, "postponed", model_id, old, str(exc))
         except EngineLostError as exc:
             self._note_loss(alias, model_id, old, str(exc))
-        except Exception as exc:  # a model file can fail in any way, and the old model must go on
+        except Exception as exc:  # loading can fail in any way; the old model must keep serving
             logger.exception("%s cannot move to model %s", alias, model_id)
             reason = str(exc) if isinstance(exc, ServingError) else "see the server's log"
             self._note_failure(alias, "refused", model_id, old, reason, retry_at=math.inf)
@@ -209,9 +209,9 @@ class AliasFollower:
 
     @asynccontextmanager
     async def _take_turn(self) -> AsyncIterator[None]:
-        """Wait until nobody else is moving: to load takes what the others answer with.
+        """Hold the hand-over lock; loading uses memory and CPU that other replicas need to serve.
 
-        Not on a thread, which would wait on when the task is cancelled.
+        Polls instead of blocking in a thread, which would keep waiting after the task is cancelled.
         """
         with ExitStack() as stack:
             while True:
@@ -234,7 +234,7 @@ class AliasFollower:
             return True
         if others := [name for name in self.list_aliases(old.id) if name != alias]:
             raise OverloadedError(f"{reason}; and {others[0]!r} still answers with {old.id!r}")
-        await asyncio.to_thread(model.verify)  # before anybody has to wait for it
+        await asyncio.to_thread(model.verify)  # before requests are queued
         self._note(alias, "draining", model.id, old, reason)
         has_moved = await self._models.replace(
             old, model, lambda: self._wanted.get(alias) == model.id
@@ -244,7 +244,7 @@ class AliasFollower:
         return has_moved
 
     def _note_loss(self, alias: str, model_id: str, old: StoredModel | None, reason: str) -> None:
-        """Have it tried again, less and less often: the model need not be to blame, but may be."""
+        """Schedule a retry with backoff: the model may or may not be the cause of the loss."""
         before = self._failed.get(alias)
         num_lost = 1 + (before.num_lost if before and before.model_id == model_id else 0)
         outcome: Outcome = "postponed" if num_lost < _MAX_LOST else "refused"
@@ -276,7 +276,7 @@ class AliasFollower:
     ) -> None:
         before = None if old is None else old.id
         logger.info("%s, model %s (before: %s): %s: %s", alias, model_id, before, outcome, message)
-        if old is None and outcome == "moved":  # a start, not a move
+        if old is None and outcome == "moved":  # the first load, not a hand-over
             return
         self._telemetry.note_handover(alias, outcome)
         try:

@@ -1,4 +1,4 @@
-"""The moves of one alias, and how they are stored: as many as rolling back needs, not all.
+"""The history of one alias and its stored form; moves that no rollback needs are dropped.
 
 An entry of `aliases.json` is `{"model", "history": [{"model", "at", "rollback"}], "past_models"}`.
 Keys that a newer version added to an entry or a move are kept.
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 MAX_MOVES = 1_000
-"""Moves of an alias on record; one more, and the oldest are dropped."""
+"""Most moves stored per alias; when one more is added, the oldest are dropped."""
 
 KEPT_MOVES = 500
-"""Moves that are kept then, the newest."""
+"""Number of newest moves that are kept when old ones are dropped."""
 
 KEPT_STEPS = 100
-"""Rollbacks that are possible from before those; what they lead to is kept as well."""
+"""Number of older moves that are kept in addition, as targets of further rollbacks."""
 
 _ENTRY_KEYS = frozenset({"model", "history", "past_models"})
 _MOVE_KEYS = frozenset({"model", "at", "rollback"})
@@ -23,9 +23,9 @@ _MOVE_KEYS = frozenset({"model", "at", "rollback"})
 
 @dataclass(frozen=True)
 class AliasMove:
-    """An alias was pointed to `model_id` at `at`, in Unix seconds; None: it was removed.
+    """A move of an alias to `model_id` at `at`, in Unix seconds; None: the alias was removed.
 
-    `more` has the keys of a newer version.
+    `more` has the keys that a newer version wrote.
     """
 
     model_id: str | None
@@ -38,8 +38,8 @@ class AliasMove:
 class AliasHistory:
     """The moves of an alias, oldest first.
 
-    `past_models` are the models of moves that were dropped, and of no other; `more` has the keys of
-    a newer version.
+    `past_models` are the models that occur in dropped moves only; `more` has the keys that a newer
+    version wrote.
     """
 
     moves: tuple[AliasMove, ...] = ()
@@ -56,9 +56,9 @@ class AliasHistory:
         return {*self.past_models, *(move.model_id for move in self.moves if move.model_id)}
 
     def add(self, move: AliasMove) -> "AliasHistory":
-        """Return the history with one move more, and with fewer old ones beyond `MAX_MOVES`.
+        """Return the history with `move` appended; drop old moves beyond `MAX_MOVES`.
 
-        Models of dropped moves stay in `past_models`: their ids are never given again.
+        Models of dropped moves stay in `past_models`: their ids are never reused.
         """
         moves = (*self.moves, move)
         if len(moves) <= MAX_MOVES:
@@ -72,9 +72,9 @@ class AliasHistory:
 
 
 def list_earlier(moves: Iterable[AliasMove]) -> list[str]:
-    """Return the models that rolling back leads to, one after the other.
+    """Return the targets of successive rollbacks, nearest first.
 
-    A rollback undoes moves, so it is none to roll back to itself.
+    A rollback undoes moves, so it is not itself a move that can be rolled back to.
     """
     names = [move.model_id for move in _find_standing(moves)]
     return [name for name in names[-2::-1] if name is not None]
@@ -90,7 +90,7 @@ def _find_standing(moves: Iterable[AliasMove]) -> list[AliasMove]:
         if move.is_rollback:
             while standing and standing[-1].model_id != move.model_id:
                 standing.pop()
-        if not move.is_rollback or not standing:  # the move that it leads back to was dropped
+        if not move.is_rollback or not standing:  # the target move of the rollback was dropped
             standing.append(move)
     return standing
 

@@ -1,4 +1,4 @@
-"""Names that move from model to model, with the moves that they made."""
+"""Aliases: names that point to models, with the history of their moves."""
 
 import logging
 import shutil
@@ -25,18 +25,18 @@ from storage.locks import take_turn
 logger = logging.getLogger(__name__)
 
 MAX_ALIASES = 1_000
-"""Names on record, those of removed aliases included: their histories are kept."""
+"""Most alias names on record, including removed aliases, whose histories are kept."""
 
 
 @dataclass(frozen=True)
 class Alias:
-    """Where an alias points, and the moves that it made, oldest first."""
+    """The model that an alias points to, and the moves of the alias, oldest first."""
 
     model_id: str
     history: tuple[AliasMove, ...]
 
     def list_earlier(self) -> list[str]:
-        """Return the models that rolling back leads to, one after the other."""
+        """Return the targets of successive rollbacks, nearest first."""
         return list_earlier(self.history)
 
 
@@ -53,11 +53,11 @@ def find_names(aliases: Mapping[str, Alias], model_id: str) -> list[str]:
 
 
 class AliasBook:
-    """The aliases in one JSON file; any number of processes may share it.
+    """The aliases in one JSON file, which any number of processes may share.
 
-    A second file has the same content. Where the first is missing or damaged, as a whole or in one
-    entry, the second is read in its place, and the next change writes both anew. A file is parsed
-    again only after it changed. Safe to share between threads.
+    A second file is a copy. If the first file or one of its entries is missing or damaged, the copy
+    is read instead, and the next change rewrites both files. A file is parsed again only after it
+    has changed. Thread-safe.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,20 +68,20 @@ class AliasBook:
         self._reported: str | None = None
 
     def read(self) -> dict[str, Alias]:
-        """Return every alias by its name; empty before the first one is set.
+        """Return all aliases by name; empty before the first alias is set.
 
         Raises `DamagedFileError` if neither file can be read.
         """
         return _list_aliases(self._read_stored().histories)
 
     def read_past_models(self) -> set[str]:
-        """Every model that an alias points to or has pointed to."""
+        """Return every model that an alias points to or has pointed to."""
         histories = self._read_stored().histories.values()
         return set().union(*(history.list_models() for history in histories))
 
     @contextmanager
     def change(self) -> Iterator["AliasChange"]:
-        """Let nobody else change an alias while the body decides; what it moved is written."""
+        """Hold the lock on the aliases during the body, then write what the body changed."""
         with self._take_turn():
             before = self._read_stored()
             change = AliasChange(dict(before.histories))
@@ -90,7 +90,7 @@ class AliasBook:
                 self._write(before, change.histories)
 
     def ensure_copy(self) -> None:
-        """Write the second file if there is none, as after an upgrade."""
+        """Write the copy if it does not exist, for example after an upgrade."""
         with self._take_turn():
             if self._path.exists() and not self._copy.exists():
                 stored = self._read_stored()
@@ -101,7 +101,7 @@ class AliasBook:
         return take_turn(self._path.with_name(".aliases.lock"))
 
     def _read_stored(self) -> "_StoredAliases":
-        """Read the first file, and the second for what of it is damaged or missing."""
+        """Read the first file; read damaged or missing entries from the copy."""
         with self._lock:
             stored = self._read_file(self._path)
             if stored.problem or not stored.is_there:
@@ -110,7 +110,10 @@ class AliasBook:
             return stored
 
     def _recover(self, stored: "_StoredAliases") -> "_StoredAliases":
-        """Take from the second file what the first lacks; raises `DamagedFileError`."""
+        """Replace damaged entries by those of the copy.
+
+        Raises `DamagedFileError` if neither file can be read.
+        """
         copy = self._read_file(self._copy)
         if not copy.is_there or copy.is_unreadable:
             if stored.is_unreadable:
@@ -122,7 +125,7 @@ class AliasBook:
             return stored
         if stored.is_unreadable or not stored.is_there:
             return replace(copy, problem=stored.problem or "it is missing")
-        # An entry that was removed since is in the copy too, so nothing comes back.
+        # A removed alias keeps its entry in both files, so it is not restored here.
         lost = stored.damaged.keys() & copy.histories.keys()
         return replace(
             stored,
@@ -131,7 +134,7 @@ class AliasBook:
         )
 
     def _read_file(self, path: Path) -> "_StoredAliases":
-        """Return what a file has now; raises nothing."""
+        """Return the current content of a file; never raises."""
         try:
             return self._files.read(str(path))
         except FileNotFoundError:
@@ -140,7 +143,10 @@ class AliasBook:
             return _StoredAliases({}, {}, f"it cannot be read: {exc}", is_unreadable=True)
 
     def _write(self, before: "_StoredAliases", histories: Mapping[str, AliasHistory]) -> None:
-        """Write both files; what could not be read is kept beside the aliases that could."""
+        """Write both files, including the damaged entries as they were read.
+
+        A damaged first file is copied to a `.damaged` file before.
+        """
         if before.problem and self._path.exists():
             shutil.copyfile(self._path, self._path.with_suffix(f".damaged{self._path.suffix}"))
         entries = {name: write_history(history) for name, history in histories.items()}
@@ -149,7 +155,7 @@ class AliasBook:
             durable.write_json(path, {**kept, **entries})
 
     def _report(self, problem: str | None) -> None:
-        """Log a problem once, not with every read: the generators read every second."""
+        """Log a problem once, not at every read: the generators read every second."""
         if problem and problem != self._reported:
             logger.error(
                 "%s is damaged: %s; the content of %s is used", self._path, problem, self._copy.name
@@ -159,7 +165,7 @@ class AliasBook:
 
 @dataclass(frozen=True)
 class _StoredAliases:
-    """What one file has; `problem` says what is wrong with it. Nothing of it is ever changed."""
+    """The content of one file, never modified; `problem` describes what is wrong with the file."""
 
     histories: Mapping[str, AliasHistory]
     damaged: Mapping[str, Any]
@@ -169,7 +175,7 @@ class _StoredAliases:
 
 
 def _parse_file(path: Path) -> _StoredAliases:
-    """Read every entry that is intact; raises `OSError`."""
+    """Parse all entries and separate the damaged ones; raises `OSError`."""
     try:
         written = durable.read_json(path)
     except (ValueError, RecursionError) as exc:
@@ -191,7 +197,7 @@ def _parse_file(path: Path) -> _StoredAliases:
 
 @dataclass
 class AliasChange:
-    """Aliases as they are to be written."""
+    """The aliases to write after a change."""
 
     histories: dict[str, AliasHistory]
 
@@ -200,18 +206,18 @@ class AliasChange:
         return find_alias(_list_aliases(self.histories), name)
 
     def list_names(self, model_id: str) -> list[str]:
-        """Names of the aliases that point to a model."""
+        """Return the sorted names of the aliases that point to a model."""
         return sorted(find_names(_list_aliases(self.histories), model_id))
 
     def point(self, name: str, model_id: str) -> Alias:
-        """Point an alias to a model; to where it points already adds nothing to the history."""
+        """Point an alias to a model; the history does not change if it points there already."""
         history = self.histories.get(name, AliasHistory())
         if history.model_id != model_id:
             self._add(name, AliasMove(model_id, int(time.time())))
         return self.find(name)
 
     def check_new_name(self, name: str) -> None:
-        """Raise `TooManyAliasesError` for one name more than there may be."""
+        """Raise `TooManyAliasesError` if `name` is new and `MAX_ALIASES` are on record."""
         if name not in self.histories and len(self.histories) >= MAX_ALIASES:
             raise TooManyAliasesError(
                 f"there is no room for the alias {name!r}: {len(self.histories):,} aliases are on "
@@ -220,9 +226,9 @@ class AliasChange:
             )
 
     def roll_back(self, name: str, is_there: Callable[[str], bool]) -> Alias:
-        """Point an alias to the newest earlier model that is still there.
+        """Point an alias to the newest earlier model that still exists.
 
-        Raises `ModelNotFoundError` if there is none.
+        Raises `ModelNotFoundError` if there is no such model.
         """
         alias = self.find(name)
         earlier = (model for model in alias.list_earlier() if model != alias.model_id)
@@ -244,7 +250,7 @@ class AliasChange:
 
 
 def _list_aliases(histories: Mapping[str, AliasHistory]) -> dict[str, Alias]:
-    """Where the aliases point that have not been removed."""
+    """Return the aliases that have not been removed."""
     return {
         name: Alias(history.model_id, history.moves)
         for name, history in histories.items()

@@ -1,4 +1,4 @@
-"""From the tokens of one request to pieces of its answer."""
+"""Conversion of the tokens of one request to pieces of its answer."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenText:
-    """One token as text, and its bytes unless it is only a part of a character."""
+    """One token as text and as UTF-8 bytes; the bytes are None for a part of a character."""
 
     text: str
     utf8: tuple[int, ...] | None
@@ -23,10 +23,10 @@ class TokenText:
 
 @dataclass(frozen=True)
 class ToldToken:
-    """A token of an answer or a prompt; how likely it was, and the likeliest in its place.
+    """A token of an answer or prompt with its log-probability and the top tokens at its position.
 
-    Log-probabilities are natural; the first token of a prompt has none. `is_end` marks the token
-    that ended an answer and has no text in it.
+    Log-probabilities are natural logarithms; the first token of a prompt has none. `is_end` marks
+    the token that ended an answer; its text is not part of the answer.
     """
 
     token: TokenText
@@ -37,10 +37,10 @@ class ToldToken:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some text of an answer; the last one also says why it ended and counts all tokens.
+    """Some text of an answer; the last piece also has the finish reason and the token counts.
 
-    `num_completion_tokens` counts every token generated, the one that ended the answer included.
-    `tokens` are those that are complete with this text, if they were asked for.
+    `num_completion_tokens` counts every generated token, including the one that ended the answer.
+    `tokens` are the tokens whose text is complete with this piece, if the request asked for them.
     """
 
     text: str
@@ -51,17 +51,17 @@ class Piece:
 
 
 class TokenSpeller:
-    """Writes single tokens as they are within a text, each worked out once."""
+    """Decodes single tokens as they appear within a text, and caches the results."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
-        self._spelled: dict[int, TokenText] = {}  # no more than the vocabulary
-        # Some tokenizers drop the space before a token that comes first.
+        self._spelled: dict[int, TokenText] = {}  # bounded by the size of the vocabulary
+        # Some tokenizers drop the leading space of the first token.
         self._before = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
         self._num_before = len(self._decode(self._before))
 
     def spell(self, token_id: int) -> TokenText:
-        """Write one token."""
+        """Decode one token."""
         if (spelled := self._spelled.get(token_id)) is None:
             text = self._decode([*self._before, token_id])[self._num_before :]
             is_part = "\N{REPLACEMENT CHARACTER}" in text
@@ -70,7 +70,7 @@ class TokenSpeller:
         return spelled
 
     def tell(self, token_id: int, likelihood: Likelihood | None) -> ToldToken:
-        """Write a token and how likely it was."""
+        """Decode a token and attach its log-probabilities."""
         if likelihood is None:
             return ToldToken(self.spell(token_id), None)
         top = tuple((self.spell(other), logprob) for other, logprob in likelihood.top)
@@ -83,7 +83,7 @@ class TokenSpeller:
 
 
 class AnswerReader:
-    """Reads the tokens of one request into pieces of text, up to its end."""
+    """Converts the tokens of one request to pieces of text until the answer ends."""
 
     def __init__(
         self,
@@ -101,15 +101,17 @@ class AnswerReader:
         self._num_read = 0
         self._num_decoded = 0  # characters
         self._num_shown = 0
-        self._untold: deque[tuple[int, ToldToken]] = deque()  # each with where its text ends
+        # Tokens that are not yet part of a piece, each with the offset where its text ends.
+        self._untold: deque[tuple[int, ToldToken]] = deque()
         self.is_finished = False
 
     def read(
         self, tokens: Sequence[int], likelihoods: Sequence[Likelihood], *, is_finished: bool
     ) -> Piece | None:
-        """Return what is new in `tokens`, all so far, or None while that is no certain text.
+        """Return the new text, or None while none is certain.
 
-        `likelihoods` are those of all tokens, or none if nobody asked.
+        `tokens` are all tokens so far; `likelihoods` are those of all tokens, or empty if the
+        request did not ask for them.
         """
         text = ""
         reason: FinishReason | None = None
@@ -148,7 +150,7 @@ class AnswerReader:
         return self._cutter.push(piece)
 
     def _take_told(self) -> Iterator[ToldToken]:
-        """Take the tokens whose text has been shown; those of a stop never are."""
+        """Yield the tokens whose text has been returned; tokens of a stop string never are."""
         is_whole = self.is_finished and not self._cutter.stopped
         while self._untold and (is_whole or self._untold[0][0] <= self._num_shown):
             yield self._untold.popleft()[1]

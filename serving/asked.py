@@ -1,4 +1,4 @@
-"""A request on its way through an engine: its prompts as tokens, and the answers to each."""
+"""A validated request with its encoded prompts, and the generation of its answers."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from serving.sampling import Sampling
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """What is to be gone on with; the text only where it may be given back."""
+    """The tokens of a prompt, and its text where `echo` may return it."""
 
     token_ids: Sequence[int]
     text: str | None = None
@@ -26,7 +26,7 @@ class EncodedPrompt:
 
 @dataclass(frozen=True)
 class Asked:
-    """A checked request and the engine that answers it, until a time of the event loop."""
+    """A validated request and its engine; `deadline` is a time of the event loop in seconds."""
 
     request: ChatCompletionRequest | CompletionRequest
     model: StoredModel
@@ -43,11 +43,11 @@ class Asked:
         engine: Engine,
         deadline: float,
     ) -> "Asked":
-        """Turn the prompts into tokens.
+        """Encode the prompts.
 
-        Raises `InvalidRequestError` for what the model cannot take, `OverloadedError` where there
-        is no room, `DeadlineExceededError`, and `EngineDeadError` where a conversation cannot be
-        rendered.
+        Raises `InvalidRequestError` for prompts that the model does not accept, `OverloadedError`
+        if the engine has no capacity left, `DeadlineExceededError`, and `EngineDeadError` if a
+        conversation cannot be rendered.
         """
         is_chat = isinstance(request, ChatCompletionRequest)
         with _blaming("messages" if is_chat else "prompt"):
@@ -65,7 +65,7 @@ class Asked:
             num_free = 0 if request.max_new_tokens == 0 else 1
             for prompt in prompts:
                 engine.check_prompt(prompt.token_ids, num_free=num_free)
-        engine.check_room(_count_answers(request))  # others may have come meanwhile
+        engine.check_room(_count_answers(request))  # other requests may have arrived meanwhile
         sampling = engine.fill_sampling(
             max_new_tokens=request.max_new_tokens,
             temperature=request.temperature,
@@ -79,11 +79,11 @@ class Asked:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of all prompts together."""
+        """Total number of tokens of all prompts."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
     def start(self, *, in_pieces: bool) -> list[Pieces]:
-        """Start `n` answers to each prompt, those to the first one first."""
+        """Start `n` answers to each prompt, in the order of the prompts."""
         timeout_s = self._find_timeout_s()
         return [
             self.engine.generate(
@@ -94,7 +94,7 @@ class Asked:
         ]
 
     async def answer(self) -> list[Piece]:
-        """Give all answers whole, with the prompts before them if that is wanted."""
+        """Return all answers, each as one piece, after its prompt if the request has `echo`."""
         request = self.request
         if request.max_new_tokens == 0:
             num_answers = len(self.prompts) * request.n
@@ -123,7 +123,7 @@ class Asked:
         return Piece(text, tokens=tuple(tokens))
 
     def _vary(self, number: int) -> Sampling:
-        """Give the answers to one prompt seeds of their own."""
+        """Return sampling settings with a different seed for each answer to one prompt."""
         if self.sampling.seed is None:
             return self.sampling
         return replace(self.sampling, seed=self.sampling.seed + number)
@@ -133,7 +133,7 @@ class Asked:
 
 
 def _count_characters(request: ChatCompletionRequest | CompletionRequest) -> list[int]:
-    """Count the characters of each prompt that is a text."""
+    """Return the number of characters of each prompt that is text."""
     if isinstance(request, ChatCompletionRequest):
         return [sum(len(message.content) for message in request.messages)]
     return [len(prompt) for prompt in request.prompt if isinstance(prompt, str)]
@@ -170,7 +170,7 @@ def _encode_prompts(request: CompletionRequest, engine: Engine) -> list[EncodedP
 
 @contextmanager
 def _blaming(param: str) -> Iterator[None]:
-    """Name the field that prompts come from in refusals that do not say which."""
+    """Set `param` on every `InvalidRequestError` that does not name a field."""
     try:
         yield
     except InvalidRequestError as exc:

@@ -1,7 +1,7 @@
 """Attention of one new token per request over a paged cache, compiled for the CPU by Numba.
 
-One call for a whole layer, without Python's lock: what computes it with torch's operators has to
-get the lock back thousands of times a step, and keeps others from it.
+One call computes a whole layer without the GIL. With torch operators the thread would reacquire the
+GIL thousands of times per step and block other threads.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from numba.extending import intrinsic
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 _FEWEST_SHARING = 4
-"""From so many threads on torch is faster, which shares the work among them; this does not."""
+"""Thread count from which torch is faster: torch uses all threads, this kernel only one."""
 
 
 def can_attend(query: torch.Tensor) -> bool:
-    """Tell whether `attend` takes tensors like this one, and is the faster way."""
+    """Return whether `attend` supports tensors like `query` and is faster than torch."""
     return query.dtype in _KERNELS and torch.get_num_threads() < _FEWEST_SHARING
 
 
@@ -29,14 +29,14 @@ def attend(
     rows: Indices,  # [N] of the Q, one for each request
     keys: torch.Tensor,  # [T, H_kv, D]
     values: torch.Tensor,  # [T, H_kv, D_v]
-    places: torch.Tensor,  # [K] of the T, those of each request one after the other
-    spans: Indices,  # [N, 2]: where those of each request begin and end among the K
+    places: torch.Tensor,  # [K] indices into T, grouped by request
+    spans: Indices,  # [N, 2]: start and end of each request's group in `places`
     scale: float,
-    outputs: torch.Tensor,  # [Q, H, D_v], of which the rows are written
+    outputs: torch.Tensor,  # [Q, H, D_v]; only `rows` are written
 ) -> None:
-    """Attend from each request's row to all its places: `softmax(q kᵀ · scale) v`, in fp32.
+    """Attend from each request's row to all its positions: `softmax(q kᵀ · scale) v`, in fp32.
 
-    Every group of `H / H_kv` heads shares keys and values, one head after the other.
+    Each group of `H / H_kv` consecutive heads shares one key and value head.
     """
     _KERNELS[query.dtype](
         _to_array(query.contiguous()),
@@ -51,12 +51,12 @@ def attend(
 
 
 def _to_array(tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
-    """View a tensor as NumPy, which has no bf16: as its bits."""
+    """View a tensor as a NumPy array; bf16 as its bits (uint16), since NumPy has no bf16."""
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _reinterpret(source: Any, target: Any, make: Callable[[], Any]) -> Any:
-    """Make a function for kernels that reads a number's bits as one of another type."""
+    """Return a function for kernels that reinterprets a number's bits as another type."""
 
     def define(context: Any, number: Any) -> Any:  # noqa: ARG001 - as Numba calls it
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
@@ -73,7 +73,7 @@ _as_bits = _reinterpret(numba.float32, numba.uint32, lambda: ir.IntType(32))
 
 _Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 _inline: _Compile = numba.njit(inline="always")
-# Sums in any order, but infinities and what is no number stay what they are.
+# Sums may be reordered, but infinities and NaN are preserved.
 _unlock: _Compile = numba.njit(nogil=True, fastmath={"reassoc", "contract", "arcp", "nsz"})
 
 
@@ -84,7 +84,7 @@ def _read_bf16(bits: Any) -> Any:
 
 @_inline
 def _write_bf16(number: Any) -> Any:
-    """Round to the nearest, and to even between two."""
+    """Round to nearest, ties to even."""
     bits = _as_bits(number)
     is_odd = (bits >> np.uint32(16)) & np.uint32(1)
     return np.uint16((bits + np.uint32(0x7FFF) + is_odd) >> np.uint32(16))

@@ -1,4 +1,4 @@
-"""transformers' continuous batching, set up for serving: one thread generates for everybody."""
+"""Continuous batching of transformers, set up for serving: one thread serves all requests."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,55 +21,55 @@ from serving.logits_processors import build_processors
 from serving.paged_attention import use_attention_by_request
 
 UNLIKELY = -9999.0
-"""What stands for minus infinity, as in OpenAI's answers."""
+"""Replacement for minus infinity, as in OpenAI's responses."""
 _SCHEDULER_NAME = "tuneserve_fifo"
 
 Deliver = Callable[[Sequence[GenerationOutput]], None]
 
 
 class LikelihoodBook:
-    """Notes how likely the tokens were that requests got, for those requests that ask.
+    """Records the log-probabilities of generated tokens for the requests that ask for them.
 
-    What a model gave before anything was done to it: temperature and the like do not count.
+    They are computed from the raw logits, before temperature and other processors.
     """
 
     def __init__(self) -> None:
         self._notes: dict[str, list[Likelihood]] = {}
-        self._rows: list[tuple[str, int]] = []  # the requests of the batch at hand, and their tops
-        self._logits: torch.Tensor | None = None  # [at least B, V] of that batch
+        self._rows: list[tuple[str, int]] = []  # (request id, num_top) of the current batch
+        self._logits: torch.Tensor | None = None  # [at least B, V] of the current batch
         self._buffer: torch.Tensor | None = None
 
     def reserve(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
-        """Make a lasting place for logits, which CUDA graphs can write to."""
+        """Allocate a persistent buffer for logits that CUDA graphs can write to."""
         self._buffer = torch.empty(num_rows, vocab_size, dtype=torch.float32, device=device)
 
     def open(self, request_id: str) -> None:
-        """Begin to take notes of a request."""
+        """Start to record a request."""
         self._notes[request_id] = []
 
     def read(self, request_id: str) -> Sequence[Likelihood]:
-        """The notes of a request, one per token that it got so far."""
+        """Return the likelihoods of a request, one per token generated so far."""
         return self._notes.get(request_id, ())
 
     def close(self, request_id: str) -> None:
-        """Forget a request."""
+        """Delete the record of a request."""
         self._notes.pop(request_id, None)
 
     def expect(self, rows: list[tuple[str, int]]) -> None:
-        """Say whose rows the next batch has."""
+        """Set the request id and `num_top` of each row of the next batch."""
         self._rows = rows
 
     def see(self, logits: torch.Tensor) -> None:
-        """Look at the logits of a batch, `[B, V]`; inside of a CUDA graph where there is one."""
+        """Store the logits of a batch, `[B, V]`; runs inside the CUDA graph where there is one."""
         if self._buffer is None:
             self._logits = logits
             return
-        num_rows = min(len(logits), len(self._buffer))  # those beyond are padding
+        num_rows = min(len(logits), len(self._buffer))  # further rows are padding
         self._buffer[:num_rows].copy_(logits[:num_rows])
         self._logits = self._buffer
 
     def note(self, tokens: torch.Tensor) -> None:
-        """Take down the tokens that were chosen, `[B]`, before their requests hear of them."""
+        """Record the chosen tokens, `[B]`, before they are delivered to their requests."""
         wanted = [index for index, (name, _) in enumerate(self._rows) if name in self._notes]
         if not wanted or self._logits is None:
             return
@@ -87,9 +87,9 @@ def find_likelihoods(
     tokens: torch.Tensor,  # [N]
     num_top: int,
 ) -> list[Likelihood]:
-    """Find how likely each token was, and the `num_top` likeliest in its place."""
+    """Return the log-probability of each token and the `num_top` likeliest at its position."""
     logprobs = torch.log_softmax(logits.float(), dim=-1)  # [N, V]
-    # JSON has neither infinities nor NaN, which models with masked tokens or broken weights give.
+    # JSON has no infinities or NaN; models with masked tokens or broken weights produce them.
     logprobs = logprobs.nan_to_num(nan=UNLIKELY, neginf=UNLIKELY)
     chosen = logprobs.gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1).tolist()
     top = logprobs.topk(min(num_top, logprobs.size(-1)), dim=-1)
@@ -107,16 +107,16 @@ def start_manager(
     book: LikelihoodBook,
     deliver: Deliver,
 ) -> ContinuousBatchingManager:
-    """Start the thread that generates; blocks until its cache is made and CUDA graphs are captured.
+    """Start the generating thread; block until the cache and the CUDA graphs are ready.
 
-    It hands what requests get to `deliver`, all of one step together. Raises `MemoryError`,
-    `ValueError` or `RuntimeError` for a cache that cannot be made.
+    The thread calls `deliver` once per step with the outputs of all requests. Raises `MemoryError`,
+    `ValueError` or `RuntimeError` if the cache cannot be allocated.
     """
     use_attention_by_request()
     SCHEDULER_MAPPING[_SCHEDULER_NAME] = _Scheduler
     config.scheduler_type = _SCHEDULER_NAME
     config.per_request_processors = True
-    # Likelihoods are noted between a step and the next; with two in flight they would mix.
+    # Likelihoods are recorded between two steps; with two steps in flight they would mix.
     config.use_async_batching = False
     manager: ContinuousBatchingManager = model.init_continuous_batching(
         generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1),
@@ -127,7 +127,7 @@ def start_manager(
     if model.device.type == "cuda":
         num_rows = manager.continuous_batching_config.max_requests_per_batch
         book.reserve(num_rows, vocab_size, model.device)
-    manager.warmup()  # makes the cache here and now, so that its errors are ours to see
+    manager.warmup()  # allocates the cache in this thread, so that its errors are raised here
     processor: Any = manager.batch_processor
     update = processor.update_batch
 
@@ -142,7 +142,7 @@ def start_manager(
 
 
 class _Router(OutputRouter):  # type: ignore[misc]
-    """Hands over what requests get where and as it is, without an event loop."""
+    """Passes outputs to `deliver` directly, in the generating thread, without an event loop."""
 
     def __init__(self, deliver: Deliver) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class _Router(OutputRouter):  # type: ignore[misc]
 
 
 class _Witness(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
-    """Shows the logits to the book before any other processor changes them."""
+    """Passes the logits to the `LikelihoodBook` before any other processor changes them."""
 
     supported_kwargs = {"num_top_logprobs": int}  # noqa: RUF012 - declared so by transformers
     ignored_kwargs = ()
@@ -186,10 +186,10 @@ class _Witness(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
 
 
 class _Scheduler(FIFOScheduler):  # type: ignore[misc]
-    """First come, first served, without waiting for an end that never comes.
+    """A FIFO scheduler that resumes admission after all active requests were cancelled.
 
-    When the cache is full, transformers admits nobody until a request has finished. One that is
-    cancelled does not count as finished, so after the last of them it would wait for ever.
+    When the cache is full, transformers admits no request until one has finished. A cancelled
+    request does not count as finished, so it would never admit again once all were cancelled.
     """
 
     def schedule_batch(self, token_budget: int, cache_budget: int) -> Any:

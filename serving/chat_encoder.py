@@ -1,4 +1,4 @@
-"""Conversations to the tokens of one model's prompts."""
+"""Encoding of conversations to the prompt tokens of one model."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class ChatEncoder:
-    """Renders conversations with the template of one model, in a process of its own.
+    """Renders conversations with one model's chat template in a separate process.
 
-    Belongs to one event loop, which nothing here blocks but `start`.
+    Use from one event loop only; only `start` blocks it.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", limits: RenderLimits) -> None:
@@ -40,10 +40,10 @@ class ChatEncoder:
         self._renderer = AsyncRenderer(self._templates, limits)
 
     def start(self) -> None:
-        """Start the process, if the model has a template, and find its control tokens.
+        """Find the control tokens and start the process, if the model has a template.
 
-        Raises `EngineLostError` if the process does not start, and `EngineDeadError` for a
-        tokenizer that fails.
+        Raises `EngineLostError` if the process does not start, and `EngineDeadError` if the
+        tokenizer fails.
         """
         if not self._templates.texts:
             return
@@ -65,13 +65,13 @@ class ChatEncoder:
         messages: Sequence[Mapping[str, Any]],
         template_arguments: Mapping[str, TemplateValue] | None = None,
     ) -> list[int]:
-        """Return the tokens of a conversation up to where its answer begins.
+        """Return the tokens of a conversation, including the generation prompt.
 
-        Reasoning of earlier turns is where the template reads it, as in training. Control tokens in
-        the messages are encoded as text. Raises `InvalidRequestError` for a model without a
-        template, for what the template refuses, for a template that exceeds its limits and for a
-        tokenizer that fails at the messages; `EngineLostError` if the process ended for another
-        cause. Cancelling this ends the process if it is rendering these messages.
+        Reasoning of earlier turns is put where the template reads it, as in training. Control
+        tokens in the messages are encoded as plain text. Raises `InvalidRequestError` if the model
+        has no template, the template rejects the messages or exceeds its limits, or the tokenizer
+        fails on them; `EngineLostError` if the process ended for another reason. Cancelling this
+        call ends the process if it is rendering these messages.
         """
         template = self._choose_template()
         try:
@@ -134,7 +134,7 @@ class ChatEncoder:
 
 
 def _check_text(text: str) -> None:
-    """Raise `TemplateRefusedError` for a rendered text that no tokenizer takes."""
+    """Raise `TemplateRefusedError` for a rendered text that is not valid Unicode."""
     try:
         text.encode()
     except UnicodeEncodeError as exc:

@@ -55,7 +55,7 @@ _TemplateValue = Annotated[str, Field(max_length=MAX_ARGUMENT_CHARACTERS)] | int
 
 
 class TextPart(BaseModel):
-    """A part of a message; there are no other kinds."""
+    """A text part of a message, the only supported kind."""
 
     type: Literal["text"]
     text: str = Field(max_length=MAX_TEXT_CHARACTERS)
@@ -69,7 +69,7 @@ _Content = (
 
 
 def _join_text_parts(value: Any) -> Any:
-    """Turn a list of text parts into one string, a line each; leave a string alone."""
+    """Join a list of text parts with line ends; return other values unchanged."""
     if not isinstance(value, list):
         return value
     if len(value) > MAX_TEXT_PARTS:
@@ -87,7 +87,7 @@ def _join_text_parts(value: Any) -> Any:
 
 
 class ChatMessage(RequestPart):
-    """One turn of a conversation; an assistant's may be what a client got as an answer."""
+    """One turn of a conversation; an assistant's turn may be an earlier response of the API."""
 
     role: Literal["system", "developer", "user", "assistant"] = Field(
         description="Who speaks; 'developer' is another word for 'system'."
@@ -117,14 +117,14 @@ class ChatMessage(RequestPart):
     @model_validator(mode="before")
     @classmethod
     def _fill_content(cls, value: Any) -> Any:
-        """Take a turn in which an assistant said nothing, as OpenAI's clients write it."""
+        """Replace the missing or null content of an assistant's turn by an empty string."""
         is_assistant = isinstance(value, dict) and value.get("role") == "assistant"
         if is_assistant and value.get("content") is None:
             return {**value, "content": ""}
         return value
 
     def to_template_message(self) -> dict[str, str]:
-        """Return the turn as chat templates expect it."""
+        """Return the turn in the form that chat templates expect."""
         role = "system" if self.role == "developer" else self.role
         message = {"role": role, "content": self.content}
         if self.role == "assistant" and self.reasoning_content:
@@ -133,12 +133,12 @@ class ChatMessage(RequestPart):
 
     @classmethod
     def list_neutral_values(cls) -> Neutral:
-        """List what an answer of OpenAI's API has besides, empty where we answer."""
+        """List further fields of OpenAI's response messages, with their accepted empty values."""
         return _NEUTRAL_IN_MESSAGES
 
 
 class ChatCompletionRequest(GenerationRequest):
-    """A conversation to go on with."""
+    """A request to continue a conversation."""
 
     messages: Annotated[
         tuple[ChatMessage, ...], FailFast(), limit_items(MAX_MESSAGES, "messages", 1)
@@ -179,7 +179,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @classmethod
     def list_neutral_values(cls) -> Neutral:
-        """List what OpenAI's chat completions have besides."""
+        """List the unsupported fields of OpenAI's chat completions and their accepted values."""
         return _NOT_SUPPORTED
 
     @model_validator(mode="after")
@@ -209,14 +209,14 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """How many likeliest tokens to tell; None to tell nothing."""
+        """Number of top tokens to return per position; None to return no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def to_template_messages(self) -> list[dict[str, str]]:
-        """Return the conversation as chat templates expect it."""
+        """Return the conversation in the form that chat templates expect."""
         return [message.to_template_message() for message in self.messages]
 
 
 def parse_chat_request(body: Any) -> ChatCompletionRequest:
-    """Check the decoded JSON body of a chat completion; raises `InvalidRequestError`."""
+    """Validate the decoded JSON body of a chat completion; raises `InvalidRequestError`."""
     return parse_part(ChatCompletionRequest, body)

@@ -1,4 +1,4 @@
-"""Several answers to one request: a stream of the pieces of all, or each one whole."""
+"""Several answers to one request, merged into one stream or collected as whole answers."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -12,18 +12,18 @@ Pieces = AsyncGenerator[Piece, None]
 
 @dataclass(frozen=True)
 class ChoicePiece:
-    """A piece of the answer `index` of a request."""
+    """A piece of the answer with number `index` of a request."""
 
     index: int
     piece: Piece
 
 
 async def merge(answers: Sequence[Pieces]) -> AsyncGenerator[list[ChoicePiece], None]:
-    """Yield the pieces of all answers as they come, those that are there at once together.
+    """Yield the pieces of all answers as they arrive; pieces available at once form one batch.
 
-    Closing the iterator, or an error of one answer, closes all.
+    Closing the iterator, or an error of one answer, closes all answers.
     """
-    if len(answers) == 1:  # the usual case needs no tasks of its own
+    if len(answers) == 1:  # the usual case needs no tasks
         async with aclosing(answers[0]) as pieces:
             async for piece in pieces:
                 yield [ChoicePiece(0, piece)]
@@ -51,7 +51,7 @@ async def merge(answers: Sequence[Pieces]) -> AsyncGenerator[list[ChoicePiece], 
 
 
 async def gather(answers: Sequence[Pieces]) -> list[Piece]:
-    """Wait for all answers, each as one piece; an error of one, or leaving, closes all."""
+    """Return all answers, each as one piece; an error of one, or cancellation, closes all."""
     tasks = [asyncio.create_task(_join(one)) for one in answers]
     try:
         return await asyncio.gather(*tasks)

@@ -40,7 +40,7 @@ _Prompts = (
 
 
 def _list_prompts(value: Any) -> Any:
-    """Make a list of prompts of the one that a text, or a list of token ids, is."""
+    """Return the prompts as a list; a single text or list of token ids becomes a list of one."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
@@ -60,7 +60,7 @@ def _list_prompts(value: Any) -> Any:
 
 
 def _check_tokens(value: Any) -> None:
-    """Raise `ValueError` for anything but a list of token ids, of which there is at least one."""
+    """Raise `ValueError` unless `value` is a non-empty list of token ids."""
     if not isinstance(value, list) or not value:
         raise ValueError(f"expected texts or lists of token ids, found {shorten(value)} among them")
     if len(value) > MAX_TEXT_CHARACTERS:
@@ -71,7 +71,7 @@ def _check_tokens(value: Any) -> None:
 
 
 class CompletionRequest(GenerationRequest):
-    """Prompts to go on with, each a text or token ids."""
+    """A request to continue prompts, each a text or a list of token ids."""
 
     prompt: Annotated[
         tuple[Prompt, ...], BeforeValidator(_list_prompts, json_schema_input_type=_Prompts)
@@ -95,7 +95,7 @@ class CompletionRequest(GenerationRequest):
 
     @classmethod
     def list_neutral_values(cls) -> Neutral:
-        """List what OpenAI's completions have besides."""
+        """List the unsupported fields of OpenAI's completions and their accepted values."""
         return _NOT_SUPPORTED
 
     @model_validator(mode="after")
@@ -123,10 +123,10 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """How many likeliest tokens to tell; None to tell nothing."""
+        """Number of top tokens to return per position; None to return no log-probabilities."""
         return self.logprobs
 
 
 def parse_completion_request(body: Any) -> CompletionRequest:
-    """Check the decoded JSON body of a completion; raises `InvalidRequestError`."""
+    """Validate the decoded JSON body of a completion; raises `InvalidRequestError`."""
     return parse_part(CompletionRequest, body)

@@ -1,4 +1,4 @@
-"""Threads that turn text into tokens, with one for long texts, which take seconds."""
+"""Threads that encode text; long texts, which take seconds, share one dedicated thread."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,10 +16,10 @@ _LONG = OwnThread("encode-long")
 async def run_encoding(
     num_characters: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
 ) -> _T:
-    """Run a function that encodes `num_characters` on a thread, and return what it returns.
+    """Run a function that encodes `num_characters` in a thread and return its result.
 
-    Long texts are encoded one at a time, so that those of one client do not hold the threads that
-    short ones need.
+    Long texts are encoded one at a time, so that they do not occupy the threads that short texts
+    need.
     """
     if num_characters > LONG_CHARACTERS:
         return await _LONG.run(function, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""One model, answering many requests at once by continuous batching."""
+"""The engine: one loaded model that serves many requests at once with continuous batching."""
 
 import asyncio
 import itertools
@@ -46,7 +46,7 @@ _MAX_RETRY_AFTER_S = 30
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """How busy an engine is; `cache_use` is the share of its cache that is taken."""
+    """The load of an engine; `cache_use` is the fraction of its cache that is in use."""
 
     num_running: int
     num_waiting: int
@@ -54,24 +54,24 @@ class EngineLoad:
 
 
 class Core(Protocol):
-    """What computes for an engine, in this process or another."""
+    """The computing part of an engine, in this process or another."""
 
     facts: ModelFacts
 
     def is_alive(self) -> bool:
-        """Tell whether it takes requests."""
+        """Return whether the core accepts requests."""
 
     def generate(self, asked: Generation) -> None:
-        """Begin to generate; raises `EngineDeadError` if that is over."""
+        """Start to generate; raises `EngineDeadError` if the core has stopped."""
 
     def score(self, asked: Scoring) -> None:
-        """Begin to tell how likely a text is; raises `EngineDeadError` if that is over."""
+        """Start to score a text; raises `EngineDeadError` if the core has stopped."""
 
     def cancel(self, request_id: str) -> None:
-        """End a request of any kind, if it has not ended."""
+        """Cancel a request of any kind, if it has not ended."""
 
     def close(self) -> None:
-        """End all requests and free the memory; blocks until then."""
+        """End all requests and free the memory; block until done."""
 
 
 _MAX_CHARACTERS_PER_TOKEN = 128
@@ -79,16 +79,16 @@ _MAX_CHARACTERS_PER_TOKEN = 128
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A request that waits for what the core tells; None stands for its deadline."""
+    """A request that waits for progress from the core; None in `queue` signals its deadline."""
 
     loop: asyncio.AbstractEventLoop
     queue: "asyncio.Queue[Progress | None]" = field(default_factory=asyncio.Queue)
 
 
 class Engine:
-    """A loaded model: what it takes and gives, in texts; a core beside it computes.
+    """A loaded model with a text interface; its `Core` does the computation.
 
-    All methods but `start` and `close`, which block, belong to one event loop.
+    Use all methods from one event loop, except `start` and `close`, which block.
     """
 
     def __init__(
@@ -109,20 +109,20 @@ class Engine:
         self._core = start_core(self._hear)
         self._facts = self._core.facts
         try:
-            self._chats.start()  # what it forks from is ready by now
+            self._chats.start()  # the fork server that it needs is ready by now
         except EngineDeadError:
             self._core.close()
             raise
 
     @classmethod
     def start(cls, path: Path, settings: EngineSettings) -> "Engine":
-        """Load a model directory in a process of its own; blocks until it is there.
+        """Load a model directory in a separate process; block until it is loaded.
 
-        Raises `EngineDeadError` for a model that does not load whole.
+        Raises `EngineDeadError` for a model that does not load completely.
         """
         import_transformers()
         from serving.model_loading import (
-            load_tokenizer,  # torch, while the core has its own to load
+            load_tokenizer,  # imports torch, which the core's process imports separately
         )
 
         tokenizer = load_tokenizer(path)
@@ -130,16 +130,16 @@ class Engine:
 
     @property
     def context_length(self) -> int:
-        """How many tokens a prompt and its answer may have together."""
+        """Most tokens that a prompt and its answer may have together."""
         return self._facts.context_length
 
     @property
     def num_active(self) -> int:
-        """Requests that are running or waiting."""
+        """Number of requests that are running or queued."""
         return self._num_active
 
     def find_load(self) -> EngineLoad:
-        """Tell how busy the engine was when it last told."""
+        """Return the load at the core's last report."""
         if not self._num_active:
             return EngineLoad(0, 0, 0.0)
         num_running = min(self._load.num_running, self._num_active)
@@ -148,11 +148,11 @@ class Engine:
         )
 
     def is_healthy(self) -> bool:
-        """Tell whether the core is there and takes requests."""
+        """Return whether the core is alive and accepts requests."""
         return self._core.is_alive()
 
     def close(self) -> None:
-        """Fail what is still running, and let go of the weights; blocks until then."""
+        """Fail running requests and free the weights; block until done."""
         self._chats.close()
         self._core.close()
 
@@ -161,16 +161,16 @@ class Engine:
         messages: Sequence[Mapping[str, str]],
         template_arguments: Mapping[str, TemplateValue] | None = None,
     ) -> list[int]:
-        """Render a conversation with the model's own template, up to where its answer begins.
+        """Encode a conversation with the model's chat template, including the generation prompt.
 
-        Raises as `ChatEncoder.encode` does.
+        Raises the errors of `ChatEncoder.encode`.
         """
         return await self._chats.encode(messages, template_arguments)
 
     def encode_text(self, text: str) -> list[int]:
-        """Encode a text as the model's tokenizer does by default, special tokens included.
+        """Encode a text with the tokenizer's defaults, including special tokens.
 
-        Raises `InvalidRequestError` for a tokenizer that fails at the text.
+        Raises `InvalidRequestError` if the tokenizer fails on the text.
         """
         try:
             with translate_faults():
@@ -181,12 +181,12 @@ class Engine:
                 "another model",
                 code="tokenizer_failed",
             ) from exc
-        if not ids and self._tokenizer.bos_token_id is not None:  # a text out of nothing
+        if not ids and self._tokenizer.bos_token_id is not None:  # an empty prompt
             return [self._tokenizer.bos_token_id]
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Write tokens as text, special ones left out."""
+        """Decode tokens to text without special tokens."""
         text = self._tokenizer.decode(
             list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -204,7 +204,7 @@ class Engine:
         seed: int | None = None,
         num_top_logprobs: int | None = None,
     ) -> Sampling:
-        """Complete a request's settings with those of the model's generation config."""
+        """Fill unset sampling settings from the model's generation config."""
         own = self._facts.sampling
         return Sampling(
             max_new_tokens=max_new_tokens,
@@ -224,11 +224,11 @@ class Engine:
         timeout_s: float | None = None,
         in_pieces: bool = True,
     ) -> AsyncGenerator[Piece, None]:
-        """Generate after `prompt_ids`, yielding text as it becomes certain.
+        """Generate after `prompt_ids` and yield text once it is certain.
 
-        Closing the iterator cancels the request at once. Without `in_pieces` all comes in one or
-        few, with less work. Raises, before the first piece, `InvalidRequestError` for a prompt that
-        fills the context and `OverloadedError` where there is no room to wait; at any time
+        Closing the iterator cancels the request at once. Without `in_pieces` the text is yielded in
+        one or few pieces, which is less work. Raises, before the first piece, `InvalidRequestError`
+        for a prompt that fills the context and `OverloadedError` if the queue is full; at any time
         `DeadlineExceededError` and `EngineDeadError`.
         """
         self.check_prompt(prompt_ids)
@@ -241,7 +241,7 @@ class Engine:
         answer = AnswerReader(
             len(prompt_ids), self._facts.eos_ids, self._tokenizer, self._speller, sampling.stop
         )
-        # A stop string has to be seen as soon as it is there.
+        # A stop string has to be detected as soon as it is generated.
         is_streamed = in_pieces or bool(sampling.stop)
         tokens: list[int] = []
         likelihoods: list[Likelihood] = []
@@ -270,15 +270,15 @@ class Engine:
                 piece = answer.read(tokens, likelihoods, is_finished=is_finished)
             self._mean_duration_s += 0.1 * (time.monotonic() - started - self._mean_duration_s)
         assert piece is not None
-        yield piece  # the last one, when its place in the batch is free again
+        yield piece  # the last piece, after its slot in the batch has been freed
 
     async def score(
         self, token_ids: Sequence[int], num_top: int, *, timeout_s: float | None = None
     ) -> list[ToldToken]:
-        """Tell how likely each token of a text is after those before it; the first has no value.
+        """Return each token with its log-probability given the tokens before; None for the first.
 
-        Generation stands still meanwhile: both want all threads. Whether there is room is for the
-        caller to check. Raises as `generate` does.
+        Generation pauses meanwhile, because both use all threads. The caller must check the
+        capacity with `check_room`. Raises the errors of `generate`.
         """
         self.check_prompt(token_ids, num_free=0)
         timeout_s = self._settings.request_timeout_s if timeout_s is None else timeout_s
@@ -300,10 +300,10 @@ class Engine:
         ]
 
     def check_length(self, num_characters: int) -> None:
-        """Raise `InvalidRequestError` for a text that is too long before it is encoded.
+        """Raise `InvalidRequestError` for a text that is too long to be worth encoding.
 
-        Encoding takes about a kilobyte of memory per character, and the tokens of no vocabulary in
-        use have `_MAX_CHARACTERS_PER_TOKEN` characters on average.
+        Encoding takes about 1 kB of memory per character, and no vocabulary in use has an average
+        of `_MAX_CHARACTERS_PER_TOKEN` characters per token.
         """
         limit = self.context_length * _MAX_CHARACTERS_PER_TOKEN
         if num_characters > limit:
@@ -314,7 +314,11 @@ class Engine:
             )
 
     def check_prompt(self, token_ids: Sequence[int], *, num_free: int = 1) -> None:
-        """Raise `InvalidRequestError` for a prompt that does not leave so much of the context."""
+        """Raise `InvalidRequestError` for a prompt that the model does not accept.
+
+        It must not be empty, leave at least `num_free` tokens of the context, and have no token id
+        outside the vocabulary.
+        """
         if len(token_ids) + num_free > self.context_length:
             free = f", of which at least {num_free} is for the answer" if num_free else ""
             raise InvalidRequestError(
@@ -331,12 +335,12 @@ class Engine:
             )
 
     def check_room(self, num_requests: int = 1) -> None:
-        """Raise `OverloadedError` if so many requests cannot even wait.
+        """Raise `OverloadedError` if `num_requests` more requests cannot be queued now.
 
-        Raises `InvalidRequestError` if they never could.
+        Raises `InvalidRequestError` if so many can never be queued.
         """
-        # The manager's own queue limit does not help: its thread empties that queue at every step
-        # into a list without a limit.
+        # The manager's own queue limit does not help: at every step its thread moves the queue into
+        # an unbounded list.
         capacity = self._settings.capacity
         if num_requests > capacity:
             raise InvalidRequestError(
@@ -354,7 +358,7 @@ class Engine:
 
     @contextmanager
     def _wait(self, timeout_s: float) -> Iterator[tuple[str, _Waiting]]:
-        """Have a request, under a new id, hear what the core tells of it; ends it on leaving."""
+        """Register a request under a new id for the core's reports; cancel it on exit."""
         request_id = f"request-{next(self._request_numbers)}"
         waiting = _Waiting(asyncio.get_running_loop())
         deadline = waiting.loop.call_later(timeout_s, waiting.queue.put_nowait, None)
@@ -365,11 +369,14 @@ class Engine:
         finally:
             self._num_active -= 1
             deadline.cancel()
-            if self._waiting.pop(request_id, None) is not None:  # it has not been told to the end
+            if self._waiting.pop(request_id, None) is not None:  # it has not finished
                 self._core.cancel(request_id)
 
     def _hear(self, report: Report | None) -> None:
-        """Hand on what the core tells, in one go; called by its threads."""
+        """Deliver a report to the waiting requests, one callback per event loop.
+
+        The core's threads call this. None means that the core's process has ended.
+        """
         if report is None:
             error = "its process has ended"
             report = Report([Progress(name, (), (), True, error) for name in list(self._waiting)])
@@ -381,10 +388,10 @@ class Engine:
                 waiting = self._waiting.pop(progress.request_id, None)
             else:
                 waiting = self._waiting.get(progress.request_id)
-            if waiting is not None:  # it is still wanted
+            if waiting is not None:  # not cancelled
                 found.setdefault(waiting.loop, []).append((waiting, progress))
         for loop, told in found.items():
-            with suppress(RuntimeError):  # the loop has ended, and nobody waits
+            with suppress(RuntimeError):  # the loop is closed, so no request waits
                 loop.call_soon_threadsafe(_hand_on, told)
 
 

@@ -1,4 +1,4 @@
-"""The part of an engine that computes: a model, and the thread that generates with it."""
+"""The computing part of an engine: a model and the thread that generates with it."""
 
 import logging
 import threading
@@ -36,9 +36,9 @@ LoadedWeights = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
 def read_model(path: Path, settings: EngineSettings) -> LoadedWeights:
-    """Read a model directory and make it ready for an engine in this process.
+    """Load a model directory and prepare it for an engine in this process.
 
-    Raises `EngineDeadError` for a model that does not load whole.
+    Raises `EngineDeadError` for a model that does not load completely.
     """
     prepare_process(settings.num_threads)
     model, tokenizer = load_model(path)
@@ -47,10 +47,10 @@ def read_model(path: Path, settings: EngineSettings) -> LoadedWeights:
 
 
 class EngineCore:
-    """Generates in a thread of its own, for all requests together, and tells how they get on.
+    """Generates for all requests in one thread and reports their progress through `tell`.
 
-    It tells from its own threads. Raises `EngineDeadError` where it cannot be started; blocks until
-    it is.
+    `tell` is called from the core's threads. The constructor blocks until the thread has started,
+    and raises `EngineDeadError` if it cannot start.
     """
 
     def __init__(self, loaded: LoadedWeights, settings: EngineSettings, tell: Tell) -> None:
@@ -58,7 +58,7 @@ class EngineCore:
         self._model = model
         self._tell = tell
         self._book = LikelihoodBook()
-        self._num_told: dict[str, int] = {}  # tokens of each request
+        self._num_told: dict[str, int] = {}  # tokens reported so far, by request id
         self._scored: set[str] = set()
         self._lock = threading.Lock()
         self._scoring = threading.Lock()
@@ -78,12 +78,12 @@ class EngineCore:
         )
 
     def is_alive(self) -> bool:
-        """Tell whether the generating thread is alive and takes requests."""
+        """Return whether the generating thread is alive and accepts requests."""
         status = self._manager.background_thread_status
         return self._manager.is_running() and status.can_accept_new_requests() is None
 
     def generate(self, asked: Generation) -> None:
-        """Begin to generate; raises `EngineDeadError` if the thread has stopped."""
+        """Start to generate; raises `EngineDeadError` if the thread has stopped."""
         if asked.sampling.num_top_logprobs is not None:
             self._book.open(asked.request_id)
         with self._lock:
@@ -96,25 +96,25 @@ class EngineCore:
             eos_token_id=list(self.facts.eos_ids) or -1,
             **asked.sampling.to_processor_kwargs(self.facts.vocab_size),
         )
-        # A thread that died between its last look at the queue and our put answers nobody.
+        # If the thread died after its last read of the queue, it never sees this request.
         if accepted is None or not self.is_alive():
             raise EngineDeadError("the model's engine has stopped")
 
     def score(self, asked: Scoring) -> None:
-        """Begin to tell how likely each token of a text but the first is, given those before it.
+        """Start to compute the log-probability of each token but the first, given those before.
 
-        Generation stands still meanwhile: both want all threads.
+        Generation pauses meanwhile, because both use all threads.
         """
         with self._lock:
             self._scored.add(asked.request_id)
-        # A thread that ends with it. OpenMP (libgomp) keeps a team of workers for each thread that
-        # ever computed; once they are more than the cores, it has all of them sleep between two
-        # operators, where they would wait awake for the next. With two threads on two cores that
-        # took a third of the tokens per second.
+        # Use a thread that ends with the request. OpenMP (libgomp) keeps a team of workers for each
+        # live thread that has computed. Once there are more workers than cores, the workers sleep
+        # between two operators instead of spinning. With two threads on two cores that cost a third
+        # of the tokens per second.
         threading.Thread(target=self._score, args=[asked], name="score").start()
 
     def cancel(self, request_id: str) -> None:
-        """End a request of any kind, if it has not ended; nothing more is told of it."""
+        """Cancel a request of any kind, if it has not ended; its progress is no longer reported."""
         with self._lock:
             self._scored.discard(request_id)
             is_generating = self._num_told.pop(request_id, None) is not None
@@ -123,13 +123,13 @@ class EngineCore:
             self._manager.cancel_request(request_id)
 
     def close(self) -> None:
-        """Stop the thread, fail what is still running, let go of the weights; blocks until then."""
+        """Stop the thread, fail running requests and free the weights; block until done."""
         if not hasattr(self, "_model"):
             return
         if self._manager.is_running():
             self._manager.stop(block=True, timeout=_STOP_TIMEOUT_S, hard_stop=True)
         self._manager.destroy()
-        # Whoever still refers to this engine must not keep its weights in memory.
+        # Remaining references to this core must not keep the weights in memory.
         self._manager.model = None
         del self._model
 
@@ -147,7 +147,7 @@ class EngineCore:
         self._tell(Report(progress, num_running, cache_use))
 
     def _note_progress(self, output: GenerationOutput) -> Progress | None:
-        """Find what is new of a request; None if it has been cancelled."""
+        """Return the progress of a request since its last report; None if it was cancelled."""
         request_id, is_finished = output.request_id, output.is_finished()
         with self._lock:
             num_told = self._num_told.get(request_id)
@@ -174,7 +174,7 @@ class EngineCore:
                         if not (run := next(runs, [])):
                             break
                     likelihoods += run
-        except Exception as exc:  # it has stopped, or the model cannot do it, however it says so
+        except Exception as exc:  # the manager has stopped, or the model fails in any way
             logger.exception("a text could not be scored")
             error = str(exc) or type(exc).__name__
         with self._lock:
@@ -202,7 +202,7 @@ def _find_context_length(model: PreTrainedModel, manager: ContinuousBatchingMana
 
 
 def _find_sampling(model: PreTrainedModel) -> Sampling:
-    """Read what the model's generation config says, which may be nothing."""
+    """Return the sampling settings of the model's generation config; greedy if it has none."""
     own = model.generation_config
     if own is None:
         return Sampling(temperature=0.0)

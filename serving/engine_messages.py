@@ -1,4 +1,4 @@
-"""What is asked of an engine's core, and what it tells; none of it needs what computes."""
+"""Messages to and from an engine's core; importing them needs no torch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from serving.sampling import Sampling
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Log-probability (natural) of a token at its place, and the likeliest tokens there."""
+    """Natural log-probability of a token at its position, and the top tokens there."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]  # token ids and log-probabilities, likeliest first
@@ -18,18 +18,18 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What has to be known of a model in order to ask it for something."""
+    """The facts about a loaded model that its callers need."""
 
     context_length: int
     vocab_size: int
     eos_ids: tuple[int, ...]
     sampling: Sampling
-    """What a request gets that leaves it open."""
+    """Defaults for requests that leave sampling settings unset."""
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """A request to count the memory of a model, in place of loading it; the answer ends it."""
+    """A request to count the memory of a model instead of loading it; the process then ends."""
 
     path: Path
 
@@ -43,12 +43,12 @@ class Generation:
     num_new_tokens: int
     sampling: Sampling
     is_streamed: bool
-    """Whether to tell of every token, or only when all are there."""
+    """Whether to report every token, or all tokens together at the end."""
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """A request to tell how likely each token of a text is."""
+    """A request for the log-probability of each token of a text."""
 
     request_id: str
     token_ids: Sequence[int]
@@ -57,7 +57,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Cancellation:
-    """A wish that a request of any kind end."""
+    """A request to cancel another request of any kind."""
 
     request_id: str
 
@@ -66,18 +66,21 @@ Command = Generation | Scoring | Cancellation
 
 
 class Progress(NamedTuple):
-    """What has become of a request since the last time."""
+    """The progress of one request since its last report."""
 
     request_id: str
     tokens: Sequence[int]
     likelihoods: Sequence[Likelihood]
-    """Of these tokens, or none if nobody asked."""
+    """One per token in `tokens`, or empty if the request did not ask for them."""
     is_finished: bool
     error: str | None = None
 
 
 class Report(NamedTuple):
-    """What one step gave to all requests; `cache_use` is the share of the cache that is taken."""
+    """The progress of all requests in one step.
+
+    `cache_use` is the fraction of the cache that is in use.
+    """
 
     progress: Sequence[Progress]
     num_running: int = 0
@@ -85,4 +88,4 @@ class Report(NamedTuple):
 
 
 Tell = Callable[[Report | None], None]
-"""Takes what an engine tells, from any thread; None once it has ended and tells no more."""
+"""Callback for the reports of a core, called from any thread; None after the core has ended."""

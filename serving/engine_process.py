@@ -1,6 +1,6 @@
-"""The other end of a `serving.remote_core`: `python -m serving.engine_process` forks one for each.
+"""The peer of `serving.remote_core`: `python -m serving.engine_process` forks one process for each.
 
-What it runs ends with the process that it answers to, and with the thread that generates.
+A forked process ends when its client process ends and when its generating thread ends.
 """
 
 import gc
@@ -39,11 +39,11 @@ _POLL_S = 1.0
 
 
 def serve_forks(control: socket.socket) -> None:
-    """Fork for every connection that comes, until nobody is left to send one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us says when to end
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who have ended
-    # Whoever collects garbage writes to all objects that are not frozen, and so gets copies of the
-    # memory that all share.
+    """Fork for every incoming connection until the other end of `control` is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides when to end
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended processes are reaped by the kernel
+    # Garbage collection in a fork writes to all objects that are not frozen, which would copy the
+    # memory that all forks share.
     gc.collect()
     gc.freeze()
     while True:
@@ -59,18 +59,18 @@ def serve_forks(control: socket.socket) -> None:
 
 
 def _run_engine(connection: Connection) -> None:
-    """Be an engine's core for the other end; never returns."""
+    """Run an engine's core for the client at the other end; never returns."""
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _serve_engine(connection)
         code = 0
-    except (EOFError, BrokenPipeError):  # the other end has gone
+    except (EOFError, BrokenPipeError):  # the client has closed the connection
         code = 0
     except BaseException:
         logger.exception("an engine's process failed")
     finally:
-        os._exit(code)  # whatever threads are at
+        os._exit(code)  # without waiting for threads
 
 
 def _serve_engine(connection: Connection) -> None:
@@ -90,7 +90,7 @@ def _serve_engine(connection: Connection) -> None:
         loading = thread.submit(_read_model_last, path, settings)
         thread.shutdown(wait=False)
         while not wait([loading], _POLL_S).done:
-            if connection.poll():  # nobody sends anything before it is loaded
+            if connection.poll():  # clients send nothing before the model is loaded: this is EOF
                 raise EOFError
         loaded = loading.result()
         core = EngineCore(loaded, settings, tell)
@@ -106,16 +106,16 @@ def _serve_engine(connection: Connection) -> None:
                 _obey(core, command)
             except EngineDeadError:
                 raise
-            except Exception as exc:  # the others have nothing to do with it
+            except Exception as exc:  # other requests must not fail with this one
                 logger.exception("a request failed before it was under way")
                 core.cancel(command.request_id)
                 tell(Report([Progress(command.request_id, (), (), True, str(exc))]))
 
 
 def _inspect(path: Path) -> ModelMemory | EngineDeadError:
-    """Count the memory of a model, whose config may make this process exceed its limits."""
+    """Count the memory of a model; a hostile config may make this process exceed its limits."""
     put_thread_last()
-    transformers_logging.set_verbosity_error()  # what it would print is in the error
+    transformers_logging.set_verbosity_error()  # the returned error has the same information
     signal.signal(signal.SIGXCPU, _raise_cpu_limit)
     limit_cpu()
     try:
@@ -138,7 +138,7 @@ def _raise_cpu_limit(*_: object) -> None:
 
 
 def _read_model_last(path: Path, settings: EngineSettings) -> LoadedWeights:
-    put_thread_last()  # who gets answers from other models meanwhile should not notice
+    put_thread_last()  # loading should not slow down the serving of other models
     return read_model(path, settings)
 
 

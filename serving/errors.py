@@ -1,22 +1,22 @@
-"""What can go wrong between a request and its answer.
+"""Exceptions of serving.
 
     ServingError
-    ├── InvalidRequestError    400, also a ValueError: the request itself is wrong
+    ├── InvalidRequestError    400, also a ValueError: the request itself is invalid
     ├── ModelNotFoundError     404: no model or alias has this name
-    ├── ModelInUseError        409: something still points to the model, or has it loaded
-    ├── TooManyAliasesError    409: there is no room for one more alias
-    ├── OverloadedError        429: no room now; try again after `retry_after_s`
-    ├── DeadlineExceededError  504: the answer took longer than a request may take
-    └── EngineDeadError        503: the model's engine cannot answer at all
-        └── EngineLostError    its process ended, for whatever cause; it may start another time
+    ├── ModelInUseError        409: an alias points to the model, or the model is loaded or in use
+    ├── TooManyAliasesError    409: the limit on aliases is reached
+    ├── OverloadedError        429: no capacity now; retry after `retry_after_s` seconds
+    ├── DeadlineExceededError  504: the answer took longer than the request timeout
+    └── EngineDeadError        503: the model's engine cannot serve requests
+        └── EngineLostError    its process ended, for any reason; a retry may succeed
 
-The numbers are for the HTTP room, which holds the one mapping to statuses. All of these cross a
-Serve handle: what is not in `args` travels in the instance's dictionary, so they pickle whole.
+The HTTP layer maps the exceptions to these statuses. All of them cross a Serve handle: attributes
+that are not in `args` are pickled with the instance's `__dict__`.
 """
 
 
 class ServingError(Exception):
-    """Base of the tree: a message for people, and `param` and `code` for programs."""
+    """Base class: a message for people, and `param` and `code` for programs."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -26,11 +26,11 @@ class ServingError(Exception):
 
 
 class InvalidRequestError(ServingError, ValueError):
-    """The request is wrong; `param` names the field where one is to blame."""
+    """The request is invalid; `param` names the faulty field, if there is one."""
 
 
 class ModelNotFoundError(ServingError):
-    """Nothing has the name that was asked for."""
+    """No model or alias has the requested name."""
 
     def __init__(
         self, message: str, *, param: str | None = "model", code: str | None = "model_not_found"
@@ -39,21 +39,21 @@ class ModelNotFoundError(ServingError):
 
 
 class ModelInUseError(ServingError):
-    """A model cannot be deleted while it is used; the message says by what."""
+    """A model cannot be deleted while it is in use; the message names the user."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, param="model", code="model_in_use")
 
 
 class TooManyAliasesError(ServingError):
-    """There can be no further alias."""
+    """The limit on aliases is reached."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, param="name", code="too_many_aliases")
 
 
 class OverloadedError(ServingError):
-    """There is no room for one more request; a client may retry after `retry_after_s` seconds."""
+    """There is no capacity for the request; clients may retry after `retry_after_s` seconds."""
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message, code="overloaded")
@@ -68,14 +68,14 @@ class DeadlineExceededError(ServingError):
 
 
 class EngineDeadError(ServingError):
-    """The engine of a model failed to load, or has died and answers nothing any more."""
+    """The engine of a model failed to load or has died."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="engine_dead")
 
 
 class EngineLostError(EngineDeadError):
-    """The process of an engine ended or was not there before its model was loaded.
+    """The process of an engine ended, or could not start, before its model was loaded.
 
-    The model need not be to blame: the system kills processes where memory is short.
+    The model is not necessarily the cause: the system kills processes when memory is short.
     """

@@ -1,4 +1,4 @@
-"""The Serve deployment that answers requests: several models at a time, swapped under load."""
+"""The generator: a Serve deployment that serves several models and swaps them under load."""
 
 import asyncio
 import logging
@@ -35,15 +35,15 @@ from storage.privacy import keep_files_private
 logger = logging.getLogger(__name__)
 
 GENERATOR_CPUS = 0.4
-"""Logical CPUs of one replica; the application subtracts them from what a fine-tune may have."""
+"""Logical CPUs of one replica; the application subtracts them from the CPUs for fine-tuning."""
 
 
 _MAX_QUICK_ITEMS = 4096
-"""Requests of more items are validated in a thread; the API has bounded their number."""
+"""Requests with more items are validated in a thread; the API has already bounded their number."""
 
 
 class GeneratorSettings(GenerationSettings):
-    """What one replica of the generator works with."""
+    """The settings of one generator replica."""
 
     storage: str = Field(description="The storage root, a path.")
     max_replicas: int = Field(
@@ -55,20 +55,20 @@ class GeneratorSettings(GenerationSettings):
 
 
 class GeneratorReplica:
-    """Answers requests with whatever model each one names.
+    """Serves each request with the model that it names.
 
-    Must be made inside a running event loop, and closed.
+    Create it inside a running event loop, and close it.
     """
 
     def __init__(self, settings: GeneratorSettings) -> None:
         log_to_serve()
         self._settings = settings
-        # Serve's router prefers this replica for the models that came by here last.
+        # Serve's router prefers this replica for the models that it used most recently.
         multiplexed = serve.multiplexed(max_num_models_per_replica=settings.max_loaded_models)
         self._note_loaded = multiplexed(_note_loaded) if _is_served() else _note_loaded
         keep_files_private()
         layout = open_storage(settings.storage)
-        fork_server.start()  # so that it imports what it needs while we do
+        fork_server.start()  # so that it imports its libraries while this process imports its own
         max_bytes = settings.max_loaded_bytes or find_default_budget(settings.max_replicas)
         self._models = LoadedModels(settings.engine, settings.max_loaded_models, max_bytes)
         self._telemetry = Telemetry(log_texts=settings.log_texts)
@@ -87,7 +87,7 @@ class GeneratorReplica:
         self.close()
 
     def close(self) -> None:
-        """Stop every engine; blocks for as long as one forward pass."""
+        """Stop every engine; block for at most one forward pass."""
         if hasattr(self, "_follower"):
             self._models.close()
             self._follower.close()
@@ -95,14 +95,14 @@ class GeneratorReplica:
     async def stream(
         self, kind: RequestKind, body: dict[str, Any], request_id: str
     ) -> AsyncGenerator[Any, None]:
-        """Answer a request in pieces; its id is for the log.
+        """Stream the answers to a request; `request_id` is for the log.
 
-        Yields `{"origin", "pieces"}`. The first origin says what answers, `{"model_id", "run_id",
-        "checkpoint", "dataset_sha256", "system_fingerprint"}`, None where unknown; the others are
-        None. Pieces are `{"index", "text", "finish_reason", "num_prompt_tokens",
-        "num_completion_tokens", "tokens"}`, of which only the last of each answer has a finish
-        reason and counts. Raises a `ServingError`, and before the first item where the request is
-        to blame or there is no room.
+        Yields `{"origin", "pieces"}`. The first origin describes the model, `{"model_id", "run_id",
+        "checkpoint", "dataset_sha256", "system_fingerprint"}`, None where unknown; later origins
+        are None. Pieces are `{"index", "text", "finish_reason", "num_prompt_tokens",
+        "num_completion_tokens", "tokens"}`; only the last piece of each answer has a finish reason
+        and counts. Raises a `ServingError`; before the first item if the request is invalid or
+        there is no capacity.
         """
         with self._telemetry.follow(kind, request_id, body) as record:
             async with self._open(kind, body, record) as asked:
@@ -119,10 +119,10 @@ class GeneratorReplica:
     async def answer(
         self, kind: RequestKind, body: dict[str, Any], request_id: str
     ) -> dict[str, Any]:
-        """Answer a request as a whole; its id is for the log.
+        """Return the whole answers to a request; `request_id` is for the log.
 
-        Returns `{"origin", "choices", "num_prompt_tokens"}`: what `stream` yields first, one piece
-        per answer, and the tokens of all prompts. Raises a `ServingError`.
+        Returns `{"origin", "choices", "num_prompt_tokens"}`: the first origin of `stream`, one
+        piece per answer, and the number of tokens of all prompts. Raises a `ServingError`.
         """
         with self._telemetry.follow(kind, request_id, body) as record:
             async with self._open(kind, body, record) as asked:
@@ -141,7 +141,7 @@ class GeneratorReplica:
     async def _open(
         self, kind: RequestKind, body: dict[str, Any], record: RequestRecord
     ) -> AsyncIterator[Asked]:
-        """Check a request and lend the engine that it names."""
+        """Validate a request and lease the engine of the model that it names."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.engine.request_timeout_s
         request = await _parse(kind, body)
@@ -156,7 +156,7 @@ class GeneratorReplica:
             yield asked
 
     async def loaded_models(self) -> list[dict[str, Any]]:
-        """List `{"model_id", "aliases", "num_active", "context_length"}` of what is in memory."""
+        """List the loaded models: `{"model_id", "aliases", "num_active", "context_length"}`."""
         return [
             {
                 "model_id": loaded.stored.id,
@@ -178,7 +178,7 @@ class GeneratorReplica:
             raise EngineDeadError("the replica no longer follows the aliases")
 
     async def _choose(self, name: str, deadline: float) -> tuple[StoredModel, str | None]:
-        """Find the model that answers, and the alias; waits while it makes room for another."""
+        """Return the model for a name, and the alias if it is one; wait while it is draining."""
         loop = asyncio.get_running_loop()
         while True:
             model, alias = self._follower.resolve(name)
@@ -243,12 +243,12 @@ def _to_dict(choice: ChoicePiece) -> dict[str, Any]:
 
 
 class GeneratorDeployment(GeneratorReplica):
-    """The replica behind a Serve handle: what it refuses it returns, as a `Refusal`."""
+    """The replica behind a Serve handle; returns refused requests as a `Refusal`."""
 
     async def stream(
         self, kind: RequestKind, body: dict[str, Any], request_id: str
     ) -> AsyncGenerator[Any, None]:
-        """Answer a request in pieces; the last may be a `Refusal`."""
+        """Stream the answers to a request; the last item may be a `Refusal`."""
         items = yield_refusals(super().stream(kind, body, request_id), ServingError)
         async with aclosing(items):
             async for item in items:
@@ -257,13 +257,13 @@ class GeneratorDeployment(GeneratorReplica):
     async def answer(  # type: ignore[override] # only callers of the handle see a `Refusal`
         self, kind: RequestKind, body: dict[str, Any], request_id: str
     ) -> dict[str, Any] | Refusal:
-        """Answer a request as a whole, or with a `Refusal`."""
+        """Return the whole answers to a request, or a `Refusal`."""
         return await return_refusals(ServingError)(super().answer)(kind, body, request_id)
 
 
 Generator = serve.deployment(
     name="Generator",
-    # The engine refuses with a reason of its own; these stand behind it.
+    # The engine rejects excess requests with a specific reason; these limits are a second line.
     max_ongoing_requests=128,
     max_queued_requests=128,
     graceful_shutdown_wait_loop_s=1.0,

@@ -1,4 +1,4 @@
-"""What became of each move of an alias, replica by replica: the events of hand-overs."""
+"""Hand-over events: the outcome of each move of an alias on each replica."""
 
 import logging
 import time
@@ -17,13 +17,14 @@ Outcome = Literal["moved", "draining", "postponed", "refused"]
 
 @dataclass(frozen=True)
 class HandoverEvent:
-    """Something that happened on one replica when an alias moved; `at` is in Unix seconds.
+    """An event on one replica when an alias moved; `at` is in Unix seconds.
 
-    moved      the new model answers now
-    draining   memory does not hold both, so the old model ends its answers before the new is loaded
-    postponed  there is no room for the new model now, or its process ended while it loaded; the old
-               one goes on, and it is tried again
-    refused    the new model cannot be loaded; the old one goes on
+    moved      the new model serves the alias now
+    draining   memory does not fit both models, so the old model finishes its running requests
+               before the new model is loaded
+    postponed  there is no capacity for the new model now, or its process ended while it loaded; the
+               old model keeps serving, and the hand-over is retried
+    refused    the new model cannot be loaded; the old model keeps serving
     """
 
     alias: str
@@ -35,9 +36,9 @@ class HandoverEvent:
 
 
 class HandoverLog:
-    """The events of all replicas, in one file of JSON lines that any of them may write to.
+    """The events of all replicas in one JSON Lines file, which every replica appends to.
 
-    Once the file has `max_bytes` it becomes the older one, in place of the older one of before.
+    When the file reaches `max_bytes`, it replaces the previous file (`.1`) and a new one is begun.
     """
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:

@@ -1,7 +1,7 @@
-"""Where a model came from, as far as its `lineage.json` says and serving has to know.
+"""The lineage of a model: the fields of `lineage.json` that serving needs.
 
-Training writes the file and puts more into it; a model from elsewhere may have one too, of which
-nothing is believed but its shape.
+Training writes the file, with further fields. An imported model may have one too; only its format
+is validated.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _MAX_IMPORTED_BYTES = 1 << 20
 
 
 class DataOrigin(BaseModel):
-    """What a model was tuned on."""
+    """The data that a model was fine-tuned on."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -25,7 +25,7 @@ class DataOrigin(BaseModel):
 
 
 class ModelOrigin(BaseModel):
-    """A model, by its id and the hash of its content."""
+    """A model, identified by its id and the hash of its content."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -34,7 +34,7 @@ class ModelOrigin(BaseModel):
 
 
 class ParentLineage(BaseModel):
-    """The lineage of the model that another one was tuned from, without that one's own parent."""
+    """The lineage of the model that another model was fine-tuned from, without its own parent."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -45,7 +45,7 @@ class ParentLineage(BaseModel):
 
 
 class Lineage(BaseModel):
-    """Empty where nothing is known; what else the file has is kept as it is."""
+    """The content of `lineage.json`; unknown fields are None, additional keys are kept."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -63,13 +63,13 @@ class Lineage(BaseModel):
     data: DataOrigin | None = None
 
     def find_origin(self) -> str | None:
-        """Return the earliest model that the file names; None if it names none."""
+        """Return the earliest ancestor that the file names; None if it names none."""
         root = self.root.base_model if self.root else None
         return root or self.base_model
 
 
 def check_lineage(directory: Path) -> None:
-    """Raise `ValueError` if a model directory has a lineage that is none, or a newer one."""
+    """Raise `ValueError` if a model directory's lineage is invalid or has a newer format."""
     try:
         read_lineage(directory, max_bytes=_MAX_IMPORTED_BYTES)
     except NewerFormatError as exc:
@@ -82,10 +82,10 @@ def check_lineage(directory: Path) -> None:
 
 
 def read_lineage(directory: Path, max_bytes: int = MAX_LINEAGE_BYTES) -> Lineage:
-    """Read a model directory's lineage; empty if it has none.
+    """Read a model directory's lineage; return an empty one if there is no file.
 
-    Raises `NewerFormatError` for a file of a newer major version, `DamagedFileError` for one that
-    is no lineage or has more than `max_bytes`, and `OSError` for one that cannot be read.
+    Raises `NewerFormatError` for a file of a newer major version, `DamagedFileError` for a file
+    that is not a lineage or has more than `max_bytes`, and `OSError` for an unreadable file.
     """
     value = read_lineage_file(directory, max_bytes)
     try:
@@ -98,15 +98,15 @@ def read_lineage(directory: Path, max_bytes: int = MAX_LINEAGE_BYTES) -> Lineage
 
 
 def trace_root(name: str, find: Callable[[str], Lineage | None], roots: dict[str, str]) -> str:
-    """Return the model that a model's lineage leads back to.
+    """Return the root of a model's chain of ancestors.
 
-    `find` returns the lineage of a model; None if there is no such model. `roots` has the results
-    of earlier calls and gets those of this one, so that no model of a chain is looked at twice.
+    `find` returns the lineage of a model; None if there is no such model. `roots` caches the
+    results of all calls, so that each model of a chain is read once.
     """
     passed = []
     while name not in roots:
         passed.append(name)
-        roots[name] = name  # where it ends, or leads in a circle
+        roots[name] = name  # ends the loop at a root or in a cycle
         lineage = find(name)
         name = (lineage.find_origin() if lineage is not None else None) or name
     root = roots[name]

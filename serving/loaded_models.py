@@ -1,4 +1,4 @@
-"""The engines of one replica: loaded on demand, lent to requests, put out when not needed."""
+"""The engines of one replica: loaded on demand, leased to requests, evicted when idle."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ _LOAD_RETRY_AFTER_S = 5
 
 @dataclass
 class LoadedModel:
-    """A model and the engine that answers for it; `last_used` is a monotonic time in seconds."""
+    """A model and its engine; `last_used` is a monotonic time in seconds."""
 
     stored: StoredModel
     engine: Engine
@@ -52,16 +52,16 @@ class _Loading:
 
 @dataclass
 class _Draining:
-    """A model that answers to the end and then leaves; requests wait until that is over."""
+    """A model that finishes its running requests before eviction; new requests wait for `over`."""
 
     over: asyncio.Event
     num_waiting: int = 0
 
 
 class LoadedModels:
-    """Keeps at most `max_loaded` engines in `max_bytes`, putting out those least recently used.
+    """Keeps at most `max_loaded` engines in `max_bytes` and evicts idle engines, LRU first.
 
-    Only idle ones. Belongs to one event loop; loading and closing happen on threads beside it.
+    Use from one event loop only; loading and closing run in other threads.
     """
 
     def __init__(self, settings: EngineSettings, max_loaded: int, max_bytes: int) -> None:
@@ -71,27 +71,27 @@ class LoadedModels:
         self._loaded: dict[str, LoadedModel] = {}
         self._loading: dict[str, _Loading] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        # By id and edition; an error says why a model cannot be loaded.
+        # Bytes by id and edition, or the error why the model cannot be loaded.
         self._sizes: dict[tuple[str, tuple[int, int]], int | EngineDeadError] = {}
         self._num_leases: Counter[str] = Counter()
         self._returned = asyncio.Event()  # set whenever a lease ends
         self._draining: dict[str, _Draining] = {}
         self._kept: frozenset[str] = frozenset()
         self._is_closed = False
-        fork_server.start()  # it takes some seconds to be ready
+        fork_server.start()  # takes some seconds to be ready
         render_fork_server.start()
 
     def list_loaded(self) -> list[LoadedModel]:
-        """List what is loaded, by id."""
+        """List the loaded models, sorted by id."""
         return [self._loaded[model_id] for model_id in sorted(self._loaded)]
 
     def keep(self, model_ids: Collection[str]) -> None:
-        """Name the models that aliases answer with, which are put out last, and no others."""
+        """Set the models that aliases use; they are evicted last."""
         self._kept = frozenset(model_ids)
         self._put_out_excess()
 
     def drop_gone(self) -> None:
-        """Put out what has been deleted from the store, and engines that have died."""
+        """Evict idle models that were deleted from the store or whose engine has died."""
         for loaded in self.list_loaded():
             is_idle = not self._num_leases[loaded.stored.id]
             if is_idle and not (loaded.stored.is_there() and loaded.engine.is_healthy()):
@@ -99,11 +99,12 @@ class LoadedModels:
 
     @asynccontextmanager
     async def lend(self, model: StoredModel, *, timeout_s: float) -> AsyncIterator[LoadedModel]:
-        """Lend the engine of `model`, loading it first where needed; while lent it stays.
+        """Lease the engine of `model`, loading it first if needed.
 
-        Nobody can delete it meanwhile. Raises `ModelNotFoundError` if somebody has,
-        `OverloadedError` when every engine is busy and there may be no more of them,
-        `EngineDeadError` when the model does not load, `DeadlineExceededError` after `timeout_s`.
+        A leased model is neither evicted nor deleted. Raises `ModelNotFoundError` if the model was
+        deleted, `OverloadedError` if every engine is busy and no more may be loaded or too many
+        requests use this model, `EngineDeadError` if the model does not load,
+        `DeadlineExceededError` if loading takes more than `timeout_s`.
         """
         if self._num_leases[model.id] >= self._settings.capacity:
             raise OverloadedError(
@@ -132,28 +133,28 @@ class LoadedModels:
             self._put_out_excess()
 
     async def load(self, model: StoredModel, *, beside: bool = False) -> LoadedModel:
-        """Return the model's engine, loading and warming it up unless that is done or under way.
+        """Return the model's engine; load and warm it up unless that is done or in progress.
 
-        `beside` loads it in addition to what aliases answer with, however many that are; what is
-        too much is put out when it is idle. Raises `OverloadedError` where memory does not hold it
-        beside what is needed, `InvalidRequestError` where it never does.
+        `beside` loads it in addition to the models that aliases use, regardless of `max_loaded`;
+        excess models are evicted when idle. Raises `OverloadedError` if memory does not fit it in
+        addition to the models in use, `InvalidRequestError` if it can never fit.
         """
         if (loaded := self._find(model)) is not None:
             return loaded
         if model.id not in self._loading:
             size_bytes = await self._estimate(model)
-            if model.id not in self._loading:  # nobody else has begun meanwhile
+            if model.id not in self._loading:  # no other task has started to load it meanwhile
                 if (loaded := self._find(model)) is not None:
                     return loaded
                 put_out = self._make_room(model.id, size_bytes, beside=beside)
                 self._start_loading(model, size_bytes, put_out)
-        # Shielded: others may wait for the same engine.
+        # Shielded: other requests may wait for the same engine.
         return await asyncio.shield(self._loading[model.id].task)
 
     def can_replace(self, old: StoredModel, new: StoredModel) -> bool:
-        """Tell whether there is room for `new` once `old` and what nobody needs have left.
+        """Return whether `new` fits once `old` and idle models that no alias uses are evicted.
 
-        Raises as `load` does for a model that can never be loaded.
+        Call it only for a model that `load` raised `OverloadedError` for: its size is known then.
         """
         size_bytes = self._sizes[new.id, new.edition]
         assert isinstance(size_bytes, int), "only for a model that `load` found no room for"
@@ -165,10 +166,11 @@ class LoadedModels:
     async def replace(
         self, old: StoredModel, new: StoredModel, is_still_wanted: Callable[[], bool]
     ) -> bool:
-        """Load `new` in the place of `old`, once the last answer of that one has ended.
+        """Replace `old` by `new` once the last running request of `old` has ended.
 
-        Who wants to lend `old` waits meanwhile. If `new` does not load, `old` is loaded again.
-        Tells whether it was done: not if it `is_still_wanted` no more when `old` is idle.
+        New requests for `old` wait meanwhile. If `new` does not load, `old` is loaded again.
+        Returns whether the models were replaced; they are not if `is_still_wanted()` is false when
+        `old` is idle. Raises `OverloadedError` if the freed memory no longer suffices by then.
         """
         drained = asyncio.Event()
         self._draining[old.id] = _Draining(drained)
@@ -178,9 +180,9 @@ class LoadedModels:
                 await self._returned.wait()
             if not is_still_wanted():
                 return False
-            if not self.can_replace(old, new):  # others came meanwhile
+            if not self.can_replace(old, new):  # other models were loaded meanwhile
                 raise OverloadedError(f"the room that {old.id!r} leaves is not enough any more")
-            # `load` takes the room before it waits for anything, so nobody else gets it.
+            # `load` reserves the memory before its first await, so no other model can take it.
             if old.id in self._loaded:
                 self._close_aside(self._take_out(self._loaded[old.id]))
             try:
@@ -194,9 +196,9 @@ class LoadedModels:
             drained.set()
 
     async def wait_while_draining(self, model: StoredModel, *, timeout_s: float) -> bool:
-        """Wait until the model is drained no more; tell whether there was something to wait for.
+        """Wait while the model is draining; return whether it was.
 
-        Raises `DeadlineExceededError`, and `OverloadedError` where too many wait to be answered.
+        Raises `DeadlineExceededError`, and `OverloadedError` if too many requests wait already.
         """
         if (draining := self._draining.get(model.id)) is None:
             return False
@@ -217,7 +219,7 @@ class LoadedModels:
         return True
 
     def close(self) -> None:
-        """Stop every engine, and each that is still being loaded as soon as it is."""
+        """Stop every engine; engines that are still loading are stopped once they are loaded."""
         self._is_closed = True
         while self._loaded:
             self._loaded.popitem()[1].engine.close()
@@ -233,7 +235,7 @@ class LoadedModels:
     async def _load(self, model: StoredModel, size_bytes: int) -> LoadedModel:
         started = time.monotonic()
         try:
-            while self._closing:  # their room is not free before
+            while self._closing:  # their memory is not free until they are closed
                 await asyncio.wait(self._closing)
             with model.hold():
                 await run_in_own_thread(_verify, model)
@@ -254,9 +256,9 @@ class LoadedModels:
         return self._loaded[model.id]
 
     def _find(self, model: StoredModel) -> LoadedModel | None:
-        """Find the engine of exactly this model.
+        """Return the engine of exactly this model, or None.
 
-        One that has died is put out, and one of a model that had the same id and was deleted.
+        A dead engine is evicted, and so is the engine of a deleted model that had the same id.
         """
         loaded = self._loaded.get(model.id)
         if loaded is None:
@@ -271,16 +273,16 @@ class LoadedModels:
             raise EngineDeadError("the replica is shutting down")
 
     async def _estimate(self, model: StoredModel) -> int:
-        """Return the bytes that a model takes; each one is inspected once.
+        """Return the bytes that a model needs; each model is inspected once.
 
-        Raises `EngineDeadError` for one that cannot be loaded, `InvalidRequestError` for one that
-        is larger than all that models may take.
+        Raises `EngineDeadError` for a model that cannot be loaded, `InvalidRequestError` for a
+        model that is larger than the whole budget.
         """
         key = (model.id, model.edition)
-        if key not in self._sizes:  # refusals under load ask for it every time
+        if key not in self._sizes:  # cached because rejections under load need it every time
             try:
                 self._sizes[key] = await asyncio.to_thread(_measure, model, self._settings)
-            except EngineLostError:  # it may succeed another time
+            except EngineLostError:  # a retry may succeed
                 raise
             except EngineDeadError as exc:
                 self._sizes[key] = exc
@@ -297,8 +299,11 @@ class LoadedModels:
         return size_bytes
 
     def _make_room(self, model_id: str, size_bytes: int, *, beside: bool) -> list[LoadedModel]:
-        """Take out what has to go before a model can come; the engines are still to be closed."""
-        # Only what is needed by nobody now, and what an alias answers with last of all.
+        """Remove the models that must be evicted to load another; the caller closes their engines.
+
+        Raises `OverloadedError` if that is not enough.
+        """
+        # Only idle models; models that aliases use come last.
         victims = self._list_idle(self._loaded.keys() - self._kept)
         if not beside:
             victims += self._list_idle(self._loaded.keys() & self._kept)
@@ -331,7 +336,7 @@ class LoadedModels:
         task.add_done_callback(self._closing.discard)
 
     def _list_idle(self, model_ids: Collection[str]) -> list[LoadedModel]:
-        """List what nobody uses now, that least recently used first."""
+        """List idle models, least recently used first."""
         idle = [self._loaded[model_id] for model_id in self._list_idle_ids(model_ids)]
         return sorted(idle, key=lambda loaded: loaded.last_used)
 
@@ -348,7 +353,7 @@ def _measure(model: StoredModel, settings: EngineSettings) -> int:
 
 
 def _verify(model: StoredModel) -> None:
-    put_thread_last()  # who gets answers meanwhile should not notice
+    put_thread_last()  # verification should not slow down serving
     try:
         model.verify()
     except DamagedDirectoryError as exc:

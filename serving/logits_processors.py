@@ -1,4 +1,4 @@
-"""The next tokens of a batch are chosen here, for every request on its own terms."""
+"""Logits processors that choose the next token of each request in a batch by its own settings."""
 
 import hashlib
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 from transformers.generation.continuous_batching.requests import FutureRequestState
 
 _DRAWN, _GREEDY = -2, -1
-"""What stands where a seeded request has the key of its noise."""
+"""Values used in place of a noise key: drawn without a seed, and greedy."""
 _MASK = 0x7FFFFFFF
 
 
@@ -30,12 +30,12 @@ def build_processors(
 ) -> ContinuousBatchingLogitsProcessorList:
     """Build the processors that let each request of a batch sample by its own settings.
 
-    `first` comes before them and sees the scores as the model gave them.
+    `first` runs before them and gets the raw scores of the model.
 
-    transformers builds only those that the model's generation config needs, and either draws for
-    all requests or for none. Here it draws for none: it takes the highest score, to which those
-    requests that want to draw have noise added. So a greedy request gets the first of equal scores,
-    which are common in bf16, as from `generate`.
+    transformers builds only the processors that the model's generation config needs, and samples
+    either for all requests or for none. Here it samples for none and takes the highest score; noise
+    is added to the scores of requests that sample. A greedy request thus gets the first of equal
+    scores, which are common in bf16, as with `generate`.
     """
     top_k = TopKLogitsWarper(top_k=vocab_size)
     processors: list[ContinuousBatchingLogitsProcessor] = [
@@ -51,7 +51,7 @@ def build_processors(
 
 
 class _TopK(ContinuousBatchingTopKLogitsWarper):  # type: ignore[misc]
-    """Sorts only the rows that ask for it; sorting a whole vocabulary is slow."""
+    """Top-k that sorts only the rows that use it; sorting a whole vocabulary is slow."""
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
         wanted = tensor_arg[: scores.size(0)] < scores.size(1)
@@ -59,7 +59,7 @@ class _TopK(ContinuousBatchingTopKLogitsWarper):  # type: ignore[misc]
 
 
 class _TopP(ContinuousBatchingTopPLogitsWarper):  # type: ignore[misc]
-    """Sorts only the rows that ask for it."""
+    """Top-p that sorts only the rows that use it."""
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
         wanted = tensor_arg[: scores.size(0)].view(dtype=torch.float32) < 1.0
@@ -67,10 +67,10 @@ class _TopP(ContinuousBatchingTopPLogitsWarper):  # type: ignore[misc]
 
 
 class _Noise(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
-    """Adds Gumbel noise, so that the highest score is a draw from the softmax of the scores.
+    """Adds Gumbel noise, so that the highest score is a sample from the softmax of the scores.
 
-    (Gumbel 1954; Maddison et al. 2014, arXiv 1411.0030.) The noise of a seeded request depends on
-    its seed, the place and the token alone, whatever else is in the batch.
+    (Gumbel 1954; Maddison et al. 2014, arXiv 1411.0030.) The noise of a seeded request depends only
+    on its seed, the position and the token, not on the rest of the batch.
     """
 
     supported_kwargs = {"greedy": bool, "seed": int}  # noqa: RUF012 - declared so by transformers
@@ -91,13 +91,13 @@ class _Noise(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
 
 
 def _find_key(state: Any) -> int:
-    """Tell how a request's next token is chosen; for a seeded one, by which key."""
+    """Return the noise key of a seeded request's next token, or `_GREEDY` or `_DRAWN`."""
     kwargs = state.logit_processor_kwargs
     if kwargs.get("greedy", False):
         return _GREEDY
     if (seed := kwargs.get("seed")) is None:
         return _DRAWN
-    # One that had to leave the cache comes back with what it had generated in its prompt.
+    # A request that was evicted from the cache resumes with its generated tokens in its prompt.
     place = len(state.initial_tokens) + len(state.generated_tokens)
     digest = hashlib.blake2b(f"{seed} {place}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") & _MASK
@@ -111,7 +111,7 @@ def _add_noise(scores: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 def make_gumbel_noise(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Make noise of shape `[B, vocab_size]` from `keys` `[B, 1]`, 31 bits each, and nothing else.
+    """Return noise of shape `[B, vocab_size]` that depends only on `keys` `[B, 1]`, 31 bits each.
 
     Key and token id are mixed by the 32-bit finaliser of MurmurHash3 (Appleby).
     """
@@ -129,7 +129,7 @@ def _process_rows(
     tensor_arg: torch.Tensor,  # [at least B]
     wanted: torch.Tensor,  # [B]
 ) -> torch.Tensor:
-    if scores.is_cuda:  # a CUDA graph cannot depend on what the tensors hold
+    if scores.is_cuda:  # a CUDA graph cannot depend on tensor values
         return process(scores, tensor_arg[: scores.size(0)])
     rows = wanted.nonzero().squeeze(-1)
     if len(rows) == 0:

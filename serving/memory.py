@@ -1,4 +1,4 @@
-"""How much memory a model takes while it answers, and how much models may take together."""
+"""Memory estimates of loaded models, and the memory budget of a replica."""
 
 import math
 import subprocess
@@ -13,17 +13,17 @@ from serving.store.model_memory import ModelMemory
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 _ASK_GPU = "import torch; print(torch.cuda.mem_get_info()[0])"
 PROCESS_BYTES = 256 << 20
-"""What a process that computes takes by itself: 200 MB on a CPU; on a GPU, CUDA's own."""
+"""Memory of a core's process without its model: 200 MB on a CPU; on a GPU, CUDA's own."""
 FORK_SERVER_BYTES = 288 << 20
-"""What the fork server of a replica takes by itself: the libraries, which its forks share."""
+"""Memory of a replica's fork server: the libraries, which its forks share."""
 _CPU_SHARE, _GPU_SHARE = 0.5, 0.85
-"""Of what is free when a replica starts; on a CPU, fine-tunes need the rest."""
+"""Fractions of the memory that is free when a replica starts; on a CPU, training needs the rest."""
 
 
 def find_default_budget(num_sharing: int = 1) -> int:
-    """Return the bytes that models may take where nobody says: a share of what is free now.
+    """Return the default budget for models in bytes: a fraction of the memory that is free now.
 
-    So many replicas may come to share a CPU's memory, whether they are up already or not.
+    `num_sharing` replicas share a CPU's memory, including those that have not started yet.
     """
     import torch
 
@@ -35,7 +35,10 @@ def find_default_budget(num_sharing: int = 1) -> int:
 
 
 def _find_free_gpu_bytes() -> int:
-    """Ask in a process that ends: whoever asks holds some of the GPU's memory from then on."""
+    """Return the free GPU memory in bytes, read in a subprocess.
+
+    Reading it creates a CUDA context, which occupies GPU memory until its process ends.
+    """
     asked = subprocess.run(  # noqa: S603 - our own command
         [sys.executable, "-c", _ASK_GPU], check=True, stdout=subprocess.PIPE
     )
@@ -43,20 +46,20 @@ def _find_free_gpu_bytes() -> int:
 
 
 def _find_group_room() -> float:
-    """Return the bytes that the container lets its processes take beyond what they have."""
+    """Return the bytes left under the container's memory limit; infinite without a limit."""
     try:
         limit = (_CONTROL_GROUP / "memory.max").read_text().strip()
         used = int((_CONTROL_GROUP / "memory.current").read_text())
-    except OSError:  # there is none
+    except OSError:  # there is no cgroup v2 limit
         return math.inf
     return math.inf if limit == "max" else max(0, int(limit) - used)
 
 
 def estimate_memory(memory: ModelMemory, settings: EngineSettings) -> int:
-    """Return about how many bytes a model takes when loaded, with the process that it computes in.
+    """Estimate the bytes that a loaded model and its core's process need.
 
-    A head that is tied to the embedding has a copy of its own on a CPU (`serving.packed_linear`).
-    The replica and the process that computes both have the tokenizer. Activations are not counted.
+    On a CPU, a head that is tied to the embedding is copied (`serving.packed_linear`). The replica
+    and the core's process each load the tokenizer. Activations are not counted.
     """
     import torch
 

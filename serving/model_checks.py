@@ -1,4 +1,4 @@
-"""What a directory must be to be published: a whole model that runs no code of its own."""
+"""Checks of a model directory before it is published: complete, and without executable content."""
 
 from pathlib import Path
 
@@ -20,11 +20,11 @@ _OLDER_TOKENIZER_NAMES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.
 def check_model_directory(
     directory: Path, *, links_stay_in: Path | None = None, converts_tokenizer: bool = False
 ) -> None:
-    """Check that a directory is a whole model that runs no code of its own and opens no file.
+    """Check that a directory is a complete model that runs no code and opens no other files.
 
-    Links may lead anywhere inside `links_stay_in`; by default they are relative and stay in the
-    directory itself. With `converts_tokenizer` files of an older tokenizer will do in place of
-    tokenizer.json. Raises `ValueError` that names the first thing found wrong.
+    Links must be relative and stay inside `links_stay_in`, by default the directory itself. With
+    `converts_tokenizer`, files of an older tokenizer are accepted instead of tokenizer.json. Raises
+    `ValueError` that names the first fault found.
     """
     check_files(directory, links_stay_in=links_stay_in)
     check_weight_files(directory)
@@ -47,7 +47,7 @@ def check_model_directory(
 
 
 def check_files(directory: Path, *, links_stay_in: Path | None = None) -> None:
-    """Check names and kinds of a directory's files without reading them; raises `ValueError`."""
+    """Check the names and types of a directory's files without reading them; raise `ValueError`."""
     if not (directory / "config.json").is_file():
         raise ValueError(f"{directory.name!r} is not a model directory: it has no config.json")
     for path in sorted(directory.rglob("*")):
@@ -72,7 +72,7 @@ def _check_file(path: Path, directory: Path, root: Path) -> None:
 
 
 def _check_weights(directory: Path) -> None:
-    """Check that every file of weights is there, whole, and holds what the index says."""
+    """Check that every weight file exists, is complete and has the tensors that the index lists."""
     if (directory / _INDEX_NAME).is_file():
         index = read_object(directory / _INDEX_NAME, _MAX_INDEX_BYTES)
         weight_map = index.get("weight_map")
@@ -95,14 +95,14 @@ def _check_weights(directory: Path) -> None:
 
 def _read_names(file: Path) -> set[str]:
     try:
-        with safe_open(file, framework="numpy") as weights:  # torch would stay in memory
+        with safe_open(file, framework="numpy") as weights:  # does not import torch
             return set(weights.keys())
     except SafetensorError as exc:
         raise ValueError(f"{file.name} is not a whole safetensors file: {exc}") from exc
 
 
 def find_cache_repository(source: Path) -> Path | None:
-    """Return the folder of a repository in the hub's cache, of which `source` is a snapshot."""
+    """Return the repository folder in the hub's cache if `source` is a snapshot of one, or None."""
     repository = source.parent.parent
     is_snapshot = source.parent.name == "snapshots" and (repository / "blobs").is_dir()
     return repository if is_snapshot else None

@@ -1,4 +1,4 @@
-"""Models on their way out: as an archive, or to the Hugging Face hub."""
+"""Export of models as an archive or to the Hugging Face hub."""
 
 import hashlib
 import logging
@@ -21,7 +21,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class _Entry(NamedTuple):
-    """One file of an archive; `read` yields as many bytes as it has."""
+    """One file of an archive; `read` yields exactly `size_bytes` bytes."""
 
     name: str
     size_bytes: int
@@ -30,21 +30,22 @@ class _Entry(NamedTuple):
 
 
 def stream_archive(model: StoredModel, kind: ArchiveFormat) -> Generator[bytes, None, None]:
-    """Yield a model's published files as one archive, in a folder of the model's name.
+    """Return an iterator over a model's published files as one archive, in a folder of its name.
 
-    They are not compressed: weights hardly are. Nothing is written to disk, and the model cannot be
-    deleted meanwhile. Before the first piece, names and sizes are compared with the manifest:
-    raises `DamagedDirectoryError` if they differ, and `ModelNotFoundError`. Contents are hashed as
-    they are read, and the end of a file is withheld until its hash is right: a
-    `DamagedDirectoryError` then leaves an archive that no program takes for a complete one.
+    The archive is not compressed, since weights hardly compress. Nothing is written to disk, and
+    the model cannot be deleted meanwhile. Before the first piece, names and sizes are compared with
+    the manifest: raises `DamagedDirectoryError` if they differ, and `ModelNotFoundError`. Contents
+    are hashed while they are read, and the last chunk of a file is withheld until its hash is
+    verified: after a `DamagedDirectoryError` the archive is truncated, and no program accepts it as
+    complete.
     """
     pieces = _stream(model, kind, model.hold())
-    next(pieces)  # begun, so that it lets the model go also if nobody reads any of it
+    next(pieces)  # start the generator, so that closing it releases the model even if it is unread
     return pieces
 
 
 def stream_folder(folder: Path, name: str, kind: ArchiveFormat = "tar") -> Iterator[bytes]:
-    """Yield the files of a folder as one archive, in a folder of this name."""
+    """Yield the files of a folder as one archive, in a folder with the given name."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     yield from _write_archive(name, kind, [_describe_file(folder, path) for path in files])
 
@@ -57,11 +58,11 @@ def push_to_hub(
     private: bool = True,
     endpoint: str | None = None,
 ) -> str:
-    """Upload a model's folder as `owner/name` to the hub; returns the address of the commit.
+    """Upload a model's folder to the hub as `repository` (`owner/name`); return the commit's URL.
 
-    `token` and `endpoint` are by default those that `hf auth login`, `HF_TOKEN` and `HF_ENDPOINT`
-    give. Raises `huggingface_hub.errors.HfHubHTTPError` for what the hub refuses, and
-    `ConnectionError` if it cannot be reached.
+    `token` and `endpoint` default to those of `hf auth login`, `HF_TOKEN` and `HF_ENDPOINT`. Raises
+    `huggingface_hub.errors.HfHubHTTPError` if the hub rejects a request, and `ConnectionError` if
+    it cannot be reached.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
@@ -74,7 +75,7 @@ def push_to_hub(
         )
     except HfHubHTTPError:
         raise
-    except HTTPError as exc:  # of the library below: no connection, or one that broke
+    except HTTPError as exc:  # the HTTP library's error: no connection, or an interrupted one
         raise ConnectionError(
             f"the hub at {api.endpoint} cannot be reached: {exc}; check the connection, or set "
             "HF_ENDPOINT to the hub that you use"
@@ -98,7 +99,7 @@ def _stream(
 
 
 def _list_published(folder: Path) -> list[_Entry]:
-    """List the files of a published model, its manifest included, each to be read once."""
+    """List the files of a published model, including its manifest."""
     published = survey_directory(folder)
     manifest = folder / durable.MANIFEST_NAME
     entries = [
@@ -131,7 +132,7 @@ def _write_tar(name: str, entries: Iterable[_Entry]) -> Iterator[bytes]:
 
 
 class _Sink:
-    """What a zip file is written to: a place that only ever gives out what is new."""
+    """An output file for `zipfile` that buffers the written bytes until `take`."""
 
     def __init__(self) -> None:
         self._content = bytearray()
@@ -169,9 +170,9 @@ def _read(path: Path) -> Iterator[bytes]:
 
 
 def _read_published(folder: Path, name: str, expected: ListedFile) -> Iterator[bytes]:
-    """Yield a published file, its last chunk only once the hash of all is right.
+    """Yield a published file; withhold its last chunk until the hash of the file is verified.
 
-    Raises `DamagedDirectoryError` if it is not.
+    Raises `DamagedDirectoryError` if size or hash differ.
     """
     digest = hashlib.sha256()
     size_bytes = 0

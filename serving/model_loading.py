@@ -1,4 +1,4 @@
-"""A published model directory, loaded whole or not at all."""
+"""Loading of a published model directory, complete or not at all."""
 
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ _PROBLEMS = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 
 
 def load_model(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load weights in the dtype of the file, on the GPU where there is one, and the tokenizer.
+    """Load the weights in the dtype of the file, onto the GPU if there is one, and the tokenizer.
 
-    Nothing is fetched, no code of the model's own is run, and no file that the model names is
-    opened. Raises `EngineDeadError` if the files cannot be read, or if a weight is missing,
-    unexpected or of another shape: transformers would go on with random numbers in its place.
+    Downloads nothing, runs no code of the model, and opens no file that the model's settings name.
+    Raises `EngineDeadError` if the files cannot be read, or if a weight is missing, unexpected or
+    of another shape: transformers would continue with random values for it.
     """
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -42,7 +42,7 @@ def load_model(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model; raises `EngineDeadError` if that cannot be done."""
+    """Load the tokenizer of a model; raise `EngineDeadError` if it cannot be loaded."""
     try:
         return loading.load_tokenizer(path)
     except _FAULTS as exc:

@@ -29,7 +29,7 @@ from storage.scratch import build_in_scratch, sweep_scratch
 logger = logging.getLogger(__name__)
 
 LATEST_ALIAS = "latest"
-"""The alias that moves to every newly tuned model, and that a generator loads unasked."""
+"""The alias that moves to every newly fine-tuned model; generators load its model at start."""
 
 _DELETED_PREFIX = ".deleted"
 _ADDED_PREFIX = ".added-"
@@ -37,10 +37,10 @@ _ADDED_PREFIX = ".added-"
 
 @dataclass(frozen=True)
 class StoredModel:
-    """One published model; `created_at` is in Unix seconds, `lineage` is empty where unknown.
+    """One published model; `created_at` is in Unix seconds, `lineage` is empty if unknown.
 
-    `edition` tells it from one that was deleted and had the same id. `lineage_fault` says why the
-    lineage is empty although there is a file.
+    `edition` distinguishes the model from a deleted one with the same id. `lineage_fault` is the
+    reason if the lineage is empty although the file exists.
     """
 
     id: str
@@ -52,22 +52,22 @@ class StoredModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A short name of the exact content, from the manifest that lists every file's hash."""
+        """A short fingerprint of the content: a hash of the manifest, which has all file hashes."""
         return f"fp_{durable.hash_file(self.path / durable.MANIFEST_NAME)[:12]}"
 
     def require_lineage(self) -> Lineage:
-        """Return the lineage where it has to be known.
+        """Return the lineage, or raise if its file cannot be read.
 
-        Raises `DamagedFileError` if the file cannot be read, `NewerFormatError` among them.
+        Raises `DamagedFileError`, or its subclass `NewerFormatError`.
         """
         if self.lineage_fault is not None:
             raise self.lineage_fault
         return self.lineage
 
     def hold(self) -> IO[bytes]:
-        """Keep the model from being deleted until the returned file is closed, or we end.
+        """Prevent deletion of the model until the returned file is closed or this process ends.
 
-        Raises `ModelNotFoundError` if it has been deleted.
+        Raises `ModelNotFoundError` if the model has been deleted.
         """
         deleted = ModelNotFoundError(f"model {self.id!r} has been deleted")
         try:
@@ -80,24 +80,24 @@ class StoredModel:
         return held
 
     def is_there(self) -> bool:
-        """Whether the model has not been deleted."""
+        """Return whether the model still exists."""
         try:
             return _read_edition(self.path) == self.edition
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError as exc:  # a fault of the disk, which may pass, deletes no model
+        except OSError as exc:  # a disk fault may be transient and does not mean a deletion
             logger.warning("model %s cannot be looked up: %s", self.id, exc)
             return True
 
     def verify(self) -> None:
-        """Compare every file with the manifest; raises as `verify_directory` does."""
+        """Compare every file with the manifest; raises the errors of `verify_directory`."""
         verify_directory(self.path)
 
 
 class ModelStore:
-    """The models and aliases below one storage root; any number of processes may share it.
+    """The models and aliases of one storage root, which any number of processes may share.
 
-    Safe to share between threads.
+    Thread-safe.
     """
 
     def __init__(self, layout: StorageLayout) -> None:
@@ -108,11 +108,11 @@ class ModelStore:
         self._lineage_faults = FaultLog(logger)
 
     def publish(self, directory: Path, model_id: str) -> StoredModel:
-        """Move a finished `directory` that we made, of the same file system, into the store.
+        """Move a finished `directory` that Tuneserve made, on the same file system, into the store.
 
-        If it has a manifest its files are compared with it. Raises `ValueError` for a directory
-        that is not a safe, complete model, `DamagedDirectoryError` among them, and
-        `FileExistsError` for an id that is taken.
+        If the directory has a manifest, its files are compared with it. Raises `ValueError` for a
+        directory that is not a safe, complete model (`DamagedDirectoryError` is a subclass), and
+        the errors of `check_new_id`.
         """
         self.check_new_id(model_id)
         check_model_directory(directory)
@@ -126,11 +126,11 @@ class ModelStore:
     def take_in(self, directory: Path, model_id: str) -> StoredModel:
         """Move a `directory` from an untrusted source into the store.
 
-        A process with limits reads it first, one at a time on this storage, and rewrites its
-        settings to what is known to be harmless. Its manifest is ours: one that it came with could
-        claim anything. Raises `ModelRefusedError` for a model that is not complete, safe and
-        loadable, and for nothing else, `ImportCheckError` if it could not be checked, and as
-        `check_new_id` does.
+        A process with resource limits reads it first, one at a time per storage root, and reduces
+        its settings to those known to be harmless. A new manifest is written, because one from the
+        source is not trustworthy. Raises `ModelRefusedError` only for a model that is not complete,
+        safe and loadable, `ImportCheckError` if it could not be checked, and the errors of
+        `check_new_id`.
         """
         self.check_new_id(model_id)
         _check_files(directory)
@@ -139,11 +139,11 @@ class ModelStore:
         return self._seal_in(directory, model_id)
 
     def add(self, source: Path, model_id: str) -> StoredModel:
-        """Copy a Hugging Face model directory into the store; `source` stays as it is.
+        """Copy a Hugging Face model directory into the store; `source` is not modified.
 
-        A snapshot in the hub's cache will do: its links into the cache are followed. Raises as
-        `publish` does. A copy that is interrupted is never seen as a model. The content of `source`
-        is trusted: `install` is for others.
+        `source` may be a snapshot in the hub's cache: its links into the cache are followed. Raises
+        the errors of `publish`. An interrupted copy is never visible as a model. The content of
+        `source` is trusted; use `install` for untrusted content.
         """
         self.check_new_id(model_id)
         check_model_directory(source, links_stay_in=find_cache_repository(source))
@@ -153,10 +153,10 @@ class ModelStore:
             return self._seal_in(building, model_id)
 
     def install(self, source: Path, model_id: str) -> StoredModel:
-        """Copy a model that an operator names into the store; `source` stays as it is.
+        """Copy a model that an operator names into the store; `source` is not modified.
 
-        Its content is not trusted: the copy is checked as `take_in` does. A tokenizer of an older
-        kind is converted. Raises as `take_in` does.
+        Its content is not trusted: the copy is checked as in `take_in`. A tokenizer in an older
+        format is converted. Raises the errors of `take_in`.
         """
         self.check_new_id(model_id)
         _check_files(source, links_stay_in=find_cache_repository(source))
@@ -167,7 +167,7 @@ class ModelStore:
             return self._seal_in(building, model_id)
 
     def check_new_id(self, model_id: str) -> None:
-        """Raise `InvalidRequestError` or `FileExistsError` for an id that a model cannot get."""
+        """Raise `InvalidRequestError` or `FileExistsError` for an id that a model cannot have."""
         _check_name(model_id, "model")
         if self.is_taken(model_id):
             raise FileExistsError(f"{model_id!r} is published already; model ids are not reused")
@@ -188,10 +188,10 @@ class ModelStore:
         return sorted(found, key=lambda model: (model.created_at, model.id))
 
     def find(self, model_id: str) -> StoredModel | None:
-        """Return one model by its id, if there is one."""
+        """Return the model with this id, or None."""
         try:
             path = self._layout.model(model_id)
-        except ValueError:  # not a plain name, so nothing can be called that
+        except ValueError:  # not a valid id, so no model can have it
             return None
         try:
             edition = _read_edition(path)
@@ -199,15 +199,15 @@ class ModelStore:
             return None
         try:
             lineage, fault = self._read_lineage(path), None
-        except DamagedFileError as exc:  # a lineage is optional, and no reason to hide the model
+        except DamagedFileError as exc:  # a lineage is optional, so the model stays visible
             lineage, fault = Lineage(), exc
         created_at = edition[1] // 10**9 if lineage.created_at is None else lineage.created_at
         return StoredModel(model_id, path, created_at, lineage, edition, fault)
 
     def _read_lineage(self, directory: Path) -> Lineage:
-        """Read a lineage again only if it changed; empty if there is none.
+        """Return a model's lineage, parsed again only after a change; empty if there is no file.
 
-        Raises `DamagedFileError`, logged once, for one that cannot be read.
+        Raises `DamagedFileError`, logged once, if it cannot be read.
         """
         path, item = directory / LINEAGE_NAME, _name_lineage(directory.name)
         with self._lock:
@@ -225,17 +225,17 @@ class ModelStore:
             return lineage
 
     def _forget_others(self, names: Sequence[str]) -> None:
-        """Forget the lineages of all models but these."""
+        """Drop the cached lineages of all models except `names`."""
         with self._lock:
             self._lineages.keep_only({str(self._layout.models / n / LINEAGE_NAME) for n in names})
             self._lineage_faults.keep_only(map(_name_lineage, names))
 
     def _find_readable(self, model_id: str) -> StoredModel | None:
-        """Return one of many models; None, with a line in the log, if its entry is unreadable."""
+        """Return one model; None if there is none, or, with a log line, if it is unreadable."""
         try:
             return self.find(model_id)
         except OSError as exc:
-            logger.error("models/%s cannot be read and is skipped: %s", model_id, exc)  # noqa: TRY400 - once a listing
+            logger.error("models/%s cannot be read and is skipped: %s", model_id, exc)  # noqa: TRY400 - once per listing
             return None
 
     def get(self, model_id: str) -> StoredModel:
@@ -246,7 +246,7 @@ class ModelStore:
         return model
 
     def find_root(self, model: StoredModel) -> str:
-        """Follow a model's lineage to the base model that it came from; returns that one's id."""
+        """Return the id of the base model at the root of a model's lineage."""
 
         def find(model_id: str) -> Lineage | None:
             found = model if model_id == model.id else self._find_readable(model_id)
@@ -256,15 +256,18 @@ class ModelStore:
 
     @staticmethod
     def find_roots(models: Iterable[StoredModel]) -> dict[str, str]:
-        """Return what `find_root` finds for each of all models, by its id; reads nothing."""
+        """Return the root of each of `models` by model id, without reading files.
+
+        `models` must be all models of the store.
+        """
         lineages = {model.id: model.lineage for model in models}
         roots: dict[str, str] = {}
         return {model_id: trace_root(model_id, lineages.get, roots) for model_id in lineages}
 
     def resolve(self, name: str) -> StoredModel:
-        """Return the model with this id, or else the one that this alias points to.
+        """Return the model with this id, or else the model that this alias points to.
 
-        Raises `ModelNotFoundError` with the name and what there is instead.
+        Raises `ModelNotFoundError`, which lists the existing models and aliases.
         """
         if (model := self.find(name)) is not None:
             return model
@@ -274,23 +277,23 @@ class ModelStore:
         return self.get(alias.model_id)
 
     def is_taken(self, model_id: str) -> bool:
-        """Whether there is an entry of this name, be it a model or not."""
+        """Return whether an entry with this name exists, whether or not it is a model."""
         return os.path.lexists(self._layout.model(model_id))
 
     def has(self, model_id: str) -> bool:
-        """Whether a model of this id is published."""
+        """Return whether a model with this id is published."""
         return self.find(model_id) is not None
 
     def read_aliases(self) -> dict[str, Alias]:
-        """Return every alias by its name; empty before the first one is set."""
+        """Return all aliases by name; empty before the first alias is set."""
         return self._aliases.read()
 
     def point_alias(self, alias: str, model_id: str) -> Alias:
-        """Point `alias` to a published model, at once and for every reader: promote it.
+        """Promote a published model: point `alias` to it, atomically for all readers.
 
-        Pointing to where it points already adds nothing to the history. Raises
-        `InvalidRequestError` for a name that cannot be an alias, `ModelNotFoundError` for an
-        unknown model, and `TooManyAliasesError`, but never for `LATEST_ALIAS`.
+        The history does not change if the alias points there already. Raises `InvalidRequestError`
+        for a name that cannot be an alias, `ModelNotFoundError` for an unknown model, and
+        `TooManyAliasesError`, but never for `LATEST_ALIAS`.
         """
         _check_name(alias, "name")
         with self._aliases.change() as change:
@@ -303,10 +306,10 @@ class ModelStore:
             return change.point(alias, model_id)
 
     def roll_back_alias(self, alias: str) -> Alias:
-        """Point `alias` to the model before the one of now; again, to the one before that.
+        """Point `alias` to its previous model; repeated calls go further back.
 
-        Models that were deleted since are passed over. Raises `ModelNotFoundError` if there is no
-        such alias, or none to go back to.
+        Deleted models are skipped. Raises `ModelNotFoundError` if the alias does not exist or has
+        no earlier model to roll back to.
         """
         with self._aliases.change() as change:
             return change.roll_back(alias, self.has)
@@ -317,13 +320,13 @@ class ModelStore:
             change.remove(alias)
 
     def delete(self, model_id: str, check_unneeded: Callable[[], None] | None = None) -> None:
-        """Delete a model that no alias points to and nobody holds.
+        """Delete a model that no alias points to and that is not locked.
 
-        `check_unneeded` may raise to keep it; it is called when nobody can hold the model any more.
-        Raises `ModelNotFoundError`, or `ModelInUseError` that says by what it is used.
+        `check_unneeded` may raise to keep the model; it is called while the model is locked
+        exclusively. Raises `ModelNotFoundError`, or `ModelInUseError` that names the user.
         """
         model = self.get(model_id)
-        with self._aliases.change() as change:  # no alias moves to it meanwhile
+        with self._aliases.change() as change:  # no alias can move to the model meanwhile
             if names := change.list_names(model_id):
                 raise ModelInUseError(
                     f"model {model_id!r} is what {', '.join(map(repr, names))} points to; point "
@@ -333,7 +336,7 @@ class ModelStore:
                 with hold_alone(model.path / durable.MANIFEST_NAME):
                     if check_unneeded is not None:
                         check_unneeded()
-                    # Gone at once and as a whole, and its id free, however long removing takes.
+                    # The rename deletes the model atomically and frees its id; removal can be slow.
                     aside = self._layout.models / new_id(_DELETED_PREFIX)
                     model.path.rename(aside)
                     durable.fsync_directory(self._layout.models)
@@ -347,9 +350,9 @@ class ModelStore:
         self._remove_deleted()
 
     def clean_up(self) -> None:
-        """Remove what processes that were killed left: deleted models, copies and uploads.
+        """Remove what killed processes left behind: deleted models, copies and uploads.
 
-        Writes the second file of the aliases if there is none.
+        Writes the copy of the aliases if it does not exist.
         """
         self._remove_deleted()
         for prefix in (_ADDED_PREFIX, UPLOAD_PREFIX):
@@ -357,7 +360,7 @@ class ModelStore:
         self._aliases.ensure_copy()
 
     def _remove_deleted(self) -> None:
-        for deleted in self._layout.models.glob(f"{_DELETED_PREFIX}-*"):  # of others, too
+        for deleted in self._layout.models.glob(f"{_DELETED_PREFIX}-*"):  # of any process
             if deleted.is_dir():
                 shutil.rmtree(deleted, ignore_errors=True)
             else:
@@ -369,7 +372,7 @@ class ModelStore:
         return self._move_in(directory, model_id)
 
     def _move_in(self, sealed: Path, model_id: str) -> StoredModel:
-        """Give a model its id, at a moment when nobody can make that the name of an alias."""
+        """Move a model to its id while the lock on the aliases prevents an alias of that name."""
         with self._aliases.change():
             self.check_new_id(model_id)
             durable.move_directory(sealed, self._layout.model(model_id))
@@ -382,7 +385,7 @@ class ModelStore:
 
 
 def _check_files(directory: Path, links_stay_in: Path | None = None) -> None:
-    """Raise `ModelRefusedError` for a directory with files that a model must not have."""
+    """Raise `ModelRefusedError` for a directory whose files `check_files` rejects."""
     try:
         check_files(directory, links_stay_in=links_stay_in)
     except ValueError as exc:
@@ -390,7 +393,7 @@ def _check_files(directory: Path, links_stay_in: Path | None = None) -> None:
 
 
 def _check_name(name: str, param: str) -> None:
-    """Raise `InvalidRequestError` for a name that is not plain; `param` is where it came from."""
+    """Raise `InvalidRequestError` for an invalid name; `param` is the field that it came from."""
     try:
         check_id(name)
     except ValueError as exc:
@@ -402,12 +405,12 @@ def _name_lineage(model_id: str) -> str:
 
 
 def _copy_files(source: Path, target: Path) -> None:
-    """Copy a model directory with its links followed, without hidden files."""
+    """Copy a model directory without hidden files; follow links."""
     shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))
-    target.chmod(0o700)  # the source's may be one that nobody can write into
+    target.chmod(0o700)  # the source directory may be read-only
 
 
 def _read_edition(path: Path) -> tuple[int, int]:
-    """Inode and time of the manifest, which is written once."""
+    """Return inode and modification time (ns) of the manifest, which is written only once."""
     found = (path / durable.MANIFEST_NAME).stat()
     return found.st_ino, found.st_mtime_ns

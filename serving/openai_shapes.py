@@ -1,6 +1,6 @@
-"""Answers as OpenAI's clients expect them: plain dictionaries for JSON.
+"""Responses in OpenAI's format, as plain dictionaries for JSON.
 
-Choices and pieces are the dictionaries that a generator gives: `index`, `text`, `finish_reason`,
+Choices and pieces are the dictionaries that a generator yields: `index`, `text`, `finish_reason`,
 `num_prompt_tokens`, `num_completion_tokens` and `tokens`.
 """
 
@@ -14,7 +14,7 @@ Choice = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class AnswerHead:
-    """What all parts of one answer have in common; `created` is in Unix seconds."""
+    """The fields that all parts of one response share; `created` is in Unix seconds."""
 
     id: str
     created: int
@@ -22,7 +22,7 @@ class AnswerHead:
     system_fingerprint: str
 
     def build(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Put choices under the head, for an object of this kind."""
+        """Build a response object of type `kind` from the shared fields and choices."""
         return {
             "id": self.id,
             "object": kind,
@@ -34,7 +34,7 @@ class AnswerHead:
 
 
 def build_usage(num_prompt_tokens: int, num_completion_tokens: int) -> dict[str, int]:
-    """Build the token counts of one answer; the token that ended it is counted too."""
+    """Build the token counts of one response; completion tokens include the end token."""
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_completion_tokens,
@@ -45,7 +45,7 @@ def build_usage(num_prompt_tokens: int, num_completion_tokens: int) -> dict[str,
 def build_chat_completion(
     head: AnswerHead, choices: Sequence[Choice], usage: dict[str, int], *, has_logprobs: bool
 ) -> dict[str, Any]:
-    """Build a whole `chat.completion`."""
+    """Build a complete `chat.completion`."""
     built = [
         {
             "index": choice["index"],
@@ -67,7 +67,7 @@ def build_chat_opening(head: AnswerHead, index: int) -> dict[str, Any]:
 def build_chat_chunks(
     head: AnswerHead, piece: Choice, *, has_logprobs: bool
 ) -> list[dict[str, Any]]:
-    """Build the chunks of one piece: its text if it has some, and its end if it is the last."""
+    """Build the chunks of one piece: one for its text and one for its finish reason, if present."""
     index, chunks = piece["index"], []
     if piece["text"] or (has_logprobs and piece["tokens"]):
         logprobs = _build_chat_logprobs(piece) if has_logprobs else None
@@ -80,7 +80,7 @@ def build_chat_chunks(
 def build_completion(
     head: AnswerHead, choices: Sequence[Choice], usage: dict[str, int], *, has_logprobs: bool
 ) -> dict[str, Any]:
-    """Build a whole `text_completion`."""
+    """Build a complete `text_completion`."""
     built = [_build_completion_choice(choice, 0, has_logprobs=has_logprobs) for choice in choices]
     return {**head.build("text_completion", built), "usage": usage}
 
@@ -88,13 +88,13 @@ def build_completion(
 def build_completion_chunk(
     head: AnswerHead, piece: Choice, offset: int, *, has_logprobs: bool
 ) -> dict[str, Any]:
-    """Build the `text_completion` of one piece, which begins at a character of the answer."""
+    """Build the `text_completion` of a piece, which begins at character `offset` of the answer."""
     choice = _build_completion_choice(piece, offset, has_logprobs=has_logprobs)
     return head.build("text_completion", [choice])
 
 
 def build_usage_chunk(head: AnswerHead, kind: str, usage: dict[str, int]) -> dict[str, Any]:
-    """Build the chunk without choices that `stream_options.include_usage` asks for, sent last."""
+    """Build the last chunk, without choices, that `stream_options.include_usage` requests."""
     return {**head.build(kind, []), "usage": usage}
 
 
@@ -145,7 +145,7 @@ def _build_completion_choice(choice: Choice, offset: int, *, has_logprobs: bool)
 
 
 def _build_completion_logprobs(choice: Choice, offset: int) -> dict[str, Any]:
-    told_tokens = choice["tokens"]  # with the end, which evaluation harnesses count on
+    told_tokens = choice["tokens"]  # includes the end token, which evaluation harnesses rely on
     texts = [told["token"]["text"] for told in told_tokens]
     return {
         "tokens": texts,
@@ -156,6 +156,6 @@ def _build_completion_logprobs(choice: Choice, offset: int) -> dict[str, Any]:
             else {token["text"]: logprob for token, logprob in reversed(told["top"])}
             for told in told_tokens
         ],
-        # Of tokens that are parts of characters, or special, about where they are.
+        # Approximate for special tokens and for tokens that are parts of characters.
         "text_offset": list(accumulate(map(len, texts[:-1]), initial=offset)) if texts else [],
     }

@@ -1,4 +1,4 @@
-"""What a request for text asks for, and what its answer comes from."""
+"""The kind of a generation request, and the origin of its answer."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ Origin = dict[str, str | None]
 
 
 def describe_origin(model: StoredModel) -> Origin:
-    """Name what an answer comes from; None where the model's lineage does not say."""
+    """Describe the model that an answer comes from; None where its lineage lacks the value."""
     lineage = model.lineage
     step = lineage.checkpoint_step
     return {

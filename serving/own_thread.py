@@ -1,4 +1,4 @@
-"""Work beside the event loop that goes after what answers."""
+"""Threads for long or low-priority work outside the event loop."""
 
 import asyncio
 import os
@@ -14,10 +14,10 @@ _T = TypeVar("_T")
 
 
 async def run_in_own_thread(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Run a function on a thread that ends with it, and return what it returns.
+    """Run a function in a new thread that ends with it, and return its result.
 
-    For what leaves a thread changed, as `put_thread_last` does: `asyncio.to_thread` keeps its
-    threads for others.
+    Use it for functions that change their thread, such as by `put_thread_last`:
+    `asyncio.to_thread` reuses its threads for other work.
     """
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=function.__name__)
     try:
@@ -28,25 +28,25 @@ async def run_in_own_thread(function: Callable[_P, _T], *args: _P.args, **kwargs
 
 
 class OwnThread:
-    """One thread for one kind of work that takes long.
+    """One dedicated thread for one kind of long work.
 
-    The work is done in order, one piece at a time, and holds none of the threads that everything
-    else shares. A piece whose caller is cancelled before its turn is never begun.
+    Calls run in order, one at a time, and occupy none of the shared threads. A call whose caller is
+    cancelled while it is queued never runs.
     """
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def run(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Run a function when it is its turn, and return what it returns."""
+        """Run a function after all calls queued before it, and return its result."""
         work = partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
 def put_thread_last() -> None:
-    """Have this thread, and those that it starts, go after all others; it cannot be undone.
+    """Lower the priority of this thread and of those that it starts; this cannot be undone.
 
-    Only on Linux, where niceness is a thread's and not a process's.
+    Does nothing except on Linux, where niceness is per thread and not per process.
     """
     if sys.platform == "linux":
         niceness = os.getpriority(os.PRIO_PROCESS, 0)  # Ray's own for workers is 15

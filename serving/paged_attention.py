@@ -1,4 +1,4 @@
-"""Attention over a running batch on a CPU, each request by itself."""
+"""Attention over a running batch on a CPU, computed separately for each request."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,26 +17,27 @@ _attend: Callable[..., tuple[torch.Tensor, None]] = sdpa_attention_forward
 
 
 def use_attention_by_request() -> None:
-    """Have models in this process that use `sdpa` attend as `attend_by_request` does."""
+    """Register `attend_by_request` as the `sdpa` attention of all models in this process."""
     AttentionInterface.register("sdpa", attend_by_request)
 
 
 def attend_by_request(
     module: torch.nn.Module,
-    query: torch.Tensor,  # [1, H, Q, D]: the new tokens of all requests, one after the other
+    query: torch.Tensor,  # [1, H, Q, D]: the new tokens of all requests, concatenated
     key: torch.Tensor,  # [1, H_kv, Q, D]
     value: torch.Tensor,  # [1, H_kv, Q, D]
-    attention_mask: torch.Tensor | None,  # [1, 1, Q, K]: K tokens in the cache, of all requests
+    attention_mask: torch.Tensor | None,  # [1, 1, Q, K]: K cached tokens of all requests
     *args: Any,
     cache: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as transformers' `sdpa` does, to `[1, Q, H, D]`, without computing what is masked.
+    """Compute transformers' `sdpa` attention, `[1, Q, H, D]`, without computing masked scores.
 
-    In a batch with a paged cache transformers lets each new token look at the keys of all requests
-    and masks those of the others, so that the work grows with the square of their number: at 16
-    requests it is nearly half of a step on a CPU. A GPU has kernels for this, and keeps them.
-    Requests with one new token, nearly all in a step, go to a kernel of our own.
+    In a batch with a paged cache, transformers computes the scores of each new token with the keys
+    of all requests and masks those of other requests. The work grows with the square of the number
+    of requests: with 16 requests it is nearly half of a step on a CPU. GPUs have kernels for this,
+    which are still used. Requests with one new token, nearly all in a step, use
+    `serving.attention_kernel`.
     """
     is_paged = isinstance(cache, PagedAttentionCache)
     is_plain = all(kwargs.get(name) is None for name in ("position_bias", "softcap"))
@@ -44,7 +45,7 @@ def attend_by_request(
         return _attend(module, query, key, value, attention_mask, *args, cache=cache, **kwargs)
     layer: Any = module.layer_idx
     layer_type = cache.layer_to_allocator[layer].layer_type
-    # Where the tokens of each request begin and end, among the new ones and in the cache: [N, 2].
+    # [N, 2]: start and end of each request's tokens, among the new tokens and in the cache.
     new = sliding_window_view(kwargs["cu_seq_lens_q"].numpy(), 2).astype(np.int64)
     seen = sliding_window_view(kwargs["cu_seq_lens_k"][layer_type].numpy(), 2).astype(np.int64)
     keys, values, places = _store(cache, layer, key, value, kwargs)
@@ -58,7 +59,7 @@ def attend_by_request(
     for (first, last), (begin, end) in zip(new[is_left], seen[is_left], strict=True):
         asking, *told = query[:, :, first:last], *_read(keys, values, places[begin:end])
         mask = attention_mask[:, :, first:last, begin:end]
-        if last - first == 1:  # torch's kernel for bf16 is made for prompts
+        if last - first == 1:  # torch's bf16 kernel is optimized for prompts, not for one token
             asking, mask, *told = (tensor.float() for tensor in (asking, mask, *told))
         output, _ = _attend(module, asking, *told, mask, *args, **kwargs)  # [1, new, H, D]
         outputs[first:last] = output[0]
@@ -72,10 +73,10 @@ def _store(
     value: torch.Tensor,  # [1, H_kv, Q, D]
     kwargs: dict[str, Any],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Put new keys and values into a cache; return all, and the places of those to be seen.
+    """Write new keys and values to the cache; return its content and the positions to attend to.
 
-    `[T, H_kv, D]` both, and `[K]` of the T. Those of one request stay in the processor's own caches
-    when they are read by themselves; those of all together would not.
+    Keys and values are `[T, H_kv, D]`, positions are `[K]` indices into T. With full attention the
+    caller gathers them per request: one request fits into the CPU's caches, all together do not.
     """
     allocator = cache.layer_to_allocator[layer]
     read_index = kwargs["read_index"]
@@ -93,7 +94,7 @@ def _store(
 def _read(
     keys: torch.Tensor, values: torch.Tensor, places: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Copy some of `[T, H_kv, D]` as `[1, H_kv, .., D]`."""
+    """Gather the given positions of `[T, H_kv, D]` as `[1, H_kv, .., D]`."""
     copied, others = (
         each.index_select(0, places).transpose(0, 1).unsqueeze(0) for each in (keys, values)
     )

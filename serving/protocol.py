@@ -1,7 +1,7 @@
-"""What requests for text have in common, in OpenAI's shapes.
+"""The common part of generation requests, in OpenAI's format.
 
-Lengths are checked before items are validated, and the validation of a list ends with its first
-bad item. So the limits here bound the time that a request takes, however large it is.
+Lengths are checked before items are validated, and the validation of a list ends at its first
+invalid item. The limits here thus bound the validation time of a request of any size.
 """
 
 from collections.abc import Mapping
@@ -34,17 +34,17 @@ MAX_TOP_LOGPROBS = 20
 MAX_INTEGER = 2**31 - 1
 MAX_METADATA = 16
 _MAX_KEYS = 256
-"""Of one object: several times those that there are, for what newer clients send as null."""
+"""Most keys of one object: several times the known ones, since newer clients send extra nulls."""
 
 FinishReason = Literal["stop", "length"]
 Neutral = Mapping[str, tuple[Any, ...]]
-"""OpenAI's parameters that we lack, and for each the values that ask for nothing."""
+"""OpenAI's unsupported parameters, each with the accepted values, which have no effect."""
 
 AnyPart = TypeVar("AnyPart", bound="RequestPart")
 
 
 def limit_items(num_max: int, noun: str, num_min: int = 0) -> BeforeValidator:
-    """Make a validator that counts the items of a list or mapping before they are validated."""
+    """Return a validator that counts the items of a list or mapping before they are validated."""
 
     def check(value: Any) -> Any:
         if isinstance(value, (list, tuple, dict)):
@@ -65,11 +65,11 @@ Metadata = Annotated[
     Field(max_length=MAX_METADATA),
     limit_items(MAX_METADATA, "entries"),
 ]
-"""A client's own notes, with OpenAI's limits."""
+"""Arbitrary metadata of the client, within OpenAI's limits."""
 
 
 def _describe_value(value: Any) -> dict[str, Any]:
-    """Make a JSON schema of one value; code generators know no constant lists and objects."""
+    """Return a JSON schema for one value; code generators do not support `const` lists/objects."""
     if value is None:
         return {"type": "null"}
     if isinstance(value, list):
@@ -87,7 +87,7 @@ def _describe_value(value: Any) -> dict[str, Any]:
 
 
 def _describe_accepted(schema: dict[str, Any], model: type[Any]) -> None:
-    """Add to a JSON schema what `RequestPart` accepts besides the fields."""
+    """Extend a JSON schema by the nulls and neutral values that `RequestPart` accepts."""
     required = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
         options = field.get("anyOf", [field])
@@ -105,9 +105,9 @@ def _describe_accepted(schema: dict[str, Any], model: type[Any]) -> None:
 
 
 class RequestPart(BaseModel):
-    """An object in a request: null stands for "not given", as OpenAI has it.
+    """An object in a request; null means "not given", as in OpenAI's API.
 
-    Unknown keys are refused, so that no misspelt parameter is silently ignored.
+    Unknown keys are rejected, so that no misspelt parameter is silently ignored.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_describe_accepted)
@@ -115,7 +115,7 @@ class RequestPart(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, value: Any) -> Any:
-        """Leave out what is null, and name unknown keys together, before all else."""
+        """Remove null and neutral values; reject unknown keys and values of the wrong type."""
         if not isinstance(value, Mapping):
             return value
         if len(value) > _MAX_KEYS:
@@ -127,14 +127,14 @@ class RequestPart(BaseModel):
                 raise describe_unsupported(name, value[name])
         if unknown := [key for key in given if key not in cls.model_fields]:
             raise describe_unknown_keys(unknown)
-        for name, item in given.items():  # pydantic would take true for 1, and "yes" for true
+        for name, item in given.items():  # pydantic would accept true as 1, and "yes" as true
             if isinstance(item, bool) != (cls.model_fields[name].annotation is bool):
                 raise describe_boolean(name, item)
         return given
 
     @classmethod
     def list_neutral_values(cls) -> Neutral:
-        """List OpenAI's parameters that we lack, each with the values that are accepted."""
+        """List OpenAI's unsupported parameters, each with the accepted values."""
         return {}
 
 
@@ -221,12 +221,12 @@ class GenerationRequest(RequestPart):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with its counts of tokens."""
+        """Whether a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
 def count_items(body: Mapping[str, Any]) -> int:
-    """Count the messages and their parts, or the prompts and their tokens, of a request."""
+    """Return the number of messages and parts, or of prompts and tokens, in a request."""
     items = body.get("messages", body.get("prompt"))
     if not isinstance(items, list):
         return 1
@@ -237,7 +237,7 @@ def count_items(body: Mapping[str, Any]) -> int:
 def parse_part(kind: type[AnyPart], body: Any) -> AnyPart:
     """Validate a decoded JSON object.
 
-    Raises `InvalidRequestError` whose `param` names the field to blame.
+    Raises `InvalidRequestError` whose `param` names the faulty field.
     """
     if not isinstance(body, Mapping):
         raise InvalidRequestError(

@@ -1,7 +1,7 @@
-"""Expected refusals as values between two Serve deployments.
+"""Expected errors as return values between two Serve deployments.
 
-Serve logs every exception that leaves a replica's method with its traceback, forty lines for each
-bad request. So a method returns what it refuses, and the caller raises it.
+Serve logs the traceback of every exception that leaves a replica's method, forty lines per invalid
+request. Methods therefore return expected errors as a `Refusal`, and the caller raises them.
 """
 
 import functools
@@ -17,7 +17,7 @@ Call = Callable[P, Coroutine[Any, Any, T]]
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a call returns in place of its result; `error` is for the caller to raise."""
+    """An expected error that a call returns in place of its result; the caller raises `error`."""
 
     error: Exception
 
@@ -25,7 +25,7 @@ class Refusal:
 def return_refusals(
     *kinds: type[Exception],
 ) -> Callable[[Call[P, T]], Call[P, T | Refusal]]:
-    """Make a decorator that lets a coroutine function return exceptions of these kinds."""
+    """Return a decorator that makes a coroutine function return exceptions of these types."""
 
     def decorate(call: Call[P, T]) -> Call[P, T | Refusal]:
         @functools.wraps(call)
@@ -43,7 +43,7 @@ def return_refusals(
 async def yield_refusals(
     items: AsyncGenerator[Any, None], *kinds: type[Exception]
 ) -> AsyncGenerator[Any, None]:
-    """Yield items, and an exception of these kinds as the last of them."""
+    """Yield items; yield an exception of these types as a final `Refusal`."""
     async with aclosing(items):
         try:
             async for item in items:
@@ -53,13 +53,13 @@ async def yield_refusals(
 
 
 def take(result: T | Refusal) -> T:
-    """Return the result of a call; raises what it refused."""
+    """Return the result of a call; raise the error of a `Refusal`."""
     if isinstance(result, Refusal):
         raise result.error
     return result
 
 
 def _make_refusal(exc: Exception) -> Refusal:
-    """Leave the traceback and the causes behind: they may hold what cannot be pickled."""
+    """Wrap an exception without traceback and causes, which may refer to unpicklable objects."""
     exc.__cause__ = exc.__context__ = None
     return Refusal(exc.with_traceback(None))

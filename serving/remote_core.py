@@ -1,7 +1,7 @@
-"""An engine's core in a process of its own, so that nothing takes Python's lock from it.
+"""An engine's core in a separate process, so that it does not compete for this process's GIL.
 
-A fork server, which has imported all that takes seconds to import, becomes a new process for every
-model (`serving.engine_process`).
+A fork server, which has imported the libraries that take seconds to import, forks a new process for
+each model (`serving.engine_process`).
 """
 
 import os
@@ -26,17 +26,17 @@ _NUM_TRIES = 2
 
 
 class RemoteCore:
-    """An `EngineCore` in another process; tells from a thread of this one.
+    """An `EngineCore` in another process; calls `tell` from a thread of this process.
 
-    Blocks until the model is loaded; raises `EngineDeadError` if it does not load, and
-    `EngineLostError` if the process ends before. No other method but `close` blocks, whatever the
-    process does.
+    The constructor blocks until the model is loaded; it raises `EngineDeadError` if the model does
+    not load, and `EngineLostError` if the process ends before. Other methods except `close` never
+    block, even if the process hangs.
     """
 
     def __init__(self, path: Path, settings: EngineSettings, tell: Tell) -> None:
         self._tell = tell
         self._connection, there = Pipe()
-        self._process: int | None = None  # a file descriptor: ids are given again
+        self._process: int | None = None  # a pidfd, since process ids are reused
         try:
             with there:
                 self._process = os.pidfd_open(fork_server.fork(there))
@@ -58,24 +58,24 @@ class RemoteCore:
         threading.Thread(target=self._read, name="engine-reports", daemon=True).start()
 
     def is_alive(self) -> bool:
-        """Tell whether the process is there and takes requests."""
+        """Return whether the process is alive and accepts requests."""
         return self._is_alive
 
     def generate(self, asked: Generation) -> None:
-        """Begin to generate; raises `EngineDeadError` if the process has ended."""
+        """Start to generate; raises `EngineDeadError` if the process has ended."""
         self._send(asked)
 
     def score(self, asked: Scoring) -> None:
-        """Begin to tell how likely a text is; raises `EngineDeadError` if the process has ended."""
+        """Start to score a text; raises `EngineDeadError` if the process has ended."""
         self._send(asked)
 
     def cancel(self, request_id: str) -> None:
-        """End a request of any kind; little more is told of it."""
+        """Cancel a request of any kind; reports already in transit may still arrive."""
         with suppress(EngineDeadError):
             self._send(Cancellation(request_id))
 
     def close(self) -> None:
-        """End the process; blocks until its memory is free."""
+        """End the process; block until its memory is free."""
         self._is_alive = False
         self._end_process()
 
@@ -95,12 +95,12 @@ class RemoteCore:
     def _send(self, command: Command) -> None:
         if not self._is_alive:
             raise EngineDeadError("the model's engine has stopped")
-        # What ends between this look and the next line is told to all that wait.
+        # If the process ends after this check, `tell(None)` reports it to all waiting requests.
         self._commands.put(pickle.dumps(command))
 
     def _write(self) -> None:
-        """Send commands: a process that is held up does not read, and must hold up nobody here."""
-        with suppress(OSError):  # it has ended, as whoever reads will see
+        """Send commands in a thread, so that a process that does not read never blocks callers."""
+        with suppress(OSError):  # the process has ended; `_read` handles that
             while (command := self._commands.get()) is not None:
                 self._connection.send_bytes(command)
 
@@ -118,7 +118,7 @@ class RemoteCore:
 
 
 class ForkServer:
-    """A process that has imported what engines need, and forks one for every model."""
+    """A process that has imported the libraries of engines and forks one process per model."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -126,14 +126,14 @@ class ForkServer:
         self._control: socket.socket | None = None
 
     def start(self) -> None:
-        """Start it, unless it runs; returns before it is ready."""
+        """Start the fork server if it is not running; return before it is ready."""
         with self._lock:
             self._start()
 
     def fork(self, connection: Connection) -> int:
-        """Have a new process serve what is at the other end of a connection; returns its id.
+        """Fork a process that serves the other end of a connection; return its process id.
 
-        Raises `EngineLostError` if there is none.
+        Raises `EngineLostError` if no process could be started.
         """
         with self._lock:
             for _ in range(_NUM_TRIES):
@@ -142,7 +142,7 @@ class ForkServer:
                     socket.send_fds(control, [b"\0"], [connection.fileno()])
                     if answer := control.recv(PID_BYTES):
                         return int.from_bytes(answer, "little")
-                self._discard()  # it may have ended though nobody can see that yet
+                self._discard()  # the fork server has probably ended, so start a new one
         raise EngineLostError("no process could be started for an engine; the log says why")
 
     def _start(self) -> socket.socket:

@@ -1,4 +1,4 @@
-"""What is wrong with a request, in our words: the value found and what was expected."""
+"""Messages for invalid requests: the value found and the value expected."""
 
 import re
 import reprlib
@@ -19,7 +19,7 @@ _repr.maxlevel, _repr.maxlist, _repr.maxdict = 2, 3, 3
 
 
 class RequestFault(ValueError):  # noqa: N818 - reported with others, as pydantic collects them
-    """A fault that a validator found; `key` is where below the validated object, if anywhere."""
+    """A fault that a validator found; `key` is the faulty key of the validated object, if any."""
 
     def __init__(self, message: str, *, key: str | None, code: str) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class RequestFault(ValueError):  # noqa: N818 - reported with others, as pydanti
 
 
 def describe_unknown_keys(keys: Sequence[str]) -> RequestFault:
-    """Make the fault of keys that a request cannot have."""
+    """Return the fault for unknown keys of a request."""
     named = ", ".join(map(shorten, keys[:_SHOWN_KEYS]))
     if len(keys) == 1:
         message = f"{named} is not a known parameter"
@@ -39,20 +39,20 @@ def describe_unknown_keys(keys: Sequence[str]) -> RequestFault:
 
 
 def describe_unsupported(key: str, value: Any) -> RequestFault:
-    """Make the fault of a parameter of OpenAI's that we lack."""
+    """Return the fault for an unsupported parameter of OpenAI's API."""
     message = f"{key!r} is not supported yet (found {shorten(value)}); leave it out"
     return RequestFault(message, key=key, code="unsupported_parameter")
 
 
 def describe_boolean(key: str, value: Any) -> RequestFault:
-    """Make the fault of a boolean that stands for another value, or of the reverse."""
+    """Return the fault for a boolean in place of another type, or the reverse."""
     expected = "found a boolean" if isinstance(value, bool) else "expected true or false, found"
     message = f"{key!r}: {expected} {shorten(value)}"
     return RequestFault(message, key=key, code="invalid_value")
 
 
 def translate_validation_error(exc: ValidationError) -> InvalidRequestError:
-    """Describe the first fault that pydantic found in a request."""
+    """Return the first fault that pydantic found in a request as an `InvalidRequestError`."""
     errors = exc.errors(include_url=False)
     error, param = errors[0], _name_field(errors[0]["loc"])
     cause = error.get("ctx", {}).get("error")
@@ -77,7 +77,7 @@ def translate_validation_error(exc: ValidationError) -> InvalidRequestError:
 
 
 def shorten(value: Any) -> str:
-    """Show what was found in a request, in few words and in a time that its size does not set."""
+    """Return a short representation of a value, in a time that does not depend on its size."""
     return _repr.repr(value)
 
 
@@ -106,7 +106,7 @@ _KINDS = {
 
 
 def _name_field(location: Sequence[int | str]) -> str:
-    """Write where a fault is, as in `messages[0].content`, without the options of a union."""
+    """Format the location of a fault, as in `messages[0].content`, without union options."""
     name = ""
     for part in location:
         if isinstance(part, int):
@@ -117,13 +117,13 @@ def _name_field(location: Sequence[int | str]) -> str:
 
 
 def _find_expected(error: Any) -> str | None:
-    """Say what pydantic expected, where it is one of the usual kinds."""
+    """Describe what pydantic expected; None for error types that are not in the tables."""
     kind, context = str(error["type"]), error.get("ctx", {})
     return _EXPECTED.get(kind, "").format(**context) or _KINDS.get(kind.partition("_")[0])
 
 
 def _describe(error: Any) -> str:
-    """Say what was expected in place of one value, and what was found."""
+    """Describe what was expected in place of a value, and what was found."""
     kind, context = str(error["type"]), error.get("ctx", {})
     if kind == "value_error":
         return str(context["error"])

@@ -1,4 +1,4 @@
-"""How likely a given text is: the log-probability of each of its tokens."""
+"""Scoring of a given text: the log-probability of each of its tokens."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,22 +11,22 @@ from serving.batching import find_likelihoods
 from serving.engine_messages import Likelihood
 
 _MAX_LOGITS = 1 << 26
-"""Most logits at a time: 256 MB of them, in fp32."""
+"""Most logits per forward pass: 256 MB in fp32."""
 
 
 def score_tokens(
     model: PreTrainedModel, token_ids: Sequence[int], num_top: int
 ) -> Iterator[list[Likelihood]]:
-    """Yield the likelihoods of `token_ids` but the first, in runs: each given those before it.
+    """Yield batches of the likelihoods of `token_ids[1:]`, each token given those before it.
 
-    One forward pass, or several with a cache where the logits of one would be too many.
+    Runs one forward pass, or several with a cache where one would have too many logits.
     """
     vocab_size = int(model.config.get_text_config().vocab_size)
     step = max(1, _MAX_LOGITS // vocab_size)
     ids = torch.tensor([list(token_ids)], device=model.device)  # [1, T]
     past: Any = None
-    # The last token too, though nothing comes after it: in bf16 a pass over one token less rounds
-    # differently.
+    # The last token is included although its logits are unused: in bf16 a pass over one token less
+    # rounds differently.
     for start in range(0, len(token_ids), step):
         end = min(start + step, len(token_ids))
         with torch.no_grad(), _without_pages(model):
@@ -41,9 +41,9 @@ def score_tokens(
 
 @contextmanager
 def _without_pages(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model be used without the paged cache that it answers with."""
+    """Make a model usable without the paged cache that it generates with."""
     own: str = model.config._attn_implementation
-    if own != "paged|eager":  # the others do by themselves
+    if own != "paged|eager":  # other implementations work without a paged cache
         yield
         return
     model.set_attn_implementation("eager")

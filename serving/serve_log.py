@@ -1,7 +1,8 @@
-"""Our log lines in the log of the Serve replica that they come from, in its format.
+"""Log records of Tuneserve in the log of the Serve replica, in its format.
 
-Serve sets up only its own logger `ray.serve`: in the file of the replica, as text or as JSON with
-the request's id (`logging_config` in a deploy file). Lines of other loggers are lost below WARNING.
+Serve configures only its own logger `ray.serve`, which writes to the replica's file as text or as
+JSON with the request id (`logging_config` in a deploy file). Records of other loggers are lost
+below WARNING.
 """
 
 import logging
@@ -14,17 +15,17 @@ _PACKAGES = ("apps", "serving", "storage", "training")
 
 
 class _ToServe(logging.Handler):
-    """Hands lines on to Serve's logger, whose handlers Serve may change at any time."""
+    """Forwards records to Serve's logger, whose handlers Serve may change at any time."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand one line on."""
+        """Forward one record."""
         logging.getLogger(_SERVE_LOGGER).handle(record)
 
 
 def log_to_serve() -> None:
-    """Write the lines of our loggers, from INFO, into the log of this replica of Serve.
+    """Forward the records of Tuneserve's loggers, from INFO, to the log of this Serve replica.
 
-    In a process that is no replica nothing is changed.
+    Does nothing in a process that is not a replica.
     """
     try:
         serve.get_replica_context()

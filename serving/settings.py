@@ -1,4 +1,4 @@
-"""What an operator may set of generation; the application has these settings among its own."""
+"""Settings of generation; the application's settings include them."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -6,7 +6,7 @@ from serving.handovers import MAX_BYTES as MAX_HANDOVER_LOG_BYTES
 
 
 class EngineSettings(BaseModel):
-    """How one engine uses its machine."""
+    """The resource limits of one engine."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,12 +39,12 @@ class EngineSettings(BaseModel):
 
     @property
     def capacity(self) -> int:
-        """Requests that may run or wait at once."""
+        """Most requests that may be running or queued at once."""
         return self.max_running_requests + self.max_queued_requests
 
 
 class GenerationSettings(BaseModel):
-    """How models are held in memory and generate."""
+    """The settings of loaded models and generation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

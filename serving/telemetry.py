@@ -1,7 +1,7 @@
-"""What a generator does, counted and timed for Prometheus, through Ray's own exporter.
+"""Prometheus metrics of a generator, exported by Ray, and its request log.
 
-The names here get the prefix `ray_` there, and counters the suffix `_total`. `docs/operations.md`
-lists them; `docs/grafana.json` shows them.
+Ray adds the prefix `ray_` to the metric names, and the suffix `_total` to those of counters.
+`docs/operations.md` lists them; `docs/grafana.json` shows them.
 """
 
 import logging
@@ -26,7 +26,7 @@ _CANCELLED, _ANSWERED, _FAILED = "cancelled", "answered", "failed"
 class RequestRecord:
     """One request from its arrival to its end; times are monotonic, in seconds.
 
-    `id` is that of the answer, as the client gets it.
+    `id` is the id of the response that the client receives.
     """
 
     id: str
@@ -41,12 +41,12 @@ class RequestRecord:
     texts: dict[int, str] | None = None
 
     def see_pieces(self) -> None:
-        """Note that pieces of streamed answers go out just now."""
+        """Record that pieces of streamed answers are sent now."""
         self.last_piece = time.monotonic()
         self.first_piece = self.first_piece or self.last_piece
 
     def see_text(self, index: int, text: str, num_completion_tokens: int) -> None:
-        """Note some text of an answer, and its tokens with its end."""
+        """Record some text of an answer; its last piece has the token count."""
         self.num_answers = max(self.num_answers, index + 1)
         if self.texts is not None:
             self.texts[index] = self.texts.get(index, "") + text
@@ -54,14 +54,14 @@ class RequestRecord:
 
 
 class Telemetry:
-    """The metrics of one replica, and a line in the log for every request.
+    """The metrics of one replica, and a log line for every request.
 
-    Its text is in the log only with `log_texts`.
+    Texts of requests and answers are logged only with `log_texts`.
     """
 
     def __init__(self, *, log_texts: bool) -> None:
         self._log_texts = log_texts
-        # Ray's annotation of tag keys means a tuple of one; it takes any.
+        # Ray annotates tag keys as a tuple of one string, but accepts any number.
         model: Any = ("model",)
         outcome: Any = ("model", "kind", "outcome")
         move: Any = ("alias", "outcome")
@@ -90,7 +90,7 @@ class Telemetry:
     def follow(
         self, kind: str, request_id: str, body: Mapping[str, Any]
     ) -> Iterator[RequestRecord]:
-        """Count and time one request, whatever becomes of it."""
+        """Count and time one request, whether it is answered, fails or is cancelled."""
         texts: dict[int, str] | None = {} if self._log_texts else None
         record, outcome = RequestRecord(request_id, kind, texts=texts), _CANCELLED
         try:
@@ -108,12 +108,12 @@ class Telemetry:
                 logger.info("%s: asked %s, answered %s", record.id, dict(body), record.texts)
 
     def note_handover(self, alias: str, outcome: str) -> None:
-        """Count a move of an alias, or that it was refused."""
+        """Count a hand-over event of an alias by its outcome."""
         with _log_failure():
             self._handovers.inc(tags={"alias": alias, "outcome": outcome})
 
     def show_load(self, loads: dict[str, EngineLoad]) -> None:
-        """Show how busy the engines are, by the ids of their models."""
+        """Set the gauges to the loads of the engines, by model id."""
         with _log_failure():
             self._loaded.set(len(loads))
             for model_id in self._shown | loads.keys():
@@ -155,14 +155,14 @@ class Telemetry:
 
 
 def _add(counter: Counter, num: int, tags: dict[str, str]) -> None:
-    """Add to a counter; Ray's refuses zero."""
+    """Add to a counter; Ray's counters reject zero."""
     if num > 0:
         counter.inc(num, tags=tags)
 
 
 @contextmanager
 def _log_failure() -> Iterator[None]:
-    """Log what the body raises: a metric never changes an answer."""
+    """Log exceptions of the body, so that a metric never makes a request fail."""
     try:
         yield
     except Exception:

@@ -1,4 +1,4 @@
-"""From token ids to the text that may be shown: whole characters only, and nothing past a stop."""
+"""Streaming conversion of token ids to text: complete characters only, cut at stop strings."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -6,29 +6,29 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# More tokens than one character can have: they are what the text says, or special tokens. To decode
-# all of them again with each further one would take ever longer.
+# More tokens than one character can have, so the text really contains replacement characters or the
+# tokens are special. Without the limit the window, and the time to decode it, would keep growing.
 _MAX_HELD_BACK = 16
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Detokenizer:
-    """Turns token ids, one at a time, into pieces of text that join to the whole text.
+    """Converts token ids, one at a time, to pieces of text that concatenate to the whole text.
 
-    Special tokens are left out. Text that ends in replacement characters is held back: its last
-    bytes may be the first half of a character. Decodes a short window rather than everything;
-    the window begins with the tokens of the last piece, because some tokenizers (SentencePiece)
-    drop the space in front of the first token that they are given.
+    Special tokens are skipped. Text that ends in replacement characters is held back, because its
+    last bytes may be an incomplete character. Only a short window of tokens is decoded. The window
+    begins with the tokens of the last piece, because some tokenizers (SentencePiece) drop the space
+    before the first token.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = []
-        self._num_context = 0  # tokens at the window's start whose text is given out already
-        self._num_given_out = 0  # characters of the window's text
+        self._num_context = 0  # tokens at the start of the window whose text has been returned
+        self._num_given_out = 0  # characters of the window's text that have been returned
 
     def push(self, token_id: int) -> str:
-        """Take the next token and return the text that is certain now, perhaps none."""
+        """Add the next token and return the text that is certain now, which may be empty."""
         self._window.append(token_id)
         text = self._decode(self._window)
         certain = text.rstrip(_REPLACEMENT)
@@ -44,14 +44,15 @@ class Detokenizer:
         return piece
 
     def finish(self) -> str:
-        """Return what was held back; what is no character by now never becomes one."""
+        """Return the text that was held back, including incomplete characters."""
         text = self._decode(self._window)
         piece = text[self._num_given_out :]
         self._num_given_out = len(text)
         return piece
 
     def _drop_context(self) -> None:
-        # All text is out, so the window may begin at the last piece, which begins a character.
+        # All text has been returned, so the window can begin at the last piece, which starts at a
+        # character boundary.
         last_piece = self._window[self._num_context :]
         text = self._decode(last_piece)
         if text:
@@ -68,10 +69,10 @@ class Detokenizer:
 
 
 class StopCutter:
-    """Lets text through up to the first stop string, however the text is split into pieces.
+    """Cuts a text before the first stop string, however the text is split into pieces.
 
-    The stop that is complete first wins; of several complete at the same character, the longest.
-    A tail that may still become a stop is held back until it is known.
+    The stop string that is complete first wins; if several end at the same character, the longest.
+    A tail that may be the beginning of a stop string is held back until that is decided.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -80,7 +81,7 @@ class StopCutter:
         self.stopped = False
 
     def push(self, piece: str) -> str:
-        """Take a piece and return what may be shown; sets `stopped` once a stop is complete."""
+        """Add a piece and return the text that is certain; set `stopped` at a stop string."""
         if self.stopped:
             return ""
         text = self._held + piece
@@ -93,12 +94,12 @@ class StopCutter:
         return text[: len(text) - num_held]
 
     def finish(self) -> str:
-        """Return the tail that was held back and became no stop."""
+        """Return the tail that was held back."""
         tail, self._held = self._held, ""
         return tail
 
 
 def _count_overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that is a beginning of `stop`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

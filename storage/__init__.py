@@ -1,5 +1,5 @@
-"""Where everything that Tuneserve keeps lies on disk, and how it is written so that it stays.
+"""The files that Tuneserve stores on disk: their layout, and durable writes.
 
-The lowest room of the house: it knows no model and no HTTP, and imports none of the other rooms.
+This is the lowest layer: it depends on no other package of Tuneserve, on no model and on no HTTP.
 `storage.durable` writes files that survive a crash; `storage.layout` names them.
 """

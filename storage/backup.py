@@ -1,7 +1,7 @@
-"""Makes snapshots of a storage root, and restores them.
+"""Snapshots of a storage root: creation and restore.
 
-A snapshot is built in a scratch folder and renamed when it is complete, so one that was interrupted
-does not exist. A file that the previous snapshot has too, unchanged, is a hard link to that one.
+A snapshot is built in a scratch folder and renamed when it is complete, so an interrupted one does
+not exist. A file that is unchanged since the previous snapshot is a hard link to its copy there.
 """
 
 import errno
@@ -22,16 +22,16 @@ _CHUNK_BYTES = 1 << 20
 _BUILDING_PREFIX = ".backup-"
 _RESTORING_PREFIX = ".restoring-"
 _NO_CONTENT = ("lost+found", _RESTORING_PREFIX, f".new-{_RESTORING_PREFIX}")
-"""What names begin with in an empty root: of a file system itself, and of killed restores."""
+"""Name prefixes ignored in an empty root: of the file system itself, and of killed restores."""
 
 
 def take_snapshot(
     root: Path, folder: Path, copy: Callable[[SnapshotWriter], None], on_bytes: OnBytes
 ) -> Snapshot:
-    """Make a snapshot of a storage root below `folder`; `copy` says of which files.
+    """Make a snapshot of a storage root in `folder`; `copy` writes its files.
 
-    Raises `BackupError` for a folder inside the storage root, or the other way round, before
-    anything is written.
+    Raises `BackupError`, before anything is written, if the folder is inside the storage root or
+    the storage root is inside the folder.
     """
     folder = folder.resolve()
     if folder.is_relative_to(root) or root.is_relative_to(folder):
@@ -53,16 +53,16 @@ def take_snapshot(
 def restore_snapshot(snapshot: Snapshot, root: Path, on_bytes: OnBytes) -> None:
     """Copy a snapshot to a new storage root, and compare every file with the manifest.
 
-    The content appears when all of it is right. It is built beside a root that does not exist, and
-    in one that is an empty folder, which may be a mount point. Raises `BackupError` for a root that
-    is not empty, and for a file that is missing or differs, and `OSError` where nothing can be
-    written, before anything is copied.
+    The content becomes visible once all files are verified. It is built beside the root if the root
+    does not exist, or inside the root if that is an empty folder, which may be a mount point.
+    Raises `BackupError` for a root that is not empty and for a file that is missing or differs, and
+    `OSError`, before anything is copied, if the root cannot be written.
     """
     check_restorable(root)
     if root.exists():
         with build_in_scratch(root, _RESTORING_PREFIX) as building:
             _copy_verified(snapshot, building, on_bytes)
-            check_restorable(root)  # an application may have been started on it
+            check_restorable(root)  # an application may have been started on the root meanwhile
             for path in sorted(building.iterdir()):
                 path.rename(root / path.name)
             durable.fsync_directory(root)
@@ -74,7 +74,7 @@ def restore_snapshot(snapshot: Snapshot, root: Path, on_bytes: OnBytes) -> None:
 
 
 def _copy_verified(snapshot: Snapshot, building: Path, on_bytes: OnBytes) -> None:
-    """Copy all files of a snapshot durably; raises `BackupError` for one that differs."""
+    """Copy all files of a snapshot durably; raise `BackupError` for a file that differs."""
     done = 0
     for name, expected in snapshot.manifest.files.items():
         target = building / name
@@ -93,7 +93,7 @@ def _copy_verified(snapshot: Snapshot, building: Path, on_bytes: OnBytes) -> Non
 
 
 def check_restorable(root: Path) -> None:
-    """Raise `BackupError` unless a storage root does not exist or is an empty folder."""
+    """Raise `BackupError` if a storage root exists and is not an empty folder, or is in use."""
     try:
         with hold_alone(StorageLayout(root).queue_lock):
             pass
@@ -128,7 +128,7 @@ def _open_regular(path: Path) -> IO[bytes]:
 
 
 def _copy(source: Path, target: Path) -> tuple[int, str]:
-    """Copy a file; returns its size and SHA-256, of nothing if it is gone."""
+    """Copy a file; return its size and SHA-256, or `(0, "no file")` if it does not exist."""
     digest = hashlib.sha256()
     size = 0
     try:

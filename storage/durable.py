@@ -1,4 +1,4 @@
-"""Files and directories that are either wholly there or not there at all."""
+"""Atomic, durable writes of files and directories."""
 
 import errno
 import hashlib
@@ -25,9 +25,9 @@ class DamagedDirectoryError(ValueError):
 
 
 class DamagedFileError(RuntimeError):
-    """A file that the application itself wrote cannot be read or does not hold what it should.
+    """A file that the application wrote cannot be read or has invalid content.
 
-    This is a fault of the server, not of a request: it is reported as status 500 and logged.
+    This is a server error, not a fault of a request: it is reported as status 500 and logged.
     `path` is the damaged file.
     """
 
@@ -36,20 +36,20 @@ class DamagedFileError(RuntimeError):
         self.path, self.reason = path, reason
 
     def __reduce__(self) -> tuple[type["DamagedFileError"], tuple[Path, str]]:
-        """Keep both arguments when the error crosses between processes."""
+        """Keep both arguments when the error is pickled."""
         return type(self), (self.path, self.reason)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace `path` with `value` as JSON; a reader sees the old or the new one, never half."""
+    """Replace `path` with `value` as JSON; readers see either the old or the new file."""
     write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace `path` by write-temp, fsync, rename, fsync of the folder.
+    """Replace `path` atomically: write a temporary file, fsync, rename, fsync the folder.
 
-    What a killed process leaves is removed by `storage.temporary_files`, which lists the names of
-    all files of a storage root that are written so.
+    `storage.temporary_files` removes temporary files that killed processes left. It lists the names
+    of all files of a storage root that are written with this function.
     """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -65,16 +65,16 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read one JSON file; raises `FileNotFoundError` or `json.JSONDecodeError`."""
+    """Read a JSON file; raises `FileNotFoundError` or `json.JSONDecodeError`."""
     return json.loads(read_regular(path))
 
 
 def append_json_line(path: Path, value: Any, *, is_ascii: bool = False) -> None:
     """Append one line of JSON in a single write, so that lines of two processes never mix.
 
-    `is_ascii` escapes all other characters, for lines of strangers that are shown in terminals. A
-    line that a crash left half written is ended first, so that it spoils no other. Raises
-    `OSError` if there is no room for all of it.
+    `is_ascii` escapes non-ASCII characters, for untrusted content that is shown in terminals. If a
+    crash left a partial last line, that line is terminated first, so that it does not corrupt the
+    new one. Raises `OSError` if the disk has no room for the whole line.
     """
     line = json.dumps(value, ensure_ascii=is_ascii, separators=(",", ":")).encode() + b"\n"
     with path.open("a+b", buffering=0) as file:
@@ -87,22 +87,22 @@ def append_json_line(path: Path, value: Any, *, is_ascii: bool = False) -> None:
 
 
 def read_json_lines(path: Path) -> list[Any]:
-    """Read every complete line; a last line that is still being written is left for later.
+    """Read every complete line; an unterminated last line is ignored.
 
-    A line that a crash tore is passed over, and logged.
+    Lines that are not valid JSON, such as those cut by a crash, are skipped and logged.
     """
     return LineFollower(path).read_new()
 
 
 class LineFollower:
-    """Reads the lines of a growing file of JSON, each once."""
+    """Reads each line of a growing JSON Lines file once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._position = 0
 
     def read_new(self) -> list[Any]:
-        """Read the lines that were completed since the last call; see `read_json_lines`."""
+        """Read the lines that were completed since the last call, as `read_json_lines` does."""
         try:
             with open_regular(self._path) as file:
                 file.seek(self._position)
@@ -116,14 +116,14 @@ class LineFollower:
 
 
 def read_last_json_line(path: Path) -> Any:
-    """Read the last complete line without reading the whole file; None if there is none."""
+    """Return the last complete line without reading the whole file; None if there is none."""
     tail = read_tail(path, _TAIL_BYTES)
     lines = tail[: tail.rfind(b"\n") + 1].splitlines()
     return _parse_line(path, lines[-1]) if lines else None
 
 
 def read_tail(path: Path, max_bytes: int) -> bytes:
-    """Read the end of a file; nothing if there is no such file."""
+    """Return the last `max_bytes` of a file; empty if the file does not exist."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, path.stat().st_size - max_bytes))
@@ -144,10 +144,10 @@ def hash_file(path: Path) -> str:
 def publish_directory(
     building: Path, final: Path, known: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
-    """Turn a finished `building` directory into `final`: fsync, manifest last, rename.
+    """Publish a finished `building` directory as `final`: fsync, write the manifest, rename.
 
-    Both must lie on one file system. `known` is as in `seal_directory`. Raises `FileExistsError` if
-    `final` is there already: what has been published is never replaced.
+    Both paths must be on the same file system. `known` is as in `seal_directory`. Raises
+    `FileExistsError` if `final` exists: published directories are never replaced.
     """
     _check_free(final)
     seal_directory(building, known)
@@ -155,10 +155,10 @@ def publish_directory(
 
 
 def seal_directory(directory: Path, known: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-    """Write the manifest of a finished directory, in place of one that it may have; fsync all.
+    """Write the manifest of a finished directory, replacing an existing one; fsync all files.
 
-    `known` has sizes and hashes of files as the manifest names them, for their writer to save the
-    reading.
+    `known` maps file names to manifest entries (size and hash) that the writer of the files already
+    knows, so that those files need not be read again.
     """
     (directory / MANIFEST_NAME).unlink(missing_ok=True)
     files: dict[str, Mapping[str, Any]] = {}
@@ -177,12 +177,12 @@ def seal_directory(directory: Path, known: Mapping[str, Mapping[str, Any]] | Non
 
 
 def move_directory(sealed: Path, final: Path) -> None:
-    """Give a sealed directory its lasting name; raises `FileExistsError` if that is taken."""
+    """Rename a sealed directory to its final name; raise `FileExistsError` if that is taken."""
     _check_free(final)
     try:
         os.rename(sealed, final)
     except OSError as exc:
-        if exc.errno in (errno.ENOTEMPTY, errno.EEXIST):  # taken just now
+        if exc.errno in (errno.ENOTEMPTY, errno.EEXIST):  # created since the first check
             _check_free(final)
         raise
     fsync_directory(final.parent)
@@ -196,12 +196,12 @@ def _check_free(final: Path) -> None:
 
 
 def is_published(directory: Path) -> bool:
-    """Tell whether a directory has its manifest; what has none does not exist."""
+    """Return whether a directory has its manifest; without one it counts as nonexistent."""
     return (directory / MANIFEST_NAME).is_file()
 
 
 def fsync_directory(directory: Path) -> None:
-    """Make renames inside `directory` survive a power cut."""
+    """Make renames inside `directory` survive a power failure."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -210,7 +210,7 @@ def fsync_directory(directory: Path) -> None:
 
 
 def fsync_file(path: Path) -> None:
-    """Make a file's content survive a power cut."""
+    """Make a file's content survive a power failure."""
     with open_regular(path) as file:
         os.fsync(file.fileno())
 

@@ -1,8 +1,8 @@
-"""Parsed files that are read again only after they changed, also by other processes.
+"""A cache of parsed files that detects changes, including those by other processes.
 
-A file's inode, size and times tell whether it changed. File systems record times in ticks of a few
-milliseconds: a file that changed less than `_SETTLED_S` before it was read may change once more
-within the same tick, so what was read then is not relied on the next time.
+Inode, size and times of a file show whether it changed. File systems record times in ticks of a few
+milliseconds: a file that changed less than `_SETTLED_S` before it was read may change again within
+the same tick, so its cached value is not used for the next read.
 """
 
 import os
@@ -25,7 +25,7 @@ _Stamp = tuple[int, int, int, int]
 
 
 _MAX_ENTRIES = 1_000_000
-"""No fewer than there may be files or jobs: a scan of more than fit would find none of them."""
+"""At least the possible number of files or jobs: a longer scan would get no cache hits at all."""
 
 
 class _Entry(NamedTuple, Generic[Parsed]):
@@ -35,11 +35,11 @@ class _Entry(NamedTuple, Generic[Parsed]):
 
 
 class ParsedFileCache(Generic[Parsed]):
-    """Values parsed from small files, at most `max_entries`; the least recently used ones go.
+    """An LRU cache of values parsed from small files, with at most `max_entries` entries.
 
-    Safe under concurrent writers that replace files as `storage.durable` does. Not thread-safe:
-    the owner locks. With `reopens` a file is opened whenever it is looked at, which has a network
-    file system ask its server for the current one.
+    Safe with concurrent writers that replace files as `storage.durable` does. Not thread-safe: the
+    owner must lock. With `reopens` a file is opened at every read, which makes a network file
+    system ask its server for the current version.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ParsedFileCache(Generic[Parsed]):
         self._entries: OrderedDict[str, _Entry[Parsed]] = OrderedDict()
 
     def read(self, path: str) -> Parsed:
-        """Return what a file contains now; raises what `os.stat`, `open` and the parser raise."""
+        """Return the parsed current content; raises the errors of `os.stat`, `open` and `parse`."""
         found = _open_and_stat(path) if self._reopens else os.stat(path)
         stamp = found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
         entry = self._entries.get(path)
@@ -70,19 +70,19 @@ class ParsedFileCache(Generic[Parsed]):
         return value
 
     def forget(self, path: str) -> None:
-        """Drop a file that is gone."""
+        """Drop a file that no longer exists."""
         self._entries.pop(path, None)
 
     def keep_only(self, paths: Collection[str]) -> None:
-        """Drop all other files, which are gone."""
+        """Drop all files except these."""
         for path in self._entries.keys() - paths:
             del self._entries[path]
 
 
 class FolderWatch:
-    """Reports whether entries may have been added to a folder, or removed, since the last look.
+    """Detects whether entries may have been added to or removed from a folder since the last check.
 
-    Reports so every `_RESCAN_S` seconds in any case: over NFS a change may be seen late.
+    Also reports a change every `_RESCAN_S` seconds, since changes over NFS may be visible late.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -98,13 +98,13 @@ class FolderWatch:
         if stamp == self._seen and now < self._rescan_at:
             return False
         if stamp != self._seen:
-            # Not yet settled: the next call compares with nothing and reports a change again.
+            # If the time is not settled, forget it, so that the next call reports a change again.
             self._seen = stamp if _is_settled(found.st_mtime_ns) else None
         self._rescan_at = now + _RESCAN_S
         return True
 
     def reset(self) -> None:
-        """Report a change the next time, because listing the folder failed."""
+        """Report a change at the next check; call it if listing the folder failed."""
         self._seen = None
 
 

@@ -1,4 +1,4 @@
-"""The version of everything that is stored; `storage.versioned` says what it means."""
+"""The version of all stored formats; `storage.versioned` describes the compatibility rules."""
 
 from typing import NamedTuple
 
@@ -12,15 +12,15 @@ class FormatVersion(NamedTuple):
     minor: int
 
     def __str__(self) -> str:
-        """Return it as files have it."""
+        """Return the version in the form that files contain."""
         return f"{self.major}.{self.minor}"
 
 
 FIRST_FORMAT = FormatVersion(1, 0)
-"""What release 0.1 wrote, without saying so."""
+"""The format of release 0.1, whose files have no version."""
 
 CURRENT_FORMAT = FormatVersion(1, 0)
-"""What this release writes."""
+"""The format that this release writes."""
 
 
 def parse_version(text: object) -> FormatVersion:

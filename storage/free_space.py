@@ -1,4 +1,4 @@
-"""Whether a storage root can be written to, with room to spare."""
+"""A check that a storage root is writable and has enough free space."""
 
 import errno
 import os
@@ -7,14 +7,14 @@ import tempfile
 from pathlib import Path
 
 PROBE_PREFIX = ".probe-"
-"""Begins the name of the file that is written."""
+"""Prefix of the name of the probe file."""
 _PROBE_BYTES = 4096
 
 
 def check_writable(root: Path, min_free_bytes: int) -> None:
-    """Write a small file below `root` and remove it.
+    """Write a small file in `root` and remove it.
 
-    Raises `OSError` if that fails, as on a read-only or broken disk, or if fewer than
+    Raises `OSError` if that fails, for example on a read-only or broken disk, or if fewer than
     `min_free_bytes` are free.
     """
     with tempfile.NamedTemporaryFile(dir=root, prefix=PROBE_PREFIX) as file:

@@ -1,15 +1,15 @@
-"""The names of everything under the storage root; no other module builds these paths by hand.
+"""The paths of everything under the storage root; no other module builds them.
 
 <root>/files/<file-id>/     file.json, the uploaded bytes
-<root>/runs/<run-id>/       what training/runs.py lists
+<root>/runs/<run-id>/       listed in training/runs.py
 <root>/models/<model-id>/   a Hugging Face model directory, lineage.json, manifest.json
-<root>/cache/tokens/        rows of earlier runs as tokens; may be emptied at any time
-<root>/aliases.json         which model each alias points to, and pointed to before
-<root>/aliases.copy.json    the same once more, read where the first is damaged
-<root>/handovers.jsonl      what became of those moves on each replica of the generator
-<root>/handovers.1.jsonl    the same, older
+<root>/cache/tokens/        tokenized rows of earlier runs; may be emptied at any time
+<root>/aliases.json         the model that each alias points to, and its history
+<root>/aliases.copy.json    a copy, read where aliases.json is damaged
+<root>/handovers.jsonl      hand-over events of each generator replica
+<root>/handovers.1.jsonl    older hand-over events
 <root>/keys.json            API keys, hashed; only the owner can read it
-<root>/keys.required        says that keys were created; while it exists requests need a key
+<root>/keys.required        exists once a key was created; while it exists, requests need a key
 <root>/audit.jsonl          changes and refused requests; older lines in audit.jsonl.1 and so on
 """
 
@@ -25,7 +25,7 @@ from storage.privacy import close_to_others
 DEFAULT_ROOT = "~/.tuneserve"
 KEYS_NAME = "keys.json"
 UPLOAD_PREFIX = ".upload-"
-"""Of the scratch folders, among files and models, that uploads are received in."""
+"""Prefix of the scratch folders, in `files` and `models`, that receive uploads."""
 MAX_ID_CHARACTERS = 128
 _ID_PATTERN = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_ID_CHARACTERS - 1}}}")
 _MADE_ID_PATTERN = re.compile(r"[a-z]+-[0-9a-f]{24}")
@@ -35,17 +35,17 @@ _MADE_ID_PATTERN = re.compile(r"[a-z]+-[0-9a-f]{24}")
 class StorageLayout:
     """Paths below one storage root.
 
-    Every method that takes an id raises `ValueError` for one that is not a plain name, so that no
-    client can reach outside the root.
+    Every method with an id parameter raises `ValueError` for an id that is not a plain name, so
+    that no client can access paths outside the root.
     """
 
     root: Path
 
     def create(self) -> "StorageLayout":
-        """Make the top folders, for their owner only, as earlier versions' are made now.
+        """Create the top-level folders and restrict them to their owner, including existing ones.
 
-        A root that has other folders in it is left as it is. Raises `OSError` where the root cannot
-        be written.
+        The permissions of a root that contains other folders are not changed. Raises `OSError` if
+        the root cannot be written.
         """
         folders = (self.files, self.runs, self.models)
         for folder in folders:
@@ -63,76 +63,76 @@ class StorageLayout:
 
     @property
     def files(self) -> Path:
-        """All uploaded files."""
+        """The folder of all uploaded files."""
         return self.root / "files"
 
     @property
     def runs(self) -> Path:
-        """All runs."""
+        """The folder of all runs."""
         return self.root / "runs"
 
     @property
     def models(self) -> Path:
-        """All published models."""
+        """The folder of all published models."""
         return self.root / "models"
 
     @property
     def token_cache(self) -> Path:
-        """Rows of earlier runs as tokens; may be emptied at any time."""
+        """The folder of tokenized rows of earlier runs; may be emptied at any time."""
         return self.root / "cache" / "tokens"
 
     @property
     def queue_lock(self) -> Path:
-        """Held by the one queue that looks after the runs."""
+        """Locked by the one queue that reconciles the runs."""
         return self.root / ".queue.lock"
 
     @property
     def upload_lock(self) -> Path:
-        """Held by the one process that adds an upload to the files."""
+        """Locked by the one process that adds an upload to the files."""
         return self.root / ".upload.lock"
 
     @property
     def export_lock(self) -> Path:
-        """Held by the one process that turns a checkpoint into a model."""
+        """Locked by the one process that exports a checkpoint as a model."""
         return self.root / ".export.lock"
 
     @property
     def import_lock(self) -> Path:
-        """Held by the one process that checks a model from elsewhere."""
+        """Locked by the one process that checks an imported model."""
         return self.root / ".import.lock"
 
     @property
     def aliases(self) -> Path:
-        """The aliases and their history, one JSON file."""
+        """The JSON file of the aliases and their histories."""
         return self.root / "aliases.json"
 
     @property
     def aliases_copy(self) -> Path:
-        """The content of `aliases` once more, read where that is damaged."""
+        """A copy of `aliases`, read where that file is damaged."""
         return self.root / "aliases.copy.json"
 
     @property
     def alias_lock(self) -> Path:
-        """Held by whoever changes an alias, or adds or deletes a model."""
+        """Locked by the one process that changes an alias, or adds or deletes a model."""
         return self.root / ".aliases.lock"
 
     @property
     def handovers(self) -> Path:
-        """What became of the moves of aliases, a file of JSON lines."""
+        """The hand-over events, a JSON Lines file."""
         return self.root / "handovers.jsonl"
 
     def handover_lock(self, machine: str) -> Path:
-        """Held by the one replica on a machine that moves an alias."""
+        """Locked by the one replica on a machine that performs a hand-over."""
         return self.root / f".handover-{machine}.lock"
 
     @property
     def keys(self) -> Path:
-        """The API keys, one JSON file."""
+        """The JSON file of the API keys."""
         return self.root / KEYS_NAME
 
     @property
     def keys_marker(self) -> Path:
-        """Exists once a key was created: requests need a key from then on."""
+        """A file that exists once a key was created; while it exists, requests need a key."""
         return self.root / "keys.required"
 
     @property
@@ -142,7 +142,7 @@ class StorageLayout:
 
     @property
     def audit(self) -> Path:
-        """The audit log, a file of JSON lines."""
+        """The audit log, a JSON Lines file."""
         return self.root / "audit.jsonl"
 
     @property
@@ -164,7 +164,7 @@ class StorageLayout:
 
 
 def open_storage(root: str | Path) -> StorageLayout:
-    """Open a storage root (`~` is expanded), creating its folders where needed.
+    """Open a storage root (`~` is expanded) and create missing folders.
 
     Raises `ValueError` for a URL.
     """
@@ -189,17 +189,17 @@ def is_plain_name(name: str) -> bool:
 
 
 def new_id(prefix: str) -> str:
-    """Make an id that nobody else has; ids sort in the order in which they were made."""
+    """Return a new unique id; ids sort by creation time."""
     return f"{prefix}-{time.time_ns():016x}{secrets.token_hex(4)}"
 
 
 def is_id(identifier: str) -> bool:
-    """Whether this may have come from `new_id`."""
+    """Return whether an identifier has the form that `new_id` makes."""
     return _MADE_ID_PATTERN.fullmatch(identifier) is not None
 
 
 def read_creation_time(identifier: str) -> int | None:
-    """Return the Unix seconds at which `new_id` made an id; None for any other name."""
+    """Return the creation time of an id in Unix seconds; None if `new_id` did not make it."""
     if not is_id(identifier):
         return None
     return int(identifier.rpartition("-")[2][:16], 16) // 10**9

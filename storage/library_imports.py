@@ -1,4 +1,4 @@
-"""Imports of libraries that take seconds, in whichever thread needs them first."""
+"""Thread-safe imports of libraries that take seconds to import."""
 
 import threading
 
@@ -6,10 +6,10 @@ _LOCK = threading.Lock()
 
 
 def import_transformers() -> None:
-    """Import transformers; call this before a function imports what needs it.
+    """Import transformers; call this before a function-level import of a module that needs it.
 
     The package replaces itself in `sys.modules`. A second thread that waits for the import gets the
-    module from before, and `from transformers import ...` fails there.
+    original module, and `from transformers import ...` fails there.
     """
     with _LOCK:
         import transformers  # noqa: F401

@@ -1,9 +1,9 @@
-"""`lineage.json` of a model directory in its flat form, whichever release wrote the file.
+"""`lineage.json` of a model directory, converted to its flat form for files of any release.
 
-`parent` is the lineage of the model that this one was tuned from, without that one's own parent;
+`parent` is the lineage of the model that this one was fine-tuned from, without its own parent;
 `root` names the model at the beginning of the chain. Earlier releases had no `root` and nested the
-whole ancestry in `parent`, one level per fine-tune: such a file is cut at the keys `parent`, and no
-step recurses into it.
+whole ancestry in `parent`, one level per fine-tune. Such a file is split at the `parent` keys
+without recursion.
 """
 
 import re
@@ -26,15 +26,15 @@ ORIGIN_KEYS = ("base_model", "base_model_revision")
 MAX_LINEAGE_BYTES = 16 << 20
 """Earlier releases could nest 1,100 fine-tunes, in 11 MB."""
 
-# A string that has no end takes the rest, so that each character is looked at once.
+# An unterminated string matches to the end of the text, so that each character is scanned once.
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{}\[\]]', re.DOTALL)
 
 
 def read_lineage_file(directory: Path, max_bytes: int = MAX_LINEAGE_BYTES) -> dict[str, Any]:
-    """Read the lineage of a model directory in its flat form; empty if the directory has none.
+    """Read the lineage of a model directory in its flat form; return `{}` if there is no file.
 
     Raises `NewerFormatError` for a newer major version, `DamagedFileError` for a file that has more
-    than `max_bytes` or is not a JSON object, and `OSError` for one that cannot be read.
+    than `max_bytes` or is not a JSON object, and `OSError` for an unreadable file.
     """
     path = directory / LINEAGE_NAME
     try:
@@ -59,7 +59,7 @@ def read_lineage_file(directory: Path, max_bytes: int = MAX_LINEAGE_BYTES) -> di
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
     try:
         value = from_json(text)
-    except ValueError as exc:  # also for what is nested more than 200 levels deep
+    except ValueError as exc:  # also for more than 200 levels of nesting
         raise DamagedFileError(path, f"it is not valid JSON: {exc}") from exc
     if not isinstance(value, dict):
         kind = type(value).__name__
@@ -68,10 +68,10 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
 
 
 def _cut_nested(content: bytes, key: str) -> list[bytes]:
-    """Cut JSON in which objects nest by one key into the texts of these objects.
+    """Split JSON whose objects are nested under one key into the texts of these objects.
 
-    The outermost comes first; each has null for the one inside it. What is not valid JSON, or has
-    the key twice in one object, is left whole.
+    The outermost object comes first; each has null in place of the nested one. Text that is not
+    valid JSON, or has the key twice in one object, is not split.
     """
     spans = [(0, len(content)), *_find_nested(content, key)]
     texts = [
@@ -83,17 +83,17 @@ def _cut_nested(content: bytes, key: str) -> list[bytes]:
 
 
 def _find_nested(content: bytes, key: str) -> list[tuple[int, int]]:
-    """Return the start and end of each object inside the outermost, as `_cut_nested` says."""
+    """Return the start and end of each nested object for `_cut_nested`, outermost first."""
     wanted = f'"{key}"'.encode()
     starts: list[int] = []
-    ends: list[int] = []  # that of the innermost first
-    depth = num_open = 0  # brackets that are open, and those of them that are starts
+    ends: list[int] = []  # innermost object first
+    depth = num_open = 0  # open brackets, and how many of them begin an object in `starts`
     before = b""
     for match in _TOKEN.finditer(content):
         token = match[0]
         if token in (b"{", b"["):
             if token == b"{" and depth == num_open and (depth == 0 or before == wanted):
-                if len(starts) > num_open:  # the second of its depth
+                if len(starts) > num_open:  # a second object at this depth
                     return []
                 starts.append(match.start())
                 num_open += 1

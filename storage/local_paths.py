@@ -1,15 +1,15 @@
-"""Refuses URLs where a path of the file system is expected."""
+"""Rejects URLs where a file system path is expected."""
 
 import os
 import re
 
-# Also with one slash, which is what `Path` makes of two.
+# Also matches one slash, since `Path` collapses two slashes to one.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _MAX_SHOWN_CHARACTERS = 200
 
 
 def is_url(place: str | os.PathLike[str]) -> bool:
-    """Whether a place is named by a URL, such as 's3://bucket/key' or 'https://host/file'."""
+    """Return whether a location is a URL, such as 's3://bucket/key' or 'https://host/file'."""
     return _URL.match(os.fspath(place)) is not None
 
 
@@ -18,7 +18,7 @@ def check_local_path(
 ) -> None:
     """Raise `ValueError` for a URL, which would silently become a folder named 's3:'.
 
-    `name` is the setting or option that the message names, `expected` what it may be.
+    The message contains `name`, the setting or option, and `expected`, its valid kind of value.
     """
     if is_url(place):
         raise ValueError(

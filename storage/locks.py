@@ -1,4 +1,4 @@
-"""Holding a file that others might remove; the operating system lets go when a process ends."""
+"""Advisory file locks (flock); the operating system releases them when a process ends."""
 
 import errno
 import fcntl
@@ -12,13 +12,13 @@ from storage.regular_file import open_regular
 
 
 class HeldError(RuntimeError):
-    """Somebody holds what was to be removed."""
+    """Another process or thread holds the lock."""
 
 
 def hold_shared(file: Path) -> IO[bytes]:
-    """Hold a file beside any number of others, until the returned file is closed.
+    """Hold a shared lock on a file until the returned file is closed.
 
-    Raises `FileNotFoundError` if it is gone.
+    Raises `FileNotFoundError` if the file does not exist.
     """
     held = open_regular(file)
     try:
@@ -32,11 +32,11 @@ def hold_shared(file: Path) -> IO[bytes]:
 
 @contextmanager
 def hold_alone(file: Path) -> Iterator[None]:
-    """Hold a file that nobody else holds, while the body removes it.
+    """Hold an exclusive lock on a file during the body, which may remove the file.
 
-    Raises `HeldError`, or `FileNotFoundError` if it is gone.
+    Raises `HeldError` if the file is locked, and `FileNotFoundError` if it does not exist.
     """
-    with file.open("r+b") as held:  # over NFS only who may write can hold it alone
+    with file.open("r+b") as held:  # over NFS an exclusive lock needs a writable file
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -47,19 +47,19 @@ def hold_alone(file: Path) -> Iterator[None]:
 
 @contextmanager
 def take_turn(file: Path, *, waits: bool = True) -> Iterator[None]:
-    """Wait until nobody else has the turn that a file stands for; the file is made if need be.
+    """Hold an exclusive lock on a file, which is created if needed, during the body.
 
-    One who does not wait gets `HeldError` where somebody else has it.
+    Waits for the lock; without `waits`, raises `HeldError` if it is held elsewhere.
     """
     with file.open("w") as turn:
         try:
             fcntl.flock(turn, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except BlockingIOError:
             raise HeldError(f"somebody else has the turn of {file.name}") from None
-        yield  # let go when the file closes
+        yield  # closing the file releases the lock
 
 
 def _check_same(held: IO[bytes], file: Path) -> None:
-    """Raise `FileNotFoundError` if the file was removed, or another put in its place, meanwhile."""
+    """Raise `FileNotFoundError` if the file was removed or replaced after it was opened."""
     if not os.path.samestat(os.fstat(held.fileno()), file.stat()):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))

@@ -1,10 +1,10 @@
-"""Tells faults of the machine, which may pass, from those of what was read."""
+"""Distinguishes machine faults, which may be transient, from faults of the input."""
 
 import errno
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-# What names and kinds of files can cause. Everything else is the machine's: a list of its faults
-# would never be complete.
+# Errors that names and types of files can cause. All other errors count as machine faults, because
+# a list of those would never be complete.
 _FAULTS_OF_INPUT = frozenset(
     {
         errno.ENOENT,
@@ -18,20 +18,20 @@ _FAULTS_OF_INPUT = frozenset(
         errno.ELOOP,
     }
 )
-# These kinds may be raised without a number.
+# These exception types may be raised without an errno.
 _ERRORS_OF_INPUT = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
 
 def is_out_of_room(exc: BaseException) -> bool:
-    """Whether a disk, or what somebody may have of it, is full."""
+    """Return whether an exception means that a disk or a quota is full."""
     return isinstance(exc, OSError) and exc.errno in _NO_ROOM
 
 
 def is_machine_fault(exc: BaseException) -> bool:
-    """Whether the same may go well another time, with nothing else asked for.
+    """Return whether retrying the same operation may succeed.
 
-    Every `OSError` is such a fault unless names that are taken, absent, too long or otherwise
-    impossible explain it.
+    Every `OSError` is a machine fault unless names that are taken, absent, too long or otherwise
+    invalid explain it.
     """
     if isinstance(exc, MemoryError):
         return True

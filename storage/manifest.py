@@ -1,4 +1,7 @@
-"""The manifest of a published directory, which `storage.durable` writes: read, and compared."""
+"""Reading and verification of the manifest of a published directory.
+
+`storage.durable` writes it.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,17 +13,17 @@ from storage.versioned import NewerFormatError
 
 
 class ListedFile(NamedTuple):
-    """What a manifest says of one file."""
+    """The manifest entry of one file."""
 
     size_bytes: int
     sha256: str
 
 
 def read_manifest(directory: Path) -> dict[str, ListedFile]:
-    """Read what a published directory consists of, by names relative to it.
+    """Read the manifest of a published directory; names are relative to the directory.
 
     Raises `NewerFormatError` for a manifest of a newer major version, and `DamagedDirectoryError`
-    for one that cannot be read.
+    for an unreadable one.
     """
     path = directory / MANIFEST_NAME
     try:
@@ -35,7 +38,7 @@ def read_manifest(directory: Path) -> dict[str, ListedFile]:
 
 
 def parse_listed_files(path: Path, manifest: Mapping[str, Any]) -> dict[str, ListedFile]:
-    """Return what a manifest says of each file, by its name; `path` is for the message.
+    """Return the entries of a parsed manifest by file name; `path` is for the error message.
 
     Keys of a newer minor version are ignored. Raises `DamagedFileError`, or `NewerFormatError` if a
     newer version is the cause.
@@ -51,8 +54,8 @@ def verify_directory(directory: Path) -> None:
     """Compare every file of a published directory with its manifest.
 
     Hidden files are ignored. Raises `DamagedDirectoryError` that names the first file that is
-    missing, different or in excess, and `NewerFormatError` for a manifest that a newer release
-    wrote and this one cannot read.
+    missing, different or not listed, and `NewerFormatError` for a manifest that a newer release
+    wrote and this release cannot read.
     """
     for name, expected in survey_directory(directory).items():
         path = directory / name
@@ -61,9 +64,9 @@ def verify_directory(directory: Path) -> None:
 
 
 def survey_directory(directory: Path) -> dict[str, ListedFile]:
-    """Compare names and sizes of a published directory's files with its manifest; returns that.
+    """Compare names and sizes of a published directory's files with its manifest; return it.
 
-    Hidden files are ignored, and none is read. Raises as `verify_directory` does.
+    Hidden files are ignored, and no content is read. Raises the errors of `verify_directory`.
     """
     listed = read_manifest(directory)
     for path in sorted(directory.rglob("*")):
@@ -85,7 +88,7 @@ def survey_directory(directory: Path) -> dict[str, ListedFile]:
 
 
 def check_listed(directory: Path, name: str, expected: ListedFile, found: ListedFile) -> None:
-    """Raise `DamagedDirectoryError` if what was read of a file is not what was published."""
+    """Raise `DamagedDirectoryError` if the size or hash of a file differs from the manifest."""
     if found != expected:
         raise DamagedDirectoryError(
             f"{directory.name}: {name!r} differs from its manifest: found {found._asdict()}, "

@@ -1,4 +1,4 @@
-"""Files that only their owner can read: directories 0700, files 0600."""
+"""Permissions that restrict files to their owner: directories 0700, files 0600."""
 
 import logging
 import os
@@ -12,15 +12,15 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def keep_files_private() -> None:
-    """Have this process, and those that it starts, create files for their owner only.
+    """Set the umask so that this process and its children create files for their owner only.
 
-    Every process that writes below the storage root calls this where it starts.
+    Every process that writes below the storage root must call this at its start.
     """
     os.umask(PRIVATE_UMASK)
 
 
 def close_to_others(path: Path) -> None:
-    """Remove every permission of others from a file or directory; log where that is refused."""
+    """Remove all permissions of group and others from a path; log if that is not permitted."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if not mode & _OTHERS:
         return
@@ -37,7 +37,7 @@ def close_to_others(path: Path) -> None:
 
 
 def close_tree_to_others(root: Path) -> None:
-    """Remove every permission of others from a directory and all that is in it."""
+    """Remove all permissions of group and others from a directory and its content."""
     for path in (root, *root.rglob("*")):
         if not path.is_symlink():
             close_to_others(path)

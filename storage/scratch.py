@@ -1,8 +1,9 @@
-"""Folders that something is built in, of which a dead process leaves nothing for long.
+"""Scratch folders to build something in; leftovers of dead processes are removed.
 
-Each holds a lock of the operating system's, which ends with its process: a folder that is not
-locked has no owner, and the next one of its name removes it. One without a lock file, which may be
-unseen for a moment on a shared file system, is removed only once nothing in it changed for an hour.
+Each folder has a lock file that its process locks (flock). The lock ends with the process: an
+unlocked folder has no owner, and the next scratch folder with the same prefix removes it. A folder
+without a lock file is removed only if nothing in it has changed for an hour, since on a shared file
+system the lock file may be invisible for a moment.
 """
 
 import fcntl
@@ -17,14 +18,14 @@ from pathlib import Path
 _LOCK_NAME = ".lock"
 _CONTENT_NAME = "content"
 _NEW_PREFIX = ".new-"
-_LOCKED_WITHIN_S = 3600.0  # a moment, unless its process was killed in it
+_LOCKED_WITHIN_S = 3600.0  # locking takes a moment; older unlocked folders are leftovers
 _UNLOCKED_FOR_S = 3600.0
 
 
 class ScratchFolder:
-    """A new folder `path`, until it is removed; its name begins with `prefix`, hidden as a rule.
+    """A new folder `path` inside a locked folder whose name begins with `prefix`.
 
-    What was renamed away from inside stays.
+    `prefix` usually begins with a dot. Content that is moved out before `remove` is kept.
     """
 
     def __init__(self, parent: Path, prefix: str) -> None:
@@ -33,13 +34,13 @@ class ScratchFolder:
         unlocked = Path(tempfile.mkdtemp(dir=parent, prefix=f"{_NEW_PREFIX}{prefix}"))
         self._lock = (unlocked / _LOCK_NAME).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        # Under its lasting name only now: what has that name and is not locked has no owner.
+        # Rename only after locking: an unlocked folder with the final name counts as ownerless.
         self._root = unlocked.rename(parent / unlocked.name.removeprefix(_NEW_PREFIX))
         self.path = self._root / _CONTENT_NAME
         self.path.mkdir()
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it."""
+        """Remove the folder and its content."""
         try:
             with suppress(OSError, RecursionError):
                 _remove(self._root)
@@ -49,7 +50,7 @@ class ScratchFolder:
 
 @contextmanager
 def build_in_scratch(parent: Path, prefix: str) -> Iterator[Path]:
-    """Yield a new folder to build something in, removed at the end unless it was renamed away."""
+    """Yield a new scratch folder; remove it at the end unless it was moved away."""
     scratch = ScratchFolder(parent, prefix)
     try:
         yield scratch.path
@@ -58,13 +59,13 @@ def build_in_scratch(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def sweep_scratch(parent: Path, prefix: str) -> None:
-    """Remove the folders of processes that are gone."""
+    """Remove the scratch folders of processes that have ended."""
     for unlocked in parent.glob(f"{_NEW_PREFIX}{prefix}*"):
         with suppress(OSError, RecursionError):
             if time.time() - unlocked.stat().st_mtime > _LOCKED_WITHIN_S:
                 shutil.rmtree(unlocked, ignore_errors=True)
     for root in parent.glob(f"{prefix}*"):
-        with suppress(OSError, RecursionError):  # of folders deeper than rmtree can go
+        with suppress(OSError, RecursionError):  # RecursionError: too deep for rmtree
             if (root / _LOCK_NAME).exists():
                 with (root / _LOCK_NAME).open("r+") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,11 +73,11 @@ def sweep_scratch(parent: Path, prefix: str) -> None:
             elif root.is_dir() and time.time() - _find_last_change(root) > _UNLOCKED_FOR_S:
                 shutil.rmtree(root, ignore_errors=True)
             elif root.is_dir():
-                root.rmdir()  # if it is empty: its owner was killed while removing it
+                root.rmdir()  # succeeds if empty: its owner was killed while removing it
 
 
 def _remove(root: Path) -> None:
-    """Remove a folder, its lock last: what is left by a kill still shows that it has no owner."""
+    """Remove a folder, its lock file last, so that a partial removal is recognized as ownerless."""
     for entry in root.iterdir():
         if entry.name != _LOCK_NAME:
             if entry.is_dir() and not entry.is_symlink():
@@ -88,7 +89,7 @@ def _remove(root: Path) -> None:
 
 
 def _find_last_change(root: Path) -> float:
-    """Return when a folder, or one directly in it, last changed, in Unix seconds."""
+    """Return the latest modification time of a folder and its entries, in Unix seconds."""
     with os.scandir(root) as entries:
         return max(
             root.stat().st_mtime,

@@ -1,7 +1,7 @@
-"""Snapshots of a storage root as they lie on disk: the manifest, and how it is read.
+"""The on-disk format of snapshots of a storage root, and the reading of their manifests.
 
 <folder>/<time>/manifest.json   format, time, storage root, and size and SHA-256 of each file
-<folder>/<time>/content/        the files, by their paths below the storage root
+<folder>/<time>/content/        the files, at their paths relative to the storage root
 """
 
 import logging
@@ -21,11 +21,11 @@ FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 CONTENT_NAME = "content"
 _TIME_FORMAT = "%Y-%m-%dT%H-%M-%S.%fZ"
-_NAME = re.compile(r"\d{4}-\d{2}-\d{2}T.*")  # sorted by name, these are sorted by time
+_NAME = re.compile(r"\d{4}-\d{2}-\d{2}T.*")  # names sort by time
 
 
 class BackupError(ValueError):
-    """A snapshot cannot be made or restored; the message says why."""
+    """A snapshot cannot be made or restored; the message contains the reason."""
 
 
 class BackedUpFile(BaseModel):
@@ -42,7 +42,7 @@ class BackedUpFile(BaseModel):
 
 
 class LeftOut(BaseModel):
-    """A file, run, model or checkpoint that a snapshot does not have."""
+    """A file, run, model or checkpoint that a snapshot does not contain."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -54,7 +54,7 @@ class LeftOut(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a snapshot consists of."""
+    """The content list of a snapshot."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -75,29 +75,29 @@ class Snapshot:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all files together."""
+        """The total size of all files."""
         return sum(file.size_bytes for file in self.manifest.files.values())
 
     @property
     def unreadable(self) -> list[LeftOut]:
-        """What it lacks because it could not be read."""
+        """The entries that are left out because they could not be read."""
         return [entry for entry in self.manifest.left_out if entry.reason == "unreadable"]
 
     def find_content(self, name: str) -> Path:
-        """The path of one file's copy."""
+        """Return the path of the copy of one file."""
         return self.path / CONTENT_NAME / name
 
 
 def make_snapshot_name() -> str:
-    """Return the name of a snapshot that is complete now."""
+    """Return the name for a snapshot that is completed now."""
     return datetime.now(UTC).strftime(_TIME_FORMAT)
 
 
 def find_newest_snapshot(folder: Path) -> Snapshot | None:
-    """Return the newest complete snapshot below a folder that can be read, or None.
+    """Return the newest complete, readable snapshot in a folder, or None.
 
-    Newer ones that cannot be read are logged and skipped; older ones are not opened. A folder
-    whose name does not begin with a time is ignored.
+    Newer unreadable snapshots are logged and skipped; older ones are not opened. Folders whose
+    names do not begin with a date are ignored.
     """
     names = sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name))
     for name in reversed(names):
@@ -110,9 +110,9 @@ def find_newest_snapshot(folder: Path) -> Snapshot | None:
 
 
 def open_snapshot(path: Path) -> Snapshot:
-    """Read the manifest of a snapshot; of a folder of snapshots, that of the newest readable one.
+    """Open a snapshot, or the newest readable snapshot in a folder of snapshots.
 
-    Raises `BackupError` if there is none, or of a later version than this.
+    Raises `BackupError` if there is none, or if its format is not `FORMAT_VERSION`.
     """
     if (path / MANIFEST_NAME).is_file():
         return _read_snapshot(path)

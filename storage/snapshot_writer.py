@@ -1,4 +1,4 @@
-"""Copies files of a storage root, which others write to, into a snapshot under construction."""
+"""Copies files of a storage root into a snapshot while other processes may write to the root."""
 
 import errno
 import hashlib
@@ -29,7 +29,7 @@ _CHUNK_BYTES = 1 << 20
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})
 
 OnBytes = Callable[[int, int], None]
-"""Called with the bytes done and their expected number."""
+"""Progress callback with the number of copied bytes and the expected total."""
 
 
 class EntryGoneError(BackupError):
@@ -37,13 +37,13 @@ class EntryGoneError(BackupError):
 
 
 class EntryUnreadableError(BackupError):
-    """A file or folder of the storage cannot be read; the message says which and why."""
+    """A file or folder of the storage cannot be read; the message has its path and the reason."""
 
 
 class SnapshotWriter:
     """Copies files into a snapshot under construction.
 
-    A fault of the storage is an `EntryUnreadableError`, one of the snapshot an `OSError`.
+    Raises `EntryUnreadableError` for a fault of the storage, and `OSError` for one of the snapshot.
     """
 
     def __init__(
@@ -61,21 +61,21 @@ class SnapshotWriter:
         self._content.mkdir()
 
     def announce(self, size_bytes: int) -> None:
-        """Add to the number of bytes that are expected."""
+        """Increase the expected number of bytes."""
         self._total_bytes += size_bytes
         self._on_bytes(self._done_bytes, self._total_bytes)
 
     def add_bytes(self, path: Path, content: bytes) -> None:
-        """Add a file of the storage root with content that was read before."""
+        """Add a file of the storage root with content that the caller has read."""
         target = self._make_target(path)
         target.write_bytes(content)
         sha256 = hashlib.sha256(content).hexdigest()
         self._note(path, BackedUpFile(size_bytes=len(content), sha256=sha256, source=(0, 0, 0)))
 
     def add_file(self, path: Path) -> None:
-        """Copy a file of the storage root, as long as it is now; it may grow meanwhile.
+        """Copy a file of the storage root up to its current size; it may grow meanwhile.
 
-        Raises `EntryGoneError` or `EntryUnreadableError`; then nothing of it is left.
+        Raises `EntryGoneError` or `EntryUnreadableError`; then no partial copy is left.
         """
         with reading(path):
             reader = path.open("rb")
@@ -93,7 +93,7 @@ class SnapshotWriter:
             self._note(path, copied)
 
     def add_tree(self, folder: Path) -> None:
-        """Copy every file below a folder, but for hidden ones, links and those that are deleted.
+        """Copy every file below a folder except hidden files, links and files deleted meanwhile.
 
         Raises `EntryUnreadableError`.
         """
@@ -106,7 +106,7 @@ class SnapshotWriter:
                 logger.info("%s was deleted while its folder was copied", path)
 
     def drop(self, path: Path) -> None:
-        """Forget what was copied of a file or folder."""
+        """Remove a file or folder from the snapshot."""
         name = self._name(path)
         for known in [key for key in self._files if key == name or key.startswith(f"{name}/")]:
             del self._files[known]
@@ -119,14 +119,14 @@ class SnapshotWriter:
     def leave_out(
         self, path: Path, reason: Literal["deleted", "unreadable"], detail: str = ""
     ) -> None:
-        """Drop an entry of the storage, and note in the manifest that it is not there."""
+        """Drop an entry of the storage and list it in the manifest as left out."""
         self.drop(path)
         self._left_out.append(LeftOut(path=self._name(path), reason=reason, detail=detail))
         level = logging.WARNING if reason == "unreadable" else logging.INFO
         logger.log(level, "the backup does not have %s (%s): %s", path, reason, detail)
 
     def write_manifest(self, building: Path) -> Manifest:
-        """Write what was copied, once everything has been."""
+        """Fsync all copied files and write the manifest; call it after everything is copied."""
         manifest = Manifest(
             created_at=int(time.time()),
             storage=str(self._root),
@@ -164,7 +164,7 @@ class SnapshotWriter:
             return False
         try:
             os.link(self._previous.find_content(name), target)
-        except OSError:  # another file system, or one without links: copied
+        except OSError:  # another file system, or one without hard links: copy instead
             return False
         self.num_reused += 1
         self._note(path, known)
@@ -189,9 +189,9 @@ class SnapshotWriter:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn an `OSError` of the body, which reads the storage, into an error about a path.
+    """Translate an `OSError` of the body, which reads the storage, to an error about a path.
 
-    Raises `EntryGoneError` where something is not there any more, else `EntryUnreadableError`.
+    Raises `EntryGoneError` if the path no longer exists, else `EntryUnreadableError`.
     """
     try:
         yield
@@ -202,10 +202,10 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def find_files(folder: Path) -> Iterator[Path]:
-    """Yield the regular files below a folder, but for hidden ones and those in hidden folders.
+    """Yield the regular files below a folder except hidden files and files in hidden folders.
 
-    Hidden folders are not listed, and those that are deleted meanwhile are skipped. Raises
-    `OSError` for one that cannot be listed.
+    Folders that are deleted meanwhile are skipped. Raises `OSError` for a folder that cannot be
+    listed.
     """
 
     def raise_fault(exc: OSError) -> None:

@@ -1,7 +1,7 @@
-"""Temporary files that a process left because it was killed: removed once they are old.
+"""Removal of old temporary files that killed processes left behind.
 
-Other leftovers are whole folders, which have an owner (`storage.scratch`) or a name that says that
-they are deleted (`storage.tombstones`).
+Other leftovers are whole folders, which have an owner (`storage.scratch`) or a name that marks them
+as deleted (`storage.tombstones`).
 """
 
 import logging
@@ -17,14 +17,13 @@ from storage.layout import StorageLayout
 logger = logging.getLogger(__name__)
 
 MIN_AGE_S = 3600.0
-"""A file that has not changed for so long is being written by no living process: that takes
-moments."""
+"""A temporary file without changes for this time has no living writer: writing takes moments."""
 
 _RANDOM = "[a-z0-9_]{8}"
-"""What `tempfile` ends a name with."""
+"""The suffix of names that `tempfile` makes."""
 
-# The files that are replaced as a whole (`durable.write_bytes`), by folders below the storage root.
-# Folders under construction are removed as a whole and are not among them.
+# The files that are replaced as a whole (`durable.write_bytes`), by folder below the storage root.
+# Folders under construction are not listed, because they are removed as a whole.
 _REPLACED_FILES = {
     "": r"aliases\.json|aliases\.copy\.json|keys\.json|keys\.required",
     "files/[!.]*": r"file\.json|check\.json|data_.*",
@@ -37,10 +36,10 @@ _REPLACED_FILES = {
 
 
 def remove_old_temporaries(layout: StorageLayout) -> None:
-    """Remove what killed processes left of replacing files, and of probing the disk.
+    """Remove temporary files that killed processes left from file replacements and disk probes.
 
-    Only names that this program gives to such files, and that are `MIN_AGE_S` old. A folder or
-    file that cannot be read or removed is logged and stops no other.
+    Only files with the names of such temporary files that are older than `MIN_AGE_S` are removed.
+    Folders or files that cannot be read or removed are logged and skipped.
     """
     _remove_old_files(layout.root, re.compile(rf"{re.escape(PROBE_PREFIX)}{_RANDOM}"))
     for place, names in _REPLACED_FILES.items():
@@ -58,7 +57,7 @@ def _remove_old_files(folder: Path, pattern: re.Pattern[str]) -> None:
             if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > MIN_AGE_S:
                 os.unlink(entry)
                 logger.info("removed %s, which a killed process left", entry.path)
-    except (FileNotFoundError, NotADirectoryError):  # deleted just now, or a stray file
+    except (FileNotFoundError, NotADirectoryError):  # deleted meanwhile, or a stray file
         return
     except OSError as exc:
         logger.warning("leftovers in %s cannot be removed: %s", folder, exc)

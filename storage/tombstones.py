@@ -1,7 +1,7 @@
-"""Deleting a folder: it is renamed to a hidden name first, and only such a name is ever removed.
+"""Deletion of folders: a folder is first renamed to a tombstone, and only tombstones are removed.
 
-So a folder disappears at once and as a whole, and what is half written, or cannot be read for a
-moment, is never taken for deleted.
+A tombstone has a hidden name. A folder thus disappears atomically, and a folder that is partially
+written or temporarily unreadable is never mistaken for a deleted one.
 """
 
 import logging
@@ -18,7 +18,10 @@ _PREFIX = ".deleted"
 
 
 def bury_folder(folder: Path) -> Path:
-    """Rename a folder to a tombstone beside it; returns that, which `remove_tombstones` removes."""
+    """Rename a folder to a tombstone in the same parent and return its path.
+
+    `remove_tombstones` removes it.
+    """
     tombstone = folder.with_name(new_id(_PREFIX))
     os.rename(folder, tombstone)
     durable.fsync_directory(folder.parent)
@@ -26,7 +29,7 @@ def bury_folder(folder: Path) -> Path:
 
 
 def remove_tombstones(parent: Path) -> None:
-    """Remove every tombstone in a folder, also those of processes that were killed meanwhile."""
+    """Remove every tombstone in a folder, including those that killed processes left."""
     for tombstone in parent.glob(f"{_PREFIX}-*"):
         shutil.rmtree(tombstone, onerror=_log_leftover)
 

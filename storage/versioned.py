@@ -1,11 +1,11 @@
-"""JSON objects that name the version of their format, so that an upgrade can be rolled back.
+"""JSON objects with a format version, so that an upgrade can be rolled back.
 
 The key `format_version` has the form 'MAJOR.MINOR'. An object without it was written by release
 0.1, whose format is 1.0.
 
-A minor version adds keys or values. An older reader ignores keys that it does not know and keeps
-them, and the newer version, when it rewrites the file. A major version changes what existing keys
-mean; an older reader refuses the file with `NewerFormatError` and leaves it as it is.
+A minor version adds keys or values. An older reader ignores unknown keys; when it rewrites the
+file, it keeps them and the newer version number. A major version changes the meaning of existing
+keys; an older reader rejects the file with `NewerFormatError` and does not modify it.
 """
 
 import json
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class NewerFormatError(DamagedFileError):
-    """A stored file needs a newer release than this one; nothing is wrong with the file."""
+    """A stored file needs a newer release; the file is not damaged."""
 
     def __init__(self, path: Path, reason: str) -> None:
         RuntimeError.__init__(self, f"{str(path)!r} needs a newer version of Tuneserve: {reason}")
@@ -45,7 +45,7 @@ class NewerFormatError(DamagedFileError):
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a stored JSON object, its `format_version` included if it has one.
+    """Read a stored JSON object, including its `format_version` if it has one.
 
     Raises `FileNotFoundError`, `NewerFormatError` for a newer major version, and
     `DamagedFileError` for a file that cannot be read or is not a JSON object.
@@ -78,7 +78,7 @@ def parse_object(path: Path, content: bytes) -> dict[str, Any]:
 def check_major(path: Path, value: Mapping[str, Any]) -> None:
     """Raise `NewerFormatError` for an object of a newer major version.
 
-    Raises `DamagedFileError` if its version is not one.
+    Raises `DamagedFileError` if its version is invalid.
     """
     version = _parse_version(path, value)
     if version.major > CURRENT_FORMAT.major:
@@ -91,15 +91,15 @@ def write_object(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def stamp_version(path: Path, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `value` with the version of this release, or with its own if that is newer."""
+    """Return `value` with the version of this release, or with its own version if that is newer."""
     version = max(_parse_version(path, value), CURRENT_FORMAT)
     return {**value, FORMAT_KEY: str(version)}
 
 
 def explain_invalid(path: Path, value: Mapping[str, Any], reason: str) -> DamagedFileError:
-    """Build the error for an object that was read and does not have the expected content.
+    """Return the error for an object without the expected content.
 
-    If a newer release wrote it, that is the likely cause and the error says so.
+    If a newer release wrote the object, that is the likely cause: return a `NewerFormatError`.
     """
     version = _parse_version(path, value)
     if version > CURRENT_FORMAT:

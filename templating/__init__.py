@@ -1,1 +1,1 @@
-"""Chat templates: rendered in a process with limits, message content encoded as text."""
+"""Chat templates: rendering in a process with limits, and encoding of message content as text."""

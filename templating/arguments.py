@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
-# What every template gets already, and words of Jinja.
+# Variables that every template has already, and keywords of Jinja.
 _RESERVED = frozenset(
     {
         *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
@@ -22,12 +22,12 @@ _RESERVED = frozenset(
     }
 )
 MAX_ARGUMENTS, MAX_ARGUMENT_CHARACTERS = 32, 1000
-# No characters of which models write control tokens.
+# Excludes the characters that mark control tokens, such as `<` and `|`.
 _WORDS = re.compile(r"[A-Za-z0-9 _.,:-]*")
 
 
 def check_arguments(arguments: Any) -> Any:
-    """Return arguments as they are; raises `ValueError` that names one that cannot be used."""
+    """Return arguments unchanged; raise `ValueError` that names an argument that is not valid."""
     if not isinstance(arguments, Mapping):
         return arguments  # the caller checks the type
     if len(arguments) > MAX_ARGUMENTS:
@@ -52,7 +52,7 @@ def check_arguments(arguments: Any) -> Any:
 
 
 def check_request_arguments(arguments: Any) -> Any:
-    """Check arguments as `check_arguments` does, and that no text in them is a control token."""
+    """Check arguments as `check_arguments` does, and that their texts cannot be control tokens."""
     for name, value in check_arguments(arguments).items() if isinstance(arguments, Mapping) else ():
         if isinstance(value, str) and not _WORDS.fullmatch(value):
             raise ValueError(
@@ -65,9 +65,9 @@ def check_request_arguments(arguments: Any) -> Any:
 def set_arguments(
     tokenizer: "PreTrainedTokenizerBase", arguments: Mapping[str, TemplateValue]
 ) -> None:
-    """Make arguments the defaults of a tokenizer's chat templates, which a request may override.
+    """Set arguments as defaults in a tokenizer's chat templates; requests may override them.
 
-    They become part of the template's text, so that whatever serves the model applies them.
+    They become part of the template text, so that every server of the model applies them.
     """
     if not arguments or not tokenizer.chat_template:
         return
@@ -83,7 +83,7 @@ def set_arguments(
 
 
 def _write_value(value: TemplateValue) -> str:
-    """Write a value as Jinja reads it; text is escaped so that it ends no tag."""
+    """Format a value as a Jinja literal; text is escaped so that it cannot end the tag."""
     if isinstance(value, str):
         text = json.dumps(value, ensure_ascii=False)
         return re.sub(r"[{}%#]", lambda found: f"\\x{ord(found.group()):02x}", text)

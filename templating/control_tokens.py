@@ -1,4 +1,4 @@
-"""The strings that a tokenizer encodes as control tokens, by the template that writes them."""
+"""The strings that a tokenizer encodes as control tokens under a chat template."""
 
 import re
 import threading
@@ -28,7 +28,7 @@ class Control(NamedTuple):
     normalized: re.Pattern[str]
 
     def affects(self, text: str, normalize: Normalize | None) -> bool:
-        """Whether a text has a control token in it, or a part of one at its end."""
+        """Return whether a text contains a control token, or ends with the beginning of one."""
         return bool(
             self.anywhere.search(text)
             or self.find_open_end(text) is not None
@@ -36,9 +36,10 @@ class Control(NamedTuple):
         )
 
     def find_open_end(self, text: str) -> int | None:
-        """Find a control token that begins at the end of a text, which other text could complete.
+        """Return where an incomplete control token begins at the end of a text, else None.
 
-        Takes time in proportion to the longest control token, however many there are.
+        Text that follows could complete it. The time is proportional to the length of the longest
+        control token and hardly depends on their number.
         """
         text = text.rstrip()
         if self.first_characters.isdisjoint(text[-self.longest :]):
@@ -46,14 +47,14 @@ class Control(NamedTuple):
         for start in range(max(0, len(text) - self.longest), len(text)):
             if text[start] in self.first_characters:
                 end = text[start:]
-                place = bisect_right(self.contents, end)  # words that go on follow in the order
+                place = bisect_right(self.contents, end)  # strings that extend `end` sort after it
                 if place < len(self.contents) and self.contents[place].startswith(end):
                     return start
         return None
 
 
 class ControlTokens:
-    """Finds the control tokens of one tokenizer; threads may share it.
+    """Finds the control tokens of one tokenizer; thread-safe.
 
     Control tokens are the special tokens, tokens of the form `<|…|>`, and other added tokens that
     the template writes.
@@ -67,18 +68,18 @@ class ControlTokens:
         self._compiling = threading.Lock()
 
     def find(self, template: str) -> Control:
-        """Return the control tokens of a template, which are looked for once.
+        """Return the control tokens of a template; the result is cached.
 
-        With tens of thousands of them that takes seconds and 100 MB.
+        With tens of thousands of control tokens the search takes seconds and 100 MB.
         """
         if template not in self._controls:
             with self._compiling:
-                if template not in self._controls:  # no other thread has done it meanwhile
+                if template not in self._controls:  # another thread may have compiled it meanwhile
                     self._controls[template] = self._compile(template)
         return self._controls[template]
 
     def find_normalizer(self) -> Normalize | None:
-        """Return what may turn other characters into a control token, if anything does."""
+        """Return the normalizer if it can turn other characters into a control token, else None."""
         if not self._tokenizer.is_fast or not any(own.normalized for own in self.added.values()):
             return None
         normalizer = self._tokenizer.backend_tokenizer.normalizer
@@ -91,7 +92,7 @@ class ControlTokens:
             content = str(token.content)
             if token.special or _TURN_TOKEN.fullmatch(content) or content in named:
                 everywhere.append(content)
-            elif content.strip() and content in template:  # ordinary text may be white space
+            elif content.strip() and content in template:  # white space is ordinary text
                 written.append(content)
             else:
                 continue
@@ -112,7 +113,7 @@ class ControlTokens:
         )
 
     def _match_any(self, words: Iterable[str]) -> re.Pattern[str]:
-        """Compile a pattern for words, which templates of one model share."""
+        """Return a pattern for words, cached because a model's templates share many of them."""
         key = tuple(sorted(set(words)))
         if key not in self._patterns:
             self._patterns[key] = match_any(key)

@@ -1,15 +1,15 @@
-"""What can go wrong when a chat template is rendered.
+"""Exceptions of chat template rendering.
 
 TemplatingError
 ├── TemplateRefusedError       the template raised an error for these messages
-│   └── TemplateBrokenError    it does so for all messages: it does not compile
+│   └── TemplateBrokenError    the template fails for all messages, e.g. it does not compile
 ├── TemplateLimitError         rendering exceeded the limit on time, memory or output
-└── RenderProcessError         the process that renders is gone, for whatever other cause
+└── RenderProcessError         the render process could not start, or ended for another reason
 """
 
 
 class TemplatingError(Exception):
-    """Base of the tree; the message is for people."""
+    """Base class; the message is for people."""
 
 
 class TemplateRefusedError(TemplatingError):
@@ -17,7 +17,7 @@ class TemplateRefusedError(TemplatingError):
 
 
 class TemplateBrokenError(TemplateRefusedError):
-    """The template does not compile, or does what the sandbox forbids."""
+    """The template does not compile, or violates the sandbox."""
 
 
 class TemplateLimitError(TemplatingError):
@@ -25,4 +25,4 @@ class TemplateLimitError(TemplatingError):
 
 
 class RenderProcessError(TemplatingError):
-    """The process that renders cannot be started, or ended for an unknown cause."""
+    """The render process cannot be started, or ended for an unknown reason."""

@@ -1,4 +1,7 @@
-"""The process that forks one renderer for each model; see `templating.render_process`."""
+"""Client of the fork server that forks one render process per model.
+
+See `templating.render_process`.
+"""
 
 import os
 import socket
@@ -13,7 +16,7 @@ _NUM_TRIES = 2
 
 
 class RenderForkServer:
-    """Starts renderers; its process starts on first use and ends with this one."""
+    """Forks render processes; its own process starts on first use and ends with this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,15 +24,15 @@ class RenderForkServer:
         self._control: socket.socket | None = None
 
     def start(self) -> None:
-        """Start the process unless it runs; returns before it is ready."""
+        """Start the fork server if it is not running; return before it is ready."""
         with self._lock:
             self._start()
 
     def fork(self) -> tuple[socket.socket, int]:
-        """Start a renderer; returns the connection to it and a file descriptor of its process.
+        """Fork a render process; return the connection to it and its pidfd.
 
-        Blocks until it is there: milliseconds, or a second where the process has just been started.
-        Raises `RenderProcessError`.
+        Blocks for milliseconds, or for a second if the fork server has just been started. Raises
+        `RenderProcessError`.
         """
         connection, there = socket.socketpair()
         with there, self._lock:
@@ -40,7 +43,7 @@ class RenderForkServer:
                     _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
                     if descriptors:
                         return connection, descriptors[0]
-                self._discard()  # it has ended
+                self._discard()  # the fork server has ended
         connection.close()
         raise RenderProcessError(
             "no process could be started to render chat templates; the log has the cause"

@@ -1,7 +1,7 @@
-"""Messages between a process that renders templates and its client: a length, then JSON.
+"""Frames between a render process and its client: a length, then JSON.
 
-JSON, not pickle: a template is untrusted code in a sandbox, and what its process sends back must
-not be able to run anything in the client.
+JSON is used instead of pickle because a template is untrusted code in a sandbox: the data that its
+process sends must not be able to execute code in the client.
 """
 
 import json
@@ -11,21 +11,21 @@ LENGTH_BYTES = 8
 
 
 def pack(value: Any) -> bytes:
-    """Serialise a value, with its length in front. Values that JSON lacks become their type."""
+    """Serialize a value with a length prefix; values that JSON cannot represent become `<type>`."""
     text = json.dumps(value, ensure_ascii=False, default=_name_type)
     body = text.encode("utf-8", "surrogatepass")
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
 
 def unpack_length(head: bytes | bytearray) -> int:
-    """Return how many bytes follow a length of `LENGTH_BYTES`."""
+    """Return the number of bytes that follow a length prefix of `LENGTH_BYTES`."""
     return int.from_bytes(head, "little")
 
 
 def unpack(body: bytes | bytearray) -> Any:
-    """Parse the bytes that follow a length; raises `ValueError` or `RecursionError`."""
+    """Parse the bytes that follow a length prefix; raises `ValueError` or `RecursionError`."""
     return json.loads(body.decode("utf-8", "surrogatepass"))
 
 
 def _name_type(value: object) -> str:
-    return f"<{type(value).__name__}>"  # as transformers shows such values to templates
+    return f"<{type(value).__name__}>"  # transformers shows such values to templates in this form

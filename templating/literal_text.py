@@ -1,8 +1,8 @@
-"""Message content as text: what a client typed never becomes one of a model's control tokens.
+"""Encoding of message content as literal text, which never yields a model's control tokens.
 
 Control tokens in the client's strings are replaced by placeholder characters before the template is
-rendered, so that every control token in the rendered text is the template's own. Then the text is
-put back and tokenised, and no added token is looked for in it.
+rendered, so that every control token in the rendered text comes from the template. Then the
+original text is restored and tokenized without matching added tokens in it.
 """
 
 import re
@@ -34,7 +34,7 @@ Split = Callable[[int, NormalizedString], list[NormalizedString]]
 
 
 class ProtectedChat(NamedTuple):
-    """A conversation to render; `literals` are the texts that placeholders in it stand for."""
+    """A conversation to render; `literals` maps its placeholders to the original texts."""
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None
@@ -42,11 +42,11 @@ class ProtectedChat(NamedTuple):
 
 
 class LiteralText:
-    """Encodes text for one tokenizer so that a client's strings give no control tokens.
+    """Encodes text for one tokenizer so that strings of a client yield no control tokens.
 
     Control tokens are the special tokens, tokens of the form `<|…|>`, and other added tokens that
-    the template writes, such as `<tool_response>`. The last kind is left alone in the assistant's
-    content: models write `<think>` themselves, and clients send back what they wrote.
+    the template writes, such as `<tool_response>`. The last kind is not replaced in the assistant's
+    content: models generate tokens such as `<think>`, and clients send their output back.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -55,9 +55,9 @@ class LiteralText:
         self._added = self._control_tokens.added
 
     def prepare(self, templates: Iterable[str]) -> None:
-        """Find the control tokens of templates now; else the first text of each waits for it.
+        """Find the control tokens of templates now instead of at the first text of each template.
 
-        Raises `TokenizerFaultError` for a tokenizer that fails.
+        Raises `TokenizerFaultError` if the tokenizer fails.
         """
         with translate_faults():
             for template in templates:
@@ -68,9 +68,9 @@ class LiteralText:
     ) -> ProtectedChat:
         """Replace control tokens in all strings of a conversation except the roles.
 
-        Keys of messages whose value is None are dropped, as `apply_chat_template` does. Raises
+        Message keys whose value is None are dropped, as in `apply_chat_template`. Raises
         `TemplateRefusedError` for messages with too many different control tokens or characters,
-        and `TokenizerFaultError` for a tokenizer that fails at them.
+        and `TokenizerFaultError` if the tokenizer fails on them.
         """
         with translate_faults():
             return self._protect_chat(messages, tools, template)
@@ -98,9 +98,9 @@ class LiteralText:
         return ProtectedChat(protected, swap.replace(tools, control.anywhere), swap.literals)
 
     def protect_text(self, text: str) -> tuple[str, Mapping[str, str]]:
-        """Replace special tokens in a text that no template surrounds.
+        """Replace special tokens in a text that is used without a template.
 
-        Raises as `protect_chat` does.
+        Raises the errors of `protect_chat`.
         """
         with translate_faults():
             control = self._control_tokens.find("")
@@ -118,11 +118,11 @@ class LiteralText:
         *,
         add_special_tokens: bool = False,
     ) -> list[EncodedText]:
-        """Tokenise texts; those without placeholders exactly as the tokenizer does.
+        """Tokenize texts; those without placeholders exactly as the tokenizer does.
 
-        `literals` has what the placeholders of each text stand for. Raises `TemplateRefusedError`
-        for a tokenizer that cannot encode one of them as text, and `TokenizerFaultError` for one
-        that fails at a text.
+        `literals` maps the placeholders of each text to the original texts. Raises
+        `TemplateRefusedError` if the tokenizer cannot encode one of them as text, and
+        `TokenizerFaultError` if it fails on a text.
         """
         with translate_faults():
             return self._encode(texts, literals, template, add_special_tokens=add_special_tokens)
@@ -168,7 +168,7 @@ class LiteralText:
         plain: EncodedText,
         added_around: Sequence[int],
     ) -> EncodedText:
-        """Tokenise a text with placeholders; `plain` says where its control tokens stand."""
+        """Tokenize a text with placeholders; `plain` has the positions of its control tokens."""
         control = self._control_tokens.find(template)
         unknown = self._tokenizer.unk_token_id
         spans = [
@@ -177,7 +177,7 @@ class LiteralText:
             if token in self._added
             and end > start
             and self._is_written(text[start:end], token, template)
-            # Unknown characters become the same id as the token that stands for them.
+            # Unknown characters get the id of the unknown token, as a literal unknown token does.
             and (token != unknown or text[start:end].strip() == self._tokenizer.unk_token)
         ]
         pieces = cut_text(text, spans, literals)
@@ -192,7 +192,7 @@ class LiteralText:
         found = tokens.to_encoded()
         if not any(added_around):
             return found
-        # Tokens that the tokenizer puts before and after a text, such as that of its beginning.
+        # Tokens that the tokenizer adds before and after a text, such as the BOS token.
         num_before = list(added_around).index(0) if 0 in added_around else len(added_around)
         num_after = list(reversed(added_around)).index(0) if 0 in added_around else 0
         after = slice(len(plain.ids) - num_after, len(plain.ids))
@@ -210,11 +210,11 @@ class LiteralText:
         *,
         is_split: bool,
     ) -> Tokens:
-        """Normalise, split and tokenise as the tokenizer does between added tokens.
+        """Normalize, split and tokenize as the tokenizer does between added tokens.
 
-        A separator stands for each control token, one kind for those that the tokenizer looks for
-        before it normalises and one for those after. `is_split` breaks control tokens in the text,
-        for models whose vocabulary has them as ordinary words.
+        A separator character replaces each control token: one for tokens that the tokenizer matches
+        before normalization and one for tokens that it matches after. `is_split` breaks control
+        tokens in the text, for models whose vocabulary contains them as ordinary words.
         """
         unused = _list_unused([text, *literals.values()])
         if len(unused) < 2:
@@ -245,10 +245,10 @@ class LiteralText:
         return merge_controls(pieces, starts, encoding.ids, encoding.offsets)
 
     def _has_normalized_control(self, text: str, plain: EncodedText, template: str) -> bool:
-        """Whether the tokenizer made a control token of characters that are not written as one.
+        """Return whether the tokenizer made a control token of text that does not spell it.
 
-        A normaliser does, for example of full-width characters, also of those of two messages that
-        a template puts together, where the token is an ordinary word of the model's vocabulary.
+        A normalizer can do so, for example with full-width characters, even with those of two
+        messages that a template joins, if the token is an ordinary word of the model's vocabulary.
         """
         if not self._tokenizer.is_fast or self._tokenizer.backend_tokenizer.normalizer is None:
             return False
@@ -262,7 +262,7 @@ class LiteralText:
         )
 
     def _is_written(self, written: str, token: int, template: str) -> bool:
-        """Whether characters are those of an added token, or what a template writes for it."""
+        """Return whether characters spell an added token, or occur in the template."""
         written = written.strip()
         return written == str(self._added[token].content).strip() or written in template
 
@@ -284,7 +284,7 @@ class _Swap:
         self._placeholders: dict[str, str] = {}
 
     def replace(self, value: Any, pattern: re.Pattern[str]) -> Any:
-        """Return a value of JSON's types with all strings in it replaced."""
+        """Return a JSON-like value with control tokens replaced in all its strings."""
         if isinstance(value, str):
             return self._replace_text(value, pattern)
         if isinstance(value, Mapping):
@@ -332,7 +332,7 @@ def _list_strings(value: Any) -> Iterator[str]:
 
 
 def _list_unused(texts: Iterable[str]) -> list[str]:
-    """List the placeholders that no text has."""
+    """List the placeholders that occur in none of the texts."""
     used = {character for text in texts for character in PLACEHOLDER.findall(text)}
     return [character for character in PLACEHOLDERS if character not in used]
 
@@ -349,13 +349,13 @@ def _split_at(pattern: str | Regex) -> Split:
 
 
 def _break_words(words: re.Pattern[str]) -> Split:
-    """Split before and after the first character of each word that a pattern finds in a text."""
+    """Return a split before and after the first character of each match of `words` in a text."""
 
     def split(_: int, text: NormalizedString) -> list[NormalizedString]:
         content, found, place = text.normalized, set(), 0
         while match := words.search(content, place):
             found.add(match.group())
-            place = match.start() + 1  # one may begin within another
+            place = match.start() + 1  # matches may overlap
         return text.split(Regex(match_first_characters(found)), "isolated") if found else [text]
 
     return split

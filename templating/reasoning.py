@@ -1,4 +1,4 @@
-"""The reasoning before an answer, in the key of a message from which a chat template takes it."""
+"""The reasoning of an assistant's message, put into the key that a chat template reads."""
 
 import re
 from collections.abc import Mapping
@@ -6,14 +6,15 @@ from functools import lru_cache
 from typing import Any
 
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
-"""Names for the same: those of DeepSeek and Qwen, of GPT-OSS and LFM, and of OpenRouter."""
+"""The key's names at different vendors: DeepSeek and Qwen, GPT-OSS and LFM, OpenRouter."""
 _INLINE = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
 def arrange_reasoning(message: Mapping[str, Any], template: str) -> Mapping[str, Any]:
     """Put an assistant's reasoning into the key that a template reads, or else into the content.
 
-    It may be in a key of its own, or in front of the content between `<think>` and `</think>`.
+    The input may have it in any of `REASONING_KEYS`, or before the content between `<think>` and
+    `</think>`.
     """
     reasoning = read_reasoning(message)
     if reasoning is None:
@@ -28,7 +29,7 @@ def arrange_reasoning(message: Mapping[str, Any], template: str) -> Mapping[str,
 
 @lru_cache(maxsize=64)  # a template may have a million characters
 def _find_key(template: str) -> str | None:
-    """Find the key of messages in which a template reads reasoning."""
+    """Return the message key from which a template reads reasoning, or None."""
     for key in REASONING_KEYS:
         if re.search(rf"""(\.|\[['"]|get\(['"]){key}\b""", template):
             return key

@@ -1,7 +1,7 @@
-"""Renders chat templates, one process for each model: `python -m templating.render_process`.
+"""Fork server for the processes that render chat templates: `python -m templating.render_process`.
 
-That process is a fork server. It imports transformers once (0.7 s, 60 MB) and forks for every
-connection that it receives, so that a process that was killed is replaced within milliseconds.
+It imports transformers once (0.7 s, 60 MB) and forks a process for every connection that it
+receives, one per model, so that a killed process is replaced within milliseconds.
 """
 
 import gc
@@ -21,26 +21,26 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from templating.frames import LENGTH_BYTES, pack, unpack, unpack_length
 
 _OUTPUT_CHARACTERS, _OUTPUT_PER_INPUT_BYTE = 1_000_000, 8
-_MAX_READ_SHARE = 0.25  # of the memory: it holds what is read as bytes, characters and objects
+_MAX_READ_SHARE = 0.25  # of the memory, which holds the input as bytes, characters and objects
 _CHUNK_BYTES = 1 << 18
 _MAX_REASON_CHARACTERS = 300
 
-Span = tuple[int, int]  # characters from and to, of a rendered text
+Span = tuple[int, int]  # start and end character in a rendered text
 _PROBE = "probe of content"
-# Raised for every conversation alike.
+# Raised for every conversation.
 _BROKEN = (jinja2.TemplateSyntaxError, jinja2.exceptions.SecurityError)
 
 
 class _TooLongError(Exception):
-    """The template wrote too much."""
+    """The output of the template exceeds the limit."""
 
 
 def serve_forks(control: socket.socket) -> None:
     """Fork for every connection that arrives on `control`, until its other end is closed.
 
-    Answers each with a file descriptor of the new process (a pidfd).
+    Replies to each with a file descriptor of the new process (a pidfd).
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client decides when to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides when to end
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended processes are reaped by the kernel
     gc.collect()
     gc.freeze()  # a collection would copy the memory that all forks share
@@ -63,7 +63,7 @@ def _run(descriptor: int) -> None:
     try:
         with socket.socket(fileno=descriptor) as connection:
             _serve_client(connection)
-    except (EOFError, ConnectionError):  # the client has gone
+    except (EOFError, ConnectionError):  # the client has closed the connection
         pass
     finally:
         os._exit(0)
@@ -81,8 +81,8 @@ def _serve_client(connection: socket.socket) -> None:
             continue
         max_characters = _OUTPUT_CHARACTERS + _OUTPUT_PER_INPUT_BYTE * num_bytes
         for job in jobs:
-            # Processor time, so that a busy machine stops no template. The signal's default action
-            # ends the process, whatever it is doing, also when the client has gone.
+            # The limit is on processor time, so that it does not depend on the load of the machine.
+            # The signal's default action ends the process, even if the client has disconnected.
             signal.setitimer(signal.ITIMER_PROF, job["cpu_s"])
             reply = _render(job, hello, max_characters)
             signal.setitimer(signal.ITIMER_PROF, 0)
@@ -92,7 +92,7 @@ def _serve_client(connection: socket.socket) -> None:
 
 
 def _read_jobs(connection: socket.socket, num_bytes: int, memory_bytes: int) -> Any:
-    """Read the conversations of one frame; raises `MemoryError` once it has read too many."""
+    """Read the conversations of one frame; raise `MemoryError` for a frame that is too large."""
     if num_bytes > memory_bytes * _MAX_READ_SHARE:
         _skip(connection, num_bytes)
         raise MemoryError
@@ -100,7 +100,7 @@ def _read_jobs(connection: socket.socket, num_bytes: int, memory_bytes: int) -> 
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """Allow so many bytes beyond what the process has mapped already."""
+    """Limit the address space to its current size plus `num_bytes`; disable core dumps."""
     with open("/proc/self/statm") as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize()
     limit = mapped + num_bytes
@@ -118,7 +118,7 @@ def _render(job: dict[str, Any], hello: dict[str, Any], max_characters: int) -> 
         return {"error": "limit", "reason": str(exc)}
     except _BROKEN as exc:
         return {"error": "broken", "reason": _describe(exc)}
-    except Exception as exc:  # noqa: BLE001 - whatever the template raises is the template's
+    except Exception as exc:  # noqa: BLE001 - a template may raise anything
         return {"error": "refused", "reason": _describe(exc)}
     return {**reply, "cpu_s": time.process_time() - started}
 
@@ -126,7 +126,7 @@ def _render(job: dict[str, Any], hello: dict[str, Any], max_characters: int) -> 
 def _render_either_way(
     job: dict[str, Any], hello: dict[str, Any], max_characters: int
 ) -> dict[str, Any]:
-    """Render a conversation, with arguments of tool calls as JSON text if objects are refused."""
+    """Render a conversation; if that fails, retry with tool call arguments as JSON text."""
     try:
         return _render_conversation(job, hello, max_characters)
     except Exception as exc:
@@ -135,12 +135,12 @@ def _render_either_way(
             raise
         try:
             return _render_conversation({**job, "messages": messages}, hello, max_characters)
-        except Exception:  # noqa: BLE001 - the first error is about what the client sent
+        except Exception:  # noqa: BLE001 - only the first error is about the client's input
             raise exc from None
 
 
 def _write_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message whose tool calls have their arguments as JSON text, as DeepSeek's do."""
+    """Return a message with tool call arguments as JSON text, as DeepSeek's templates expect."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -185,9 +185,9 @@ def _check_length(text: str, max_characters: int) -> None:
 
 
 def _takes_parts(hello: dict[str, Any], template: str) -> bool:
-    """Whether a template writes content that is a list of parts, and loses content that is text.
+    """Return whether a template writes content only if it is a list of parts, not text.
 
-    Templates of models for images do. One message shows it; it is tried once for each template.
+    Templates of vision models do. The test renders one message, once per template.
     """
     known = hello.setdefault("takes_parts", {})
     if template not in known:
@@ -203,7 +203,7 @@ def _writes(hello: dict[str, Any], template: str, content: Any) -> bool:
         texts, _ = render_jinja_template(
             [[message]], chat_template=template, add_generation_prompt=True, **hello["variables"]
         )
-    except Exception:  # noqa: BLE001 - whatever the template raises is the template's
+    except Exception:  # noqa: BLE001 - a template may raise anything
         return False
     return _PROBE in texts[0]
 
@@ -220,7 +220,7 @@ def _render_text(
     add_generation_prompt: bool,
     with_blocks: bool = False,
 ) -> tuple[str, Sequence[Span]]:
-    """Render messages with the tools of a conversation; returns the text and its marked blocks."""
+    """Render messages with the tools of a conversation; return the text and its marked blocks."""
     template = hello["templates"][job["template"]]
     if _takes_parts(hello, template):
         messages = [
@@ -246,10 +246,10 @@ def _render_turn(
     text: str,
     blocks: Sequence[Span],
 ) -> dict[str, Any]:
-    """Render the prompt before one message, and the conversation up to its end.
+    """Render the prompt before one message, and the conversation up to the end of that message.
 
-    Both are returned as what they share with the text of the whole conversation, since all of them
-    together are much larger than it.
+    Both are returned relative to the text of the whole conversation (`_describe_shared`), because
+    all turns together are much larger than that text.
     """
     messages = job["messages"]
     prompt, _ = _render_text(job, hello, messages[:place], add_generation_prompt=True)
@@ -277,11 +277,12 @@ def _render_turn(
 def _find_answer(
     job: dict[str, Any], hello: dict[str, Any], place: int, prompt: str, whole: str
 ) -> int | None:
-    """Find where the answer begins in a text that does not begin with its prompt.
+    """Return where the answer begins in a text that does not begin with its prompt, or None.
 
-    That is where the text departs from the prompt, after the last of what the messages before the
-    answer gave; or where the content of the answer is written last. None if it is not there. The
-    content may begin with characters that the prompt has there too, such as the `<` of a tag.
+    If the text shares the rendered history with the prompt, the answer begins where the text first
+    differs from the prompt. The content may start a few characters before, if the prompt continues
+    with the same characters, such as the `<` of a tag. Otherwise the answer begins at the last
+    occurrence of its content.
     """
     message = job["messages"][place]
     content = message.get("content")
@@ -297,17 +298,17 @@ def _find_answer(
 
 
 def _describe_shared(text: str, whole: str) -> tuple[int, str]:
-    """Describe a text as the number of characters it shares with another, and the rest of it."""
+    """Return the length of the prefix that a text shares with another, and the rest of the text."""
     num_shared = count_shared(text, whole)
     return num_shared, text[num_shared:]
 
 
 def count_shared(first: str, second: str) -> int:
-    """Count the characters that two texts have in common at their beginnings."""
+    """Return the length of the common prefix of two texts."""
     low, high = 0, min(len(first), len(second))
     if first[:high] == second[:high]:
         return high
-    while low + 1 < high:  # they share `low` characters, and fewer than `high`
+    while low + 1 < high:  # the common prefix has at least `low` and fewer than `high` characters
         middle = (low + high) // 2
         if first[low:middle] == second[low:middle]:
             low = middle

@@ -1,4 +1,4 @@
-"""Clients of the processes that render chat templates, for serving (async) and for training."""
+"""Clients of the render processes for chat templates, for serving (async) and for training."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ from templating.frames import LENGTH_BYTES, pack, unpack, unpack_length
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# A reply holds little but the text, whose length the process limits; JSON escapes characters.
+# A reply is mostly the text, whose length the process limits; JSON escapes make it longer.
 _MAX_REPLY_BYTES = 1 << 30
 _RECEIVE_BYTES = 1 << 18
 _ERRORS: Mapping[str, type[TemplateLimitError] | type[TemplateRefusedError]] = {
@@ -36,7 +36,7 @@ _ERRORS: Mapping[str, type[TemplateLimitError] | type[TemplateRefusedError]] = {
 
 
 class RenderLimits(BaseModel):
-    """What rendering one conversation may use."""
+    """The resource limits for rendering."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,14 +61,14 @@ class RenderLimits(BaseModel):
 
 
 class ChatTemplates(NamedTuple):
-    """The templates of one model, and what they can use besides messages and tools."""
+    """The templates of one model, and their variables in addition to messages and tools."""
 
     texts: tuple[str, ...]
     variables: Mapping[str, Any]
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "ChatTemplates":
-        """Take them from a tokenizer; there are no texts if it has no template."""
+        """Return the templates of a tokenizer; `texts` is empty if it has none."""
         own: Any = tokenizer.chat_template
         texts = tuple(own.values()) if isinstance(own, dict) else (own,) if own else ()
         return cls(texts, dict(tokenizer.special_tokens_map))
@@ -78,10 +78,10 @@ TemplateValue = str | int | float | bool
 
 
 class RenderJob(TypedDict):
-    """A conversation to render; `template` counts the model's templates from 0.
+    """A conversation to render; `template` is the index of one of the model's templates.
 
-    `turns` are the indices of messages whose prompts are wanted, as `RenderedTurn`s. Each takes two
-    or three more renderings. `variables` are what the template can use besides.
+    `turns` are the indices of messages to return as `RenderedTurn`s. Each needs two or three more
+    renderings. `variables` are further template variables.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -93,11 +93,11 @@ class RenderJob(TypedDict):
     variables: NotRequired[Mapping[str, TemplateValue]]
 
 
-Span = tuple[int, int]  # characters from and to, of a rendered text
+Span = tuple[int, int]  # start and end character in a rendered text
 
 
 class SharedText(NamedTuple):
-    """A text that begins with the first `num_shared` characters of another."""
+    """A text: the first `num_shared` characters of another text, then `rest`."""
 
     num_shared: int
     rest: str
@@ -106,9 +106,9 @@ class SharedText(NamedTuple):
 class RenderedTurn(NamedTuple):
     """One message: the prompt that serving builds for it, and the conversation up to its end.
 
-    Both share their beginnings with the text of the whole conversation. `start` is where the
-    message begins in `whole`, None if it is not there; before it, `whole` may differ from the
-    prompt. `blocks` are the generated parts of `whole` that end after `start`.
+    Both share a prefix with the text of the whole conversation. `start` is where the message begins
+    in `whole`, None if it was not found; before `start`, `whole` may differ from the prompt.
+    `blocks` are the generated parts of `whole` that end after `start`.
     """
 
     prompt: SharedText
@@ -118,7 +118,7 @@ class RenderedTurn(NamedTuple):
 
 
 class Rendering(NamedTuple):
-    """A conversation as text; `blocks` are the spans of its generated parts."""
+    """A rendered conversation; `blocks` are the spans of its generated parts."""
 
     text: str
     blocks: list[Span]
@@ -131,7 +131,7 @@ class _RenderProcess:
 
     def __init__(self, templates: ChatTemplates, limits: RenderLimits) -> None:
         self._limits = limits
-        self._cpu_limit_s: float | None = None  # of what is being rendered
+        self._cpu_limit_s: float | None = None  # of the current conversation
         self._started = 0.0
         self.connection, self._pidfd = render_fork_server.fork()
         hello = {
@@ -145,16 +145,16 @@ class _RenderProcess:
             raise self.explain_end() from None
 
     def pack_jobs(self, jobs: Sequence[RenderJob]) -> bytes:
-        """Serialise conversations, each with its limit on processor time."""
+        """Serialize conversations, each with its limit on processor time."""
         return pack([{**job, "cpu_s": self._limit_cpu(job)} for job in jobs])
 
     def note_start(self, job: RenderJob | None) -> None:
-        """Note that a conversation is being rendered from now on, or none."""
+        """Record that the rendering of a conversation starts now, or with None that it is idle."""
         self._started = time.monotonic()
         self._cpu_limit_s = None if job is None else self._limit_cpu(job)
 
     def explain_end(self) -> TemplateLimitError | RenderProcessError:
-        """Close what has ended, and explain why."""
+        """Close an ended process, and return the error that explains why it ended."""
         self.close()
         limit_s = self._cpu_limit_s
         if limit_s is not None and time.monotonic() - self._started >= limit_s:
@@ -166,7 +166,7 @@ class _RenderProcess:
         return self._limits.cpu_s + self._limits.mean_cpu_s * num_more
 
     def kill(self) -> None:
-        """End the process, whatever it is doing."""
+        """Send SIGKILL to the process."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
@@ -180,10 +180,10 @@ class _RenderProcess:
 
 
 class AsyncRenderer:
-    """Renders the conversations of one model, one after another, in a process of its own.
+    """Renders the conversations of one model, one at a time, in a separate process.
 
-    A process that is killed, for a template that exceeds its limits or a request that is cancelled,
-    is replaced for the next conversation. Belongs to one event loop.
+    A process that is killed, because a template exceeded its limits or a request was cancelled, is
+    replaced for the next conversation. Use from one event loop only.
     """
 
     def __init__(self, templates: ChatTemplates, limits: RenderLimits) -> None:
@@ -195,17 +195,17 @@ class AsyncRenderer:
         self._is_closed = False
 
     def start(self) -> None:
-        """Start the process, which blocks; without this the first conversation waits for it."""
-        with self._starting:  # a thread that nobody waits for any more may be at it
+        """Start the process and block until it runs; else the first conversation waits for it."""
+        with self._starting:  # the thread of a cancelled request may still be starting it
             if self._process is None and not self._is_closed:
                 process = _RenderProcess(self._templates, self._limits)
-                if self._is_closed:  # meanwhile
+                if self._is_closed:  # closed meanwhile
                     process.close()
                 else:
                     self._process = process
 
     async def render(self, job: RenderJob) -> Rendering:
-        """Render a conversation; cancelling this ends the process.
+        """Render a conversation; cancelling this call ends the process.
 
         Raises a `TemplatingError`.
         """
@@ -225,7 +225,7 @@ class AsyncRenderer:
                 self._process = None
                 process.close()
                 raise
-            if isinstance(found, TemplateLimitError):  # it may have kept what it took
+            if isinstance(found, TemplateLimitError):  # the process may still hold its memory
                 self._process = None
                 process.close()
         if isinstance(found, Rendering):
@@ -233,28 +233,28 @@ class AsyncRenderer:
         raise found
 
     def close(self) -> None:
-        """End the process, and with it what is being rendered."""
+        """End the process and any rendering in progress."""
         self._is_closed = True
         if self._process is not None:
             self._process.kill()
-            if not self._turn.locked():  # else who reads from it sees its end, and closes it
+            if not self._turn.locked():  # otherwise `render` notices the end and closes it
                 self._process.close()
                 self._process = None
 
 
 class BatchRenderer:
-    """Renders many conversations of one model in a row, in a process of its own."""
+    """Renders batches of conversations of one model in a separate process."""
 
     def __init__(self, templates: ChatTemplates, limits: RenderLimits) -> None:
         self._limits = limits
         self._process = _RenderProcess(templates, limits)
         self._process.connection.settimeout(limits.timeout_s)
-        self._sent: deque[RenderJob] = deque()  # and not received
+        self._sent: deque[RenderJob] = deque()  # sent, result not yet received
         self._num_rendered = 0
         self._cpu_s = 0.0
 
     def send(self, jobs: Sequence[RenderJob]) -> None:
-        """Have conversations rendered; all sent before must have been received.
+        """Send conversations to render; all results of earlier ones must have been received.
 
         Raises `RenderProcessError` if the process has ended.
         """
@@ -266,9 +266,10 @@ class BatchRenderer:
         self._note_start()
 
     def receive(self, num_jobs: int) -> Iterator[Rendering | TemplateRefusedError]:
-        """Yield what became of the conversations that were sent, in their order.
+        """Yield the results of the sent conversations, in order.
 
-        Raises `TemplateLimitError` or `RenderProcessError` for one that stopped the process.
+        Raises `TemplateLimitError` if a limit was exceeded, or `RenderProcessError` if the process
+        ended.
         """
         for _ in range(num_jobs):
             try:
@@ -340,7 +341,7 @@ def _count_renderings(job: RenderJob) -> int:
 
 def _check_length(num_bytes: int) -> int:
     if num_bytes > _MAX_REPLY_BYTES:
-        raise EOFError  # not what our code sends
+        raise EOFError  # the render process never sends this much
     return num_bytes
 
 

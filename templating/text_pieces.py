@@ -1,4 +1,4 @@
-"""A rendered text in pieces: control tokens, texts that placeholders stand for, and the rest."""
+"""Splitting of a rendered text into control tokens, literals (from placeholders) and the rest."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,34 +8,34 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-# Letters of a dead script: no template, normaliser or pre-tokenizer treats them specially, and
-# neither `repr` nor `tojson` escapes them as they would private-use characters.
+# Egyptian hieroglyphs: no template, normalizer or pre-tokenizer treats them specially, and neither
+# `repr` nor `tojson` escapes them, unlike private-use characters.
 PLACEHOLDERS = [chr(code) for code in range(0x13000, 0x1342F)]
 PLACEHOLDER = re.compile(f"[{PLACEHOLDERS[0]}-{PLACEHOLDERS[-1]}]")
 IntArray = npt.NDArray[np.int64]
 
 
 class EncodedText(NamedTuple):
-    """Tokens, and the characters from and to of each in the text with its placeholders."""
+    """Token ids, and the start and end character of each token in the text with placeholders."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
 
 
 class Tokens(NamedTuple):
-    """Tokens as arrays, since a text may have a million; `spans` has shape (tokens, 2)."""
+    """Tokens as arrays, since a text may have a million tokens; `spans` has shape (tokens, 2)."""
 
     ids: IntArray
     spans: IntArray
 
     def to_encoded(self) -> EncodedText:
-        """Return them as lists."""
+        """Return the tokens as lists."""
         begin, end = self.spans.T
         return EncodedText(self.ids.tolist(), list(zip(begin.tolist(), end.tolist(), strict=True)))
 
 
 class Piece(NamedTuple):
-    """A part of a rendered text, and what is tokenised for it; or the control token that it is."""
+    """A part of a rendered text: the `text` to tokenize for it, or a control token."""
 
     start: int
     end: int
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
 
 
 def restore_literals(text: str, literals: Mapping[str, str]) -> str:
-    """Put the texts that placeholders stand for in their places."""
+    """Replace placeholders by the original texts."""
     if not literals:
         return text
     return PLACEHOLDER.sub(lambda found: literals.get(found.group(), found.group()), text)
@@ -53,7 +53,7 @@ def restore_literals(text: str, literals: Mapping[str, str]) -> str:
 def cut_text(
     text: str, spans: Iterable[tuple[int, int, int]], literals: Mapping[str, str]
 ) -> list[Piece]:
-    """Cut a text with placeholders into control tokens, literals, and what lies between them."""
+    """Split a text with placeholders into control tokens, literals and the text between them."""
     pieces: list[Piece] = []
 
     def add_text(start: int, end: int) -> None:
@@ -82,10 +82,10 @@ def merge_controls(
     token_ids: Sequence[int],
     offsets: Sequence[tuple[int, int]],
 ) -> Tokens:
-    """Put the control tokens among the tokens of the other pieces.
+    """Merge the control tokens with the tokens of the other pieces.
 
-    `starts` says where each piece begins in the text that was tokenised, `offsets` from and to
-    where each token reaches in it; returned are those in the text with placeholders.
+    `starts` are the offsets of the pieces in the tokenized text, `offsets` the start and end of
+    each token in it. The returned spans refer to the text with placeholders.
     """
     piece_starts = np.array(starts, dtype=np.int64)
     piece_spans = _to_spans((piece.start, piece.end) for piece in pieces)
@@ -94,12 +94,12 @@ def merge_controls(
     )
     ids, spans = np.array(token_ids, dtype=np.int64), _to_spans(offsets)
     first = np.searchsorted(piece_starts, spans[:, 0], side="right") - 1
-    is_kept = controls[first] < 0  # what is left out stands for a control token
+    is_kept = controls[first] < 0  # drop the tokens of separators, which replace control tokens
     ids, first = ids[is_kept], first[is_kept]
     begin, end = spans[is_kept].T
     last = np.searchsorted(piece_starts, np.maximum(begin, end - 1), side="right") - 1
     last = np.maximum(first, last)
-    # A literal is longer than its placeholder.
+    # Clip to the piece, because a literal is longer than its placeholder.
     from_ = piece_spans[first, 0] + begin - piece_starts[first]
     from_ = np.minimum(from_, piece_spans[first, 1] - 1)
     to = piece_spans[last, 0] + end - piece_starts[last]

@@ -1,4 +1,4 @@
-"""Tries the chat template of a model directory before the model is imported."""
+"""A trial of the chat templates of a model directory before the model is imported."""
 
 from pathlib import Path
 
@@ -20,9 +20,9 @@ _CHATS: tuple[list[dict[str, str]], ...] = (
 def try_chat_template(directory: Path, limits: RenderLimits | None = None) -> None:
     """Render short conversations with every chat template of a model directory, within limits.
 
-    A model without a template passes, and so does a template that refuses these conversations: it
-    may take others. Neither torch nor a tokenizer is loaded. Raises `ValueError` that names what
-    is wrong with the model, `OSError` where nothing can be rendered at all.
+    A model without a template passes, and so does a template that rejects these conversations, as
+    it may accept others. Neither torch nor a tokenizer is loaded. Raises `ValueError` that names
+    the fault of the model, and `OSError` if the render process does not work.
     """
     settings = read_tokenizer_settings(directory)
     variables = {

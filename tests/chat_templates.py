@@ -1,7 +1,7 @@
-"""Chat templates in the shapes of current model families, written for tests.
+"""Chat templates with the structure of current model families, written for tests.
 
-Each is short and has what matters of its family: how turns begin and end, what becomes of earlier
-turns and of reasoning, how tools are written, and what the prompt ends with.
+Each is short and reproduces the relevant traits of its family: how turns begin and end, how earlier
+turns and reasoning are treated, how tools are written, and how the prompt ends.
 """
 
 from typing import NamedTuple
@@ -33,7 +33,7 @@ _SPLIT = (
     "{% set content = content.split('</think>')[-1].lstrip() %}{% endif %}"
 )
 
-# Qwen 2.5, SmolLM 2, Qwen 3 Instruct 2507: every turn alike.
+# Qwen 2.5, SmolLM 2, Qwen 3 Instruct 2507: every turn has the same format.
 CHATML = (
     f"{_TOOLS}{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content or '' }}}}"
     f"{_CALLS}<|im_end|>\n{{% endfor %}}{_PROMPT}{{% endif %}}"
@@ -53,14 +53,14 @@ QWEN_3_5 = QWEN_3.replace(
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
     "{% else %}<think>\n{% endif %}",
 )
-# Nemotron 3: the prompt begins the reasoning, the whole ends it at once.
+# Nemotron 3: the prompt begins the reasoning; a complete conversation closes it immediately.
 NEMOTRON_3 = (
     f"{_TOOLS}{{% for m in messages %}}{_SPLIT}<|im_start|>{{{{ m.role }}}}\n"
     "{% if m.role == 'assistant' %}<think>{% if thought and loop.last %}\n{{ thought }}\n"
     "{% endif %}</think>{% endif %}{{ content }}"
     f"{_CALLS}<|im_end|>\n{{% endfor %}}{_PROMPT}<think>\n{{% endif %}}"
 )
-# SmolLM 3: a system message that says how to reason, markers around what is generated.
+# SmolLM 3: a system message with the reasoning mode, generation markers around assistant turns.
 SMOLLM_3 = (
     "<|im_start|>system\nReasoning: {{ 'no_think' if enable_thinking is defined and not "
     "enable_thinking else 'think' }}\n{% if tools %}{{ tools | tojson }}{% endif %}<|im_end|>\n"
@@ -69,7 +69,7 @@ SMOLLM_3 = (
     f"{_CALLS}<|im_end|>{{% endgeneration %}}{{% else %}}{{{{ content }}}}<|im_end|>{{% endif %}}\n"
     f"{{% endfor %}}{_PROMPT}{{% endif %}}"
 )
-# LFM 2.5: markers, and the reasoning under another name, of the last turn only.
+# LFM 2.5: generation markers, and the reasoning under another key, of the last turn only.
 LFM_2 = (
     "{{ bos_token }}{% if tools %}<|im_start|>system\nList of tools: {{ tools | tojson }}<|im_end|>"
     "\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
@@ -93,7 +93,7 @@ LLAMA_3 = (
     f"{{{{ bos_token }}}}{{% for m in messages %}}{_HEADER}{{{{ m.content | trim }}}}<|eot_id|>"
     f"{{% endfor %}}{_LLAMA_PROMPT}"
 )
-# Llama 3.1: tools with the first message of the user, one bare call for a message.
+# Llama 3.1: tools in the first user message, one call per message, without a tag.
 LLAMA_3_1 = (
     "{{ bos_token }}{% set ns = namespace(is_first=true) %}{% for m in messages %}"
     f"{_HEADER}{{% if m.tool_calls %}}"
@@ -120,7 +120,7 @@ GEMMA_3 = (
     "{% if m.role == 'system' %}{% set ns.head = m.content + '\n\n' %}{% else %}"
     f"{_GEMMA_LOOP}{{% endif %}}{{% endfor %}}{_GEMMA_PROMPT}"
 )
-# Gemma 4: reasoning in a channel, of the last turn only; the prompt ends it if it is not wanted.
+# Gemma 4: reasoning in a channel, of the last turn only; the prompt closes it if it is disabled.
 GEMMA_4 = (
     "{{ bos_token }}{% if tools %}<|turn>system\n{% for t in tools %}<|tool>"
     "{{ t.function | tojson }}<tool|>{% endfor %}<turn|>\n{% endif %}{% for m in messages %}"
@@ -133,7 +133,7 @@ GEMMA_4 = (
     "{% if enable_thinking is defined and not enable_thinking %}<|channel>thought\n<channel|>"
     "{% endif %}{% endif %}"
 )
-# Mistral: tools stand before the last message of the user, calls need ids of nine characters.
+# Mistral: tools come before the last user message, calls need ids of nine characters.
 MISTRAL = (
     f"{{{{ bos_token }}}}{_LAST_USER}{{% for m in messages %}}{{% if m.role == 'system' %}}"
     "[SYSTEM_PROMPT]{{ m.content }}[/SYSTEM_PROMPT]{% elif m.role == 'user' %}"
@@ -145,13 +145,13 @@ MISTRAL = (
     "{{ raise_exception('ids need nine characters') }}{% endif %}{{ tool_call.function | tojson }}"
     "{% endfor %}{{ eos_token }}{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
 )
-# Magistral: reasoning between tags of its own.
+# Magistral: reasoning between special tags.
 MAGISTRAL = MISTRAL.replace(
     "{% else %}{{ m.content }}{{ eos_token }}",
     "{% else %}{% if m.reasoning_content and loop.last %}[THINK]{{ m.reasoning_content }}[/THINK]"
     "{% endif %}{{ m.content }}{{ eos_token }}",
 )
-# Phi 3 and 3.5: an end of text after a conversation that does not continue.
+# Phi 3 and 3.5: an end-of-text token after a conversation without a generation prompt.
 PHI_3 = (
     "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}"
@@ -160,7 +160,7 @@ PHI_4 = (
     "{% for m in messages %}<|im_start|>{{ m.role }}<|im_sep|>{{ m.content }}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant<|im_sep|>{% endif %}"
 )
-# GPT-OSS: another end for the last turn than for earlier ones, reasoning in a message of its own.
+# GPT-OSS: a different end token for the last turn, reasoning in a separate message.
 GPT_OSS = (
     "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}"
     "{% if tools %}{{ tools | tojson }}{% endif %}<|end|>"
@@ -173,7 +173,7 @@ GPT_OSS = (
     "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
-# DeepSeek V3 and R1: the prompt begins the reasoning, no turn has any; arguments are text.
+# DeepSeek V3 and R1: the prompt begins the reasoning, turns have none; arguments are text.
 DEEPSEEK_R1 = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}"
     "{% endfor %}{% for m in messages %}{% if m.role == 'user' %}<|User|>{{ m.content }}"
@@ -193,7 +193,7 @@ DEEPSEEK_V3_1 = (
     "{% if add_generation_prompt and ns.user %}<|Assistant|>"
     "{{ '<think>' if thinking is defined and thinking else '</think>' }}{% endif %}"
 )
-# GLM 4.5: no end token of its own, the next role ends an answer.
+# GLM 4.5: no separate end token, the next role token ends an answer.
 GLM_4_5 = (
     "[gMASK]<sop>{% if tools %}<|system|>\n{{ tools | tojson }}{% endif %}"
     f"{_LAST_USER}{{% for m in messages %}}{_SPLIT}{{% if m.role == 'assistant' %}}<|assistant|>\n"
@@ -228,7 +228,7 @@ KIMI_K2 = (
     "<|tool_call_end|>{% endfor %}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}"
 )
-# Kimi K2 Thinking: an empty reasoning in every turn that has no calls, even in the last.
+# Kimi K2 Thinking: an empty reasoning block in every turn without calls, even in the last.
 KIMI_THINKING = KIMI_K2.replace(
     "{{ m.content or '' }}{% for",
     "{% if m.role == 'assistant' %}<think>{{ m.reasoning_content if m.tool_calls else '' }}</think>"
@@ -256,7 +256,7 @@ FALCON = (
     "{% for m in messages %}{{ m.role | title }}: {{ m.content }}\n\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-# LLaVA: content is read as parts only.
+# LLaVA: content must be a list of parts.
 LLAVA = (
     "{% for m in messages %}{{ m.role | upper }}: {% for part in m.content %}"
     "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"

@@ -1,10 +1,10 @@
-"""Nothing that is tested here reaches beyond this machine."""
+"""Environment and fixtures of all tests; no test uses a network beyond this machine."""
 
 import os
 
-# Before any test imports huggingface_hub, which reads it once.
+# Set before any test imports huggingface_hub, which reads it at import.
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Two processes with two threads each on two cores are several times slower than with one.
+# On two cores, two processes with two threads each are several times slower than with one each.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 

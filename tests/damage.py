@@ -1,10 +1,10 @@
-"""Files as a bad disk or a careless hand leaves them."""
+"""Damaged files, as after a disk fault or an operator's mistake."""
 
 from pathlib import Path
 
 
 def damage(file: Path, fault: str) -> None:
-    """Leave a file with a byte `flipped`, its last byte `cut` off, or `gone`."""
+    """Damage a file: one bit `flipped`, its last byte `cut` off, or the whole file `gone`."""
     content = bytearray(file.read_bytes())
     if fault == "gone":
         file.unlink()

@@ -1,4 +1,4 @@
-"""Sees whether a file is opened, by whichever process and whichever library."""
+"""Detection of whether any process opens a file, through any library."""
 
 import ctypes
 import os
@@ -10,13 +10,13 @@ _IN_OPEN = 0x20
 
 
 class FileWatch:
-    """Tells whether a file was opened since it was last asked."""
+    """A watch that reports whether a file was opened since the last query."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def was_opened(self) -> bool:
-        """Tell whether the file was opened meanwhile."""
+        """Return whether the file was opened since the last call."""
         try:
             return bool(os.read(self._descriptor, 1 << 16))
         except BlockingIOError:  # no events
@@ -25,7 +25,7 @@ class FileWatch:
 
 @contextmanager
 def watch_file(path: Path) -> Iterator[FileWatch]:
-    """Watch a file with inotify: libraries in Rust raise no audit events of Python."""
+    """Watch a file with inotify, because Rust libraries raise no Python audit events."""
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     assert descriptor >= 0, os.strerror(ctypes.get_errno())

@@ -1,4 +1,4 @@
-"""Models that were tuned from one another, as far as the store and its lists read them."""
+"""Chains of fine-tuned models, with only the files that the model store and its lists read."""
 
 import os
 import sys
@@ -31,9 +31,10 @@ _HOOKED: list[bool] = []
 
 
 def write_chain(layout: StorageLayout, first: str, num_models: int) -> list[str]:
-    """Write the folders of fine-tunes, each of the one before; return their ids in that order.
+    """Write a chain of `num_models` fine-tuned models; return their ids from oldest to newest.
 
-    They have a lineage and a manifest, and no weights. `first` is the model at the beginning.
+    Each is based on the previous one, the first on the model `first`. The folders contain a lineage
+    and a manifest, but no weights.
     """
     run = RunFolder(layout.root.parent / "run")
     run.data.mkdir(parents=True)
@@ -58,7 +59,7 @@ def write_chain(layout: StorageLayout, first: str, num_models: int) -> list[str]
 
 
 def write_nested_lineage(model: Path, depth: int, root: str) -> None:
-    """Write what release 0.1 wrote after `depth` fine-tunes: each nests the one before it."""
+    """Write the lineage format of release 0.1 after `depth` fine-tunes: each nests its parent's."""
     model.mkdir(exist_ok=True)
     head, tail = "", ""
     for level in range(depth):
@@ -74,7 +75,7 @@ def write_nested_lineage(model: Path, depth: int, root: str) -> None:
 
 
 def write_manifest(model: Path) -> None:
-    """Make a model of a folder, an hour ago."""
+    """Add a manifest to a model folder and set the modification times of its files to 1 h ago."""
     (model / durable.MANIFEST_NAME).write_text('{"files": {}}')
     for path in model.iterdir():
         found = path.stat()
@@ -83,10 +84,10 @@ def write_manifest(model: Path) -> None:
 
 @contextmanager
 def count_opened(name: str) -> Iterator[list[Path]]:
-    """Yield a list of the files of this name that this process opens while the body runs."""
+    """Yield a list of the files called `name` that this process opens while the body runs."""
     if not _HOOKED:
         _HOOKED.append(True)
-        sys.addaudithook(_note_opened)  # to the end of the process
+        sys.addaudithook(_note_opened)  # an audit hook cannot be removed
     opened: list[Path] = []
     _COUNTS[name] = opened
     try:
@@ -104,7 +105,7 @@ def _note_opened(event: str, arguments: tuple[object, ...]) -> None:
 
 @contextmanager
 def _fast_writing() -> Iterator[None]:
-    """Write without waiting for the disk."""
+    """Disable fsync."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield

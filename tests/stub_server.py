@@ -1,4 +1,4 @@
-"""A server of OpenAI's API on a real socket, which answers as the test says."""
+"""A stub of OpenAI's API on a real socket, with responses that the test sets."""
 
 import json
 import threading
@@ -20,21 +20,21 @@ START_TIMEOUT_S = 10.0
 
 @dataclass
 class StubServer:
-    """What the server lists and answers, and what it was asked."""
+    """The models and responses of the stub, and the requests that it received."""
 
     models: list[str] = field(default_factory=list)
     words: list[str] = field(default_factory=lambda: ["one ", "two "])
-    refusal: Response | None = None  # of requests for text
+    refusal: Response | None = None  # for generation requests
     listing_refusal: Response | None = None
     listing_delay_s: float = 0.0
-    are_ascii: bool = False  # whether answers have escapes for all other characters
+    are_ascii: bool = False  # whether responses escape all non-ASCII characters
     delay_s: float = 0.0  # before each word
-    num_words_sent: int | None = None  # of a stream that breaks off; all if None
+    num_words_sent: int | None = None  # words before a stream breaks off; all if None
     num_listings: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
-    num_open: int = 0  # answers under way
-    clients: set[tuple[str, int] | None] = field(default_factory=set)  # of requests for text
+    num_open: int = 0  # responses in progress
+    clients: set[tuple[str, int] | None] = field(default_factory=set)  # of generation requests
     url: str = ""
 
     async def list_models(self, request: Request) -> Response:
@@ -99,19 +99,19 @@ def _build(is_chat: bool, part: str, choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse(status: int, message: str, **headers: str) -> Response:
-    """An error in OpenAI's shape."""
+    """Build an error response in OpenAI's format."""
     error = {"message": message, "type": "x", "param": "temperature", "code": status}
     return JSONResponse({"error": error}, status, headers)
 
 
 def refuse_plainly(status: int, message: str) -> Response:
-    """An error as a proxy would give it."""
+    """Build a plain-text error response, as a proxy would send."""
     return PlainTextResponse(message, status)
 
 
 @contextmanager
 def serve_stub(port: int = 0) -> Iterator[StubServer]:
-    """Run a server in a thread; its state may be changed as it runs."""
+    """Run a stub server in a thread; its state may be changed while it runs."""
     stub = StubServer()
     routes = [
         Route("/v1/models", stub.list_models),

@@ -1,4 +1,4 @@
-"""The arrows between the rooms go one way; docs/architecture.md has the table."""
+"""Imports between folders point one way; docs/architecture.md has the table."""
 
 import ast
 import subprocess
@@ -56,7 +56,7 @@ def test_controllers_do_not_import_deepspeed_at_import_time() -> None:
 
 
 def test_the_application_is_imported_without_what_computes() -> None:
-    # Three processes import it before anything answers, and torch alone takes seconds.
+    # Three processes import it before the application serves, and torch alone takes seconds.
     slow = ["torch", "transformers", "numba", "datasets", "deepspeed"]
     asked = f"import sys, apps.api; print([name for name in {slow} if name in sys.modules])"
     found = subprocess.run(

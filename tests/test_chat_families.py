@@ -1,4 +1,4 @@
-"""Chat templates of all families: what is learned, and that training agrees with serving."""
+"""Chat templates of all families: the learned tokens, and that training agrees with serving."""
 
 import asyncio
 import json
@@ -102,7 +102,7 @@ def encode(tokenizer: Any, row: Row, settings: ChatSettings) -> list[EncodedRow]
 
 
 def serve_prompt(tokenizer: Any, row: Row, place: int) -> list[int]:
-    """The tokens of the prompt for a message, as serving has them; with tools, as transformers."""
+    """Return the prompt tokens before a message from serving, or with tools from transformers."""
     history = [dict(message) for message in row.messages[:place]]
     if row.tools:
         template = tokenizer.chat_template
@@ -110,7 +110,7 @@ def serve_prompt(tokenizer: Any, row: Row, place: int) -> list[int]:
         for number, message in enumerate(history):
             for call in message.get("tool_calls", ()):
                 call["id"] = "call00001"
-                if "+ c.function.arguments" in template:  # which takes text alone
+                if "+ c.function.arguments" in template:  # which accepts only text
                     function = call["function"]
                     function["arguments"] = json.dumps(function["arguments"])
             if message["role"] == "tool":
@@ -127,7 +127,7 @@ def serve_prompt(tokenizer: Any, row: Row, place: int) -> list[int]:
 
 
 def split_learned(rows: Sequence[EncodedRow]) -> list[tuple[list[int], list[int]]]:
-    """Each stretch of learned tokens, and all tokens before it."""
+    """Return each stretch of learned tokens, preceded by all tokens before it."""
     stretches = []
     for row in rows:
         ids, learned = row.input_ids.tolist(), row.learned.tolist()
@@ -182,7 +182,7 @@ def test_a_trained_model_answers_and_stops_by_itself(name: str) -> None:
 
 
 def train(rows: Sequence[EncodedRow], vocabulary_size: int) -> LlamaForCausalLM:
-    """Train a tiny model on rows until it has learned them by heart."""
+    """Train a tiny model until it reproduces the rows exactly."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocabulary_size,

@@ -1,4 +1,4 @@
-"""A whole chat model in a few hundred kilobytes, made on the spot, for tests of either half."""
+"""A complete chat model of a few hundred kilobytes for tests of training and serving."""
 
 from pathlib import Path
 
@@ -34,8 +34,8 @@ _LINES = (
 def build_tiny_model(directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
     """Write a random two-layer Llama with tokenizer and chat template; return `directory`.
 
-    Another `seed` gives other weights behind the same tokenizer. Embedding and head are tied,
-    the context holds `CONTEXT_LENGTH` tokens, the end of a turn is `<|im_end|>`.
+    `seed` changes the weights, but not the tokenizer. Embedding and head are tied, the context
+    length is `CONTEXT_LENGTH` tokens, the end-of-turn token is `<|im_end|>`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = _train_tokenizer()
@@ -50,7 +50,7 @@ def build_tiny_model(directory: Path, *, seed: int = 0, dtype: torch.dtype = tor
         num_key_value_heads=2,
         max_position_embeddings=CONTEXT_LENGTH,
         tie_word_embeddings=True,
-        # Large enough that greedy text wanders instead of repeating one token.
+        # Large enough that greedy decoding varies instead of repeating one token.
         initializer_range=0.6,
         bos_token_id=None,
         eos_token_id=eos_id,

@@ -1,4 +1,4 @@
-"""Tokenizers of several kinds and chat templates of several shapes, made on the spot."""
+"""Generated tokenizers of several kinds, and chat templates of several structures."""
 
 import json
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def _make_byte_level() -> Tokenizer:
 
 
 def _make_metaspace() -> Tokenizer:
-    """Llama 2's kind: a space in front of the text alone, unknown characters as bytes."""
+    """Make one like Llama 2's: a space before the whole text only, unknown characters as bytes."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.decoder = decoders.Sequence(
@@ -86,7 +86,7 @@ def _make_metaspace() -> Tokenizer:
         initial_alphabet=alphabet,
     )
     tokenizer.train_from_iterator(_LINES, trainer)
-    # The training marks the bytes as special; they are ordinary words.
+    # The trainer marks the byte tokens as special; they must be ordinary vocabulary entries.
     own = tokenizer.to_str()
     return _keep_added(own, ["<unk>", *SPECIAL])
 
@@ -98,7 +98,7 @@ def _keep_added(own: str, names: list[str]) -> Tokenizer:
 
 
 def _make_legacy() -> Tokenizer:
-    """A space in front of every part between control tokens, put there by the normaliser."""
+    """Make one whose normaliser adds a space before every part between control tokens."""
     tokenizer = _make_metaspace()
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
@@ -108,7 +108,7 @@ def _make_legacy() -> Tokenizer:
 
 
 def _make_unigram() -> Tokenizer:
-    """T5's kind; the control tokens are words of the vocabulary, and the likeliest."""
+    """Make one like T5's; the control tokens are vocabulary entries with the highest score."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -129,7 +129,7 @@ def _make_unigram() -> Tokenizer:
 
 
 def _make_wordpiece() -> Tokenizer:
-    """BERT's kind, without upper case."""
+    """Make one like BERT's, uncased."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

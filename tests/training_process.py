@@ -1,4 +1,4 @@
-"""`python -m training` as a process, and the steps of a run that nobody interrupts."""
+"""`python -m training` as a process, and the steps of an uninterrupted run."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ SPEC: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class TrainedFolder:
-    """The folder of a run called "whole" that nobody interrupted, and the steps that it took."""
+    """The folder of an uninterrupted run called "whole", and its steps."""
 
     path: Path
     steps: Steps
@@ -52,12 +52,12 @@ def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> TrainedFolder:
 
 @pytest.fixture
 def whole(trained_folder: TrainedFolder) -> Steps:
-    """The steps of a run that nobody interrupted."""
+    """The steps of an uninterrupted run."""
     return trained_folder.steps
 
 
 def write_inputs(folder: Path) -> Path:
-    """Write what the spec names into a folder; returns the folder."""
+    """Write the inputs that `SPEC` names into a folder; returns the folder."""
     build_tiny_model(folder / "tiny")
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
     return folder
@@ -67,7 +67,7 @@ def write_inputs(folder: Path) -> Path:
 def start(
     folder: Path, output: str, *, arguments: Sequence[str] = (), **changes: Any
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start `python -m training`; what it leaves behind is killed at the end."""
+    """Start `python -m training`; on exit, kill it and its descendants if it still runs."""
     spec = folder / f"{output}.json"
     spec.write_text(json.dumps({**SPEC, **changes}))
     command = [sys.executable, "-m", "training", spec.name, "--output", output, "--cache", "cache"]
@@ -88,7 +88,7 @@ def start(
 
 
 def end(processes: list[psutil.Process]) -> None:
-    """Kill processes whose parent is gone, and wait for their end."""
+    """Kill orphaned processes and wait until they have ended."""
     for process in processes:
         if process.is_running():
             process.kill()
@@ -101,7 +101,7 @@ def finish(process: "subprocess.Popen[bytes]") -> int:
 
 
 def read_steps(folder: Path, output: str) -> Steps:
-    """What a step computed, without how long it took."""
+    """Return the metrics of every step, without its durations."""
     keys = ("step", "epoch", "loss", "learning_rate", "grad_norm", "tokens", "eval_loss")
     lines = durable.read_json_lines(folder / output / "metrics.jsonl")
     return [{key: line[key] for key in keys if key in line} for line in lines]

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """Wait for a condition to be true, and return what it returned; fail after `timeout_s`."""
+    """Wait until a condition is true and return its result; fail after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not (result := condition()):
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"

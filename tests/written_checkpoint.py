@@ -1,4 +1,4 @@
-"""Checkpoints in DeepSpeed's layout, written by hand from a model whose weights are known."""
+"""Checkpoints in DeepSpeed's layout, written without DeepSpeed from a model with known weights."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ ALIASES = {HEAD: EMBEDDING}
 
 
 def write_whole(folder: Path, model: Any, **changes: torch.Tensor) -> Path:
-    """Write a checkpoint of stage 0, with an answer to compare with."""
+    """Write a checkpoint of ZeRO stage 0, with a probe to compare logits with."""
     shards = start_checkpoint(folder, model)
     module = {**model.state_dict(), **changes}
     states = {"module": module, "buffer_names": [], "shared_params": ALIASES}
@@ -21,7 +21,7 @@ def write_whole(folder: Path, model: Any, **changes: torch.Tensor) -> Path:
 
 
 def write_sharded(folder: Path, model: Any, world_size: int, frozen: str = "-") -> Path:
-    """Write a checkpoint of stage 3; what has a name that begins with `frozen` was not trained."""
+    """Write a checkpoint of ZeRO stage 3; parameters whose names start with `frozen` are frozen."""
     shards = start_checkpoint(folder, model)
     named = dict(model.named_parameters())
     shapes = {name: p.shape for name, p in named.items() if not name.startswith(frozen)}
@@ -68,7 +68,10 @@ def ask(model: Any, zeros: frozenset[str] = frozenset()) -> Probe:
 
 
 def cut(parameter: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
-    """A rank's slice of a parameter, the last one padded with what must not show."""
+    """Return a rank's flat slice of a parameter; the last slice is padded with NaN.
+
+    NaN in a result reveals that padding was read.
+    """
     length = -(-parameter.numel() // world_size)
     padded = torch.full((length * world_size,), float("nan"))
     padded[: parameter.numel()] = parameter.detach().flatten()

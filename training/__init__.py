@@ -1,15 +1,15 @@
-"""From rows to a verified Hugging Face model directory; runs without Serve.
+"""Fine-tuning from rows to a verified Hugging Face model directory; runs without Serve.
 
-spec         what a fine-tune is; spec_file reads one
-preflight    what is checked before any worker starts; room compares disk and memory
+spec         the settings of a fine-tune; spec_file reads them from a file
+preflight    checks before any worker starts; room compares disk space and memory
 data         rows → token tables on disk
-batching     token tables → steps of micro batches; collate makes their tensors
-engine       DeepSpeed around the model, and one optimizer step
-loop         one worker, from start to end; evaluation, journal and progress belong to it
-checkpoint   sharded checkpoints; resume goes on from one
-retry        which failures of workers are tried again; full_disk pauses a run
-watchdog     reports steps that hang; tracker_thread keeps trackers from holding them up
+batching     token tables → steps of micro batches; collate builds their tensors
+engine       DeepSpeed's engine around the model, and one optimizer step
+loop         one worker's training loop; uses evaluation, journal and progress
+checkpoint   sharded checkpoints; resume loads one
+retry        which worker failures are retried; full_disk pauses a run
+watchdog     reports steps that hang; tracker_thread keeps trackers from blocking steps
 consolidate  shards → a model directory
-runs         what a run writes about itself
-launch       all of it in order; `python -m training` is its command line
+runs         the folder and the record of a run
+launch       all steps in order; `python -m training` is its command line
 """

@@ -1,4 +1,4 @@
-"""`python -m training SPEC.yaml --output DIR`: a whole fine-tune, with no Serve anywhere."""
+"""`python -m training SPEC.yaml --output DIR`: a complete fine-tune, without Ray Serve."""
 
 import argparse
 import logging
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from training.data.prepare import PreparedData
 
 PAUSED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again
-# What there is of a run before its record; files being written have a temporary name.
+# Files of a run that may exist before its record; files being written have temporary names.
 _BEGUN = {"data", "events.jsonl", "spec.json", ".driver.lock", "heartbeat", ".heartbeat"}
 _BEING_WRITTEN = (".spec.json.", ".run.json.")
 _UNWATCHED = {
@@ -56,7 +56,7 @@ _UNWATCHED = {
     "metrics_report_interval_ms": 60_000,
     "task_events_report_interval_ms": 0,
 }
-INTERRUPTED_STATUS = 130  # what shells say of a process that SIGINT ended
+INTERRUPTED_STATUS = 130  # as shells report for a process that SIGINT ended
 _ENDING_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def _parse_seconds(value: str) -> float:
 
 def _run_command(options: argparse.Namespace, console: Console) -> int:
     try:
-        check_local_path("--output", options.output)  # before `Path` makes 's3:/' of 's3://'
+        check_local_path("--output", options.output)  # before `Path` turns 's3://' into 's3:/'
         check_local_path("--cache", options.cache)
         model = _fine_tune(options, console)
     except ValueError as exc:
@@ -149,10 +149,10 @@ def _fine_tune(options: argparse.Namespace, console: Console) -> Path | None:
 
 
 def _reopen(run: RunFolder, spec: TrainingSpec, data: "PreparedData") -> TrainingSpec | None:
-    """Reopen a run that is there; None for a new one.
+    """Reopen an existing run; returns None for a new one.
 
-    New is also a run that was refused before its first step, if its settings or rows are others
-    now: a corrected spec must not need another folder. Raises as `reopen_run` does.
+    A run that was refused before its first step also counts as new if its settings or rows have
+    changed, so that a corrected spec needs no other folder. Raises as `reopen_run` does.
     """
     if not run.record_file.is_file():
         return None
@@ -165,7 +165,7 @@ def _reopen(run: RunFolder, spec: TrainingSpec, data: "PreparedData") -> Trainin
 
 
 def _check_output(run: RunFolder) -> None:
-    """Refuse a folder with something else in it; what a killed command began may be there."""
+    """Refuse a folder with other files in it; files that a killed command left are allowed."""
     found = {path.name for path in run.path.iterdir()} if run.path.exists() else set()
     foreign = {name for name in found - _BEGUN if not name.startswith(_BEING_WRITTEN)}
     if not run.record_file.is_file() and foreign:
@@ -224,13 +224,13 @@ def _end_pause(run: RunFolder, timeout_s: float | None) -> Path | None:
 
 @contextmanager
 def _connect_to_ray() -> Iterator[None]:
-    """Use the cluster that `RAY_ADDRESS` names, or start one for this command alone."""
+    """Connect to the cluster that `RAY_ADDRESS` names, or start one for this command only."""
     import ray
 
     address = os.environ.get("RAY_ADDRESS") or "local"
     alone: dict[str, Any] = {}
     if address == "local":
-        # What watches a cluster takes its share of every core, and nobody would look at this one.
+        # Monitoring a cluster takes CPU time of every core, and its data would not be read here.
         alone = {"include_dashboard": False, "_system_config": _UNWATCHED}
     with choose_free_agent_port() if alone else nullcontext():
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
@@ -243,10 +243,10 @@ def _connect_to_ray() -> Iterator[None]:
 
 
 def end_leftovers(processes: list[psutil.Process], timeout_s: float = _ENDING_S) -> None:
-    """Kill what has not ended by itself `timeout_s` after the cluster that it belongs to.
+    """Kill the processes that are still running `timeout_s` after their cluster has shut down.
 
-    A worker of Ray's that is ending already is nobody's any more to its cluster, and a few in a
-    hundred hang there for good.
+    Ray no longer tracks a worker that has begun to exit, and a few in a hundred of these hang for
+    ever.
     """
     _, left = psutil.wait_procs(processes, timeout=timeout_s)
     for process in left:
@@ -258,7 +258,7 @@ def end_leftovers(processes: list[psutil.Process], timeout_s: float = _ENDING_S)
 
 @contextmanager
 def _show_progress(run: RunFolder, console: Console) -> Iterator[None]:
-    """Show the run's own files as a progress bar until the body ends."""
+    """Show a progress bar from the run's metrics and events while the body runs."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""A port of its own for the agent of a Ray cluster that this process starts."""
+"""A free port for the agent of a Ray cluster that this process starts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,10 +7,10 @@ from typing import Any
 
 @contextmanager
 def choose_free_agent_port() -> Iterator[None]:
-    """Have `ray.init` give the cluster's agent a free port; for the time of the body.
+    """Make `ray.init` choose a free port for the cluster's agent while the body runs.
 
-    Ray gives every agent port 52365, and `ray.init` has no argument for it. The agent of the second
-    cluster of a machine ends, and that cluster then accepts no job: "No available agent".
+    Ray gives every agent port 52365, and `ray.init` has no argument for it. The agent of a second
+    cluster on a machine exits, and that cluster then accepts no job: "No available agent".
     """
     from ray._private import parameter
 

@@ -1,4 +1,4 @@
-"""What a base model says about rows: its tokenizer and how many tokens it has positions for."""
+"""A base model's tokenizer, configuration, end tokens, context length and revision."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -23,17 +23,17 @@ from templating.arguments import set_arguments
 from templating.renderer import TemplateValue
 from training.spec import SettingError, TrainingSpec, name_source
 
-_UNLIMITED_CONTEXT = 1_000_000  # tokenizers say 10^30 when they do not know
+_UNLIMITED_CONTEXT = 1_000_000  # tokenizers report 10^30 if it is unknown
 
 
 class UnknownModelError(SettingError):
-    """There is no such base model, or it is not one that can be fine-tuned."""
+    """The base model does not exist, or it cannot be fine-tuned."""
 
 
 def load_tokenizer(
     base_model: str, template_arguments: Mapping[str, TemplateValue] | None = None
 ) -> PreTrainedTokenizerBase:
-    """Load a base model's tokenizer for rows; raises `UnknownModelError` if there is none.
+    """Load a base model's tokenizer for encoding rows; raises `UnknownModelError` without one.
 
     `template_arguments` become defaults of its chat templates.
     """
@@ -44,16 +44,16 @@ def load_tokenizer(
             f"base_model {name_source(base_model)!r} has no tokenizer.json, which says where "
             "in the text each token stands; convert its tokenizer with transformers"
         )
-    tokenizer.model_max_length = _UNLIMITED_CONTEXT  # lengths are ours to check
+    tokenizer.model_max_length = _UNLIMITED_CONTEXT  # this program checks lengths itself
     return tokenizer
 
 
 def open_tokenizer(base_model: str) -> PreTrainedTokenizerBase:
-    """Load a base model's tokenizer as it is, of any kind.
+    """Load a base model's tokenizer unchanged, whether it is fast or not.
 
-    Of a model in a store only what is known to be harmless is used: anybody may have made it. A
-    folder or an id on the hub is named by whoever starts the training, and transformers may follow
-    all that it says but code. Raises `UnknownModelError` if there is no such model.
+    Any client may have created a model in a store, so only settings known to be harmless are used
+    from it. The user who starts a training names a folder or an id on the hub, so transformers may
+    use everything from there except code. Raises `UnknownModelError` if there is no such model.
     """
     try:
         if _is_stored(base_model):
@@ -65,7 +65,7 @@ def open_tokenizer(base_model: str) -> PreTrainedTokenizerBase:
 
 
 def load_config(base_model: str) -> PreTrainedConfig:
-    """Load a base model's configuration; of a model in a store as `open_tokenizer` does.
+    """Load a base model's configuration, with the restrictions of `open_tokenizer`.
 
     Raises `UnknownModelError` if there is no such model.
     """
@@ -78,7 +78,7 @@ def load_config(base_model: str) -> PreTrainedConfig:
 
 
 def load_generation_config(base_model: str) -> GenerationConfig | None:
-    """Load what a base model says of generating; None if it says nothing.
+    """Load a base model's generation settings; None if it has none.
 
     Raises `UnknownModelError` for a model in a store whose file cannot be read.
     """
@@ -94,9 +94,9 @@ def load_generation_config(base_model: str) -> GenerationConfig | None:
 
 
 def find_end_ids(base_model: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """List the tokens at which a model stops to generate, that of its tokenizer first.
+    """List the tokens at which a model stops generating, its tokenizer's first.
 
-    Serving stops at the same ones. Raises `UnknownModelError`.
+    Serving stops at the same tokens. Raises `UnknownModelError`.
     """
     generation = load_generation_config(base_model)
     if generation is None:
@@ -105,13 +105,13 @@ def find_end_ids(base_model: str, tokenizer: PreTrainedTokenizerBase) -> tuple[i
 
 
 def find_context_length(base_model: str) -> int:
-    """Tokens that a base model's positions allow; raises `UnknownModelError`."""
+    """Return the context length of a base model in tokens; raises `UnknownModelError`."""
     length = getattr(load_config(base_model), "max_position_embeddings", None)
     return int(length) if length else _UNLIMITED_CONTEXT
 
 
 def choose_max_length(spec: TrainingSpec) -> int:
-    """Tokens that one row may have; raises `SettingError` if the model has fewer positions."""
+    """Return the most tokens of one row; raises `SettingError` if the context is shorter."""
     context_length = find_context_length(spec.base_model)
     if spec.max_length is not None and spec.max_length > context_length:
         raise SettingError(
@@ -122,9 +122,9 @@ def choose_max_length(spec: TrainingSpec) -> int:
 
 
 def find_revision(base_model: str) -> str | None:
-    """Name the exact content of a base model: a hash of its files, or its commit on the hub.
+    """Identify the exact content of a base model: a hash of its files, or its commit on the hub.
 
-    None where the hub does not say. Raises `UnknownModelError`.
+    Returns None if the commit is unknown. Raises `UnknownModelError`.
     """
     folder = Path(base_model)
     if _is_stored(base_model):
@@ -132,23 +132,23 @@ def find_revision(base_model: str) -> str | None:
     if folder.is_dir():
         hashes = [durable.hash_file(path) for path in sorted(folder.glob("*.safetensors"))]
         return f"sha256:{hashlib.sha256(''.join(hashes).encode()).hexdigest()}"
-    load_config(base_model)  # fetches it where it is not in the cache
+    load_config(base_model)  # downloads it if it is not in the cache
     cached = try_to_load_from_cache(base_model, loading.CONFIG_NAME)
     return Path(cached).parent.name if isinstance(cached, str) else None
 
 
 @contextmanager
 def hold_base_model(base_model: str) -> Iterator[None]:
-    """Keep a base model that lies in a model store from being deleted while the body runs."""
+    """Prevent the deletion of a base model in a model store while the body runs."""
     held: AbstractContextManager[object] = nullcontext()
-    with suppress(FileNotFoundError, NotADirectoryError):  # another folder, or the hub's
+    with suppress(FileNotFoundError, NotADirectoryError):  # another folder, or an id on the hub
         held = hold_shared(Path(base_model) / durable.MANIFEST_NAME)
     with held:
         yield
 
 
 def _is_stored(base_model: str) -> bool:
-    """Whether a base model lies in a store of models, or was published as those are."""
+    """Return whether a base model is in a model store, or was published in the same way."""
     return durable.is_published(Path(base_model))
 
 

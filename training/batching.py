@@ -1,9 +1,9 @@
 """The order of an epoch: which rows share a micro batch, and which micro batches share a step.
 
 The plan of an epoch is a pure function of the lengths, the limits, the seed and the epoch, so every
-worker works it out alone, and a position in it is just the number of a step. It does not depend on
-how many workers there are at the moment: they only deal the micro batches of a step out among
-themselves. So a run that goes on with fewer or more workers takes the same steps.
+worker computes it independently, and a position in it is just the number of a step. The plan does
+not depend on the current number of workers, which only distribute the micro batches of each step
+among themselves. So a run that resumes with fewer or more workers takes the same steps.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ import numpy.typing as npt
 from training.spec import TrainingSpec
 
 BatchLayout = Literal["padded", "flattened"]
-# Rows are shuffled first and sorted by length only within windows of so many micro batches, so
-# that an epoch is no march from the shortest row to the longest.
+# Rows are shuffled first and sorted by length only within windows of this many micro batches, so
+# that an epoch does not run from the shortest row to the longest.
 _WINDOW_MICRO_BATCHES = 32
 
 Lengths = npt.NDArray[np.int32]
@@ -28,11 +28,11 @@ _Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How rows become micro batches, and micro batches steps.
+    """The settings by which rows become micro batches, and micro batches become steps.
 
-    `num_tokens` bounds a micro batch: counted with padding where rows are padded. Its rows may be
-    bounded as well. A step has `num_shares` × `accumulation` micro batches; the shares of a round
-    are alike in length, so that workers that compute them side by side end together.
+    `num_tokens` limits the tokens of a micro batch, including padding where rows are padded, and
+    `num_rows` its rows, if set. A step has `num_shares` × `accumulation` micro batches; the shares
+    of a round have similar lengths, so that workers that compute them in parallel finish together.
     """
 
     layout: BatchLayout
@@ -44,7 +44,7 @@ class BatchPlan:
 
     @classmethod
     def from_spec(cls, spec: TrainingSpec, layout: BatchLayout, num_shares: int) -> "BatchPlan":
-        """Take from a spec what decides about batches."""
+        """Build the plan from the batch settings of a spec."""
         return cls(
             layout,
             spec.micro_batch_tokens,
@@ -55,7 +55,7 @@ class BatchPlan:
         )
 
     def admits(self, num_rows: int, num_tokens: int, longest: int) -> bool:
-        """Tell whether rows of so many tokens in all, the `longest` of so many, fit."""
+        """Return whether rows fit, given their total tokens and the tokens of the `longest`."""
         size = num_rows * longest if self.layout == "padded" else num_tokens
         return size <= self.num_tokens and (self.num_rows is None or num_rows <= self.num_rows)
 
@@ -72,11 +72,11 @@ class Step:
         return tuple(row for micro_batch in self.micro_batches for row in micro_batch)
 
     def deal(self, rank: int, world_size: int) -> list[tuple[int, ...]]:
-        """The micro batches of one worker.
+        """Return the micro batches of one worker.
 
-        Every rank gets as many as every other, because ZeRO-3 gathers weights in each forward pass
-        together. Where there are none left, an empty one: its worker goes through the motions and
-        adds nothing to the gradient.
+        Every rank gets the same number, because with ZeRO-3 all ranks gather the weights together
+        in each forward pass. A rank for which none is left gets an empty micro batch: its worker
+        computes the passes but adds nothing to the gradient.
         """
         num_rounds = -(-len(self.micro_batches) // world_size)
         mine = list(self.micro_batches[rank::world_size])
@@ -84,9 +84,9 @@ class Step:
 
 
 class EpochPlan(Sequence[Step]):
-    """The steps of one epoch, in which every row is seen exactly once.
+    """The steps of one epoch, in which every row occurs exactly once.
 
-    Holds 8 bytes a row: rows in their order and where each micro batch begins.
+    Takes 8 bytes of memory per row for the order, and 8 per micro batch for its start.
     """
 
     def __init__(self, rows: _Indices, bounds: _Indices, micro_batches_per_step: int) -> None:
@@ -107,7 +107,7 @@ class EpochPlan(Sequence[Step]):
         return Step(tuple(batch for batch in micro_batches if batch))
 
     def compute_fingerprint(self) -> str:
-        """Hash the order; a run that resumes checks that it goes on in the same one."""
+        """Hash the order; a run that resumes checks that its order is unchanged."""
         digest = hashlib.sha256(self._rows.tobytes())
         digest.update(self._bounds.tobytes())
         digest.update(str(self._per_step).encode())
@@ -143,7 +143,7 @@ def count_steps(lengths: Lengths, plan: BatchPlan, epochs: int, max_steps: int |
 
 
 def plan_evaluation(lengths: Lengths, plan: BatchPlan) -> EpochPlan:
-    """Plan a pass over rows to evaluate on: by length, the whole of it as if it were one epoch."""
+    """Plan one pass over validation rows by length, with `num_shares` micro batches per step."""
     order = np.argsort(lengths, kind="stable")
     bounds = _cut(order, lengths, plan)
     return EpochPlan(order, bounds, plan.num_shares)
@@ -155,14 +155,14 @@ def _sort_within_windows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> 
     if plan.num_rows is not None:
         num_rows = min(num_rows, plan.num_rows)
     window = np.arange(len(order)) // (num_rows * _WINDOW_MICRO_BATCHES)
-    # Up in one window and down in the next, so that neighbours are alike across the border too.
+    # Alternately ascending and descending, so that lengths are also similar across a border.
     direction = np.where(window % 2, -1, 1)
     ranks: _Indices = np.lexsort((lengths[order] * direction, window))
     return order[ranks]
 
 
 def _cut(order: _Indices, lengths: Lengths, plan: BatchPlan) -> _Indices:
-    """Cut rows in their order into micro batches; returns where each begins, and the end."""
+    """Cut ordered rows into micro batches; returns the start of each, and the end."""
     bounds = [0]
     num_tokens = longest = 0
     for place, length in enumerate(lengths[order].tolist()):
@@ -182,9 +182,10 @@ def _form_rounds(
     plan: BatchPlan,
     random: np.random.Generator,
 ) -> tuple[_Indices, _Indices]:
-    """Shuffle rounds of `num_shares` neighbours; returns rows and where each micro batch begins.
+    """Shuffle rounds of `num_shares` neighbours; returns rows and the bounds of micro batches.
 
-    What is left over is shared out evenly where that fits, so that no worker is idle for it.
+    The rows of an incomplete last round are split evenly over all shares if they fit, so that no
+    worker is idle.
     """
     micro_batches = [order[begin:end] for begin, end in pairwise(bounds)]
     starts = range(0, len(micro_batches), plan.num_shares)
@@ -197,7 +198,7 @@ def _form_rounds(
 
 
 def _share_out(rest: list[_Indices], lengths: Lengths, plan: BatchPlan) -> list[_Indices]:
-    """Deal the rows of too few micro batches out among all shares, or fill up with empty ones."""
+    """Split the rows of an incomplete round over all shares, or add empty micro batches."""
     rows = np.concatenate(rest)
     dealt = [rows[share :: plan.num_shares] for share in range(plan.num_shares)]
     if all(_fits(lengths[share], plan) for share in dealt):

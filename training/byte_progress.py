@@ -1,4 +1,4 @@
-"""How much of the bytes is read: reported a few times a second, and shown as a bar."""
+"""Progress in bytes, reported a few times a second and shown as a bar."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,12 +9,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 _PROGRESS_INTERVAL_S = 0.25
 OnBytes = Callable[[int, int], None]
-"""Called with the bytes done and their number."""
+"""Called with the bytes done and the total bytes."""
 
 
 @contextmanager
 def show_bytes(console: Console, doing: str) -> Iterator[OnBytes]:
-    """Show a bar while the body calls what it is given; the bar is gone afterwards."""
+    """Show a progress bar that the body updates with the yielded function; remove it at the end."""
     bar = Progress(
         TextColumn(doing),
         BarColumn(),
@@ -29,7 +29,7 @@ def show_bytes(console: Console, doing: str) -> Iterator[OnBytes]:
 
 
 class ByteMeter:
-    """Reports how much of all sources has been read, a few times a second."""
+    """A meter of the bytes read from all sources, which reports a few times a second."""
 
     def __init__(self, total_bytes: int, on_progress: OnBytes | None) -> None:
         self._total_bytes = total_bytes
@@ -38,14 +38,14 @@ class ByteMeter:
         self._told_at = 0.0
 
     def report(self, position: int) -> None:
-        """Report `position` bytes of the source that is being read, unless that was just done."""
+        """Report `position` bytes read of the current source, unless the last report is recent."""
         now = time.monotonic()
         if self._on_progress is not None and now - self._told_at >= _PROGRESS_INTERVAL_S:
             self._told_at = now
             self._on_progress(self._done_bytes + position, self._total_bytes)
 
     def finish_source(self, size_bytes: int) -> None:
-        """Count a source as read, and report that in any case."""
+        """Count a source as completely read, and always report."""
         self._done_bytes += size_bytes
         self._told_at = 0.0
         self.report(0)

@@ -1,17 +1,17 @@
-"""Sharded checkpoints on disk: complete or not there.
+"""Sharded checkpoints on disk, which count only once they are complete.
 
-A checkpoint is a folder `checkpoint_<step>` that every worker fills with its own files
-(`training.checkpoint_writer`), its manifest (size and SHA-256 of each file) last. It exists when
-the manifests of all its workers do: Ray Train's own snapshot is replaced in place, and a kill can
-tear it. One that exists and whose files differ from its manifests is damaged: it is passed over,
-never taken for one that was not there.
+A checkpoint is a folder `checkpoint_<step>`, in which every worker writes its own files
+(`training.checkpoint_writer`) and last its manifest (size and SHA-256 of each file). The checkpoint
+is complete once the manifests of all its workers exist. (Ray Train's own snapshot is replaced in
+place, so a kill can leave it inconsistent.) A complete checkpoint whose files differ from its
+manifests is damaged: it is skipped, but never treated as if it had not existed.
 
-A file that is not seen may be there: a network file system lags behind. So `last_complete.json`
-records the step of the checkpoint that was completed last, 0 before the first, and a run starts at
-step 0 only if none has been complete. What the run will write again is quarantined, and removed
-once the next checkpoint is complete. Entries with other names are not ours and are left alone. A
-checkpoint whose manifest has a newer major version stops the run: nothing that a newer release
-saved is removed, or replaced by something older.
+A file may exist without being visible, because a network file system lags behind. So
+`last_complete.json` records the step of the last completed checkpoint, 0 before the first, and a
+run starts at step 0 only if no checkpoint has been complete. Checkpoints that the run will write
+again are quarantined, and removed once the next checkpoint is complete. Entries with other names
+belong to other programs and are ignored. A checkpoint whose manifest has a newer major version
+stops the run: nothing that a newer release saved is removed or replaced by something older.
 """
 
 import logging
@@ -45,7 +45,7 @@ HOW_TO_RESTART = (
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be taken up; the message says which and why."""
+    """A checkpoint cannot be resumed from; the message names it and the reason."""
 
 
 @dataclass(frozen=True)
@@ -63,22 +63,22 @@ class Checkpoint:
 
     @property
     def eval_loss(self) -> float | None:
-        """Validation loss of these very weights, if they were evaluated."""
+        """Validation loss of exactly these weights, if they were evaluated."""
         return self.progress.measured_loss
 
 
 @dataclass(frozen=True)
 class CheckpointSurvey:
-    """The checkpoints of a run, as far as they can be seen."""
+    """The checkpoints of a run that are visible."""
 
     complete: list[Checkpoint]
     """Newest first."""
     damaged: list[str]
-    """Names of those with a manifest that cannot be read."""
+    """Names of the checkpoints with a manifest that cannot be read."""
     incomplete: dict[str, int]
-    """Names of those that lack a manifest, with the number of manifests that they have."""
+    """Names of the checkpoints that lack a manifest, with the number of manifests they have."""
     newer: list[str]
-    """Those that only a newer release can read, each with the reason."""
+    """Descriptions of the checkpoints that only a newer release can read, with the reasons."""
 
 
 def find_shards(checkpoint: Path) -> Path:
@@ -100,14 +100,14 @@ def find_shards(checkpoint: Path) -> Path:
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """List the complete checkpoints under `folder`, newest first; others are not there."""
+    """List the complete checkpoints under `folder`, newest first; others are left out."""
     return survey_checkpoints(folder).complete
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
-    """Read one checkpoint's manifests; None if it has not all of them.
+    """Read one checkpoint's manifests; None if some are missing.
 
-    Raises `CheckpointError` for one that cannot be read.
+    Raises `CheckpointError` for a manifest that cannot be read.
     """
     try:
         return _read_checkpoint(path)
@@ -118,7 +118,7 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
 
 
 def find_damage(checkpoint: Checkpoint, rank: int, world_size: int) -> str | None:
-    """Hash this worker's share of a checkpoint's files; returns what differs, or None."""
+    """Hash this worker's share of a checkpoint's files; returns the first difference, or None."""
     for writer in range(rank, checkpoint.world_size, world_size):
         path = name_manifest(checkpoint.path, writer)
         try:
@@ -136,17 +136,17 @@ def find_damage(checkpoint: Checkpoint, rank: int, world_size: int) -> str | Non
 
 
 def hold_checkpoint(checkpoint: Checkpoint) -> IO[bytes]:
-    """Keep a checkpoint from being superseded until the returned file is closed.
+    """Prevent the removal of a checkpoint as superseded until the returned file is closed.
 
-    Raises `FileNotFoundError` if that has happened already.
+    Raises `FileNotFoundError` if it has already been removed.
     """
     return hold_shared(name_manifest(checkpoint.path, 0))
 
 
 def record_complete(folder: Path, step: int) -> None:
-    """Record the step of the checkpoint that was completed last; 0 if none has been.
+    """Record the step of the last completed checkpoint, 0 if none has been complete.
 
-    Raises `OSError` if that cannot be written.
+    Raises `OSError` if the record cannot be written.
     """
     if read_last_complete(folder) != step:
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,10 +154,10 @@ def record_complete(folder: Path, step: int) -> None:
 
 
 def read_last_complete(folder: Path) -> int | None:
-    """Return what `record_complete` recorded; None if there is no record, or a damaged one."""
+    """Return the step that `record_complete` recorded; None if the record is missing or damaged."""
     try:
         return int(durable.read_json(folder / LAST_COMPLETE_NAME)["step"])
-    except FileNotFoundError:  # a run of an earlier release, one that never trained, or not seen
+    except FileNotFoundError:  # an earlier release, no training yet, or not visible
         return None
     except (ValueError, KeyError, TypeError):
         logger.exception("%s is damaged and is ignored", LAST_COMPLETE_NAME)
@@ -167,9 +167,10 @@ def read_last_complete(folder: Path) -> int | None:
 def explain_missing(folder: Path, survey: CheckpointSurvey, last_step: int) -> str | None:
     """Explain why a run without a complete checkpoint must not start at step 0; None if it may.
 
-    It may if no checkpoint of it has ever been complete. `last_step` is the last step in its
-    metrics. Without a record, steps and manifests are evidence of a complete checkpoint. Manifests
-    of two checkpoints always are, because the second is begun after the first is complete.
+    A run may start at step 0 if none of its checkpoints has ever been complete. `last_step` is the
+    last step in its metrics. Without a record, steps and manifests are evidence of a complete
+    checkpoint. Manifests of two checkpoints are always evidence, because the second checkpoint is
+    begun after the first is complete.
     """
     recorded = read_last_complete(folder)
     begun = [name for name, num_manifests in survey.incomplete.items() if num_manifests]
@@ -193,10 +194,10 @@ def explain_missing(folder: Path, survey: CheckpointSurvey, last_step: int) -> s
 
 
 def quarantine_newer(folder: Path, start: Checkpoint | None) -> None:
-    """Rename the checkpoints of steps that a run takes again, as it resumes from `start`.
+    """Quarantine, by renaming, the checkpoints of steps that a run repeats after `start`.
 
-    Each may be whole although a file of it is not seen or damaged, so none is removed: see
-    `remove_quarantined`. Raises `OSError` if one cannot be renamed.
+    Each may be intact although one of its files is invisible or seems damaged, so none is removed
+    yet; see `remove_quarantined`. Raises `OSError` if a checkpoint cannot be renamed.
     """
     for step, path in _list_folders(folder):
         if start is None or step > start.step:
@@ -207,24 +208,24 @@ def quarantine_newer(folder: Path, start: Checkpoint | None) -> None:
 
 
 def remove_quarantined(folder: Path) -> None:
-    """Remove what is quarantined; called once the run has completed a checkpoint of its own."""
+    """Remove quarantined checkpoints; called once the resumed run has completed a checkpoint."""
     for path in folder.glob(f"{_QUARANTINE_PREFIX}*"):
         bury_folder(path)
     remove_tombstones(folder)
 
 
 def choose_superseded(checkpoints: list[Checkpoint], *, num_kept: int) -> list[Checkpoint]:
-    """Choose what may go: all but the `num_kept` newest, and the best that the newest knows of."""
+    """Choose the checkpoints to remove: all but the `num_kept` newest and the newest's best."""
     newest_first = sorted(checkpoints, key=lambda checkpoint: checkpoint.step, reverse=True)
     best_step = newest_first[0].progress.best_step if newest_first else None
     return [old for old in newest_first[num_kept:] if old.step != best_step]
 
 
 def choose_result(checkpoints: list[Checkpoint], keep: Literal["last", "best"]) -> Checkpoint:
-    """Choose the checkpoint that becomes the model: of those on disk, the newest or the best.
+    """Choose the checkpoint on disk that becomes the model: the newest or the best.
 
-    The best of all evaluations is among them unless 'keep' was changed while the run was under
-    way. Raises `CheckpointError` if there is none.
+    The best of all evaluations is on disk unless 'keep' was changed during the run. Raises
+    `CheckpointError` if there is no checkpoint.
     """
     if not checkpoints:
         raise CheckpointError("no complete checkpoint is on disk")
@@ -271,7 +272,7 @@ def _list_folders(folder: Path) -> list[tuple[int, Path]]:
 
 
 def describe_newer(survey: CheckpointSurvey) -> str:
-    """Say which checkpoints only a newer release can read, and what to do."""
+    """Describe the checkpoints that only a newer release can read, and what to do."""
     return (
         f"{'; '.join(survey.newer)}; nothing was removed. Start the newer release again to "
         "continue the run"
@@ -287,8 +288,8 @@ def _describe_unreadable(path: Path, exc: DamagedFileError) -> str:
 def _read_checkpoint(path: Path) -> Checkpoint:
     """Read the manifests of all workers.
 
-    Raises `FileNotFoundError` if one has none yet, `NewerFormatError` for a newer major version,
-    and `DamagedFileError` for a manifest that is not one.
+    Raises `FileNotFoundError` if a manifest is missing, `NewerFormatError` for a newer major
+    version, and `DamagedFileError` for an invalid manifest.
     """
     first = _read_manifest(name_manifest(path, 0))
     try:
@@ -303,15 +304,15 @@ def _read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    # Not `read_object`: a fault of the disk is no damage, after which an older one is taken.
+    # Not `read_object`, which treats an I/O error as damage: an older checkpoint would be used.
     return versioned.parse_object(path, read_regular(path))
 
 
 def name_checkpoint(folder: Path, step: int) -> Path:
-    """The folder of the checkpoint of a step."""
+    """Return the folder of the checkpoint of a step."""
     return folder / f"checkpoint_{step:010d}"
 
 
 def name_manifest(path: Path, rank: int) -> Path:
-    """The file that a worker writes last."""
+    """Return the path of a worker's manifest, the file that it writes last."""
     return path / f"manifest-{rank:05d}.json"

@@ -1,6 +1,6 @@
-"""Checkpoints saved by all workers together, and the one that they agree to go on from.
+"""Saving of checkpoints by all workers, and their agreement on the checkpoint to resume from.
 
-Each worker copies its files in the background while training goes on, its manifest last.
+Each worker copies its files in the background while training continues, its manifest last.
 """
 
 import hashlib
@@ -46,9 +46,9 @@ _COPY_CHUNK_BYTES = 4 << 20
 
 
 class CheckpointWriter:
-    """Saves the engine's shards; one upload at a time goes on behind the training.
+    """Saves the engine's shards, with one upload at a time in the background of the training.
 
-    Every worker has one, and all call its methods together.
+    Every worker has a writer, and all workers call its methods together.
     """
 
     def __init__(self, folder: Path, place: Place, num_kept: int) -> None:
@@ -63,12 +63,12 @@ class CheckpointWriter:
     def save(self, engine: Any, progress: Progress, probe: Probe | None = None) -> None:
         """Save a checkpoint: shards to local disk now, from there to storage in the background.
 
-        `probe` is what the engine answers with these very weights. Waits for the upload before.
-        Raises `OSError` if that one failed.
+        `probe` has the engine's logits with exactly these weights. Waits for the previous upload;
+        raises `OSError` if it failed.
         """
         self.finish()
         target = name_checkpoint(self._folder, progress.step)
-        # What a worker that was killed has left there goes with it.
+        # Creating it also removes the folders that killed workers have left there.
         staging = ScratchFolder(Path(tempfile.gettempdir()), "tuneserve-shards-")
         try:
             engine.save_checkpoint(str(staging.path), tag=TAG)
@@ -86,7 +86,7 @@ class CheckpointWriter:
     def finish(self) -> None:
         """Wait until the last checkpoint is complete, and remove what it supersedes.
 
-        Raises `OSError` if the upload failed, on any worker; what there is of it is removed.
+        Raises `OSError` if the upload failed on any worker; the incomplete checkpoint is removed.
         """
         if self._upload is None:
             return
@@ -104,7 +104,7 @@ class CheckpointWriter:
     def _remove_superseded(self) -> None:
         """Record that the checkpoint just saved is complete, and remove what it supersedes.
 
-        What was quarantined stays as long as the new checkpoint cannot be seen.
+        Quarantined checkpoints stay as long as the new checkpoint is not visible.
         """
         record_complete(self._folder, self._saved_step)
         complete = list_checkpoints(self._folder)
@@ -115,9 +115,9 @@ class CheckpointWriter:
             remove_quarantined(self._folder)
 
     def _remove_unfinished(self) -> None:
-        """Remove what a failed upload wrote: the disk may be full, and it would never be read.
+        """Remove the files of a failed upload: the disk may be full, and they would never be read.
 
-        It stays if all manifests are there, because then only what follows them failed.
+        They stay if all manifests exist, because then only a step after the manifests failed.
         """
         target = name_checkpoint(self._folder, self._saved_step)
         try:
@@ -125,7 +125,7 @@ class CheckpointWriter:
                 bury_folder(target)
                 remove_tombstones(self._folder)
         except (OSError, CheckpointError):
-            # The failure of the upload is raised, which may well have the same cause.
+            # The failure of the upload is raised anyway, and may have the same cause.
             logger.exception("the unfinished %s cannot be removed", target.name)
 
 
@@ -135,13 +135,13 @@ def agree_on_checkpoint(
     last_step: int = 0,
     on_damage: Callable[[str, str], None] | None = None,
 ) -> Checkpoint | None:
-    """Find the newest checkpoint that is whole, hashing every file; the same on all workers.
+    """Find the newest intact checkpoint, hashing every file; the same on all workers.
 
-    A damaged one is skipped, for the one before it: `on_damage` is called on every worker with the
-    name of each one that is newer than what is returned, and what is wrong with it. `last_step` is
-    the last step in the run's metrics, which rank 0 knows. Raises `CheckpointError`, on all
-    workers, if every one is damaged, if a newer release saved one, or if none is complete although
-    one has been.
+    A damaged checkpoint is skipped in favour of the previous one: `on_damage` is called on every
+    worker with the name of each damaged checkpoint newer than the result, and the damage.
+    `last_step` is the last step in the run's metrics, which only rank 0 needs to know. Raises
+    `CheckpointError` on all workers if every checkpoint is damaged, if a newer release saved one,
+    or if none is complete although one has been.
     """
     found: list[Any] = [None]
     if place.rank == 0:
@@ -173,7 +173,7 @@ def agree_on_checkpoint(
 def _report_damage(
     skipped: Mapping[str, str], start: Checkpoint, on_damage: Callable[[str, str], None] | None
 ) -> None:
-    """Report what would have been resumed from instead of `start`, newest first."""
+    """Report the damaged checkpoints that are newer than `start`, newest first."""
     for name, damage in sorted(skipped.items(), reverse=True):
         if name > start.path.name:
             logger.warning("%s is damaged and is skipped: %s", name, damage)
@@ -183,7 +183,7 @@ def _report_damage(
 
 def _upload(staging: ScratchFolder, target: Path, manifest: Mapping[str, Any]) -> None:
     try:
-        target.mkdir(parents=True, exist_ok=True)  # below stage 1 a rank may have no file at all
+        target.mkdir(parents=True, exist_ok=True)  # below stage 1 a rank may have no files
         files: dict[str, dict[str, Any]] = {}
         for source in sorted(path for path in staging.path.rglob("*") if path.is_file()):
             name = source.relative_to(staging.path)
@@ -201,7 +201,7 @@ def _upload(staging: ScratchFolder, target: Path, manifest: Mapping[str, Any]) -
 
 
 def _gather_failures(error: BaseException | None, place: Place) -> list[str]:
-    """Say on every worker which of them failed, and how."""
+    """Collect on every worker which workers failed, and how."""
     if sum_over_workers(error is not None, place) == 0:
         return []
     reasons: list[Any] = [None] * place.world_size
@@ -210,7 +210,7 @@ def _gather_failures(error: BaseException | None, place: Place) -> list[str]:
 
 
 def _copy(source: Path, target: Path) -> dict[str, Any]:
-    """Copy a file to stay, hashing it on the way; returns its line in the manifest."""
+    """Copy a file durably and hash it; returns its entry for the manifest."""
     digest = hashlib.sha256()
     with source.open("rb") as reader, target.open("wb") as writer:
         while chunk := reader.read(_COPY_CHUNK_BYTES):
@@ -222,6 +222,6 @@ def _copy(source: Path, target: Path) -> dict[str, Any]:
 
 
 def _bury(path: Path) -> None:
-    """Rename a checkpoint to a tombstone; one that is being read, or is not seen, stays for now."""
+    """Rename a checkpoint to a tombstone; skip one that is being read or is not visible."""
     with suppress(HeldError, FileNotFoundError), hold_alone(name_manifest(path, 0)):
         bury_folder(path)

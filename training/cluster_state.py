@@ -1,7 +1,7 @@
-"""Whether a Ray cluster is still there: what is known of it, and no more.
+"""Detection of a Ray cluster that has ended or does not answer.
 
-A cluster that does not answer may be busy. One at whose address nothing listens has ended: the
-kernel accepts connections also for a process that gets no processor time.
+A cluster that does not answer may be busy. If nothing listens at its address, it has ended: the
+kernel accepts connections even for a process that gets no CPU time.
 """
 
 import logging
@@ -12,15 +12,15 @@ from threading import Thread
 logger = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 60.0
-"""How long a cluster may take to answer while its port accepts connections."""
+"""The longest time a cluster may take to answer while its port accepts connections."""
 _LOOK_INTERVAL_S = 5.0
 _CONNECT_TIMEOUT_S = 5.0
 
 
 def find_cluster_loss() -> str | None:
-    """Say why the cluster of this process is taken for lost; None if it answers and has a node.
+    """Return why this process's cluster counts as lost; None if it answers and has a live node.
 
-    Ray itself waits for a minute for a cluster that has ended, and then ends this process.
+    Ray itself waits a minute for a cluster that has ended, and then terminates this process.
     """
     address = _find_own_address()
     answer = _ask_for_nodes()
@@ -33,7 +33,7 @@ def find_cluster_loss() -> str | None:
 
 
 def describe_unreachable(address: str) -> str | None:
-    """Say why a cluster cannot be reached at `host:port`; None if something listens there."""
+    """Return why a cluster cannot be reached at `host:port`; None if something listens there."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
@@ -60,7 +60,7 @@ def _find_own_address() -> str | None:
 
 
 def _ask_for_nodes() -> "Future[bool]":
-    """Ask the cluster whether a node of it is alive, on a thread that nobody has to wait for."""
+    """Query on a daemon thread whether any node of the cluster is alive."""
     import ray
 
     answer: Future[bool] = Future()
@@ -69,7 +69,7 @@ def _ask_for_nodes() -> "Future[bool]":
         try:
             nodes = ray.nodes()  # type: ignore[no-untyped-call]
             answer.set_result(any(node["Alive"] for node in nodes))
-        except Exception as exc:  # noqa: BLE001 - handed over to the waiting thread
+        except Exception as exc:  # noqa: BLE001 - passed to the waiting thread
             answer.set_exception(exc)
 
     Thread(target=ask, name="ask-cluster", daemon=True).start()

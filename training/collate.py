@@ -1,8 +1,8 @@
-"""Rows of tokens to the tensors of one micro batch, in either layout; the loss is the same.
+"""Conversion of token rows to the tensors of one micro batch; both layouts give the same loss.
 
 `padded` rows are padded on the right and need no attention mask: under causal attention no token
-sees what follows it, and padding is not learned. `flattened` rows follow one another in a single
-sequence; position ids that begin anew tell attention where each begins, with no padding at all.
+sees what follows it, and padding is not learned. `flattened` rows are concatenated into a single
+sequence without padding; position ids that restart at 0 mark the start of each row for attention.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ TokenRow = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]  # token ids, lea
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What a model takes, and what it should predict; every tensor is int64 of one shape.
+    """A model's inputs and labels; all tensors are int64 and have the same shape.
 
     The shape is `[num_rows, longest]` where rows are padded, `[1, num_tokens]` where flattened.
     `labels[r, t]` is the token that position `t` should predict, so `input_ids[r, t + 1]`, or
@@ -38,7 +38,7 @@ class MicroBatch:
 
 
 def collate_rows(rows: Sequence[TokenRow], layout: BatchLayout) -> MicroBatch:
-    """Make one micro batch; of no row at all, one token from which nothing is learned."""
+    """Build one micro batch; without rows, it has one token, which is not learned."""
     if not rows:
         rows = [(np.zeros(1, np.int32), np.zeros(1, np.bool_))]
     return _pad(rows) if layout == "padded" else _flatten(rows)
@@ -59,7 +59,7 @@ def _flatten(rows: Sequence[TokenRow]) -> MicroBatch:
         "input_ids": _join([ids for ids, _ in rows]),
         "position_ids": _join([np.arange(len(ids)) for ids, _ in rows]),
     }
-    # The last token of a row predicts nothing: what follows is another row's.
+    # The last token of a row predicts nothing: the next token belongs to another row.
     labels = [
         np.append(np.where(learned[1:], ids[1:], IGNORED_LABEL), IGNORED_LABEL)
         for ids, learned in rows

@@ -1,9 +1,10 @@
-"""Checkpoint shards to a complete, verified Hugging Face model directory.
+"""Consolidation of checkpoint shards into a complete, verified Hugging Face model directory.
 
     python -m training.consolidate RUN/ray/checkpoints/checkpoint_0000000100 my-model
 
-The weights go from the mapped shards through a small buffer into the files, one tensor at a time,
-so memory does not grow with the model. What fails a check is put aside with a report of it.
+One tensor at a time is copied from the mapped shards through a small buffer into the files, so
+memory does not grow with the model. A model that fails a check is kept with the suffix `.rejected`,
+with a report.
 """
 
 import argparse
@@ -40,7 +41,7 @@ AddFiles = Callable[[Path], None]
 
 
 class RejectedError(ConsolidationError):
-    """The consolidated model failed its verification; it was put aside with the report."""
+    """The consolidated model failed its verification; it is kept as `.rejected`, with a report."""
 
 
 def consolidate_checkpoint(
@@ -55,18 +56,18 @@ def consolidate_checkpoint(
     add_files: AddFiles | None = None,
     on_progress: OnBytes | None = None,
 ) -> Verification:
-    """Write the model of a checkpoint as a Hugging Face directory that loads by itself.
+    """Write the model of a checkpoint as a self-contained Hugging Face directory.
 
     Configuration, tokenizer, chat template and generation settings come from `base_model`. The
     weights are written in `dtype`; `trained_in` is the precision of the training, by default the
-    same. `template_arguments` become defaults of its chat template. `add_files` puts more files
-    into the directory before it gets its manifest, `on_progress` is called with the bytes done and
-    their number.
+    same. `template_arguments` become defaults of its chat template. `add_files` adds more files to
+    the directory before its manifest is written; `on_progress` is called with the bytes written and
+    the total bytes.
 
-    Raises `ShardsError` for files that are damaged or missing, `ConsolidationError` where the
-    checkpoint and the architecture do not fit; nothing is left of the attempt then. Raises
-    `RejectedError` if the result failed its verification: it lies beside `output` with the ending
-    `.rejected`, and holds the report. `output` appears whole or not at all.
+    Raises `ShardsError` for files that are damaged or missing, and `ConsolidationError` if the
+    checkpoint and the architecture do not match; in both cases no files are left behind. Raises
+    `RejectedError` if the result failed its verification: it is then kept beside `output` with the
+    suffix `.rejected` and contains the report. `output` is published complete or not at all.
     """
     if output.exists():
         raise ConsolidationError(f"{str(output)!r} is there already; it is left as it is")
@@ -104,10 +105,10 @@ def write_model(
     shard_bytes: int,
     on_progress: OnBytes | None = None,
 ) -> tuple[dict[str, dict[str, Any]], Check]:
-    """Write weights, configuration and tokenizer into a directory, looking at every value.
+    """Write weights, configuration and tokenizer into a directory, and check every value.
 
-    Returns size and hash of the files of weights, as a manifest has them, and what the values were
-    like, by what `probe` says of those in training. Raises as `consolidate_checkpoint` does.
+    Returns the manifest entries (size and hash) of the weight files, and the check of the values
+    against those of `probe` in training. Raises as `consolidate_checkpoint` does.
     """
     weights = open_weights(find_shards(checkpoint), in_fp32=dtype == torch.float32)
     config = load_config(base_model)
@@ -122,7 +123,7 @@ def write_model(
 
 
 def _check_values(written: WrittenWeights, probe: Probe | None) -> Check:
-    """Judge the values: a parameter may be all zero if it was so in training."""
+    """Check the values: a parameter may be all zero only if it was all zero in training."""
     expected = probe.zero_parameters if probe else written.vectors
     unexpected = sorted(written.zero_parameters - expected)
     return check_values(written.non_finite, unexpected, len(written.weight_map))
@@ -146,7 +147,7 @@ def _copy_companions(
     except Exception as exc:
         if type(exc) is not Exception:
             raise
-        raise OSError(str(exc)) from exc  # its library has no other type for a full disk
+        raise OSError(str(exc)) from exc  # its library has no specific type for a full disk
     generation = load_generation_config(base_model) or GenerationConfig.from_model_config(config)
     if end_ids := list_end_ids(generation, tokenizer):
         generation.eos_token_id = end_ids[0] if len(end_ids) == 1 else list(end_ids)
@@ -154,7 +155,7 @@ def _copy_companions(
 
 
 def _reject(building: Path, output: Path, verification: Verification) -> RejectedError:
-    """Put a model that failed aside, in place of one that failed before."""
+    """Move a model that failed beside `output`, and replace a previously rejected one."""
     aside = output.with_name(f"{output.name}{REJECTED_SUFFIX}")
     shutil.rmtree(aside, ignore_errors=True)
     building.rename(aside)
@@ -180,7 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
     if base_model is None:
         parser.error(f"{options.checkpoint} is no checkpoint of a run; say --base-model")
     trained_in = settings.get("precision")
-    if trained_in not in DTYPES:  # not known, or not settled
+    if trained_in not in DTYPES:  # unknown, or still 'auto'
         trained_in = options.dtype or "bf16"
     console = Console(stderr=True)
     try:
@@ -212,7 +213,7 @@ def _parse_size(text: str) -> int:
 
 
 def _find_settings(checkpoint: Path) -> dict[str, Any]:
-    """Read the spec of the run that a checkpoint lies in; empty if it lies in none."""
+    """Read the spec of the run that contains a checkpoint; empty if there is no such run."""
     for folder in checkpoint.resolve().parents[:4]:
         if (folder / "spec.json").is_file():
             settings: dict[str, Any] = durable.read_json(folder / "spec.json")
@@ -221,13 +222,13 @@ def _find_settings(checkpoint: Path) -> dict[str, Any]:
 
 
 def _choose_dtype(settings: Mapping[str, Any], trained_in: str) -> str:
-    """Choose the type of the weights as the spec of a run says."""
+    """Choose the dtype of the weights from the spec of a run."""
     chosen = settings.get("export_dtype", "auto")
     return chosen if chosen in DTYPES else trained_in
 
 
 def _check_damage(checkpoint: Path) -> None:
-    """Compare a checkpoint of ours with its manifests; one of DeepSpeed's own has none."""
+    """Compare a checkpoint with its manifests; a plain DeepSpeed checkpoint has none."""
     found = read_checkpoint(checkpoint)
     if found and (damage := find_damage(found, rank=0, world_size=1)):
         raise ShardsError(f"{checkpoint.name!r} is damaged: {damage}")

@@ -1,9 +1,9 @@
 """DeepSpeed's shared-memory operation for CPU workers, compiled ahead of the first run.
 
-DeepSpeed compiles it the first time that a CPU worker starts and has no fallback. A process that
-was killed while it compiled or loaded it leaves a lock file behind, on which later ones wait for
-ever. So it is compiled and loaded here, under a lock of the operating system's that no dead process
-can hold; a lock file found then is stale.
+DeepSpeed compiles the operation when the first CPU worker starts and has no fallback. A process
+that is killed while compiling or loading the operation leaves a lock file behind, and later
+processes wait for it for ever. So the operation is compiled and loaded here, under an operating
+system lock, which the kernel releases when a process dies; a lock file found then is stale.
 """
 
 import argparse
@@ -26,9 +26,9 @@ class CompilerError(RuntimeError):
 
 
 def ensure_cpu_op() -> bool:
-    """Compile the operation if it is not there yet; returns whether it had to be compiled.
+    """Compile the operation if it is not built yet; returns whether it had to be compiled.
 
-    Raises `CompilerError` without a C++ compiler, or if compiling fails.
+    Raises `CompilerError` if there is no C++ compiler, or if compiling fails.
     """
     builder = _load_builder()
     folder = _find_build_folder(builder.name)
@@ -50,8 +50,8 @@ def ensure_cpu_op() -> bool:
 def load_cpu_op() -> None:
     """Load the operation into this process, where DeepSpeed then finds it.
 
-    DeepSpeed would take a lock file for it, and a worker that was killed then would leave those in
-    its place waiting for ever. Raises `CompilerError`.
+    DeepSpeed would create a lock file while loading; if a worker were killed during that, its
+    replacements would wait for ever. Raises `CompilerError`.
     """
     builder = _load_builder()
     folder = _find_build_folder(builder.name)
@@ -60,7 +60,7 @@ def load_cpu_op() -> None:
 
 
 def _load(builder: Any, folder: Path) -> None:
-    """Let DeepSpeed load its operation, compiled if need be; whoever calls this holds the lock."""
+    """Make DeepSpeed load its operation, compiled if needed; the caller must hold the lock."""
     (folder / "lock").unlink(missing_ok=True)
     try:
         builder.load(verbose=False)
@@ -84,10 +84,10 @@ def main() -> int:
 
 
 def prefer_own_ninja() -> None:
-    """Find this environment's own ninja first, without activating the environment.
+    """Put this environment's ninja first on PATH, without activating the environment.
 
-    DeepSpeed asks ninja whether its operation is up to date whenever it loads it. Another version
-    of ninja than the one that built it takes every file for changed and builds it anew.
+    DeepSpeed runs ninja whenever it loads its operation, to check whether it is up to date. A
+    version of ninja other than the one that built it treats every file as changed and rebuilds it.
     """
     own = str(Path(sys.executable).parent)
     path = os.environ.get("PATH", "")

@@ -1,9 +1,9 @@
-"""Has DeepSpeed's own configuration model check a user's keys before any worker starts.
+"""Validation of a user's keys by DeepSpeed's own configuration class before any worker starts.
 
-DeepSpeed refuses an unknown key of a section that pydantic describes, in the worker, after the
-model was found and the workers were started. Keys that it reads one by one, at the top level and in
-some sections, it ignores if they are misspelt. Both are found here: the configuration is handed to
-`DeepSpeedConfig` in a mapping that records which keys are asked for.
+DeepSpeed refuses an unknown key of a section that pydantic describes, but only in the worker, after
+the model was found and the workers were started. It ignores misspelt keys at the top level and in
+some sections, where it reads keys one by one. Both faults are found here: `DeepSpeedConfig` gets
+the configuration in a mapping that records which keys are read.
 """
 
 import os
@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from training.deepspeed_config import build_deepspeed_config
 from training.spec import SettingError, TrainingSpec
 
-_ANY_WIDTH = 64  # of hidden states; fills in 'auto', whose value is not the user's
+_ANY_WIDTH = 64  # hidden size for 'auto' values, which are not the user's
 _MAX_FAULTS = 8
 _ADVERTISEMENT = re.compile(r"\s*(For further information visit|See) https?://\S+")
 
@@ -27,10 +27,10 @@ class DeepSpeedSettingError(SettingError):
 
 
 def check_deepspeed_keys(spec: TrainingSpec) -> None:
-    """Raise `DeepSpeedSettingError` that names each key which DeepSpeed does not take.
+    """Raise `DeepSpeedSettingError` that names each key which DeepSpeed does not accept.
 
-    Imports DeepSpeed, which takes a second or more, if the spec has a configuration of the user's
-    own; else there is nothing to check.
+    Imports DeepSpeed, which takes a second or more, if the spec has a DeepSpeed configuration of
+    the user; otherwise there is nothing to check.
     """
     if not spec.deepspeed:
         return
@@ -52,14 +52,14 @@ def _find_faults(config: Mapping[str, Any]) -> list[str]:
     except (AssertionError, ValueError, TypeError, KeyError) as exc:
         return [f"deepspeed is refused by DeepSpeed: {_shorten(str(exc))}"]
     except Exception as exc:
-        if type(exc).__name__ != "DeepSpeedConfigError":  # it derives from `Exception` alone
+        if type(exc).__name__ != "DeepSpeedConfigError":  # it derives directly from `Exception`
             raise
         return [f"deepspeed is refused by DeepSpeed: {_shorten(str(exc))}"]
     return list(recorded.describe_unread("deepspeed."))
 
 
 def _import_config_class() -> Any:
-    """Import DeepSpeed's class of configurations, without detecting accelerators."""
+    """Import DeepSpeed's configuration class, without detecting accelerators."""
     before = os.environ.get("DS_ACCELERATOR")
     os.environ["DS_ACCELERATOR"] = before or "cpu"  # each worker sets its own
     try:
@@ -71,7 +71,7 @@ def _import_config_class() -> Any:
 
 
 class _RecordedKeys(dict[str, Any]):
-    """A configuration that records which of its keys were asked for, in all of its sections."""
+    """A configuration that records which of its keys were read, in all of its sections."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(
@@ -94,7 +94,7 @@ class _RecordedKeys(dict[str, Any]):
         self.asked.add(str(key))
         return super().__contains__(key)
 
-    def __iter__(self) -> Iterator[str]:  # also for `**`: the whole section is taken
+    def __iter__(self) -> Iterator[str]:  # also for `**`: the whole section is read
         self.asked.update(super().keys())
         return super().__iter__()
 
@@ -108,9 +108,9 @@ class _RecordedKeys(dict[str, Any]):
         return self
 
     def describe_unread(self, prefix: str) -> Iterator[str]:
-        """Describe the keys that nobody asked for.
+        """Describe the keys that DeepSpeed did not read.
 
-        A section that is handed on as a whole has no key that was asked for: pydantic reads it.
+        No key is recorded as read in a section that is passed on as a whole: pydantic checks it.
         """
         for key, value in dict.items(self):
             if key not in self.asked:
@@ -131,7 +131,7 @@ def _describe_fault(fault: Any, config: Mapping[str, Any], title: str) -> str:
 
 
 def _find_place(config: Mapping[str, Any], names: tuple[str, ...], prefix: str = "") -> str | None:
-    """Find where in a configuration a path of names that a section reports is."""
+    """Find the full key of a path of names that a section's error reports; None if not found."""
     value: Any = config
     for name in names:
         if not isinstance(value, Mapping) or name not in value:

@@ -1,4 +1,4 @@
-"""The spec in DeepSpeed's words, and a configuration of the user's own laid over it."""
+"""The DeepSpeed configuration of a spec, merged with the user's own DeepSpeed configuration."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,12 +21,13 @@ def build_deepspeed_config(
 ) -> dict[str, Any]:
     """Build the DeepSpeed configuration of a run over `world_size` workers.
 
-    DeepSpeed counts a micro batch as one, whatever rows are in it, so that its identity
-    train_batch_size = micro batch × accumulation × workers holds; how many rows a micro batch has
-    is decided by the token budget, and the loss is weighted by learned tokens in the loop. A run
-    that goes on with fewer workers than `num_shares`, for which its batches were planned,
-    accumulates more, to the same step; by default they are the spec's. `hidden_size` of the model
-    fills in what is 'auto' in the spec's own configuration, as Transformers does.
+    DeepSpeed counts each micro batch as 1, whatever its number of rows, so that its identity
+    train_batch_size = micro batch × accumulation × workers holds; the token budget decides how many
+    rows a micro batch has, and the loop weights the loss by learned tokens. `num_shares` is the
+    number of workers that the batches were planned for, by default the spec's. A run that resumes
+    with fewer workers accumulates more micro batches per worker, so that its steps stay the same.
+    `hidden_size` of the model fills in 'auto' values of the user's configuration, as Transformers
+    does.
     """
     num_micro_batches = (num_shares or spec.num_workers) * spec.gradient_accumulation_steps
     accumulation = -(-num_micro_batches // world_size)
@@ -41,7 +42,7 @@ def build_deepspeed_config(
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,  # PyTorch's fused AdamW; see training/optimizer.py
         "wall_clock_breakdown": spec.wall_clock_breakdown,
-        # Our own metrics say more than DeepSpeed's lines, but its breakdown comes with them.
+        # Our metrics are more detailed than DeepSpeed's lines, but its breakdown needs these lines.
         "steps_per_print": 1 if spec.wall_clock_breakdown else 1_000_000_000,
     }
     if load_universal:

@@ -1,8 +1,8 @@
-"""A DeepSpeed configuration of the user's own: what of it is ours to set, and what is refused.
+"""The user's own DeepSpeed configuration: keys that the spec sets, and keys that are refused.
 
-Where it says the same thing as a setting of the spec, the two must agree: a value that only one of
-them has is taken over, 'auto' takes the spec's, and a contradiction is refused by name. The rest is
-handed to DeepSpeed as it is.
+A key with the same meaning as a setting of the spec must agree with it: a value that only one of
+them has is used for both, 'auto' takes the spec's value, and a contradiction is refused by name.
+All other keys are passed to DeepSpeed unchanged.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class _Twin:
-    """A key of DeepSpeed's that says the same as a field of the spec."""
+    """A DeepSpeed key with the same meaning as a field of the spec."""
 
     key: str  # path in the configuration, with dots
     field: str
@@ -61,7 +61,7 @@ _FILLED = (
     "zero_optimization.stage3_prefetch_bucket_size",
     "zero_optimization.stage3_param_persistence_threshold",
 )
-# What this program decides itself; DeepSpeed gets it from the spec alone.
+# Keys that this program sets itself; their values come from the spec only.
 _OURS = (
     "train_batch_size",
     "optimizer",
@@ -101,7 +101,7 @@ _SET_ELSEWHERE = {
 
 
 def adopt_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Take over into a spec's values what its DeepSpeed configuration says of them.
+    """Copy the settings in a spec's DeepSpeed configuration into the spec's values.
 
     Raises `ValueError` that names a key which contradicts the spec or is not supported.
     """
@@ -154,9 +154,9 @@ def check_batch_size(
 
 
 def select_extras(config: Mapping[str, Any], hidden_size: int) -> dict[str, Any]:
-    """Select what DeepSpeed gets from the user's configuration besides what the spec says.
+    """Select the keys of the user's configuration that the spec does not set.
 
-    'auto' sizes of buckets are filled in by the model's hidden size, as Transformers does.
+    'auto' bucket sizes are computed from the model's hidden size, as Transformers does.
     """
     sizes = {
         "zero_optimization.reduce_bucket_size": hidden_size * hidden_size,
@@ -208,7 +208,7 @@ def _adopt(values: dict[str, Any], field: str, value: Any, said: str) -> None:
 
 
 def _find_precision(config: Mapping[str, Any]) -> str | None:
-    """The precision that the two switches mean together, or None if they leave it open."""
+    """Return the precision that the two switches select, or None if they leave it open."""
     bf16, fp16 = _find(config, "bf16.enabled"), _find(config, "fp16.enabled")
     if bf16 is True and fp16 is True:
         raise ValueError("deepspeed has both bf16.enabled and fp16.enabled: enable one of them")
@@ -218,12 +218,12 @@ def _find_precision(config: Mapping[str, Any]) -> str | None:
 
 
 def is_switched_off(config: Mapping[str, Any], precision: Any) -> bool:
-    """Whether a configuration says by name that a precision is not to be used."""
+    """Return whether a configuration explicitly disables a precision."""
     return _find(config, f"{precision}.enabled") is False
 
 
 def _check_switches(config: Mapping[str, Any], precision: Any) -> None:
-    """Refuse a precision that is switched off by name."""
+    """Refuse a precision that is explicitly disabled."""
     if is_switched_off(config, precision):
         raise ValueError(
             f"deepspeed.{precision}.enabled is False, but precision is {precision!r}: set one of "

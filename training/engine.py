@@ -1,7 +1,7 @@
 """DeepSpeed's engine around the model, and one optimizer step with it.
 
 The gradient of a step is the mean over the step's learned tokens, across workers and micro batches
-alike: each micro batch contributes its summed loss divided by the learned tokens of the whole step.
+alike. Each micro batch contributes its summed loss divided by the learned tokens of the whole step.
 DeepSpeed averages gradients over workers, so the sum is scaled by the world size.
 """
 
@@ -34,7 +34,7 @@ class NonFiniteLossError(RuntimeError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a worker stands: its rank among `world_size`, and its device."""
+    """A worker's rank among `world_size`, and its device."""
 
     rank: int
     world_size: int
@@ -43,7 +43,7 @@ class Place:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimizer step did, over all workers."""
+    """The result of one optimizer step, over all workers."""
 
     loss: float  # mean over the learned tokens, nats
     learning_rate: float
@@ -52,13 +52,13 @@ class StepResult:
     num_tokens: int
     took_s: float
     was_skipped: bool  # the gradients were not finite; in fp16 the loss scale was lowered
-    peak_memory_bytes: int  # of the worker that needs most
+    peak_memory_bytes: int  # of the worker that needs the most
     was_asked_to_stop: bool  # by any worker
 
 
 def init_distributed(device: torch.device) -> None:
-    """Set up DeepSpeed's collectives in the process group that Ray Train made."""
-    # DeepSpeed guesses its accelerator at import: say which, and import it in the worker only.
+    """Set up DeepSpeed's collectives in the process group that Ray Train created."""
+    # DeepSpeed guesses its accelerator at import: set it before, and import it in workers only.
     os.environ["DS_ACCELERATOR"] = device.type
     if device.type == "cpu":
         load_cpu_op()
@@ -70,15 +70,15 @@ def init_distributed(device: torch.device) -> None:
 def start_engine(
     spec: TrainingSpec, place: Place, plan: BatchPlan, *, load_universal: bool = False
 ) -> Any:
-    """Load the base model, sharded as it arrives, and put DeepSpeed's engine around it.
+    """Load the base model, sharded during loading, and wrap it in DeepSpeed's engine.
 
     `load_universal` prepares the engine for a checkpoint of another number of workers. Raises
-    `WeightsError` if the weights do not fit.
+    `WeightsError` if the weights do not match the architecture.
     """
     import deepspeed
     from transformers.integrations import HfDeepSpeedConfig
 
-    if spec.wall_clock_breakdown:  # DeepSpeed keeps its lines to itself; they belong in the log
+    if spec.wall_clock_breakdown:  # else its lines would not reach the log
         deepspeed.utils.logger.setLevel(logging.INFO)
         deepspeed.utils.logger.propagate = True
     config = build_deepspeed_config(
@@ -98,7 +98,7 @@ def start_engine(
 
 
 def count_parameters(engine: Any) -> int:
-    """Parameters of the whole model, sharded or not."""
+    """Count the parameters of the whole model, sharded or not."""
     return sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
 
 
@@ -113,12 +113,12 @@ def take_step(
     seed: str,
     stop: bool = False,
 ) -> StepResult:
-    """Take one optimizer step; every worker calls this together, and `stop` of any reaches all.
+    """Take one optimizer step, which every worker must call together; any `stop` reaches all.
 
-    What is random in it (dropout) is seeded by `seed` and the place of the micro batch in the step,
-    so that a run repeats it after an interruption, and with other workers.
+    Randomness (dropout) is seeded by `seed` and the position of the micro batch in the step, so
+    that a run repeats it after an interruption, also with another number of workers.
 
-    Raises `NonFiniteLossError` before the optimizer has moved anything.
+    Raises `NonFiniteLossError` before the optimizer has changed any weight.
     """
     began = time.monotonic()
     num_learned = int(rows.num_learned[list(step.rows)].sum())
@@ -142,7 +142,7 @@ def take_step(
         )
     num_skipped = engine.skipped_steps
     grad_norm = _measure_unsharded_norm(engine)
-    if grad_norm is not None and not math.isfinite(grad_norm):  # DeepSpeed steps all the same
+    if grad_norm is not None and not math.isfinite(grad_norm):  # DeepSpeed would step anyway
         raise NonFiniteLossError(
             f"the gradients of step {engine.global_steps + 1} have the norm {float(grad_norm)}; "
             "nothing was learned from them. Lower the learning rate, or look at the rows"
@@ -169,12 +169,12 @@ def read_micro_batch(
 
 
 def sum_over_workers(value: float | torch.Tensor, place: Place) -> float:
-    """Add up a figure of every worker."""
+    """Return the sum of a figure over all workers, which must call this together."""
     return float(_gather([value], place).sum())
 
 
 def _gather(values: Sequence[float | torch.Tensor], place: Place) -> torch.Tensor:
-    """Collect figures of every worker; shape `[world_size, len(values)]`, float64."""
+    """Collect the figures of all workers; shape `[world_size, len(values)]`, float64."""
     mine = torch.stack(
         [torch.as_tensor(value, dtype=torch.float64, device=place.device) for value in values]
     )
@@ -184,7 +184,7 @@ def _gather(values: Sequence[float | torch.Tensor], place: Place) -> torch.Tenso
 
 
 def _measure_unsharded_norm(engine: Any) -> torch.Tensor | None:
-    """Norm of the gradients at stage 0 in fp32, the one case that DeepSpeed does not tell of."""
+    """Return the gradient norm at stage 0 in fp32, the only case in which DeepSpeed has none."""
     if engine.zero_optimization() or engine.fp16_enabled() or engine.bfloat16_enabled():
         return None
     gradients = [p.grad for p in engine.module.parameters() if p.grad is not None]
@@ -192,7 +192,7 @@ def _measure_unsharded_norm(engine: Any) -> torch.Tensor | None:
 
 
 def _measure_peak_memory(device: torch.device) -> int:
-    """Bytes that this worker has held at most: allocated on a GPU, resident on a CPU."""
+    """Return this worker's peak memory in bytes: allocated on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB

@@ -1,4 +1,4 @@
-"""Loss per token on rows that nothing is learned from."""
+"""Loss per token on validation rows, which are not learned."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ def evaluate(
     rows: TokenTable,
     plan: BatchPlan,
 ) -> float:
-    """Mean loss over the learned tokens of all rows, in nats; every worker calls this together.
+    """Return the mean loss over the learned tokens of all rows, in nats.
 
-    Its exponential is the perplexity.
+    Its exponential is the perplexity. Every worker must call this together.
     """
     rounds = plan_evaluation(rows.lengths, plan)
     loss_sum = torch.zeros((), dtype=torch.float64, device=place.device)

@@ -1,4 +1,4 @@
-"""The codes of events, by which programs tell events apart; `docs/http.md` has their meaning."""
+"""Machine-readable codes of events; `docs/http.md` documents their meaning."""
 
 from typing import Literal
 

@@ -1,8 +1,9 @@
-"""Which tensors a model's files have to hold, and what of a checkpoint each is made of.
+"""The tensors of a model's files, and the checkpoint tensors that each is made from.
 
-What `save_pretrained` of the installed transformers would write: of tied weights, the name that the
-architecture does not tie to another alone; and weights that transformers holds in another form than
-files do, such as the experts of a layer in one tensor, turned back into the form of files.
+The plan follows `save_pretrained` of the installed transformers. Of tied weights, only the name
+that the architecture does not tie to another is written. Weights that transformers represents in
+another form than files do, such as all experts of a layer in one tensor, are converted back to the
+form of files.
 """
 
 import re
@@ -30,43 +31,43 @@ class ConsolidationError(RuntimeError):
 
 @dataclass(frozen=True)
 class Export:
-    """Tensors of files made of tensors of the checkpoint.
+    """Tensors for files, and the tensors of the checkpoint that they are made from.
 
-    Nearly always one of one, as it is. Of a tensor with all experts of a layer each expert is an
-    export by itself, so that no more than one has to be in memory.
+    Nearly always one tensor is made from one, unchanged. If a tensor contains all experts of a
+    layer, each expert is a separate export, so that only one has to be in memory at a time.
     """
 
     sources: Mapping[str, StoredTensor]  # by their names in the module
     dtypes: Mapping[str, torch.dtype]  # of the sources, once exported
     entries: tuple[TensorEntry, ...]
-    # What transformers calls each entry when it turns the sources back; empty if it need not.
+    # Each entry's name in the output of `convert`; empty if no conversion is needed.
     converted_names: tuple[str, ...] = ()
-    expert: int | None = None  # which of the sources' experts it is of, if of one
+    expert: int | None = None  # index among the sources' experts, if of one expert
 
     def name_parts(self) -> list[str]:
-        """What of the module's parameters it is made of, as a probe names them."""
+        """Return the parameters, or their experts, that it is made from, as a probe names them."""
         part = "" if self.expert is None else f"[{self.expert}]"
         return [f"{name}{part}" for name, source in self.sources.items() if not source.is_buffer]
 
 
 def build_meta_model(config: Any, dtype: torch.dtype) -> Any:
-    """Build a model without weights, tied, with the conversions that saving it would undo."""
+    """Build a model without weights, but with its ties and the conversions that saving reverts."""
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.tie_weights()
     conversions = get_model_conversion_mapping(model, add_legacy=False)
-    # Whether a prefix was in the base model's file is not known, and not needed: both load.
+    # Whether the base model's file had a prefix is unknown and irrelevant: both forms load.
     model._weight_conversions = [c for c in conversions if not isinstance(c, PrefixChange)] or None
     return model
 
 
 def plan_exports(weights: StoredWeights, model: Any, dtype: torch.dtype) -> list[Export]:
-    """Plan every tensor of a model's files, larger element sizes first, as the format wants it.
+    """Plan every tensor of a model's files, larger element sizes first, as the format requires.
 
-    `model` is that of `build_meta_model`. Raises `ConsolidationError` that names what is missing in
-    the checkpoint, left over, or of another shape.
+    `model` comes from `build_meta_model`. Raises `ConsolidationError` that names tensors of the
+    checkpoint that are missing, unexpected, or of another shape.
     """
     stored = _match(weights, model)
     dtypes = _find_dtypes(stored, model, dtype)
@@ -77,7 +78,7 @@ def plan_exports(weights: StoredWeights, model: Any, dtype: torch.dtype) -> list
         if is_converted:
             exports += _plan_conversion(sources, own_dtypes, model)
         else:
-            entries = _try_conversion(sources, own_dtypes, model)  # files may name it otherwise
+            entries = _try_conversion(sources, own_dtypes, model)  # files may use another name
             exports.append(Export(sources, own_dtypes, tuple(entries.values())))
     return sorted(exports, key=lambda export: -export.entries[0].dtype.itemsize)
 
@@ -85,7 +86,10 @@ def plan_exports(weights: StoredWeights, model: Any, dtype: torch.dtype) -> list
 def plan_files(
     exports: list[Export], shard_bytes: int
 ) -> list[tuple[str, list[tuple[Export, TensorEntry]]]]:
-    """Fill files in order, each up to `shard_bytes` or one tensor; returns names and contents."""
+    """Assign tensors to files in order, each up to `shard_bytes` or one tensor; returns the files.
+
+    Each file is its name and its content.
+    """
     files: list[list[tuple[Export, TensorEntry]]] = []
     room = 0
     for export in exports:
@@ -104,14 +108,14 @@ def plan_files(
 
 
 def convert(model: Any, sources: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Turn the sources of an export into the form of files; returns tensors by their names."""
+    """Convert the sources of an export to the form of files; returns tensors by their names."""
     converted: dict[str, torch.Tensor] = revert_weight_conversion(model, dict(sources))
     return converted
 
 
 def _match(weights: StoredWeights, model: Any) -> dict[str, StoredTensor]:
-    """Find in the checkpoint what the architecture has, tied names left out."""
-    # Tied weights that training kept apart, since the base model's file had both, are both there.
+    """Find the architecture's tensors in the checkpoint, except tied names."""
+    # If the base model's file had both of two tied weights, training keeps both: export both.
     tied = set(model.all_tied_weights_keys) - set(weights.tensors)
     ignored = set(model._keys_to_ignore_on_save or ())
     matched: dict[str, StoredTensor] = {}
@@ -139,7 +143,7 @@ def _match(weights: StoredWeights, model: Any) -> dict[str, StoredTensor]:
 def _find_dtypes(
     stored: Mapping[str, StoredTensor], model: Any, dtype: torch.dtype
 ) -> dict[str, torch.dtype]:
-    """Settle what each is exported in: buffers keep theirs, and some modules insist on fp32."""
+    """Choose the dtype of each export: buffers keep theirs, and some modules require fp32."""
     kept = model._get_dtype_plan(dtype)
     declared = model.state_dict()
     dtypes = {}
@@ -153,7 +157,7 @@ def _find_dtypes(
 
 
 def _group(stored: Mapping[str, Any], model: Any) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """Group the names that are turned back together, and tell whether they are changed by it."""
+    """Group the names that are converted together; yields each group and whether it is changed."""
     conversions = [c.reverse_transform() for c in reversed(model._weight_conversions or ())]
     converters = [c for c in conversions if isinstance(c, WeightConverter)]
     groups: dict[str, list[str]] = {}
@@ -170,7 +174,7 @@ def _group(stored: Mapping[str, Any], model: Any) -> Iterator[tuple[tuple[str, .
 def _plan_conversion(
     sources: Mapping[str, StoredTensor], dtypes: Mapping[str, torch.dtype], model: Any
 ) -> list[Export]:
-    """Plan what is turned back together: expert by expert where that comes to the same."""
+    """Plan the exports of a group that is converted: one per expert if the result is the same."""
     whole = _try_conversion(sources, dtypes, model)
     of_one, renamed = _try_experts(sources, dtypes, model, whole)
     if sorted(chain.from_iterable(renamed)) != sorted(whole):
@@ -193,7 +197,7 @@ def _try_experts(
     model: Any,
     whole: Mapping[str, TensorEntry],
 ) -> tuple[dict[str, TensorEntry], list[list[str]]]:
-    """Find what is made of the first expert, and the names that it would have for each of all."""
+    """Find the entries made from the first expert, and their names for each of the experts."""
     counts = {source.shape[0] for source in sources.values() if len(source.shape) > 2}
     if len(counts) != 1 or any(len(source.shape) < 3 for source in sources.values()):
         return {}, []
@@ -205,7 +209,7 @@ def _try_experts(
 def _try_conversion(
     sources: Mapping[str, StoredTensor], dtypes: Mapping[str, torch.dtype], model: Any
 ) -> dict[str, TensorEntry]:
-    """Find what transformers makes of sources like these, without their values."""
+    """Find the entries that transformers makes from such sources, without their values."""
     empty = {
         name: torch.empty(source.shape, dtype=dtypes[name], device="meta")
         for name, source in sources.items()
@@ -219,9 +223,10 @@ def _try_conversion(
 def _rename_expert(
     of_one: Mapping[str, TensorEntry], whole: Mapping[str, TensorEntry], expert: int
 ) -> list[str]:
-    """Names of an expert's entries in the whole, which is called number 0 when it is alone.
+    """Return the names in `whole` of an expert's entries; `of_one` has them with the number 0.
 
-    Which of a name's numbers is the expert's shows in what the whole has, and in equal shapes.
+    A name may contain several zeros. The expert's number is the one whose replacement gives a name
+    in `whole` with the same shape.
     """
     names = []
     for name, entry in of_one.items():

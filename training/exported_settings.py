@@ -1,4 +1,4 @@
-"""Configuration and tokenizer of an exported model: written for its weights, and verified."""
+"""Configuration and tokenizer of an exported model: adapted to its weights, and verified."""
 
 import json
 from pathlib import Path
@@ -11,15 +11,15 @@ from model_files.refused_keys import check_keys
 from model_files.weight_headers import read_weight_headers
 from training.verification import Check
 
-# What a base model may say of its own weights and files, which is not true of the exported ones.
+# Settings that describe the base model's own weights and files, not the exported ones.
 _STALE = ("quantization_config", "compression_config", "auto_map")
 _DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def remove_stale_settings(config: PreTrainedConfig) -> None:
-    """Remove what a base model says of weights and files that the exported model does not have.
+    """Remove a base model's settings for weights and files that the exported model does not have.
 
-    A configuration of quantisation makes dense weights unloadable, and `auto_map` names code.
+    A quantisation configuration makes dense weights unloadable, and `auto_map` refers to code.
     """
     for settings in (config, *_list_parts(config)):
         for name in _STALE:
@@ -55,11 +55,11 @@ def _find_faults(directory: Path) -> list[str]:
 
 
 def _find_dtypes(directory: Path) -> list[str]:
-    """List the floating-point types of a model's weights, in the words of its configuration."""
+    """List the floating-point dtypes of a model's weights, as its configuration names them."""
     found = {header.dtype for header in read_weight_headers(directory).values()}
     return sorted(_DTYPE_NAMES[name] for name in found if name in _DTYPE_NAMES)
 
 
 def _list_parts(config: PreTrainedConfig) -> list[PreTrainedConfig]:
-    """List the configurations inside of one, such as that of the text model."""
+    """List the configurations nested in a configuration, such as that of the text model."""
     return [value for value in vars(config).values() if isinstance(value, PreTrainedConfig)]

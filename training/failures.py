@@ -1,10 +1,10 @@
-"""Why workers failed, in words."""
+"""Descriptions of worker failures."""
 
 import re
 from collections.abc import Mapping
 
 _MAX_CHARACTERS = 300
-# What gloo and NCCL say in one worker when it was another that ended.
+# What gloo and NCCL report in one worker when another worker has ended.
 _ENDS_OF_OTHERS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL")
 # Ray's description of a process that ended without an exception of its own (`WorkerExitType` in
 # src/ray/protobuf/common.proto); it records no signal.
@@ -21,8 +21,8 @@ _NODE_WORDS = ("its node has died", "node is dead", "node died")
 def summarise_exception(exception: BaseException) -> str:
     """Return why a worker failed in one line; Ray's text may be a whole traceback.
 
-    Of a process that just ended, only what Ray recorded is reported: Ray's own text lists common
-    causes, none of which need be the one.
+    For a process that ended without an exception, only what Ray recorded is reported: Ray's own
+    text lists common causes, none of which need apply.
     """
     text = str(exception)
     if any(words in text for words in _OUT_OF_MEMORY_WORDS):
@@ -46,7 +46,7 @@ def summarise_exception(exception: BaseException) -> str:
 
 
 def choose_failure(failures: Mapping[int, BaseException]) -> tuple[int, BaseException]:
-    """Choose the failure to tell of, with its rank: one that is no consequence, if there is one."""
+    """Choose the failure to report, with its rank: if possible, not a consequence of another."""
 
     def rate(failure: tuple[int, BaseException]) -> tuple[bool, int]:
         rank, exception = failure

@@ -1,4 +1,4 @@
-"""How much memory and disk space this machine has, within the limits of its container."""
+"""Memory and disk space of this machine, within the limits of its container."""
 
 import shutil
 import subprocess
@@ -13,14 +13,14 @@ _NVIDIA_SMI_TIMEOUT_S = 3.0
 
 
 class Memory(NamedTuple):
-    """Bytes in total, and bytes that are free now."""
+    """Total bytes, and bytes that are free now."""
 
     total: int
     free: int
 
 
 def measure_host_memory() -> Memory:
-    """Measure the memory of this machine, or of its container, with swap space."""
+    """Measure the memory of this machine or of its container, including swap space."""
     found, swap = psutil.virtual_memory(), psutil.swap_memory()
     total, free = found.total + swap.total, found.available + swap.free
     limit, used = _read_number("memory.max"), _read_number("memory.current")
@@ -62,7 +62,7 @@ def measure_free_disk(folder: Path) -> int:
 
 
 def has_room(folder: Path, needed_bytes: int | None) -> bool:
-    """Whether so many bytes are free for a folder and for temporary files; None needs none."""
+    """Return whether a folder and temporary files each have the bytes free; None needs none."""
     if needed_bytes is None:
         return True
     folders = (folder, Path(tempfile.gettempdir()))
@@ -75,7 +75,7 @@ def measure_size(folder: Path) -> int:
 
 
 def are_on_one_disk(one: Path, other: Path) -> bool:
-    """Whether two folders share their free space."""
+    """Return whether two folders share their free space."""
     return _find_existing(one).stat().st_dev == _find_existing(other).stat().st_dev
 
 

@@ -1,7 +1,7 @@
-"""Pauses a run on a full disk until there is room, or until it is resumed.
+"""Pausing a run on a full disk until there is space, or until the user resumes it.
 
-Its last complete checkpoint is untouched (`training.checkpoint_writer` removes what it could not
-finish), so nothing is lost but the steps since then.
+The last complete checkpoint is untouched (`training.checkpoint_writer` removes a checkpoint that
+it could not finish), so only the steps since then are lost.
 """
 
 import logging
@@ -18,16 +18,17 @@ logger = logging.getLogger(__name__)
 
 
 _SPARE_BYTES = 16 << 20  # the log, events and metrics
-_COPIES = 2  # the shards on their way, and the checkpoint
+_COPIES = 2  # the shards being copied, and the checkpoint
 _MAX_REASON_CHARACTERS = 300
 
 
 def pause_until_room(run: RunFolder, spec: TrainingSpec, exc: BaseException) -> None:
-    """Record that a run pauses because the disk is full, and how much room it needs.
+    """Record that a run pauses because the disk is full, and how much space it needs.
 
-    A run that has taken no step since its last such pause waits for its user: another disk than the
-    compared one is full. If the record itself finds no room, it stays as it is, and the next start
-    of the run, or the queue that finds its process ended, resumes it.
+    A run that has taken no step since its last such pause stays paused until the user resumes it,
+    because the full disk is not the one whose free space is compared. If the full disk has no space
+    for the record itself, the record stays unchanged; then the next start of the run resumes it, or
+    the queue does once it finds that the run's process has ended.
     """
     reason = " ".join(str(exc).split())[:_MAX_REASON_CHARACTERS]
     logger.error("run %s pauses: %s", run.path.name, reason, exc_info=exc)
@@ -62,9 +63,9 @@ def pause_until_room(run: RunFolder, spec: TrainingSpec, exc: BaseException) -> 
 
 
 def _estimate_needed(run: RunFolder, spec: TrainingSpec) -> int:
-    """Estimate the free bytes with which a run can save its next checkpoint.
+    """Estimate the free bytes that a run needs to save its next checkpoint.
 
-    Before the first one it is what the run is refused without (`training.room`).
+    Before the first checkpoint, the estimate includes the space that `training.room` requires.
     """
     checkpoints = list_checkpoints(run.checkpoints)
     if checkpoints:
@@ -79,7 +80,7 @@ def _estimate_needed(run: RunFolder, spec: TrainingSpec) -> int:
 
 
 def _log_no_room(error: OSError) -> None:
-    """Log that the pause could not be recorded; raises what is no lack of room."""
+    """Log that the pause could not be recorded; raises `error` if the disk is not full."""
     if not is_out_of_room(error):
         raise error
     logger.error("the pause cannot be recorded on the full disk: %s", error)

@@ -1,7 +1,7 @@
-"""Standard error of a command whose output may go to the disk that is full.
+"""Standard error of a command whose output may go to a full disk.
 
-Schedulers write the output of a command beside its files. That a line finds no room there must not
-change how the command ends, which its exit status says.
+Job schedulers write a command's output beside its files. A line that cannot be written to a full
+disk must not change the exit status of the command.
 """
 
 import io
@@ -15,9 +15,9 @@ from storage.machine_faults import is_out_of_room
 
 
 class _LossyOutput(io.TextIOBase):
-    """Writes to a file descriptor at once, and drops what finds no room.
+    """An unbuffered writer to a file descriptor that drops output while the disk is full.
 
-    Nothing stays in a buffer, which Python would write when it ends.
+    A buffer would be flushed by Python at exit, and fail then.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -50,11 +50,11 @@ class _LossyOutput(io.TextIOBase):
 
 @contextmanager
 def drop_what_finds_no_room() -> Iterator[None]:
-    """Let `sys.stderr` drop what finds no room while the body runs."""
+    """Make `sys.stderr` drop output that a full disk cannot take while the body runs."""
     stream = sys.stderr
     try:
         stream.fileno()
-    except (AttributeError, OSError):  # no file, as in a test
+    except (AttributeError, OSError):  # not a file, as in a test
         yield
         return
     stream.flush()

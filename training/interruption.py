@@ -1,4 +1,4 @@
-"""How signals pause a run of `python -m training`, within a time limit, or stop it at once."""
+"""Signal handling of `python -m training`: pause within a time limit, or stop at once."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def interrupt_on_sigterm() -> Iterator[None]:
 class PauseOnInterrupt:
     """Calls `pause` at the first SIGINT (Ctrl-C) or SIGTERM; a second raises `KeyboardInterrupt`.
 
-    For the main thread alone, which handles all signals.
+    For use on the main thread only, which handles all signals.
     """
 
     def __init__(self, pause: Callable[[], None], timeout_s: float | None) -> None:

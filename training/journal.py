@@ -1,4 +1,4 @@
-"""What a run says about itself while it trains: events in words, a line of figures a step."""
+"""The output of a run while it trains: events, and one line of metrics per step."""
 
 import logging
 import math
@@ -18,7 +18,7 @@ _LARGEST_EXPONENT = 700.0
 
 
 class Journal:
-    """Writes events, `metrics.jsonl` and trackers; every worker has one, and rank 0's speaks."""
+    """Writes events, `metrics.jsonl` and trackers; all workers have one, only rank 0's writes."""
 
     def __init__(
         self, run: RunFolder, place: Place, trackers: Sequence[Tracker], num_steps: int
@@ -41,14 +41,14 @@ class Journal:
         code: EventCode | None = None,
         **data: float,
     ) -> None:
-        """Put an event into the run's file and its log."""
+        """Write an event to the run's events file and its log."""
         if self._speaks:
             logger.info(message)
             figures = {name: value for name, value in data.items() if math.isfinite(value)}
             self._run.add_event(message, level=level, code=code, data=figures)
 
     def record_step(self, result: StepResult, progress: Progress, steps_in_epoch: int) -> None:
-        """Write the figures of a step, with those of the evaluation after it if there was one."""
+        """Write the metrics of a step, and of the evaluation after it if there was one."""
         self._speed.add(result)
         if result.was_skipped:
             self.tell(
@@ -61,7 +61,7 @@ class Journal:
             "epoch": round(progress.epoch + progress.step_in_epoch / steps_in_epoch, 4),
             "loss": result.loss,
             "learning_rate": result.learning_rate,
-            **_name_if_finite("grad_norm", result.grad_norm),  # not where fp16 overflowed
+            **_name_if_finite("grad_norm", result.grad_norm),  # absent if fp16 overflowed
             "learned_tokens": result.num_learned,
             "tokens": result.num_tokens,
             "trained_tokens": progress.trained_tokens,
@@ -77,7 +77,7 @@ class Journal:
             self._track(line, progress.step)
 
     def _track(self, line: dict[str, float], step: int) -> None:
-        """Hand a line to the trackers; one that fails is heard no more, and training goes on."""
+        """Pass a line to the trackers; one that fails is removed, and training continues."""
         for tracker in list(self._trackers):
             try:
                 tracker.log(line, step)
@@ -98,7 +98,7 @@ def _name_if_finite(name: str, value: float) -> dict[str, float]:
 
 
 def compute_perplexity(loss: float) -> float:
-    """Perplexity per token of a mean loss in nats, as far as a float holds it."""
+    """Return the perplexity per token of a mean loss in nats, limited to what a float can hold."""
     return math.exp(min(loss, _LARGEST_EXPONENT))
 
 

@@ -1,4 +1,4 @@
-"""A whole fine-tune in order: train, choose a checkpoint, consolidate."""
+"""A complete fine-tune in order: train, choose a checkpoint, consolidate."""
 
 import logging
 import os
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Ray Train runs the loop in a thread, and there glibc hands the memory of activations back to the
-# system after each use, to be zeroed again at the next: 110,000 page faults a step for a model of
-# 21 million parameters, 6 % of its time. One arena that keeps up to 1 GiB has a tenth of them.
+# Ray Train runs the loop in a thread, where glibc returns the memory of activations to the system
+# after each use, and the system zeroes it again at the next: 110,000 page faults per step for a
+# model of 21 million parameters, 6 % of its time. A single arena that keeps up to 1 GiB causes a
+# tenth of these page faults.
 _KEPT_BYTES = str(1 << 30)
 CPU_WORKER_ENV = {
     "MALLOC_ARENA_MAX": "1",
@@ -40,7 +41,7 @@ _NO_CODE = "TrainingFailedError"
 
 
 class TrainingFailedError(RuntimeError):
-    """The workers failed; the message is the first one's own, the code names its kind."""
+    """The workers failed; the message describes the original failure, the code names its type."""
 
     def __init__(self, message: str, code: str = _NO_CODE) -> None:
         super().__init__(message)
@@ -48,14 +49,14 @@ class TrainingFailedError(RuntimeError):
 
 
 class ClusterLostError(RuntimeError):
-    """The Ray cluster, or its part that led a run, has ended or does not answer.
+    """The Ray cluster, or the Ray Train controller of a run, has ended or does not answer.
 
-    That is no fault of the run's, which resumes.
+    The run is not at fault, and resumes.
     """
 
 
 def quiet_libraries() -> None:
-    """Keep the libraries' own progress bars out of logs and terminals; ours say more."""
+    """Disable the libraries' progress bars in logs and terminals; our own are more informative."""
     import datasets
     from transformers.utils import logging as transformers_logging
 
@@ -64,7 +65,7 @@ def quiet_libraries() -> None:
 
 
 def tell_data(run: RunFolder, summary: Mapping[str, Any]) -> None:
-    """Tell what the rows of a run are, and what of them is left out."""
+    """Add events that describe the rows of a run, and the rows and keys that are left out."""
     run.add_event(
         f"{summary['num_rows']} rows ({summary['format']}), {summary['num_tokens']:,} tokens, "
         f"{summary['num_learned_tokens']:,} of them learned",
@@ -101,7 +102,7 @@ def _tell_left_out(run: RunFolder, what: str, counts: Mapping[str, Any], max_len
             data={"num_truncated_rows": num_truncated},
         )
     if num_dropped := counts["num_dropped_rows"]:
-        lines = counts["dropped_lines"]  # of a mix of files there are none
+        lines = counts["dropped_lines"]  # empty for a mix of files
         where = f" ({describe_lines(lines, num_dropped)})" if lines else ""
         run.add_event(
             f"{num_dropped} {what} were dropped: they are longer than {max_length} tokens{where}",
@@ -118,12 +119,12 @@ def _tell_left_out(run: RunFolder, what: str, counts: Mapping[str, Any], max_len
 
 
 def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
-    """Compute a prepared run and keep its record; returns the model directory, None if paused.
+    """Execute a prepared run and update its record; returns the model directory, None if paused.
 
-    A full disk pauses a run as well. A run that has checkpoints resumes from the last one. Needs a
-    connected Ray cluster, and the run to be held as its driver. Raises, after writing it into the
-    record, `SettingError`, `TrainingFailedError`, `ConsolidationError` or `CompilerError`; and
-    `ClusterLostError`, of which the record says nothing: started again, the run resumes.
+    A full disk also pauses a run. A run that has checkpoints resumes from the last one. The caller
+    needs a connected Ray cluster and the lease of the run. Records and raises `SettingError`,
+    `TrainingFailedError`, `ConsolidationError` or `CompilerError`. Raises `ClusterLostError`
+    without recording it: the run resumes when it is started again.
     """
     from training.base_model import hold_base_model
     from training.full_disk import pause_until_room
@@ -163,10 +164,10 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
 
 
 def fail_run(run: RunFolder, exc: BaseException) -> None:
-    """Write a failure into the run's events and record."""
+    """Write a failure to the run's events and record."""
     logger.error("run %s failed", run.path.name, exc_info=exc)
     record = run.read_record()
-    if record.is_final or record.writer == "queue":  # ended or taken up again without this process
+    if record.is_final or record.writer == "queue":  # ended or resumed without this process
         return
     message = str(exc) or type(exc).__name__
     run.add_event(message, level="error")
@@ -175,7 +176,7 @@ def fail_run(run: RunFolder, exc: BaseException) -> None:
 
 
 def succeed_run(run: RunFolder, model_id: str | None = None) -> None:
-    """Write the good end of a run into its events and record."""
+    """Write the success of a run to its events and record."""
     run.add_event("The fine-tune succeeded", data={"model_id": model_id} if model_id else {})
     run.update_record(status="succeeded", finished_at=int(time.time()), model_id=model_id)
 
@@ -190,7 +191,7 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
     check_settings(spec)  # in seconds, before the base model is hashed and any worker starts
     if run.read_record().base_revision is None:
         run.update_record(base_revision=find_revision(spec.base_model))
-    _check_base_model(run, spec)  # it may be another one by now
+    _check_base_model(run, spec)  # it may have been replaced since
     alive: list[Any] = ray.nodes()  # type: ignore[no-untyped-call]
     nodes = [node["Resources"] for node in alive if node["Alive"]]
     check_resources(spec, nodes)
@@ -199,7 +200,7 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
     check_room(run, spec, nodes, on_gpu=use_gpu)
     run.write_spec(spec)
     if len(nodes) == 1 and spec.min_workers is None:
-        # Ray Train would watch for nodes about to leave, in a process that takes seconds to start.
+        # Ray Train's watcher for node preemption is a process that takes seconds to start.
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     if not use_gpu and ensure_cpu_op():
         run.add_event("Compiled DeepSpeed's CPU operation; this happens once on a machine")
@@ -222,7 +223,7 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
 
 
 def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
-    """Train a prepared run under Ray Train; returns how it ended, as `training.loop` says it.
+    """Train a prepared run under Ray Train; returns how it ended, an `Ending` of `training.loop`.
 
     Raises `TrainingFailedError`, or `ClusterLostError` if Ray Train itself was killed.
     """
@@ -234,8 +235,8 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
     from training.retry import ReportFailures
     from training.trainer import LeanTorchTrainer
 
-    # Annotations of Ray's that are older than what they describe: a range of workers, settings of
-    # Train V2, and what the workers return.
+    # Ray's annotations are outdated for a range of workers, for settings of Train V2, and for the
+    # return value of the workers.
     num_workers: Any = spec.num_workers
     if spec.min_workers is not None:
         num_workers = (spec.min_workers, spec.num_workers)
@@ -262,7 +263,7 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
         result = _fit_and_restart(trainer, run, spec.max_failures)
     except ray.train.TrainingFailedError as exc:
         raise TrainingFailedError(*_describe_failure(exc)) from exc
-    except ray.exceptions.RayActorError as exc:  # a worker's death comes as the error above
+    except ray.exceptions.RayActorError as exc:  # a worker's death raises the error above
         raise ClusterLostError(
             f"Ray Train's controller was lost: {summarise_exception(exc)}"
         ) from exc
@@ -273,10 +274,10 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
 
 
 def _fit_and_restart(trainer: Any, run: RunFolder, max_failures: int) -> Any:
-    """Call `trainer.fit()`, and again where a worker ended as it received the training function.
+    """Call `trainer.fit()`, and again if a worker ended while it received the training function.
 
-    Ray Train replaces a worker that ends before or after that moment, and gives up where one ends
-    at it. Raises what `fit` raises.
+    Ray Train replaces a worker that ends before or after that, but gives up if one ends during it.
+    Raises what `fit` raises.
     """
     import ray.exceptions
     import ray.train
@@ -295,13 +296,13 @@ def _fit_and_restart(trainer: Any, run: RunFolder, max_failures: int) -> Any:
 
 
 def _fit(trainer: Any) -> Any:
-    """Call `trainer.fit()` from a thread of its own: in the main one it takes over Ctrl-C."""
+    """Call `trainer.fit()` on a separate thread: on the main thread it would handle Ctrl-C."""
     outcome: Future[Any] = Future()
 
     def fit() -> None:
         try:
             outcome.set_result(trainer.fit())
-        except BaseException as exc:  # noqa: BLE001 - handed over to the waiting thread
+        except BaseException as exc:  # noqa: BLE001 - passed to the waiting thread
             outcome.set_exception(exc)
 
     Thread(target=fit, name="ray-train", daemon=True).start()
@@ -311,7 +312,7 @@ def _fit(trainer: Any) -> Any:
 def _consolidate(run: RunFolder, spec: TrainingSpec) -> None:
     from training.checkpoint import choose_result, list_checkpoints
 
-    # Of a run that was killed in between; the model of an earlier end was put aside.
+    # Left by a run that was killed here; the model of an earlier end was renamed.
     shutil.rmtree(run.model, ignore_errors=True)
     export_checkpoint(
         run, spec, choose_result(list_checkpoints(run.checkpoints), spec.keep), run.model
@@ -323,8 +324,8 @@ def export_checkpoint(
 ) -> None:
     """Turn a checkpoint of a run into a verified model directory, with lineage and card.
 
-    Works beside a training that goes on. Raises `ConsolidationError`, `ShardsError`, or
-    `UnknownModelError` if the base model is gone, which gives the model its tokenizer.
+    The training may continue meanwhile. Raises `ConsolidationError`, `ShardsError`, or
+    `UnknownModelError` if the base model, which provides the tokenizer, is gone.
     """
     from training.base_model import hold_base_model
     from training.checkpoint import find_damage, hold_checkpoint
@@ -336,7 +337,7 @@ def export_checkpoint(
     metrics = checkpoint.progress.summarise()
     run.add_event(f"Consolidating the checkpoint of step {checkpoint.step}", data=metrics)
     started = time.monotonic()
-    # The training may go on and want to let go of the checkpoint, somebody of the base model.
+    # Meanwhile the training may supersede the checkpoint, and a client may delete the base model.
     with hold_checkpoint(checkpoint), hold_base_model(spec.base_model):
         _check_base_model(run, spec)
         if damage := find_damage(checkpoint, rank=0, world_size=1):
@@ -359,9 +360,9 @@ def export_checkpoint(
 
 
 def _check_base_model(run: RunFolder, spec: TrainingSpec) -> None:
-    """Raise `UnknownModelError` if the base model is another than the run was started with.
+    """Raise `UnknownModelError` if the base model is not the one that the run was started with.
 
-    Also if it has a lineage that cannot be read, which the model of the run is to refer to.
+    Also raise it if the base model's lineage cannot be read, which the run's model refers to.
     """
     from training.base_model import UnknownModelError, find_revision
 
@@ -381,7 +382,7 @@ def _check_base_model(run: RunFolder, spec: TrainingSpec) -> None:
 
 
 def _describe_failure(exc: Any) -> tuple[str, str]:
-    """Describe why Ray Train gave up, in words and as a code: the type of a worker's exception."""
+    """Return why Ray Train gave up: a message, and a code, the type of a worker's exception."""
     from training.failures import choose_failure, summarise_exception
     from training.unwrapping import unwrap_user_exception
 

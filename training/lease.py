@@ -1,8 +1,9 @@
-"""Who computes a run: one process at a time, which shows by a heartbeat that it is alive.
+"""The lease of a run: one process at a time computes it, and its heartbeat shows that it is alive.
 
-On one machine a file lock says so, which dies with its process. Not every file system that several
-machines share has locks that hold between them, so the process also writes a line every few
-seconds; for others it is dead once the line has stood still for a while by their own clock.
+On one machine the lease is a file lock, which is released when its process dies. On some shared
+file systems, locks do not work between machines, so the process also writes a line every few
+seconds. Other machines consider the process dead once the line has not changed for a while by their
+own clock.
 """
 
 import logging
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 BEAT_S = 3.0
 LEASE_S = 30.0
-"""For so long a heartbeat may stand still."""
+"""Time without a new heartbeat after which the lease expires."""
 
 _ROLE = "driver"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -30,10 +31,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @contextmanager
 def hold_lease(run: RunFolder, *, timeout_s: float = 0.0) -> Iterator[None]:
-    """Be the one process that computes a run, and tell of it as long as the body lasts.
+    """Hold the lease of a run, with a heartbeat, while the body runs.
 
-    Raises `RunBusyError` if another one has been so for all of `timeout_s`. Whoever finds that
-    another one took over, because this one stood still for too long, ends at once.
+    Raises `RunBusyError` if another process has held it for all of `timeout_s`. If this process
+    stalls for too long and another one takes over, this process kills itself once it finds out.
     """
     with run.hold(_ROLE, timeout_s):
         heart = _Heart(run)
@@ -49,14 +50,14 @@ def hold_lease(run: RunFolder, *, timeout_s: float = 0.0) -> Iterator[None]:
 
 
 class LeaseWatch:
-    """Tells which runs are computed by a living process, as far as can be seen from here."""
+    """Checks which runs are computed by a living process, as far as this machine can see."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seen: dict[str, tuple[str, float]] = {}  # the last line of each run, and since when
+        self._seen: dict[str, tuple[str, float]] = {}  # each run's last line, first seen at
 
     def is_alive(self, run: RunFolder) -> bool:
-        """Whether somebody computes a run; one of another machine may be given up a while late."""
+        """Return whether a process computes a run; a death on another machine is noticed late."""
         if run.is_held(_ROLE):
             return True
         line = _read(run)
@@ -81,7 +82,7 @@ class _Heart:
         self._num_beats += 1
         temporary = self._run.heartbeat_file.with_name(".heartbeat")
         temporary.write_text(f"{self._owner} {self._num_beats}")
-        os.replace(temporary, self._run.heartbeat_file)  # who reads never finds half of it
+        os.replace(temporary, self._run.heartbeat_file)  # readers never see a partial line
 
     def keep_beating(self) -> None:
         while not self.stopped.wait(BEAT_S):
@@ -103,7 +104,7 @@ def _read(run: RunFolder) -> str:
 
 
 def _name_machine() -> str:
-    """Name the kernel that file locks are of: containers on it have host names of their own."""
+    """Identify the kernel, which owns the file locks: its containers have their own host names."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:  # not Linux

@@ -1,4 +1,4 @@
-"""Where a model came from, written into its directory."""
+"""The lineage of a model, written into its directory."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from training.spec import TrainingSpec, name_source
 _RECORDED_PACKAGES = ("ray", "deepspeed", "torch", "transformers", "tokenizers", "safetensors")
 _PARENT_KEYS = ("run_id", "base_model", "base_model_revision")
 _PARENT_DATA_KEYS = ("name", "fingerprint", "sha256")
-_MAX_CHARACTERS = 1_000  # of what is taken over from a lineage that others may have written
+_MAX_CHARACTERS = 1_000  # of a text copied from a lineage, which other programs may have written
 
 
 def write_lineage(
@@ -30,10 +30,10 @@ def write_lineage(
 ) -> None:
     """Write `lineage.json` and the model card into the directory of a run's model.
 
-    A base model that was itself tuned is described in `parent`, by its run, step and data, and the
-    model that its own lineage leads back to in `root`. So the file has the same size however many
-    fine-tunes a model has behind it. Raises `DamagedFileError`, `NewerFormatError` among them, if
-    the base model has a lineage that cannot be read.
+    If the base model was itself fine-tuned, `parent` describes it by its run, step and data, and
+    `root` is the first base model of its lineage. So the size of the file does not grow with the
+    number of earlier fine-tunes. Raises `DamagedFileError`, or its subclass `NewerFormatError`, if
+    the lineage of the base model cannot be read.
     """
     record = run.read_record()
     origin = {
@@ -64,7 +64,7 @@ def _find_version(package: str) -> str:
 
 
 def _describe_parent(lineage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what identifies a model by its lineage, without the models before it."""
+    """Return the identifying part of a model's lineage, without the models before it."""
     data, step = lineage.get("data"), lineage.get("checkpoint_step")
     return {
         **_pick_texts(lineage, _PARENT_KEYS),
@@ -74,14 +74,14 @@ def _describe_parent(lineage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_root(lineage: Mapping[str, Any]) -> dict[str, str | None] | None:
-    """Return the model that a lineage leads back to; None if it names none."""
+    """Return the first base model of a lineage; None if it names none."""
     root = lineage.get(ROOT_KEY)
     found = _pick_texts(root if isinstance(root, Mapping) else lineage, ORIGIN_KEYS)
     return found if found["base_model"] else None
 
 
 def _pick_texts(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str | None]:
-    """Return some of a mapping's values: None for what is no text, or a long one."""
+    """Return the values of some keys: None for a value that is not text, or too long a text."""
     picked = {key: values.get(key) for key in keys}
     return {
         key: value if isinstance(value, str) and len(value) <= _MAX_CHARACTERS else None

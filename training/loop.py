@@ -1,7 +1,8 @@
-"""One worker: what every Ray Train worker runs, from start to end.
+"""The training loop that every Ray Train worker runs.
 
-All workers walk the same plan in step. Everything that a step needs besides weights and optimizer
-state is a function of its number, so a run that was interrupted goes on as if it had not been.
+All workers follow the same plan in lockstep. Everything that a step needs besides weights and
+optimizer state is a function of its number, so an interrupted run resumes as if it had not been
+interrupted.
 """
 
 import gc
@@ -49,17 +50,17 @@ logger = logging.getLogger(__name__)
 Ending = Literal["finished", "stopped_early", "paused"]
 
 _HANDOVER_S = 120.0
-# What other workers would only meet again, and what all workers meet together: if one alone ended
-# well, the others would wait for it.
+# Errors that new workers would meet again, and that all workers raise together: if only one worker
+# returned, the others would wait for it.
 _NOT_WORTH_ANOTHER_TRY = (NonFiniteLossError, WeightsError, CheckpointError)
 
 
 def run_worker(config: dict[str, Any]) -> dict[str, str]:
     """Train; Ray Train calls this in each worker with the spec and the path of the run's folder.
 
-    Returns `{"ending": …}`, or `{"error": …, "code": …}` for what a new worker group could not
-    change. Anything else is raised: Ray Train then replaces the workers, and they go on from the
-    last checkpoint.
+    Returns `{"ending": …}`, or `{"error": …, "code": …}` for an error that new workers could not
+    avoid. Raises every other exception. If a retry may help (`training.retry`), Ray Train then
+    replaces the workers, which resume from the last checkpoint.
     """
     spec = TrainingSpec.model_validate(config["spec"])
     keep_files_private()
@@ -67,7 +68,7 @@ def run_worker(config: dict[str, Any]) -> dict[str, str]:
     torch.set_num_threads(spec.threads_per_worker)
     yield_to_others()
     place = _find_place()
-    # Workers of a driver that was killed live on for a moment: wait until they write no more.
+    # Workers of a killed driver live on for a moment: wait until they no longer write.
     alone = run.hold("writer", _HANDOVER_S) if place.rank == 0 else nullcontext()
     with log_to_file(run.log_file), alone:
         try:
@@ -102,7 +103,7 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
             plan = replace(plan, layout="padded")
             engine.destroy()
             del engine
-            gc.collect()  # attention is chosen when the model is loaded, and a resumed run does so
+            gc.collect()  # attention is chosen at loading, so load again, as a resumed run does
             engine = _start_engine(spec, run, place, plan, start)
             progress = Progress(num_shares=plan.num_shares, layout=plan.layout)
             num_steps = count_steps(rows.lengths, plan, spec.epochs, spec.max_steps)
@@ -120,7 +121,7 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
 
 
 def _has_leak(engine: Any, place: Place, journal: Journal) -> bool:
-    """Whether rows of a flattened batch influence each other; every worker calls this together."""
+    """Return whether rows of a flattened batch influence each other; all workers call this."""
     leak = find_leak(engine, engine.module.config, place.device)
     if not sum_over_workers(leak is not None, place):
         return False
@@ -130,9 +131,9 @@ def _has_leak(engine: Any, place: Place, journal: Journal) -> bool:
 
 
 def _stop_collecting_what_stays() -> None:
-    """Spare the garbage collector all that is there by now: modules, the model, Ray's own objects.
+    """Exempt all existing objects from garbage collection: modules, the model, Ray's objects.
 
-    Autograd makes enough objects in a step to set it off, and then it looks at everything.
+    Autograd creates enough objects in a step to trigger a collection, which would scan all objects.
     """
     gc.collect()
     gc.freeze()
@@ -160,7 +161,7 @@ def _start_engine(
 
 
 class _Worker:
-    """One worker's way through the steps."""
+    """One worker's loop over the steps."""
 
     def __init__(
         self,
@@ -185,7 +186,7 @@ class _Worker:
         self._watchdog = Watchdog(partial(report_stall, run, place.rank))
 
     def walk(self, progress: Progress, num_steps: int) -> Ending:
-        """Take every step from `progress` on; returns how it ended, all checkpoints complete."""
+        """Take all steps after `progress`; returns how it ended, once checkpoints are complete."""
         with self._watchdog.watch():
             return self._walk(progress, num_steps)
 
@@ -215,7 +216,7 @@ class _Worker:
         return ending or "finished"
 
     def _enter_epoch(self, progress: Progress) -> tuple[EpochPlan, Progress]:
-        """Plan the epoch that `progress` is in; where it stands inside, the order must not move."""
+        """Plan the epoch of `progress`; raises `CheckpointError` if its order changed midway."""
         steps = plan_epoch(self._rows.lengths, self._plan, progress.epoch)
         fingerprint = steps.compute_fingerprint()
         if progress.step_in_epoch and progress.plan != fingerprint:

@@ -1,10 +1,10 @@
-"""Whether the loss of a run was much lower before than at its end.
+"""Detection of a loss that was much lower during a run than at its end.
 
 The loss of single steps is noisy, because steps have different rows. So means over windows of a
-tenth of the steps (5 to 50) are compared, weighted by learned tokens: the last one with the lowest
-one. The loss has risen if the last is at least twice the lowest, the difference is at least 0.1
-nats per token (below that both are close to zero), and it is at least four standard errors, which
-the lowest of many windows does not reach by chance.
+tenth of the steps (5 to 50), weighted by learned tokens, are compared: the last window with the
+lowest one. The loss has risen if the last mean is at least twice the lowest, and the difference is
+at least 0.1 nats per token (below that, both are close to zero) and at least four standard errors
+(which the lowest of many windows does not reach by chance).
 """
 
 import math
@@ -30,7 +30,7 @@ class LossRise(NamedTuple):
     last_steps: tuple[int, int]
 
     def describe(self) -> str:
-        """Say what happened, and what to do."""
+        """Describe the rise and what to do."""
         return (
             f"The loss rose: it was {self.lowest:.4f} in steps {self.lowest_steps[0]} to "
             f"{self.lowest_steps[1]} and is {self.last:.4f} in steps {self.last_steps[0]} to "
@@ -40,7 +40,7 @@ class LossRise(NamedTuple):
 
 
 def find_loss_rise(metrics: Iterable[Mapping[str, float]]) -> LossRise | None:
-    """Return how far the loss rose, by the figures of all steps; None if it did not."""
+    """Return how far the loss rose, from the metrics of all steps; None if it did not."""
     lines = [
         (int(line["step"]), float(line["loss"]), float(line.get("learned_tokens", 1.0)))
         for line in metrics

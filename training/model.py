@@ -1,4 +1,4 @@
-"""The model in training: loaded whole or not at all, and its loss."""
+"""Strict loading of the model to train, and its loss."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torch.nn.functional as F  # noqa: N812 - the conventional name
 
 from training.batching import BatchLayout
 from training.collate import IGNORED_LABEL, MicroBatch
@@ -21,13 +21,13 @@ _FLATTENED_ARCHITECTURES = frozenset(
 
 
 class WeightsError(RuntimeError):
-    """The base model's file and its architecture do not name the same weights."""
+    """The weights in the base model's files differ from those of its architecture."""
 
 
 def load_model(
     spec: TrainingSpec, layout: BatchLayout = "padded", device: torch.device = _CPU
 ) -> torch.nn.Module:
-    """Load the base model; raises `WeightsError` unless file and architecture agree wholly.
+    """Load the base model; raises `WeightsError` unless its weights match its architecture.
 
     Raises `UnknownModelError` if there is no such model.
     """
@@ -61,23 +61,23 @@ def load_model(
 
 
 def find_hidden_size(base_model: str) -> int:
-    """Width of a model's hidden states."""
+    """Return the width of a model's hidden states."""
     from training.base_model import load_config
 
     return int(load_config(base_model).get_text_config().hidden_size)
 
 
 def find_weight_faults(loading_info: Any) -> dict[str, list[str]]:
-    """Sort out what transformers says about a model it loaded; empty if every weight fits."""
+    """Return the non-empty lists of transformers' loading report; empty if every weight fits."""
     return {kind: sorted(str(key) for key in keys) for kind, keys in loading_info.items() if keys}
 
 
 def choose_layout(spec: TrainingSpec, device: torch.device) -> BatchLayout:
-    """Settle 'auto': flattened rows where attention has a kernel for them, else padded ones.
+    """Resolve 'auto': flattened rows where attention has a kernel for them, else padded rows.
 
     Dense attention over a flattened batch computes every row against every other: on a CPU such
-    batches ran at 0.59 of the speed of padded ones of similar length. Only architectures that are
-    known to let nothing else run on from row to row, such as a convolution's state, are flattened.
+    batches ran at 0.59 of the speed of padded ones of similar length. Rows are flattened only for
+    architectures known to carry no other state from row to row, such as that of a convolution.
     """
     from training.base_model import load_config
 
@@ -88,7 +88,7 @@ def choose_layout(spec: TrainingSpec, device: torch.device) -> BatchLayout:
 
 
 def has_varlen_kernel(spec: TrainingSpec, device: torch.device) -> bool:
-    """Whether there is a variable-length attention kernel: on a GPU, in half precision."""
+    """Return whether a variable-length attention kernel exists: on a GPU, in half precision."""
     from transformers.utils import is_flash_attn_2_available
 
     is_half = spec.precision in ("bf16", "fp16")
@@ -96,17 +96,16 @@ def has_varlen_kernel(spec: TrainingSpec, device: torch.device) -> bool:
 
 
 def sum_loss(model: Any, batch: MicroBatch) -> torch.Tensor:
-    """Cross entropy summed over the batch's learned tokens, in fp32; shape `[]`.
+    """Return the cross entropy summed over the batch's learned tokens, in fp32; shape `[]`.
 
-    Logits are computed where they are needed alone: at the positions that predict a learned token.
-    The output head is the largest product of a small model, and its logits the largest tensor of
-    any.
+    Logits are computed only at the positions that predict a learned token: the output head is the
+    largest matrix product of a small model, and its logits are the largest tensor of any model.
     """
     learned = batch.labels != IGNORED_LABEL  # [rows, tokens]
-    learned[0, 0] |= ~learned.any()  # of nothing at all there would be no gradient to wait for
+    learned[0, 0] |= ~learned.any()  # an empty selection would have no gradient to wait for
     with _select_positions(model.get_output_embeddings(), learned):
         logits = model(**batch.inputs).logits  # [num_selected, vocabulary]
-    if logits.dim() == 3:  # a model whose head is no module of its own
+    if logits.dim() == 3:  # a model without a separate module for its head
         logits = logits[learned]
     return F.cross_entropy(
         logits.float(), batch.labels[learned], ignore_index=IGNORED_LABEL, reduction="sum"
@@ -115,7 +114,7 @@ def sum_loss(model: Any, batch: MicroBatch) -> torch.Tensor:
 
 @contextmanager
 def _select_positions(head: torch.nn.Module | None, chosen: torch.Tensor) -> Iterator[None]:
-    """Let a model's output head see the chosen positions of the hidden states alone.
+    """Pass only the chosen positions of the hidden states to a model's output head.
 
     `chosen` has the shape `[rows, tokens]`, the head's input `[rows, tokens, hidden]`.
     """

@@ -1,4 +1,4 @@
-"""The README.md of a model that came out of a run, in the hub's model card format."""
+"""The README.md of a run's model, in the hub's model card format."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import yaml
 
 
 def render_model_card(lineage: Mapping[str, Any]) -> str:
-    """Render a card from the lineage: metadata as YAML, then words and figures."""
+    """Render a card from the lineage: YAML metadata, then text and figures."""
     data, spec, metrics = lineage["data"], lineage["spec"], lineage["metrics"]
     epochs = f"{metrics['epoch']} of {spec['epochs']}"
     metadata = {
@@ -44,7 +44,7 @@ The chat template in this folder is the one that the model was trained with.
 
 
 def _render_root(lineage: Mapping[str, Any]) -> str:
-    """The model at the beginning of a chain of fine-tunes, where that is another."""
+    """Render the row of the first base model in a chain of fine-tunes, if it differs."""
     root = lineage["root"]
     if root["base_model"] == lineage["base_model"]:
         return ""
@@ -52,7 +52,7 @@ def _render_root(lineage: Mapping[str, Any]) -> str:
 
 
 def _index_validation(lineage: Mapping[str, Any]) -> dict[str, Any]:
-    """The validation loss as the hub lists results."""
+    """Build the hub's result metadata for the validation loss; empty without one."""
     metrics, name = lineage["metrics"], lineage["data"]["name"]
     if "eval_loss" not in metrics:
         return {}

@@ -1,4 +1,4 @@
-"""How the weights move: learning rate by step, and what is decayed."""
+"""The optimizer with its weight decay, and the learning rate schedule."""
 
 import math
 from typing import Any
@@ -9,11 +9,11 @@ from training.spec import TrainingSpec
 
 
 def learning_rate_at(step: int, num_steps: int, spec: TrainingSpec) -> float:
-    """Learning rate of optimizer step `step`, counted from 0, of `num_steps`.
+    """Return the learning rate of optimizer step `step`, counted from 0, of `num_steps`.
 
-    Rises linearly over the first `warmup_steps`, or `warmup_ratio` of the steps, then falls to 0
-    along half a cosine (Loshchilov and Hutter 2017, arXiv 1608.03983, without restarts) or a line,
-    or stays.
+    It rises linearly over the first `warmup_steps`, or `warmup_ratio` of the steps. Then it falls
+    to 0 along half a cosine (Loshchilov and Hutter 2017, arXiv 1608.03983, without restarts) or a
+    line, or stays constant.
     """
     num_warmup = spec.warmup_steps
     if num_warmup is None:
@@ -29,11 +29,11 @@ def learning_rate_at(step: int, num_steps: int, spec: TrainingSpec) -> float:
 
 
 def build_optimizer(model: torch.nn.Module, spec: TrainingSpec) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) with decay on matrices only.
+    """Build AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) with decay on matrices only.
 
-    A sharded parameter is flat, so the shape it has when gathered (`ds_shape`) decides. PyTorch's
-    fused step is vectorised on CPUs too, where an offloaded optimizer takes it; it resumes to the
-    last bit, which DeepSpeed's own step for CPUs does not.
+    A sharded parameter is flat, so its gathered shape (`ds_shape`) decides. PyTorch's fused step is
+    also vectorised on CPUs, where an offloaded optimizer runs; it resumes bit for bit, which
+    DeepSpeed's own step for CPUs does not.
     """
     decayed: list[torch.nn.Parameter] = []
     undecayed: list[torch.nn.Parameter] = []

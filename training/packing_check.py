@@ -1,7 +1,7 @@
-"""Whether rows that follow one another in a flattened batch influence each other in a model.
+"""Detection of models in which the rows of a flattened batch influence each other.
 
-Position ids that begin anew tell most attention where a row begins. Recurrent states, convolutions,
-and positions that a model counts by itself run on from row to row.
+Most attention implementations recognise the start of a row by position ids that restart at 0.
+Recurrent states, convolutions, and positions that a model counts itself continue from row to row.
 """
 
 from typing import Any
@@ -13,18 +13,18 @@ from training.collate import TokenRow, collate_rows
 from training.probe import spread_tokens
 
 _NUM_TOKENS = 12
-# Share of the norm of the logits. A row's own logits, in another batch, are rounded otherwise.
+# As a share of the norm of the logits. The same row's logits in another batch differ by rounding.
 _ALONE_TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-# Only the other row's tokens differ: the same products, in the same order, with the same shapes.
+# If only the other row's tokens differ, the products, their order and their shapes are the same.
 # In a mixture of experts, tokens of both rows are multiplied together.
 _OTHER_TOLERANCE = 1e-6
 _OTHER_TOLERANCES_EXPERTS = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 def find_leak(model: Any, config: Any, device: torch.device) -> str | None:
-    """Describe how a row influences the one behind it in a flattened batch; None if it does not.
+    """Describe how a row influences the next one in a flattened batch; None if it does not.
 
-    `model` is a model or DeepSpeed's engine around it, which every worker calls this with.
+    `model` is a model, or its DeepSpeed engine; then every worker must call this together.
     """
     vocabulary = int(config.get_text_config().vocab_size)
     first, other, second = (_make_row(number, vocabulary) for number in range(3))

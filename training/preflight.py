@@ -1,4 +1,4 @@
-"""What has to hold before any worker of a run starts: found in seconds, with nothing started.
+"""Checks before any worker of a run starts; they take seconds and start nothing.
 
 The base model's task, the format of its weights, their names and shapes, and the keys of a
 DeepSpeed configuration are checked without reading a weight. `training.room` compares disk space
@@ -32,11 +32,11 @@ _KINDS = {
 
 
 class UnfitModelError(SettingError):
-    """The base model cannot be fine-tuned; the message says why and what to do."""
+    """The base model cannot be fine-tuned; the message contains the reason and what to do."""
 
 
 def check_settings(spec: TrainingSpec) -> None:
-    """Check what depends on the settings and the base model alone.
+    """Check everything that depends only on the settings and the base model.
 
     Raises `UnfitModelError`, `UnknownModelError` or `DeepSpeedSettingError`.
     """
@@ -45,7 +45,7 @@ def check_settings(spec: TrainingSpec) -> None:
 
 
 def check_base_model(base_model: str) -> None:
-    """Check that a base model is a causal one whose weights can be loaded and fit it.
+    """Check that a base model is causal and that its weights can be loaded and match it.
 
     A model in a store was compared with its architecture when it was imported or published, so
     only its configuration and the headers of its files are read. Weights on the hub that are not in
@@ -70,7 +70,7 @@ def check_base_model(base_model: str) -> None:
 
 
 def count_parameters(base_model: str) -> int | None:
-    """Count the parameters in a base model's files, tied ones once; None if there are no files yet.
+    """Count the parameters in a base model's files, tied ones once; None without files.
 
     Raises `UnfitModelError` for files that cannot be read.
     """
@@ -84,9 +84,9 @@ def count_parameters(base_model: str) -> int | None:
 
 
 def _find_weights(base_model: str) -> Path | None:
-    """Find the folder of a base model's files; None for a model whose weights are not fetched yet.
+    """Find the folder of a base model's files; None if its weights are not downloaded yet.
 
-    `load_config` has fetched the configuration of a model on the hub before.
+    `load_config` must have downloaded the configuration of a model on the hub before.
     """
     folder = Path(base_model)
     if folder.is_dir():
@@ -99,11 +99,11 @@ def _find_weights(base_model: str) -> Path | None:
     return folder if is_fetched else None
 
 
-@lru_cache(maxsize=8)  # a command checks before it reads the rows, and its run before it starts
-def _compare_weights(base_model: str, folder: Path, files: tuple[object, ...]) -> None:  # noqa: ARG001 - the key
-    """Raise `UnfitModelError` if the files and the architecture do not name the same weights.
+@lru_cache(maxsize=8)  # checked by a command before it reads rows, and again by its run
+def _compare_weights(base_model: str, folder: Path, files: tuple[object, ...]) -> None:  # noqa: ARG001 - a key
+    """Raise `UnfitModelError` if the weights in the files differ from those of the architecture.
 
-    `files` identifies the content of the folder.
+    `files` identifies the content of the folder, as a key of the cache.
     """
     from model_files.architecture import load_on_meta, make_meta_tensors  # torch is slow to import
 
@@ -129,7 +129,7 @@ def _compare_weights(base_model: str, folder: Path, files: tuple[object, ...]) -
 
 
 def _name_weight(found: object) -> str:
-    """Name a weight of transformers' report; of another shape, with both shapes."""
+    """Name a weight of transformers' report, with both shapes if they differ."""
     if isinstance(found, tuple) and len(found) == 3:
         name, in_file, expected = found
         return f"{name} is {list(in_file)}, expected {list(expected)}"

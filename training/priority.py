@@ -1,4 +1,4 @@
-"""Which of a machine's processes goes first."""
+"""The CPU priority of training processes."""
 
 import os
 from contextlib import suppress
@@ -8,11 +8,11 @@ _NICENESS = 15
 
 
 def yield_to_others() -> None:
-    """Let other processes go before this one: a training takes hours, an answer is wanted at once.
+    """Lower the CPU priority of this process: training takes hours, but a request must be quick.
 
-    Ray does the same with all its workers, unless it is told otherwise; the application tells it
-    otherwise, so that what answers is not among them. On Linux each thread has a niceness of its
-    own, which those that it starts inherit.
+    By default Ray does the same with all its workers; the application disables that, so that
+    serving keeps its priority. On Linux each thread has its own niceness, which the threads that it
+    starts inherit.
     """
     for thread in Path("/proc/self/task").iterdir():
         with suppress(ProcessLookupError):  # it has ended

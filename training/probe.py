@@ -1,4 +1,4 @@
-"""What a model answers in training, kept with its checkpoint to compare the exported model with."""
+"""A model's logits in training, stored with its checkpoint to verify the exported model."""
 
 import json
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _STRIDE = 7919  # a prime, so that few vocabularies are a multiple
 
 @dataclass(frozen=True)
 class Probe:
-    """A fixed prompt and what the training engine made of it.
+    """A fixed prompt and the logits of the training engine for it.
 
     `input_ids` has the shape `[1, tokens]`, `logits` `[tokens, vocabulary]` in fp32.
     """
@@ -31,14 +31,14 @@ class Probe:
     zero_parameters: frozenset[str]  # all zero in training; `name[expert]` of single experts
 
     def write(self, path: Path) -> None:
-        """Write it as one safetensors file."""
+        """Write the probe as one safetensors file."""
         tensors = {"input_ids": self.input_ids, "logits": self.logits}
         zeros = json.dumps(sorted(self.zero_parameters))
         save_file(tensors, path, metadata={"zero_parameters": zeros})
 
 
 def read_probe(checkpoint: Path) -> Probe | None:
-    """Read a checkpoint's probe; None if it was saved without. Raises `ValueError` if damaged."""
+    """Read a checkpoint's probe; None if it has none. Raises `ValueError` if it is damaged."""
     path = checkpoint / PROBE_NAME
     if not path.is_file():
         return None
@@ -51,7 +51,7 @@ def read_probe(checkpoint: Path) -> Probe | None:
 
 
 def take_probe(engine: Any, place: Place) -> Probe:
-    """Ask the model in training; every worker calls this together, and all get the same."""
+    """Compute the probe of the model in training; all workers call this together."""
     input_ids = make_prompt(engine.module.config).to(place.device)
     engine.eval()
     with torch.no_grad():
@@ -61,7 +61,7 @@ def take_probe(engine: Any, place: Place) -> Probe:
 
 
 def make_prompt(config: Any) -> torch.Tensor:
-    """Token ids that depend on the size of the vocabulary alone; shape `[1, 16]`."""
+    """Return token ids that depend only on the size of the vocabulary; shape `[1, 16]`."""
     vocabulary = int(config.get_text_config().vocab_size)
     return torch.from_numpy(spread_tokens(_NUM_TOKENS, vocabulary))[None]
 
@@ -75,9 +75,9 @@ def spread_tokens(count: int, vocabulary: int, first: int = 1) -> npt.NDArray[np
 
 
 def _find_zeros(engine: Any, place: Place) -> frozenset[str]:
-    """Name what is all zero: parameters, and single experts as `name[expert]`.
+    """Return the names of parameters, and of experts as `name[expert]`, that are all zero.
 
-    Each worker looks at what it holds.
+    Each worker checks its own shards, and the results are combined.
     """
     found: dict[str, bool] = {}
     for name, parameter in engine.module.named_parameters():
@@ -95,7 +95,7 @@ def _find_zeros(engine: Any, place: Place) -> frozenset[str]:
 
 
 def _select_held(parameter: Any, place: Place) -> tuple[int, torch.Tensor]:
-    """What this worker holds of a parameter, flat and without padding, and where that begins."""
+    """Return the start of this worker's share of a parameter, and the share: flat, unpadded."""
     if not hasattr(parameter, "ds_tensor"):
         return 0, parameter.detach().flatten()
     share: torch.Tensor = parameter.ds_tensor.detach().flatten()

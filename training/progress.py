@@ -1,4 +1,4 @@
-"""How far a run has come: what a checkpoint holds besides weights, and what a step adds to it."""
+"""The progress of a run: what a checkpoint contains besides weights, and how a step changes it."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Progress(BaseModel):
-    """The position of a run; a resumed run goes on from exactly this.
+    """The position of a run, from which a resumed run continues exactly.
 
-    The order of rows, the learning rate and the seeds of dropout are functions of the step, so
-    the step is all that they need.
+    The order of rows, the learning rate and the seeds of dropout are functions of the step, so no
+    other state is stored for them.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -40,7 +40,7 @@ class Progress(BaseModel):
     num_worse: int = Field(0, description="Evaluations since then.")
 
     def take_step(self, result: "StepResult", elapsed_s: float) -> "Progress":
-        """Count one optimizer step, and the seconds since the one before."""
+        """Add one optimizer step, and the seconds since the previous step."""
         return self._change(
             step=self.step + 1,
             step_in_epoch=self.step_in_epoch + 1,
@@ -52,17 +52,17 @@ class Progress(BaseModel):
         )
 
     def begin_epoch(self) -> "Progress":
-        """Go on to the next epoch."""
+        """Advance to the next epoch."""
         return self._change(
             epoch=self.epoch + 1, step_in_epoch=0, epoch_loss_sum=0.0, epoch_num_learned=0
         )
 
     def follow_plan(self, fingerprint: str) -> "Progress":
-        """Note the order of the epoch under way."""
+        """Record the fingerprint of the current epoch's order."""
         return self._change(plan=fingerprint)
 
     def evaluate(self, loss: float) -> "Progress":
-        """Note an evaluation at this step."""
+        """Record an evaluation at this step."""
         is_better = math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss)
         return self._change(
             eval_loss=loss,
@@ -73,24 +73,24 @@ class Progress(BaseModel):
         )
 
     def reset_patience(self) -> "Progress":
-        """Give a run that is extended after it stopped early another chance."""
+        """Reset the patience of early stopping, for a run extended after it stopped early."""
         return self._change(num_worse=0)
 
     @property
     def epoch_loss(self) -> float:
-        """Mean loss of the epoch so far over its learned tokens, nats."""
+        """Mean loss of the epoch so far over its learned tokens, in nats."""
         return self.epoch_loss_sum / max(1, self.epoch_num_learned)
 
     @property
     def measured_loss(self) -> float | None:
-        """Validation loss measured at this very step; None if the last evaluation was earlier."""
+        """Validation loss measured at exactly this step; None if the last one was earlier."""
         return self.eval_loss if self.evaluated_step == self.step else None
 
     def summarise(self) -> dict[str, float]:
         """Return the figures of a checkpoint, for events, the API and the lineage.
 
-        `eval_loss` is there only if it was measured at this step: that of an earlier step is the
-        loss of other weights.
+        `eval_loss` is included only if it was measured at this step: an earlier evaluation is the
+        loss of different weights.
         """
         figures: dict[str, float] = {
             "step": self.step,
@@ -99,7 +99,7 @@ class Progress(BaseModel):
             "trained_tokens": self.trained_tokens,
         }
         loss = self.measured_loss
-        if loss is not None and math.isfinite(loss):  # JSON has no other numbers
+        if loss is not None and math.isfinite(loss):  # JSON has only finite numbers
             figures["eval_loss"] = loss
         return figures
 

@@ -1,8 +1,8 @@
-"""The disk space and the memory that a run needs, worked out from its settings before it starts.
+"""The disk space and memory that a run needs, estimated from its settings before it starts.
 
-Two figures each: what the run needs in any case, for a refusal, and what it is likely to need, for
-a warning. The bytes per parameter are those of AdamW with fp32 master weights: 4 for the weights,
-8 for the two moments, and `precision` for weights and gradients in the pass.
+Each estimate has two figures: the certain need, for a refusal, and the likely need, for a warning.
+The bytes per parameter are those of AdamW with fp32 master weights: 4 for the weights, 8 for the
+two moments, and those of `precision` for weights and gradients in the forward and backward pass.
 """
 
 from typing import NamedTuple
@@ -15,24 +15,25 @@ _MARGIN = 1.1  # activations, buffers, files that are not weights
 
 
 class Need(NamedTuple):
-    """Bytes that are needed in any case, and bytes that are likely to be needed."""
+    """Bytes that are certainly needed, and bytes that are likely to be needed."""
 
     certain: int
     likely: int
 
 
 def estimate_checkpoint(spec: TrainingSpec, num_parameters: int) -> Need:
-    """Estimate one sharded checkpoint: fp32 weights, moments, and the module below stage 3."""
+    """Estimate one sharded checkpoint: fp32 weights, moments, and below stage 3 the module."""
     certain = (_MASTER_BYTES + _MOMENT_BYTES) * num_parameters
     module = 0 if spec.zero_stage == 3 else _count_pass_bytes(spec) * num_parameters
     return Need(certain, int(_MARGIN * (certain + module)))
 
 
 def estimate_disk(spec: TrainingSpec, num_parameters: int, *, has_trained: bool) -> Need:
-    """Estimate the room that a run's folder needs for checkpoints and the model.
+    """Estimate the disk space that a run's folder needs for checkpoints and the model.
 
     A checkpoint is complete before an older one is removed, so there is one more than
-    `keep_checkpoints`. Of a run that has trained only the model is certain: it may be at its end.
+    `keep_checkpoints`. For a run that has trained, only the model is certain: the run may be at its
+    end.
     """
     checkpoint = estimate_checkpoint(spec, num_parameters)
     model_bytes = _count_export_bytes(spec) * num_parameters
@@ -49,10 +50,10 @@ def estimate_disk(spec: TrainingSpec, num_parameters: int, *, has_trained: bool)
 
 
 def estimate_memory(spec: TrainingSpec, num_parameters: int, *, on_gpu: bool) -> tuple[Need, Need]:
-    """Estimate the memory of all workers' hosts together, and that of one GPU.
+    """Estimate the total memory of all workers' hosts, and the memory of one GPU.
 
-    The second is 0 without GPUs. Activations, which depend on the rows, are not counted as certain,
-    nor are gradients, of which stages 2 and 3 need not hold all at once.
+    The second estimate is 0 without GPUs. Activations are not certain, because they depend on the
+    rows. Gradients are not certain, because stages 2 and 3 need not hold all of them at once.
     """
     num_workers = spec.min_workers or spec.num_workers
     is_half = _count_pass_bytes(spec) < _MASTER_BYTES
@@ -74,12 +75,12 @@ def estimate_memory(spec: TrainingSpec, num_parameters: int, *, on_gpu: bool) ->
 
 
 def _count_export_bytes(spec: TrainingSpec) -> int:
-    """Bytes of a weight of the published model."""
+    """Return the bytes per weight of the published model."""
     if spec.export_dtype == "auto":
         return _count_pass_bytes(spec)
     return 4 if spec.export_dtype == "fp32" else 2
 
 
 def _count_pass_bytes(spec: TrainingSpec) -> int:
-    """Bytes of a weight in the forward and backward pass; 'auto' may become bf16."""
+    """Return the bytes per weight in the forward and backward pass; 'auto' may become bf16."""
     return 4 if spec.precision == "fp32" else 2

@@ -1,4 +1,4 @@
-"""Starting a run again: to resume it after an interruption, or to extend it by more epochs."""
+"""Starting a run again: to resume it after an interruption, or to extend it by more steps."""
 
 import shutil
 import time
@@ -8,7 +8,7 @@ from storage.lineage_file import read_lineage_file
 from training.runs import Extension, RunFolder
 from training.spec import TrainingSpec
 
-# What may differ when a run goes on: nothing that changes which steps it takes.
+# Settings that may change when a run resumes: they do not change which steps it takes.
 _FREE_TO_CHANGE = frozenset(
     {
         "accelerator",
@@ -33,17 +33,18 @@ _FREE_TO_CHANGE = frozenset(
 
 
 class RerunError(ValueError):
-    """A run cannot go on as it is asked to."""
+    """A run cannot be resumed or extended as requested."""
 
 
 def reopen_run(run: RunFolder, spec: TrainingSpec, fingerprint: str) -> TrainingSpec:
-    """Make a run that is there already ready to go on under `spec`; returns that, settled.
+    """Prepare an existing run to resume under `spec`; returns `spec` with its precision resolved.
 
-    A finished one goes on only for more epochs than it had. Raises `RerunError` for a setting that
-    may not change, for other data, and for a finished run without more to do.
+    A succeeded run needs more epochs than before, or more `max_steps` if these ended it. Raises
+    `RerunError` for a setting that may not change, for other data, and for a succeeded run without
+    more steps to take.
     """
     record, before = run.read_record(), run.read_spec()
-    if spec.precision == "auto":  # was settled when the run began
+    if spec.precision == "auto":  # was resolved when the run started
         spec = spec.model_copy(update={"precision": before.precision})
     changed = [
         f"{name} was {getattr(before, name)!r} and is {getattr(spec, name)!r}"
@@ -75,7 +76,7 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, fingerprint: str) -> Training
         run.add_event(f"Extending from {_describe_length(before)} to {_describe_length(spec)}")
     else:
         run.add_event(f"Starting again; it was {record.status}")
-    # The record first: killed in between, the run is open to be started once more.
+    # Write the record first: if killed in between, the run can still be started again.
     run.update_record(status="queued", finished_at=None, error=None, extends=extends)
     run.write_spec(spec)
     for request in (run.cancel_file, run.pause_file):
@@ -84,7 +85,7 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, fingerprint: str) -> Training
 
 
 def _check_length(spec: TrainingSpec, before: TrainingSpec) -> None:
-    """Raise `RerunError` if a run is to have fewer steps than it was begun with."""
+    """Raise `RerunError` if a run would have fewer steps than it was started with."""
     for name in ("epochs", "max_steps"):
         was, wanted = getattr(before, name), getattr(spec, name)
         if wanted is not None and (was is None or wanted < was):
@@ -94,9 +95,9 @@ def _check_length(spec: TrainingSpec, before: TrainingSpec) -> None:
 
 
 def _check_extends(run: RunFolder, spec: TrainingSpec, before: TrainingSpec) -> None:
-    """Raise `RerunError` if a finished run has no more steps to take than it had.
+    """Raise `RerunError` if a succeeded run has no more steps to take.
 
-    Its last step says what ended it: its epochs, or `max_steps`.
+    Its last step shows which limit ended it: `epochs` or `max_steps`.
     """
     last = run.read_last_metrics()
     is_at_limit = last is not None and last["step"] == before.max_steps
@@ -114,10 +115,10 @@ def _describe_length(spec: TrainingSpec) -> str:
 
 
 def is_untrained(run: RunFolder) -> bool:
-    """Whether a run has ended before its first step, as one whose start was refused.
+    """Return whether a run ended before its first step, for example because it was refused.
 
-    Such a run has nothing to resume, so its folder is free for other settings. A checkpoint or a
-    step of which anything is seen makes it a run that has trained.
+    Such a run has nothing to resume, so its folder can be used with other settings. Any trace of a
+    checkpoint or a step counts as training.
     """
     from training.checkpoint import read_last_complete, survey_checkpoints  # slow to import
 
@@ -130,9 +131,9 @@ def is_untrained(run: RunFolder) -> bool:
 
 
 def _select(spec: TrainingSpec, name: str) -> Any:
-    """What of a setting must stay as it was."""
+    """Return the part of a setting that must not change."""
     value = getattr(spec, name)
-    if name in ("train_file", "validation_file"):  # may lie elsewhere by now; the rows are compared
+    if name in ("train_file", "validation_file"):  # may have moved; the rows are compared
         return value is None
     if name == "train_files":
         return [entry.weight for entry in value]
@@ -142,10 +143,10 @@ def _select(spec: TrainingSpec, name: str) -> Any:
 
 
 def _keep_model(run: RunFolder, epochs: int, model_id: str | None) -> Extension:
-    """Put the model so far aside, for the one to come."""
+    """Rename the current model, to make way for the next one."""
     step = int(run.read_metrics()[-1]["step"])
     if run.model.exists():
         kept = run.path / f"model-step-{read_lineage_file(run.model).get('checkpoint_step', step)}"
-        shutil.rmtree(kept, ignore_errors=True)  # the same weights, if more epochs were no better
+        shutil.rmtree(kept, ignore_errors=True)  # same weights: more epochs were no better
         run.model.rename(kept)
     return Extension(epochs=epochs, step=step, model_id=model_id, ended_at=int(time.time()))

@@ -1,4 +1,4 @@
-"""What a run needs of the cluster, and whether the cluster can ever give it."""
+"""The cluster resources that a run needs, and whether the cluster can provide them."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 class ResourceError(SettingError):
-    """The cluster can never give what the run asks for."""
+    """The run asks for more than the whole cluster has."""
 
 
 def check_resources(
@@ -24,9 +24,9 @@ def check_resources(
 ) -> None:
     """Refuse a run that the cluster can never start.
 
-    `nodes` are the total resources of each node in Ray's names; `reserved_cpus` and `reserved_gpus`
-    are held for good by something else. An elastic run needs its smallest number of workers. Raises
-    `ResourceError` with what was asked and what there is.
+    `nodes` are the total resources of each node under Ray's names; `reserved_cpus` and
+    `reserved_gpus` are permanently reserved for other uses. An elastic run needs its smallest
+    number of workers. Raises `ResourceError` with the requested and the available resources.
     """
     num_gpus = sum(node.get("GPU", 0.0) for node in nodes)
     num_workers = spec.min_workers or spec.num_workers
@@ -63,7 +63,7 @@ def check_resources(
 
 
 def _count_gpu_places(spec: TrainingSpec, nodes: Sequence[Mapping[str, float]]) -> int:
-    """Count the workers that find a GPU and their CPUs on one node."""
+    """Count the workers for which one node has both a GPU and enough CPUs."""
     return sum(
         int(min(node.get("GPU", 0.0), node.get("CPU", 0.0) / spec.cpus_per_worker) + _ROUNDING)
         for node in nodes
@@ -77,9 +77,9 @@ def find_shortage(
     reserved_cpus: float = 0.0,
     reserved_gpus: float = 0.0,
 ) -> str | None:
-    """Say what a run lacks beside those that compute now, or None if it can start.
+    """Describe what a run lacks beside the runs in `computing`; None if it can start.
 
-    In sums over the cluster: how Ray lays workers out on nodes is its own matter.
+    Only sums over the cluster are compared: Ray decides which node gets which worker.
     """
     num_gpus = sum(node.get("GPU", 0.0) for node in nodes)
     free_cpus = sum(node.get("CPU", 0.0) for node in nodes) - reserved_cpus
@@ -97,15 +97,16 @@ def find_shortage(
 
 
 def wants_gpu(spec: TrainingSpec, num_gpus: float) -> bool:
-    """Whether the workers take a GPU each."""
+    """Return whether each worker needs a GPU."""
     return spec.accelerator == "gpu" or (spec.accelerator == "auto" and num_gpus > 0)
 
 
 def settle_precision(spec: TrainingSpec, *, on_gpu: bool) -> TrainingSpec:
-    """Settle 'auto' for good; a run that goes on elsewhere keeps what it began with.
+    """Resolve a precision of 'auto'; a run that resumes on other hardware keeps its precision.
 
-    On a CPU without bf16 instructions its products are several times slower than those of fp32
-    (7 against 65 GFLOP/s on one core of an AMD EPYC with AVX2), with them faster.
+    On a CPU without bf16 instructions, bf16 matrix products are several times slower than fp32
+    ones (7 against 65 GFLOP/s on one core of an AMD EPYC with AVX2); with these instructions they
+    are faster.
     """
     if spec.precision != "auto":
         return spec
@@ -116,7 +117,7 @@ def settle_precision(spec: TrainingSpec, *, on_gpu: bool) -> TrainingSpec:
 
 
 def _computes_bf16(cpu_info: Path) -> bool:
-    """Whether this machine's processor has bf16 instructions: x86 AVX-512 or AMX, or Arm's."""
+    """Return whether this machine's CPU has bf16 instructions: x86 AVX-512 or AMX, or Arm's."""
     try:
         text = cpu_info.read_text()
     except OSError:  # not Linux

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: with as many workers exactly, with another number to rounding."""
+"""Resuming from a checkpoint: exact with the same number of workers, else up to rounding."""
 
 import logging
 import shutil
@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 def find_start(run: RunFolder, place: Place) -> Checkpoint | None:
-    """Find the checkpoint that a run resumes from, None at step 0, and prepare its folder for that.
+    """Find the checkpoint that a run resumes from, None for step 0, and prepare the run's folder.
 
     Later checkpoints are quarantined and later metrics dropped: both will be written again. Raises
-    `CheckpointError` as `agree_on_checkpoint` does, which changes nothing.
+    `CheckpointError` as `agree_on_checkpoint` does; the folder is then unchanged.
     """
 
     def report_damage(name: str, damage: str) -> None:
@@ -55,23 +55,23 @@ def find_start(run: RunFolder, place: Place) -> Checkpoint | None:
 
 
 def _find_last_step(run: RunFolder, place: Place) -> int:
-    """Return the last step in a run's metrics, which rank 0 alone has to know."""
+    """Return the last step in a run's metrics on rank 0, the only rank that needs it; else 0."""
     if place.rank != 0:
         return 0
     return max((int(line["step"]) for line in run.read_metrics()), default=0)
 
 
 def is_resharded(checkpoint: Checkpoint, place: Place, zero_stage: int) -> bool:
-    """Whether a checkpoint's shards have to be cut anew for this number of workers."""
+    """Return whether a checkpoint must be resharded for this number of workers."""
     return zero_stage > 0 and checkpoint.world_size != place.world_size
 
 
 def load_checkpoint(engine: Any, checkpoint: Checkpoint, place: Place, scratch: Path) -> None:
     """Load weights and optimizer state into an engine that was just started.
 
-    Where the number of workers differs, the shards are converted into a universal checkpoint
-    under `scratch`, on storage that all workers see (Lian et al. 2024, arXiv 2406.18820). The
-    engine must have been started for that. Raises `CheckpointError` if it cannot be loaded.
+    If the number of workers differs, the shards are converted into a universal checkpoint under
+    `scratch`, on storage shared by all workers (Lian et al. 2024, arXiv 2406.18820). The engine
+    must have been started for that. Raises `CheckpointError` if nothing can be loaded.
     """
     settings = [_get_settings(group) for group in engine.optimizer.param_groups]
     folder = checkpoint.path
@@ -91,7 +91,7 @@ def load_checkpoint(engine: Any, checkpoint: Checkpoint, place: Place, scratch: 
 
 
 def convert_to_universal(shards: Path, target: Path) -> None:
-    """Convert shards into a universal checkpoint: a folder of whole tensors per parameter."""
+    """Convert shards into a universal checkpoint: one folder of whole tensors per parameter."""
     from deepspeed.checkpoint import ds_to_universal
 
     shutil.rmtree(target.parent, ignore_errors=True)
@@ -106,16 +106,16 @@ def convert_to_universal(shards: Path, target: Path) -> None:
         inject_missing_state=True,
     )
     said = StringIO()
-    with redirect_stdout(said):  # it prints every step, where only a log is read
+    with redirect_stdout(said):  # it prints every step, but only the log is read
         ds_to_universal.main(options)
     logger.info("converted %s to a universal checkpoint", shards.parent.name)
 
 
 def _separate_groups(optimizer: Any, settings: list[dict[str, Any]]) -> None:
-    """Undo what DeepSpeed 0.19.8 mixes up between parameter groups in a universal checkpoint.
+    """Repair parameter groups that DeepSpeed 0.19.8 mixes up in a universal checkpoint.
 
-    It copies the first group's settings over all, which would decay norms and biases from there
-    on, and lets all groups count their steps in one tensor, each of them at every step.
+    DeepSpeed copies the first group's settings to all groups, which would apply weight decay to
+    norms and biases, and lets them share one step counter, which each would increment at each step.
     """
     for group, kept in zip(optimizer.param_groups, settings, strict=True):
         group.update(kept)

@@ -1,7 +1,8 @@
-"""Which worker failures are worth a retry, and an event where workers are started again.
+"""Classification of worker failures that a retry may fix, and the event for a retry.
 
-Only a lost worker, a lost node or a lost connection may heal. Every other exception depends on the
-settings, the model, the rows or the disk: new workers would meet it again, a minute later.
+A retry may fix a lost worker, node or connection, a transient I/O error, or a fault of one GPU.
+Every other exception depends on the settings, the model, the rows or the disk: new workers would
+meet it again, a minute later.
 """
 
 import errno
@@ -18,7 +19,7 @@ from training.failures import choose_failure, summarise_exception
 from training.runs import RunBusyError, RunFolder
 from training.unwrapping import unwrap_user_exception
 
-# What gloo, NCCL and torch's store report where another worker or the network has gone.
+# What gloo, NCCL and torch's store report when another worker or the network is lost.
 _COMMUNICATION = re.compile(
     r"gloo|pair\.cc|nccl|TCPStore|ProcessGroup|rendezvous|Connection (closed|reset) by peer|"
     r"Connection was (likely )?closed|Broken pipe|Socket closed|Timed out waiting",
@@ -49,16 +50,16 @@ _PASSING_ERRORS = frozenset(
     }
 )
 _HEALTH_CHECK_ERRORS = ("WorkerHealthCheckTimeoutError", "WorkerHealthCheckFailedError")  # Ray's
-# PyTorch reports a full disk under `torch.save` only in its own words.
+# PyTorch reports a full disk under `torch.save` only in the text of its exception.
 _FULL_DISK = re.compile(
     r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing file"
 )
 
 
 def is_worth_another_try(failures: Mapping[int, BaseException]) -> bool:
-    """Whether new workers may succeed where these failed; `failures` are exceptions by rank.
+    """Return whether new workers may succeed where these failed; `failures` are by rank.
 
-    Whatever else is reported, it is likely a consequence where a worker or its node was lost.
+    If a worker or its node was lost, other reported failures are likely consequences of that.
     """
     if any(_is_lost(failure) for failure in failures.values()):
         return True
@@ -66,11 +67,11 @@ def is_worth_another_try(failures: Mapping[int, BaseException]) -> bool:
 
 
 def may_heal(exception: BaseException) -> bool:
-    """Whether an exception in a worker may not come again with new workers."""
+    """Return whether an exception in a worker may not recur with new workers."""
     if _is_lost(exception):
         return True
     cause = unwrap_user_exception(exception)
-    if isinstance(cause, RunBusyError):  # the workers before have not ended yet
+    if isinstance(cause, RunBusyError):  # the previous workers have not ended yet
         return True
     if isinstance(cause, ConnectionError | TimeoutError):
         return True
@@ -83,7 +84,7 @@ def may_heal(exception: BaseException) -> bool:
 
 
 def is_full_disk(exception: BaseException) -> bool:
-    """Whether a full disk made something fail, also where only its text says so."""
+    """Return whether a full disk caused an exception, even if only its text shows that."""
     cause: BaseException | None = unwrap_user_exception(exception)
     while cause is not None:
         if is_out_of_room(cause) or _FULL_DISK.search(str(cause)):
@@ -98,10 +99,10 @@ class ReportFailures(UserCallback):
     def __init__(self, run: str) -> None:
         self._run = run
 
-    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002 - Ray calls it so
-        """Name the worker that failed, and why."""
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002 - Ray's name
+        """Add an event that names the worker that failed, and the reason."""
         if not is_worth_another_try(worker_exceptions):
-            return  # the run ends with the reason, which its last event has
+            return  # the run fails, and its last event has the reason
         rank, exception = choose_failure(worker_exceptions)
         reason = summarise_exception(exception)
         RunFolder(Path(self._run)).add_event(
@@ -113,7 +114,7 @@ class ReportFailures(UserCallback):
 
 
 def _is_lost(exception: BaseException) -> bool:
-    """Whether Ray reports a worker or its node as lost, and not an exception of the training."""
+    """Return whether Ray reports a lost worker or node, not an exception of the training."""
     if isinstance(exception, ray.exceptions.RayTaskError):
         return False
     if isinstance(exception, ray.exceptions.RayError):

@@ -1,6 +1,6 @@
-"""Compares the disk space and the memory that a run needs with what there is, before it starts.
+"""Comparison of the disk space and memory that a run needs with the available ones at its start.
 
-A run is refused only where it cannot work in any case; where it is close, its events say so.
+A run is refused only if it certainly cannot work; if it is close, an event warns.
 """
 
 import tempfile
@@ -24,7 +24,7 @@ from training.spec import TrainingSpec
 
 
 class _Room(NamedTuple):
-    """A need beside what there is of it: at most, and now."""
+    """A need, and the bytes available for it: at most, and now."""
 
     what: str
     need: Need
@@ -40,10 +40,10 @@ def check_room(
     *,
     on_gpu: bool,
 ) -> None:
-    """Compare disk space and memory with what a run needs; warn in its events where it is close.
+    """Compare disk space and memory with a run's needs; add a warning event if it is close.
 
-    The memory of several nodes is compared only to warn, by what Ray says of it. Raises
-    `ResourceError` where the run cannot work.
+    The memory of several nodes, as Ray reports it, is compared only for a warning. Raises
+    `ResourceError` if the run cannot work.
     """
     num_parameters = count_parameters(spec.base_model)
     if num_parameters is None:
@@ -70,7 +70,7 @@ def check_room(
 def _list_disks(
     run: RunFolder, spec: TrainingSpec, num_parameters: int, num_nodes: int
 ) -> Iterator[_Room]:
-    """List the disk of the run, and that of the shards on their way if it is another one."""
+    """List the disk of the run, and the disk for temporary shards if it is a different one."""
     checkpoints = list_checkpoints(run.checkpoints)
     has_trained = bool(checkpoints)
     folder_need = estimate_disk(spec, num_parameters, has_trained=has_trained)

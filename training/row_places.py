@@ -1,4 +1,4 @@
-"""Where rows come from besides one file: a data set of the hub, and one of several files."""
+"""Sources of rows besides a single file: a data set on the hub, and one of several files."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ MAX_TRAIN_FILES = 64
 
 
 def limit_train_files(value: Any) -> Any:
-    """Return a list of files as it is; raises `ValueError` for one that is too long."""
+    """Return a list of files unchanged; raises `ValueError` if it is too long."""
     if isinstance(value, list | tuple) and len(value) > MAX_TRAIN_FILES:
         raise ValueError(f"expected at most {MAX_TRAIN_FILES} train_files, got {len(value)}")
     return value

@@ -1,8 +1,8 @@
-"""The log of a run, of a bounded size: `log.txt`, and the part before it.
+"""The size-bounded log of a run: `log.txt`, and the part before it.
 
 Any process of the run appends lines. At `MAX_PART_BYTES` the file is renamed to
-`log.<begin>-<end>.txt`, which replaces the part before it. Both numbers are offsets, which count
-the bytes that were ever written: so an offset stays right when a part is removed.
+`log.<begin>-<end>.txt`, which replaces the part before it. Both numbers are offsets that count all
+bytes ever written, so an offset stays valid when a part is removed.
 """
 
 import logging
@@ -22,7 +22,7 @@ _OLD_PART = re.compile(r"log\.([0-9]+)-([0-9]+)\.txt")
 
 
 class LogRange(NamedTuple):
-    """The bytes of a log that can be read, by their offsets; `end` is the first one after them."""
+    """The readable bytes of a log, as offsets; `end` is the offset after the last byte."""
 
     begin: int
     end: int
@@ -35,7 +35,7 @@ class _OldPart(NamedTuple):
 
 
 class RunLog:
-    """One run's log; `path` is that of its newest part."""
+    """One run's log; `path` is the path of its newest part."""
 
     def __init__(self, path: Path, max_part_bytes: int = MAX_PART_BYTES) -> None:
         self._path = path
@@ -44,8 +44,8 @@ class RunLog:
     def append(self, line: str) -> None:
         """Append a line in a single write; raises `OSError` if that fails.
 
-        A line that another process appends while the file is renamed is in the older part, but is
-        not read from there.
+        A line that another process appends during the rename is in the older part but is never
+        read.
         """
         content = f"{line}\n".encode(errors="backslashreplace")
         with self._path.open("ab", buffering=0) as file:
@@ -55,15 +55,15 @@ class RunLog:
             self._begin_part()
 
     def measure(self) -> LogRange:
-        """Return which bytes can be read now."""
+        """Return the range of bytes that can be read now."""
         with self._open_newest() as (old, begin, newest):
             size = os.fstat(newest.fileno()).st_size if newest else 0
             return LogRange(old[0].begin if old else begin, begin + size)
 
     def read(self, begin: int, end: int | None = None) -> Generator[bytes, None, None]:
-        """Yield the bytes from one offset on, up to another or to what the end is by then.
+        """Yield the bytes from offset `begin` up to `end`, or up to the end at the time of reading.
 
-        Nothing more is yielded once the next byte has been removed.
+        The iteration stops once the next byte has been removed.
         """
         while end is None or begin < end:
             piece = self._read_piece(begin, _READ_BYTES if end is None else end - begin)
@@ -73,7 +73,7 @@ class RunLog:
             yield piece
 
     def _read_piece(self, offset: int, max_bytes: int) -> bytes:
-        """Read some bytes at an offset; nothing where there is none, or none any more."""
+        """Read some bytes at an offset; empty if they are not written yet or have been removed."""
         num_bytes = min(max_bytes, _READ_BYTES)
         with self._open_newest() as (old, begin, newest):
             if offset >= begin:
@@ -100,7 +100,7 @@ class RunLog:
                 return
             with newest:
                 old = self._list_old()
-                if self._is_newest(newest):  # else it was renamed before the others were listed
+                if self._is_newest(newest):  # else it was renamed during the listing
                     yield old, old[-1].end if old else 0, newest
                     return
 
@@ -111,7 +111,7 @@ class RunLog:
             return False
 
     def _begin_part(self) -> None:
-        """Rename the newest part and remove older ones; a process at a time, the others go on."""
+        """Rename the newest part and remove older ones; skipped if another process is doing so."""
         lock = self._path.with_name(f".{self._path.name}.lock")
         with suppress(HeldError), take_turn(lock, waits=False):
             end = self.measure().end
@@ -124,7 +124,7 @@ class RunLog:
                 part.path.unlink()
 
     def _list_old(self) -> list[_OldPart]:
-        """List the older parts, oldest first; none of a run that has been deleted."""
+        """List the older parts, oldest first; empty for a run that has been deleted."""
         try:
             names = os.listdir(self._path.parent)
         except FileNotFoundError:
@@ -137,14 +137,14 @@ class RunLog:
 
 
 class RunLogHandler(logging.Handler):
-    """Appends what a process logs to the log of a run."""
+    """A logging handler that appends a process's records to the log of a run."""
 
     def __init__(self, log: RunLog) -> None:
         super().__init__()
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Append a record; a failure is reported on standard error, as by handlers of Python's."""
+        """Append a record; report a failure on standard error, as Python's own handlers do."""
         try:
             self._log.append(self.format(record))
         except Exception:  # noqa: BLE001 - logging never fails the caller

@@ -1,21 +1,21 @@
-"""What a run writes about itself, in its own folder.
+"""The folder of a run, with its record, events, metrics and requests.
 
-The `format_version` in run.json is that of all files of the folder (`storage.versioned`). spec.json
-has none of its own: release 0.1 refuses a spec with a key that it does not know.
+The `format_version` in run.json applies to all files of the folder (`storage.versioned`). spec.json
+has no version of its own: release 0.1 refuses a spec with an unknown key.
 
 spec.json      the resolved spec
-run.json       the record: status, progress, error, and the lease of the one process that writes
-events.jsonl   what happened, in words
+run.json       the record: status, times, error, and which process may write it
+events.jsonl   the events
 metrics.jsonl  one line per optimizer step
-heartbeat      a line that changes every few seconds while somebody computes the run
-cancel         there once somebody asked for the run to be cancelled
-pause          there once somebody asked for the run to be paused, until it goes on; contains
-               'shutdown' if the application paused it because it was stopping
-log.txt        the log, of which log.<begin>-<end>.txt is the part before (`training.run_log`)
+heartbeat      a line that changes every few seconds while a process computes the run
+cancel         exists once cancellation of the run was requested
+pause          exists from a request to pause the run until it resumes; contains 'shutdown' if the
+               application paused the run because it was stopping
+log.txt        the log; log.<begin>-<end>.txt is its previous part (`training.run_log`)
 data/          the rows as tokens
 ray/           Ray Train's folder with the sharded checkpoints
-tensorboard/   the same figures for TensorBoard
-exports/       notes of the checkpoints that the application is making models of
+tensorboard/   the metrics for TensorBoard
+exports/       records of the checkpoints that the application is exporting as models
 model/         the finished Hugging Face model, until the application publishes it
 """
 
@@ -45,10 +45,10 @@ EventLevel = Literal["info", "warn", "error"]
 PauseReason = Literal["user", "shutdown"]
 
 REJECTED_SUFFIX = ".rejected"
-"""Ending of the folder of a model that failed its verification, beside where it was to be."""
+"""Suffix of the folder of a model that failed its verification, beside the intended path."""
 
 MAX_EVENTS_BYTES = 4_000_000
-"""Size of a run's events at which no more are added; warnings and errors are up to twice that."""
+"""Size of a run's events from which no more are added; for warnings and errors, twice that."""
 
 _LOCK_INTERVAL_S = 0.1
 _MAX_EVENT_DIGITS = 18
@@ -60,7 +60,7 @@ class RunBusyError(RuntimeError):
 
 
 class RunError(BaseModel):
-    """Why a run failed, in the words shown to its user."""
+    """Why a run failed, as shown to its user."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -70,7 +70,7 @@ class RunError(BaseModel):
 
 
 class Extension(BaseModel):
-    """An earlier end of a run that was then extended by more epochs."""
+    """An earlier end of a run that was then extended."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -129,7 +129,7 @@ class RunRecord(BaseModel):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more will happen to the run."""
+        """Whether the run has ended."""
         return self.status in FINAL_STATUSES
 
 
@@ -188,19 +188,19 @@ class RunFolder:
         try:
             return read_stored_spec(value, self.path.name)
         except ValidationError as exc:
-            # The version in run.json says who wrote it.
+            # The version in run.json is that of the release that wrote the spec.
             record = versioned.read_object(self.record_file) if self.record_file.exists() else {}
             reason = describe_validation_error(exc)
             raise versioned.explain_invalid(self.spec_file, record, reason) from exc
 
     def read_data_summary(self) -> dict[str, Any]:
-        """Read what is known about the rows: their format, counts and hash."""
+        """Read the summary of the rows: their format, counts and hash."""
         summary: dict[str, Any] = durable.read_json(self.data / "summary.json")
         return summary
 
     @property
     def has_data(self) -> bool:
-        """Whether the rows are there as tokens, all of them."""
+        """Whether all rows are stored as tokens."""
         return (self.data / "summary.json").is_file()
 
     def read_record(self) -> RunRecord:
@@ -208,7 +208,7 @@ class RunFolder:
         return read_run_record(self.record_file)
 
     def update_record(self, **changes: Any) -> RunRecord:
-        """Replace fields of the record; only the process that holds it may call this."""
+        """Replace fields of the record; only the process that may write it may call this."""
         assert changes.keys() <= RunRecord.model_fields.keys(), changes.keys()
         record = RunRecord.model_validate({**self.read_record().model_dump(), **changes})
         versioned.write_object(self.record_file, record.model_dump())
@@ -216,9 +216,9 @@ class RunFolder:
 
     @contextmanager
     def hold(self, role: str, timeout_s: float) -> Iterator[None]:
-        """Be the only process in a role ('driver', 'writer') of this run; the dead hold nothing.
+        """Hold the lock of a role ('driver', 'writer') of this run; it ends with the process.
 
-        Waits for another one to end, at most `timeout_s`. Raises `RunBusyError`.
+        Waits at most `timeout_s` for another process to release it, then raises `RunBusyError`.
         """
         deadline = time.monotonic() + timeout_s
         with (self.path / f".{role}.lock").open("w") as file:
@@ -236,9 +236,9 @@ class RunFolder:
             yield
 
     def is_held(self, role: str) -> bool:
-        """Whether some process of this machine has a role of this run.
+        """Return whether a process on this machine holds the lock of a role of this run.
 
-        Looking may make another one's `hold` wait for an instant.
+        This check may delay a concurrent `hold` for an instant.
         """
         try:
             with open_regular(self.path / f".{role}.lock") as file:
@@ -250,16 +250,16 @@ class RunFolder:
         return False
 
     def request_cancel(self) -> None:
-        """Note that the run is to end as cancelled, whoever writes its record by then."""
+        """Request that the run ends as cancelled, whichever process then writes its record."""
         self.cancel_file.touch()
 
     @property
     def is_cancel_requested(self) -> bool:
-        """Whether somebody asked for the run to be cancelled."""
+        """Whether cancellation of the run was requested."""
         return self.cancel_file.exists()
 
     def request_pause(self, reason: PauseReason = "user") -> None:
-        """Note that the run is to finish its step, save a checkpoint and free its resources."""
+        """Request that the run finishes its step, saves a checkpoint and frees its resources."""
         if reason == "user":
             self.pause_file.open("wb").close()  # empty: a full disk has room for that
         else:
@@ -267,19 +267,19 @@ class RunFolder:
 
     @property
     def is_pause_requested(self) -> bool:
-        """Whether somebody asked for the run to be paused."""
+        """Whether a pause of the run was requested."""
         return self.pause_file.exists()
 
     @property
     def requested_pause_reason(self) -> PauseReason | None:
-        """Why the run is to pause; None if it is not to."""
+        """The reason of a requested pause; None if no pause was requested."""
         try:
             return "shutdown" if read_regular(self.pause_file) == b"shutdown" else "user"
         except FileNotFoundError:
             return None
 
     def mark_paused(self, **changes: Any) -> None:
-        """Record that the run has paused, and why; only the process that holds it may call this."""
+        """Record that the run has paused, and why; only the record's writer may call this."""
         self.update_record(status="paused", pause_reason=self.requested_pause_reason, **changes)
 
     def add_event(
@@ -290,10 +290,11 @@ class RunFolder:
         code: EventCode | None = None,
         data: dict[str, Any] | None = None,
     ) -> None:
-        """Append one event: what happened, in words and in figures, with a `code` for programs.
+        """Append one event: a message, figures in `data`, and a `code` for programs.
 
-        Dropped once there are `MAX_EVENTS_BYTES` of events, which a last one reports: pausing and
-        resuming a run again and again must not fill the disk. Raises `OSError` if there is no room.
+        Events of level 'info' are dropped once there are `MAX_EVENTS_BYTES` of events, which a last
+        event reports; other events are dropped at twice that size. So pausing and resuming a run
+        repeatedly does not fill the disk. Raises `OSError` on a full disk.
         """
         size_bytes = self._measure_events()
         if size_bytes >= (MAX_EVENTS_BYTES if level == "info" else 2 * MAX_EVENTS_BYTES):
@@ -322,19 +323,19 @@ class RunFolder:
             return 0
 
     def read_events(self) -> list[dict[str, Any]]:
-        """Read all events, oldest first; an event's id is its place in the file."""
+        """Read all events, oldest first; an event's id contains its line number in the file."""
         return self.number_events(durable.read_json_lines(self.events_file), 1)
 
     def number_events(self, lines: list[dict[str, Any]], first: int) -> list[dict[str, Any]]:
-        """Give consecutive lines of the events file their ids; they are counted from `first`."""
+        """Add ids to consecutive lines of the events file; `first` is the first line's number."""
         return [
             {"id": self._name_event(number), **event} for number, event in enumerate(lines, first)
         ]
 
     def find_event_number(self, event_id: str) -> int | None:
-        """Return the place of an event in the file, from 1; None for what is no id of this run's.
+        """Return the line number of an event, from 1; None if the id is not of this run's events.
 
-        There need not be an event of this id.
+        An event with this id need not exist.
         """
         digits = event_id.rpartition("-")[2]
         if not (digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_EVENT_DIGITS):
@@ -346,16 +347,16 @@ class RunFolder:
         return f"ftevent-{self.path.name}-{number:06d}"
 
     def add_metrics(self, metrics: dict[str, float]) -> None:
-        """Append the figures of one optimizer step, and when they were recorded."""
+        """Append the metrics of one optimizer step, and when they were recorded."""
         line = {**metrics, "created_at": int(time.time())}
         durable.append_json_line(self.metrics_file, line)
 
     def read_metrics(self) -> list[dict[str, float]]:
-        """Read the figures of all steps, oldest first."""
+        """Read the metrics of all steps, oldest first."""
         return durable.read_json_lines(self.metrics_file)
 
     def forget_metrics_after(self, step: int) -> None:
-        """Drop the figures of steps that will be taken again."""
+        """Drop the metrics of steps after `step`, which will be taken again."""
         lines = self.read_metrics()
         kept = [line for line in lines if line["step"] <= step]
         if len(kept) < len(lines):
@@ -363,14 +364,14 @@ class RunFolder:
             durable.write_bytes(self.metrics_file, content.encode())
 
     def read_last_metrics(self) -> dict[str, float] | None:
-        """Read the figures of the newest step, or None before the first."""
+        """Read the metrics of the newest step; None before the first."""
         last: dict[str, float] | None = durable.read_last_json_line(self.metrics_file)
         return last
 
 
 @contextmanager
 def log_to_file(path: Path) -> Iterator[None]:
-    """Append what this process logs to the run's own log; for processes of one run alone."""
+    """Append this process's log records to a run's log; only for processes of a single run."""
     handler = RunLogHandler(RunLog(path))
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()

@@ -1,4 +1,4 @@
-"""Safetensors files written as their bytes come: nothing but the chunk at hand is in memory.
+"""Streaming writer of safetensors files: only the current chunks are in memory.
 
 The format: eight bytes with the length of the header, the header as JSON (name, dtype, shape and
 offsets of every tensor), then the tensors' bytes without gaps.
@@ -40,15 +40,15 @@ class TensorEntry:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that its elements take."""
+        """Total size of its elements."""
         return self.shape.numel() * self.dtype.itemsize
 
 
 class SafetensorsFile:
-    """A file being written, tensor after tensor in the order of its entries.
+    """A file being written, tensor by tensor in the order of its entries.
 
-    A thread hashes and writes one chunk while the caller makes the next: a chunk may be overwritten
-    once the one after it has been handed over.
+    A thread hashes and writes one chunk while the caller prepares the next: a chunk may be
+    overwritten once the next chunk has been appended.
     """
 
     def __init__(self, path: Path, entries: Sequence[TensorEntry]) -> None:
@@ -71,7 +71,7 @@ class SafetensorsFile:
         self._file.close()
 
     def append(self, chunk: torch.Tensor) -> None:
-        """Hand over the next elements, contiguous; raises `OSError` if those before failed."""
+        """Append the next elements, contiguous; raises `OSError` if the previous write failed."""
         self._writing.result()
         content: Any = chunk.flatten().view(torch.uint8).numpy()
         self._left -= content.nbytes
@@ -79,7 +79,7 @@ class SafetensorsFile:
         self._writing = self._thread.submit(self._write, content.data)
 
     def finish(self) -> dict[str, int | str]:
-        """Wait for the last write; returns size and SHA-256, as a manifest has them."""
+        """Wait for the last write; returns size and SHA-256 in the format of a manifest."""
         self._writing.result()
         assert self._left == 0, f"{self._left} bytes are missing"
         return {"size_bytes": self._file.tell(), "sha256": self._digest.hexdigest()}

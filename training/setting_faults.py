@@ -1,16 +1,16 @@
-"""What pydantic finds wrong with settings, in words."""
+"""Messages for the validation errors that pydantic finds in settings."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 _MAX_FAULTS = 8
-"""More of a user's errors are counted, not described."""
+"""Errors beyond this number are counted, not described."""
 _SHOWN_CHARACTERS = 80
 
 
 def describe_faults(faults: Sequence[Any], known: str = "") -> str:
-    """Put pydantic's list of faults into words; `known` are the keys that there are."""
+    """Describe pydantic's list of errors; `known` lists the existing keys."""
     described = [_describe_fault(fault, known) for fault in faults[:_MAX_FAULTS]]
     if (num_more := len(faults) - _MAX_FAULTS) > 0:
         described.append(f"and {num_more} more")
@@ -33,7 +33,7 @@ def _describe_fault(fault: Any, known: str) -> str:
 
 
 def show_value(value: Any) -> str:
-    """Write the beginning of a value as JSON, in a time that does not depend on its size."""
+    """Return the beginning of a value as JSON, in time independent of the value's size."""
     if isinstance(value, str):
         value = value[:_SHOWN_CHARACTERS]
     if isinstance(value, Mapping | Sequence) and len(value) > _SHOWN_CHARACTERS:

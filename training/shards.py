@@ -1,17 +1,17 @@
-"""The weights of a DeepSpeed checkpoint, wherever its files have them.
+"""Reading the weights of a DeepSpeed checkpoint of any ZeRO stage.
 
-A tensor is flat pieces that follow one another, memory-mapped where they lie: nothing is read
-before it is copied out.
+A tensor consists of consecutive flat pieces, memory-mapped from their files: nothing is read before
+it is copied out.
 
-Stage 3: each rank's file holds flat fp32 vectors; in them, for every trained parameter and in the
-order in which the checkpoint lists them, that rank's slice of ceil(numel / world size) elements. A
-parameter is its slices in the order of the ranks; the last slice may be padded. Frozen parameters
-have slices of their own in each rank's model states.
+Stage 3: each rank's file contains flat fp32 vectors. They contain, for every trained parameter in
+the order in which the checkpoint lists them, that rank's slice of ceil(numel / world size)
+elements. A parameter is its slices in the order of the ranks; the last slice may be padded. Frozen
+parameters have their own slices in each rank's model states.
 
-Stages 0 to 2: rank 0's file holds the module as it is, in the precision of training. The fp32
-master weights are in the optimizer states of stages 1 and 2, each rank with a range of every
-parameter group that knows nothing of where a parameter ends. Stage 0 has them without a word of
-which is which, so there the module's own have to do.
+Stages 0 to 2: rank 0's file contains the whole module in the precision of training. The fp32 master
+weights of stages 1 and 2 are in the optimizer states: each rank has a range of every parameter
+group, which may begin and end within a parameter. Stage 0 stores master weights without the names
+of their parameters, so the module's own weights are used.
 
 Universal (Lian et al. 2024, arXiv 2406.18820): a folder for each parameter, with its fp32 weights.
 """
@@ -31,12 +31,12 @@ _SHARDED_STATES = "zero_pp_rank_0_mp_rank_00_model_states.pt"
 
 
 class ShardsError(RuntimeError):
-    """The files of a checkpoint are damaged, missing, or do not fit together."""
+    """The files of a checkpoint are damaged, missing, or inconsistent."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint: flat pieces that follow one another, the last one maybe padded."""
+    """A tensor of a checkpoint: consecutive flat pieces, of which the last may be padded."""
 
     shape: torch.Size
     pieces: tuple[torch.Tensor, ...]
@@ -44,11 +44,11 @@ class StoredTensor:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that it is stored in."""
+        """The dtype of the stored elements."""
         return self.pieces[0].dtype
 
     def select(self, index: int) -> "StoredTensor":
-        """Select one entry along the first dimension, which stays, with the size 1."""
+        """Select one entry along the first dimension, which is kept with size 1."""
         shape = torch.Size((1, *self.shape[1:]))
         size = shape.numel()
         return StoredTensor(shape, tuple(_narrow(self.pieces, index * size, size)), self.is_buffer)
@@ -71,10 +71,10 @@ class StoredWeights:
     """All weights of a checkpoint by their names in the module."""
 
     tensors: Mapping[str, StoredTensor]
-    aliases: Mapping[str, str]  # names of shared parameters, to the one that holds them
+    aliases: Mapping[str, str]  # names of shared parameters, to the stored name
 
     def find(self, name: str) -> tuple[str, StoredTensor] | None:
-        """Find a tensor, under its own name or the one that it is shared under."""
+        """Find a tensor by its own name, or by the name that its shared tensor is stored under."""
         for known_as in (name, self.aliases.get(name, name)):
             if known_as in self.tensors:
                 return known_as, self.tensors[known_as]
@@ -84,8 +84,8 @@ class StoredWeights:
 def open_weights(shards: Path, *, in_fp32: bool = False) -> StoredWeights:
     """Open the weights of a checkpoint's shards; raises `ShardsError` that names the file.
 
-    `in_fp32` takes the master weights wherever there are some: below stage 3 the module's own are
-    those, rounded to the precision of training.
+    `in_fp32` selects the master weights where they exist: below stage 3, the module's own weights
+    are the master weights rounded to the precision of training.
     """
     try:
         if (shards / "zero").is_dir():
@@ -154,7 +154,7 @@ def _place(
 
 
 def _narrow(groups: Sequence[torch.Tensor], offset: int, length: int) -> Iterator[torch.Tensor]:
-    """Select a range of tensors that follow one another as if they were one."""
+    """Select a range of consecutive tensors as if they were one tensor."""
     begin = 0
     for group in groups:
         first, last = max(offset, begin), min(offset + length, begin + group.numel())
@@ -174,7 +174,7 @@ def _read_frozen(
 
 
 def _open_universal(shards: Path) -> StoredWeights:
-    """Open a universal checkpoint, made of any stage."""
+    """Open a universal checkpoint, converted from any stage."""
     if (shards / _WHOLE_STATES).is_file():
         states = _load(shards / _WHOLE_STATES)
         tensors, aliases = _read_module(states), _find_shared(states)
@@ -193,17 +193,17 @@ def _open_universal(shards: Path) -> StoredWeights:
 
 
 def _read_module(states: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Read the module of stages 0 to 2, where it is whole."""
+    """Read the module of stages 0 to 2, where it is not sharded."""
     buffers, aliases = set(states["buffer_names"]), _find_shared(states)
     return {
         name: StoredTensor(tensor.shape, (tensor.flatten(),), is_buffer=name in buffers)
         for name, tensor in states["module"].items()
-        if name not in aliases  # a shared parameter stands in the module under each of its names
+        if name not in aliases  # a shared parameter is in the module under each of its names
     }
 
 
 def _find_shared(states: Mapping[str, Any]) -> dict[str, str]:
-    """Find names of one tensor in a whole module: stage 0 does not list them."""
+    """Find the names that share a tensor in a whole module, which stage 0 does not list."""
     aliases = _read_aliases(states)
     first: dict[Any, str] = {}
     for name, tensor in states["module"].items():
@@ -218,12 +218,12 @@ def _read_aliases(states: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _list_shapes(states: Mapping[str, Any]) -> Iterator[tuple[str, torch.Size]]:
-    """List the trained parameters of all groups, in their order."""
+    """List the trained parameters of all groups with their shapes, in order."""
     return chain.from_iterable(group.items() for group in states["param_shapes"])
 
 
 def _read_buffers(states: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Read the buffers: they are not sharded, each rank's file has them whole."""
+    """Read the buffers, which are not sharded: each rank's file has all of them."""
     module = states["module"]
     return {
         name: StoredTensor(module[name].shape, (module[name].flatten(),), is_buffer=True)
@@ -244,8 +244,8 @@ def _check_size(name: str, stored: StoredTensor) -> StoredTensor:
 def _load(file: Path) -> Any:
     """Map a file of shards into memory.
 
-    Not `weights_only`: DeepSpeed pickles classes of its own here, and the file is one that a
-    training on this storage wrote; models that come from elsewhere are safetensors only.
+    `weights_only` is off, because DeepSpeed pickles its own classes here. The file was written by a
+    training on this storage; models from elsewhere are accepted as safetensors only.
     """
     try:
         return torch.load(file, map_location="cpu", mmap=True, weights_only=False)
@@ -257,7 +257,10 @@ def _load(file: Path) -> Any:
 
 
 def _list_rank_files(shards: Path, kind: str, world_size: int | None = None) -> list[Path]:
-    """One file per rank, in the order of the ranks; raises if their number is not the world's."""
+    """Return one file per rank, in order; raises `ShardsError` unless every rank has exactly one.
+
+    Without `world_size`, it is read from the file of rank 0.
+    """
     files = {_rank_of(file): file for file in shards.glob(f"*zero_pp_rank_*_{kind}.pt")}
     if world_size is None and 0 in files:
         count = _load(files[0])["optimizer_state_dict"]["partition_count"]

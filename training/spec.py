@@ -1,4 +1,4 @@
-"""What a fine-tune is: one frozen, typed spec, the same for YAML, HTTP and the web form."""
+"""The spec of a fine-tune: one frozen, typed model, the same for YAML, HTTP and the web form."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ from training.row_places import HubDataset, TrainFile, limit_train_files
 from training.setting_faults import describe_faults, show_value
 from training.spec_file import read_spec_file
 
-# What names a place on this machine; others who see a run's settings have no use for it.
+# Settings with paths on this machine, which are of no use to other readers of the settings.
 _PLACES = {"base_model", "train_file", "train_files", "validation_file"}
 
 DataFormat = Literal["auto", "chat", "prompt_completion", "alpaca", "sharegpt", "text"]
@@ -33,14 +33,14 @@ def _limit_columns(value: Any) -> Any:
 
 
 class SettingError(ValueError):
-    """The settings do not fit what they meet: the model or the cluster."""
+    """The settings do not match the model or the cluster."""
 
 
 class TrainingSpec(BaseModel):
-    """Everything that decides what a fine-tune computes and what it may use.
+    """Everything that decides what a fine-tune computes and which resources it may use.
 
     Unknown keys are refused. Raises `pydantic.ValidationError`, a `ValueError`, for a value out of
-    its range; `describe_validation_error` says it in words.
+    its range; `describe_validation_error` turns it into a message.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -272,7 +272,7 @@ class TrainingSpec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_booleans(cls, values: Any) -> Any:
-        """Refuse true for 1, and 'yes' for true, which pydantic would accept."""
+        """Refuse true in place of 1, and 'yes' in place of true, which pydantic would accept."""
         for name, value in values.items() if isinstance(values, dict) else ():
             field = cls.model_fields.get(name)
             if field is not None and isinstance(value, bool) != (field.annotation is bool):
@@ -385,7 +385,7 @@ class TrainingSpec(BaseModel):
         return self
 
     def describe(self) -> dict[str, Any]:
-        """The settings as JSON values, for others to see: none names a place on this machine."""
+        """Return the settings as JSON values for other readers, without paths on this machine."""
         settings = self.model_dump(mode="json", exclude=_PLACES)
         for name in ("train_dataset", "validation_dataset"):
             if dataset := settings[name]:
@@ -394,7 +394,7 @@ class TrainingSpec(BaseModel):
         return settings
 
     def pin_paths(self, folder: Path) -> "TrainingSpec":
-        """Make relative paths absolute: they are meant relative to the spec's own folder."""
+        """Make paths absolute; relative paths are relative to the spec's `folder`."""
         changes: dict[str, Any] = {}
         for name in ("train_file", "validation_file"):
             if (path := getattr(self, name)) is not None:
@@ -412,7 +412,7 @@ class TrainingSpec(BaseModel):
 
 
 def _drop_paths(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out of a DeepSpeed configuration what names files and folders, at any depth."""
+    """Remove keys that name files and folders from a DeepSpeed configuration, at any depth."""
     return {
         key: _drop_paths(value) if isinstance(value, Mapping) else value
         for key, value in config.items()
@@ -421,13 +421,13 @@ def _drop_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def name_source(source: str) -> str:
-    """Name a model or a data set without the folder that it lies in; an id on the hub stays."""
+    """Return the name of a model or a data set without its folder; an id on the hub unchanged."""
     path = Path(source)
     return path.name if path.is_absolute() or path.exists() else source
 
 
 def load_spec(path: Path) -> TrainingSpec:
-    """Read a spec from YAML or JSON; paths in it are relative to its own folder.
+    """Read a spec from YAML or JSON; its paths are relative to its own folder.
 
     Raises `ValueError` that names the file and every faulty key.
     """
@@ -440,6 +440,6 @@ def load_spec(path: Path) -> TrainingSpec:
 
 
 def describe_validation_error(exc: ValidationError) -> str:
-    """Say what a user got wrong: each faulty key, the value found and what was expected."""
+    """Describe a user's errors: each faulty key, the value found and what was expected."""
     known = ", ".join(TrainingSpec.model_fields) if exc.title == TrainingSpec.__name__ else ""
     return describe_faults(exc.errors(), known)

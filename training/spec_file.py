@@ -1,7 +1,7 @@
-"""Reads the file of a spec, and of a DeepSpeed configuration, without letting a key win silently.
+"""Reading of spec files and DeepSpeed configurations, with duplicate keys refused.
 
-YAML and JSON keep the last of two equal keys. Here a duplicate key is refused by name, at any
-depth, because the user cannot have meant both values.
+YAML and JSON parsers silently keep the last of two equal keys. Here a duplicate key is refused by
+name, at any depth, because the user cannot have meant both values.
 """
 
 import json
@@ -11,13 +11,13 @@ from typing import Any
 
 import yaml
 
-_MERGE_KEY = "<<"  # what it brings is overridden by the keys beside it, as YAML defines
+_MERGE_KEY = "<<"  # keys beside it override the merged keys, as YAML defines
 
 
 def read_spec_file(path: Path) -> Mapping[str, Any]:
-    """Read keys and values from YAML or JSON, with the DeepSpeed configuration that they name.
+    """Read keys and values from YAML or JSON, and the DeepSpeed configuration that they name.
 
-    Raises `ValueError` that names the file and what is wrong with it.
+    Raises `ValueError` that names the file and the error.
     """
     try:
         text = path.read_text()
@@ -69,9 +69,9 @@ class _DuplicateKeyError(ValueError):
 
 
 def _refuse_duplicates(file: str, root: Any) -> None:
-    """Raise `ValueError` that names the first key that a mapping has twice, and both lines."""
+    """Raise `ValueError` that names the first duplicate key of a mapping, and both lines."""
     pending: list[tuple[str, Any]] = [("", root)]
-    seen: set[int] = set()  # an alias leads to the same node again, also in a circle
+    seen: set[int] = set()  # an alias refers to a node again, possibly in a cycle
     while pending:
         prefix, node = pending.pop()
         if id(node) in seen:

@@ -1,4 +1,4 @@
-"""The spec of a stored run, which another version may have written."""
+"""Tolerant reading of the spec of a stored run, which another version may have written."""
 
 import logging
 from collections.abc import Mapping
@@ -36,11 +36,11 @@ def read_stored_spec(values: Mapping[str, Any], owner: str) -> TrainingSpec:
     return TrainingSpec.model_validate(known)
 
 
-# Limits that release 0.1 did not have, or had higher.
+# Limits that release 0.1 did not have, or that were higher.
 _LOWERED_LIMITS = {"keep_checkpoints": 1000, "threads_per_worker": 256}
 
 
-@lru_cache(maxsize=4096)  # so that a run that is read every second is logged once
+@lru_cache(maxsize=4096)  # logs a run once, even if it is read every second
 def _log_unknown_settings(owner: str, names: str) -> None:
     logger.warning(
         "the spec of run %s has settings of a newer version, which are ignored: %s", owner, names

@@ -1,9 +1,9 @@
-"""A tracker of others' in a thread of its own, so that it can neither block nor end a training.
+"""A third-party tracker on a separate thread, so that it can neither block nor end a training.
 
-A server that does not answer blocks its caller, for minutes with the retries of the clients of
-MLflow and W&B. The thread opens the tracker, hands figures on from a queue and closes it. A tracker
-that raises, does not answer in time, or is slower than the training, is switched off: `log` raises
-`TrackerOffError` from then on, which the journal reports once.
+A server that does not answer blocks its caller, for minutes with the retries of the MLflow and W&B
+clients. The thread opens the tracker, passes figures from a queue to it, and closes it. A tracker
+that raises, does not answer in time, or is slower than the training is switched off: `log` then
+raises `TrackerOffError`, which the journal reports once.
 """
 
 import logging
@@ -17,28 +17,28 @@ from typing import Any, Protocol
 logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 120.0
-"""Time that one call of a tracker may take, opening it included."""
+"""Time limit for one call of a tracker, including opening it."""
 CLOSE_TIMEOUT_S = 20.0
-"""Time that the figures which wait, and closing, may take at the end of a training."""
+"""Time limit for the queued figures and for closing, at the end of a training."""
 MAX_WAITING = 1000
-"""Steps that may wait for a tracker."""
+"""The most steps that may be queued for a tracker."""
 
 _Outcome = tuple[Any, Any, Any]
 
 
 class Tracker(Protocol):
-    """Takes the figures of one step."""
+    """Records the figures of steps."""
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
         """Record figures under their names."""
 
 
 class TrackerOffError(RuntimeError):
-    """A tracker failed, did not answer or is too slow, and gets no more figures."""
+    """A tracker failed, did not answer or was too slow, and gets no more figures."""
 
 
 class TrackerThread:
-    """Hands figures over to a tracker; `log` returns at once."""
+    """Passes figures to a tracker; `log` returns immediately."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class TrackerThread:
         self._thread.start()
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Have figures recorded; raises `TrackerOffError` if the tracker is off."""
+        """Queue figures for the tracker; raises `TrackerOffError` if the tracker is off."""
         self._check()
         try:
             self._waiting.put_nowait((dict(figures), step))
@@ -69,14 +69,14 @@ class TrackerThread:
             self._switch_off(f"it is slower than the training: {num_waiting:,} steps wait for it")
 
     def request_close(self, outcome: _Outcome) -> None:
-        """Have the tracker closed after what waits; `outcome` is that of the body, as in `with`."""
+        """Request to close the tracker after the queue; `outcome` is the body's, as in `with`."""
         self._outcome = outcome
         self._is_closing.set()
-        with suppress(Full):  # else the thread is not waiting, and sees that it is to close
+        with suppress(Full):  # if full, the thread is not waiting, and sees the flag
             self._waiting.put_nowait(None)
 
     def join(self, timeout_s: float) -> str | None:
-        """Wait for the end; returns why figures are missing, None if that was reported before."""
+        """Wait for the end; returns why figures are missing, None if none are or it is reported."""
         self._thread.join(timeout_s)
         if self._is_reported:
             return None
@@ -109,12 +109,12 @@ class TrackerThread:
         try:
             opened.__exit__(*(self._outcome or (None, None, None)))
         except Exception as exc:
-            # What the body raised comes back out of a `with` that does not swallow it.
+            # A context manager that does not suppress the body's exception may raise it again.
             if self._outcome is None or exc is not self._outcome[1]:
                 logger.exception("tracker %s cannot be closed", self.name)
 
     def _hand_over(self, tracker: Tracker) -> None:
-        """Pass figures on until the tracker fails, or is to be closed and the queue is empty."""
+        """Pass figures on until the tracker fails, or closing is requested and the queue empty."""
         while not (self._is_closing.is_set() and self._waiting.empty()):
             if (taken := self._waiting.get()) is None:
                 continue

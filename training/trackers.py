@@ -1,4 +1,4 @@
-"""Where the figures of a run go besides `metrics.jsonl`: TensorBoard, and others if asked for."""
+"""Trackers of a run's metrics besides `metrics.jsonl`: TensorBoard, and those of the spec."""
 
 import hashlib
 import logging
@@ -20,7 +20,7 @@ _NOT_CURVES = frozenset({"step", "num_steps"})
 
 
 class TrackerError(ValueError):
-    """A tracker was asked for that is not installed."""
+    """A requested tracker is not installed."""
 
 
 @contextmanager
@@ -29,9 +29,9 @@ def open_trackers(
 ) -> Iterator[list[Tracker]]:
     """Open TensorBoard's event file in the run's folder, and the trackers of the spec.
 
-    What an interrupted run recorded after `first_step` is hidden by what comes now. The spec's own
-    have a thread each (`training.tracker_thread`): nobody waits for them but, for a limited time,
-    the end of the training. A worker that does not speak for the run gets none.
+    TensorBoard hides figures that an interrupted run recorded after `first_step`. Each tracker of
+    the spec has its own thread (`training.tracker_thread`): only the end of the training waits for
+    it, for a limited time. A worker with `speaks` false gets no trackers.
     """
     if not speaks:
         yield []
@@ -50,7 +50,7 @@ def open_trackers(
 
 
 def _close(threads: Sequence[TrackerThread], outcome: tuple[Any, Any, Any], run: RunFolder) -> None:
-    """Close trackers together, within a limited time, and report what may be missing there."""
+    """Close all trackers within one time limit, and report those that may lack figures."""
     deadline = time.monotonic() + CLOSE_TIMEOUT_S
     for thread in threads:
         thread.request_close(outcome)
@@ -64,12 +64,12 @@ def _close(threads: Sequence[TrackerThread], outcome: tuple[Any, Any, Any], run:
                     code="tracker_off",
                     data={"tracker": thread.name},
                 )
-            except OSError:  # a full disk, which must not hide how the training ended
+            except OSError:  # a full disk must not hide how the training ended
                 logger.exception("the event cannot be written")
 
 
 def _enter(stack: ExitStack, opened: AbstractContextManager[Tracker]) -> Tracker:
-    """Enter a tracker so that closing it cannot spoil the run that it is about."""
+    """Enter a tracker so that an error when it is closed cannot fail the run."""
     tracker = opened.__enter__()
 
     def leave(*outcome: Any) -> None:
@@ -97,8 +97,8 @@ def check_trackers(spec: TrainingSpec) -> None:
 class _TensorBoard:
     """Writes the event file in the calling thread.
 
-    tensorboardX's `SummaryWriter` has a thread for that. On a full disk the thread ends, and the
-    training waits for ever to put a figure into its queue.
+    tensorboardX's `SummaryWriter` writes in a thread. On a full disk that thread ends, and the
+    training then waits for ever to put a figure into its queue.
     """
 
     def __init__(self, writer: Any) -> None:
@@ -123,7 +123,7 @@ def _open_tensorboard(folder: Path, first_step: int) -> Iterator[Tracker]:
     folder.mkdir(parents=True, exist_ok=True)
     writer = EventsWriter(str(folder / "events"))
     with closing(writer):
-        # Hides what an interrupted run recorded from this step on.
+        # This hides figures that an interrupted run recorded from this step on.
         start = SessionLog(status=SessionLog.START)
         writer.write_event(Event(step=first_step + 1, wall_time=time.time(), session_log=start))
         yield _TensorBoard(writer)
@@ -182,6 +182,6 @@ OPENERS: dict[str, Callable[[TrainingSpec, RunFolder], AbstractContextManager[Tr
 
 
 def identify_run(run: RunFolder) -> str:
-    """A key that a run keeps when it goes on, and that a later one of the same name has not."""
+    """Return a key that a run keeps when it resumes, but a later run of the same name lacks."""
     record = run.read_record()
     return hashlib.sha256(f"{record.id}/{record.created_at}".encode()).hexdigest()[:16]

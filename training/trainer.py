@@ -1,4 +1,4 @@
-"""Ray Train's trainer, without the processes that a fine-tune has no use for."""
+"""Ray Train's trainer, without the processes that a fine-tune does not need."""
 
 from typing import Any
 
@@ -12,16 +12,16 @@ from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 
 from training.retry import is_worth_another_try
 
-# The first starts a process that hands out Ray Data sets, of which we have none. The second starts
-# one that frees the workers' places if Ray Train's controller dies while its job lives on: our job
-# ends with its controller, and Ray frees the places of a job that has ended.
+# The first starts a process for Ray Data sets, which we do not use. The second starts a process
+# that frees the workers' placement group if Ray Train's controller dies but its job survives: our
+# job ends with its controller, and Ray frees the placement groups of a job that has ended.
 UNUSED = frozenset({"DatasetsCallback", "PlacementGroupCleanerCallback"})
 
 
 class FreeFailedGroup(WorkerGroupCallback, ControllerCallback):
-    """Frees the workers' places where a worker ended as it received the training function.
+    """Frees the workers' resources if a worker ended while it received the training function.
 
-    Ray Train forgets such a group of workers: its controller ends, and the places stay reserved
+    Ray Train forgets such a worker group: its controller ends, and the resources stay reserved
     until the job has ended, so that a second controller of the job would wait for them for ever.
     """
 
@@ -29,15 +29,15 @@ class FreeFailedGroup(WorkerGroupCallback, ControllerCallback):
         self._starting: Any = None
 
     def after_worker_group_start(self, worker_group: Any) -> None:
-        """Remember the group; the training function is handed over next."""
+        """Remember the group; the next step sends it the training function."""
         self._starting = worker_group
 
     def after_worker_group_training_start(self, worker_group: Any) -> None:  # noqa: ARG002 - Ray's
-        """Leave the group to Ray Train."""
+        """Forget the group, which Ray Train manages from now on."""
         self._starting = None
 
     async def before_controller_shutdown(self) -> None:
-        """Shut down a group that never began to train."""
+        """Shut down a group that never started to train."""
         if self._starting is not None and self._starting.has_started():
             self._starting.shutdown()
 
@@ -46,7 +46,7 @@ class RetryWhatMayHeal(DefaultFailurePolicy):
     """Replaces lost workers as Ray Train does, and ends the run at once for other exceptions."""
 
     def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
-        """Decide whether new workers are started."""
+        """Decide whether to start new workers."""
         if isinstance(training_failed_error, WorkerGroupError) and not is_worth_another_try(
             training_failed_error.worker_failures
         ):
@@ -55,11 +55,11 @@ class RetryWhatMayHeal(DefaultFailurePolicy):
 
 
 class LeanTorchTrainer(TorchTrainer):
-    """A `TorchTrainer` whose workers are up about 3 s sooner on two cores.
+    """A `TorchTrainer` whose workers start about 3 s sooner on two cores.
 
-    It also replaces workers only where that may help. What it overrides is not public. Where Ray
-    renames it, everything still works, those processes are back, and every exception is tried
-    again; a test tells.
+    It also replaces workers only if that may help. The methods that it overrides are private. If
+    Ray renames them, everything still works, but with the unused processes, and every exception is
+    retried; a test detects that.
     """
 
     def _initialize_and_run_controller(self, **settings: Any) -> Any:

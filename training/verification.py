@@ -1,4 +1,4 @@
-"""What a consolidated model has to show before anyone may use it, and the report of it."""
+"""The verification of a consolidated model before it may be used, and its report."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ REPORT_NAME = "verification.json"
 _MAX_NAMES = 10
 
 # Largest difference of the logits, as a share of their norm. The same weights in the same dtype
-# give nearly the same; elsewhere (another kernel, a GPU) sums are rounded in another order.
+# give nearly the same logits; another kernel or a GPU sums and rounds in another order.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 # Where the weights themselves were rounded to another dtype, every layer adds to the difference;
 # other weights than those trained differ by about 1.
@@ -21,7 +21,7 @@ _ROUNDED_TOLERANCES = {torch.float32: 5e-2, torch.float16: 5e-2, torch.bfloat16:
 
 
 class Check(BaseModel):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -31,7 +31,7 @@ class Check(BaseModel):
 
 
 class Verification(BaseModel):
-    """All checks of one model."""
+    """The results of all checks of one model."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -43,7 +43,7 @@ class Verification(BaseModel):
         return all(check.passed is not False for check in self.checks)
 
     def describe_faults(self) -> str:
-        """Say what failed, in a line."""
+        """Describe the failed checks in one line."""
         return "; ".join(check.detail for check in self.checks if check.passed is False)
 
     def write(self, directory: Path) -> None:
@@ -54,7 +54,7 @@ class Verification(BaseModel):
 
 
 def check_values(non_finite: list[str], unexpected_zeros: list[str], num_tensors: int) -> Check:
-    """Judge what was seen of the values while they were written."""
+    """Check the statistics of the values, which were collected while they were written."""
     faults = []
     if non_finite:
         faults.append(f"values that are not finite in {_list(non_finite)}")
@@ -65,7 +65,7 @@ def check_values(non_finite: list[str], unexpected_zeros: list[str], num_tensors
 
 
 def check_model(directory: Path, probe: Probe | None, trained_in: torch.dtype) -> list[Check]:
-    """Load a model directory as anyone would, and compare its answer with that in training."""
+    """Load a model directory with transformers, and compare its logits with those in training."""
     from transformers import AutoModelForCausalLM
 
     from training.model import find_weight_faults
@@ -80,7 +80,7 @@ def check_model(directory: Path, probe: Probe | None, trained_in: torch.dtype) -
             trust_remote_code=False,
             dtype="auto",
         )
-    except Exception as exc:  # noqa: BLE001 - whatever it is, it belongs into the report
+    except Exception as exc:  # noqa: BLE001 - every error belongs in the report
         reason = str(exc).replace(str(directory), directory.name)
         return [Check(name="loads", passed=False, detail=f"it does not load: {reason}")]
     faults = find_weight_faults(info)

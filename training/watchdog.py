@@ -1,12 +1,13 @@
-"""Notices a step that hangs, and reports where each worker is.
+"""Detection of steps that hang, with a report of where each worker is.
 
 A collective operation waits for ever, or for half an hour, if one worker does not take part in it.
-From outside such a run looks busy. Every worker has a watchdog: a thread that wakes every few
-seconds, compares how long the step has taken with the median of those before, and writes the stack
-of the training thread to the log and to the events, once per step. A step costs two assignments.
+From outside, such a run looks busy. Every worker has a watchdog: a thread that wakes every few
+seconds, compares the duration of the current step with the median of the previous steps, and writes
+the stack of the training thread to the log and to the events, once per step. The cost for a step is
+two assignments.
 
-The thread needs Python's lock, so a C++ operation that holds the lock hides a hang from it. The
-operations and collectives of PyTorch release it.
+The thread needs Python's global interpreter lock, so a C++ operation that holds this lock hides a
+hang. PyTorch's operations and collectives release the lock.
 """
 
 import logging
@@ -26,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 STALL_FACTOR = 20.0
 MIN_STALL_S = 60.0
-"""A step is not reported before, however fast the others are: a cold cache or a busy disk may be
-the cause."""
+"""The shortest duration after which a step is reported, however fast the others are: a cold cache
+or a busy disk may be the cause."""
 POLL_S = 5.0
-_MIN_STEPS = 5  # of which a median says something
+_MIN_STEPS = 5  # the fewest for a meaningful median
 _MAX_STEPS = 101
 _MAX_FRAMES = 12
 _MAX_REPORTING_RANKS = 64
@@ -45,7 +46,10 @@ class Watchdog:
         poll_s: float = POLL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`report` gets the step, its seconds so far, the median of others and the stack."""
+        """Create a watchdog; `report` gets the step, its seconds, the median of others, the stack.
+
+        The two durations are in seconds.
+        """
         self._report = report
         self._min_stall_s = min_stall_s
         self._poll_s = poll_s
@@ -69,17 +73,17 @@ class Watchdog:
             thread.join()
 
     def begin_step(self, step: int) -> None:
-        """Note that a step begins."""
+        """Record that a step begins."""
         self._step = step, self._clock()
 
     def end_step(self) -> None:
-        """Note that the step has ended; what follows until the next one is not watched."""
+        """Record that the step has ended; the time until the next step is not watched."""
         assert self._step is not None
         self._took_s.append(self._clock() - self._step[1])
         self._step = None
 
     def check(self) -> None:
-        """Report the step under way if it takes too long and was not reported before."""
+        """Report the current step if it takes too long and has not been reported yet."""
         under_way, took_s = self._step, list(self._took_s)
         if under_way is None or len(took_s) < _MIN_STEPS:
             return
@@ -101,7 +105,7 @@ class Watchdog:
                 logger.exception("the watchdog failed")  # a full disk; the training continues
 
     def _dump_stack(self) -> list[str]:
-        """Return the frames of the watched thread, the innermost last."""
+        """Return the stack frames of the watched thread, innermost last."""
         frame = sys._current_frames().get(self._thread_id)
         frames = traceback.extract_stack(frame) if frame is not None else []
         return [f"{one.filename}:{one.lineno} {one.name}: {one.line}" for one in frames]
@@ -110,7 +114,7 @@ class Watchdog:
 def report_stall(
     run: RunFolder, rank: int, step: int, waited_s: float, median_s: float, stack: list[str]
 ) -> None:
-    """Write where a worker is to the log of a run, and its innermost frames to the events."""
+    """Write a worker's stack to the log of a run, and its innermost frames to the events."""
     logger.warning(
         "worker %d: step %d has taken %.0f s, others took %.3g s; it is at\n  %s",
         rank,

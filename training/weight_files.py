@@ -1,6 +1,6 @@
-"""The weights of a checkpoint as safetensors files, looked at on their way.
+"""Writing the weights of a checkpoint as safetensors files, with a check of their values.
 
-They go from the mapped shards through a small buffer into the files, one tensor at a time, so
+One tensor at a time is copied from the mapped shards through a small buffer into the files, so
 memory does not grow with the model.
 """
 
@@ -28,15 +28,15 @@ _CHUNK_BYTES = 16 << 20
 
 @dataclass
 class WrittenWeights:
-    """What was written, and what was seen of the values."""
+    """The files that were written, and statistics of their values."""
 
     hashes: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each file
     weight_map: dict[str, str] = field(default_factory=dict)  # file of each tensor
     num_parameters: int = 0
     total_bytes: int = 0
     non_finite: list[str] = field(default_factory=list)
-    zero_parameters: set[str] = field(default_factory=set)  # of the module, all zero in the files
-    vectors: set[str] = field(default_factory=set)  # parameters that may be, such as biases
+    zero_parameters: set[str] = field(default_factory=set)  # the module's, all zero in the files
+    vectors: set[str] = field(default_factory=set)  # these may be all zero, such as biases
 
 
 def write_weights(
@@ -49,8 +49,8 @@ def write_weights(
 ) -> WrittenWeights:
     """Write files of at most `shard_bytes`, or one tensor, and their index if there are several.
 
-    `model` is that of `build_meta_model`; `on_progress` is called with the bytes done and their
-    number. Raises `ConsolidationError` where checkpoint and model do not fit.
+    `model` comes from `build_meta_model`; `on_progress` is called with the bytes written and the
+    total bytes. Raises `ConsolidationError` if checkpoint and model do not match.
     """
     exports = plan_exports(weights, model, dtype)
     total_bytes = sum(entry.size_bytes for export in exports for entry in export.entries)
@@ -72,7 +72,7 @@ def write_weights(
                 written.hashes[name] = file.finish()
             written.weight_map.update({entry.name: name for _, entry in content})
             reaching_disk.append(disk.submit(durable.fsync_file, directory / name))
-        for synced in reaching_disk:  # each while the one after it was written
+        for synced in reaching_disk:  # each file is synced while the next one is written
             synced.result()
     _note_values(written, exports, values)
     if len(written.hashes) > 1:
@@ -98,7 +98,7 @@ def _note_values(
 
 
 class _Values:
-    """What the floating-point values of one tensor are like, seen chunk by chunk."""
+    """Statistics of the floating-point values of one tensor, collected chunk by chunk."""
 
     def __init__(self) -> None:
         self.is_finite = True
@@ -116,13 +116,16 @@ class _Values:
 
 
 class _Reader:
-    """Reads what is to be written in chunks, which are overwritten after the next one."""
+    """Reads the data to write in chunks from two alternating buffers.
+
+    A chunk stays valid until the second chunk after it is read.
+    """
 
     def __init__(self, model: Any, scratch: Path) -> None:
         self._model = model
         self._scratch = scratch
         self._buffers = cycle([torch.empty(_CHUNK_BYTES, dtype=torch.uint8) for _ in range(2)])
-        self._export: Export | None = None  # the one that was converted last
+        self._export: Export | None = None  # the last converted export
         self._converted: dict[str, torch.Tensor] = {}
 
     def read(self, export: Export, entry: TensorEntry) -> Iterator[torch.Tensor]:
@@ -139,7 +142,7 @@ class _Reader:
             (source,) = export.sources.values()
             return source
         if export is not self._export:
-            self._converted = {}  # let go of the one before first
+            self._converted = {}  # release the previous export first
             converted = convert(self._model, self._read_whole(export))
             self._converted = {
                 made.name: converted.pop(name)
@@ -150,7 +153,7 @@ class _Reader:
         return StoredTensor(tensor.shape, (tensor.flatten(),))
 
     def _read_whole(self, export: Export) -> dict[str, torch.Tensor]:
-        """Read the sources of a conversion into files of their own, not into memory."""
+        """Read the sources of a conversion into scratch files, not into memory."""
         tensors = {}
         for name, stored in export.sources.items():
             tensors[name] = _map_scratch(self._scratch, stored.shape, export.dtypes[name])
@@ -159,7 +162,7 @@ class _Reader:
 
 
 def _map_scratch(folder: Path, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """Make a tensor that lies in a file, which is gone with it."""
+    """Create a tensor backed by a temporary file, which is removed with the tensor."""
     size_bytes = max(1, shape.numel() * dtype.itemsize)
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".scratch-") as file:
         os.posix_fallocate(file.fileno(), 0, size_bytes)  # a full disk fails here, not later
@@ -167,7 +170,7 @@ def _map_scratch(folder: Path, shape: torch.Size, dtype: torch.dtype) -> torch.T
 
 
 def _write_index(written: WrittenWeights, directory: Path) -> None:
-    """Write which tensor is in which file, as transformers does."""
+    """Write the index from tensors to files, in transformers' format."""
     metadata = {"total_parameters": written.num_parameters, "total_size": written.total_bytes}
     index = {"metadata": metadata, "weight_map": dict(sorted(written.weight_map.items()))}
     durable.write_json(directory / INDEX_NAME, index)

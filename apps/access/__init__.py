@@ -1,1 +1,1 @@
-"""Who may do what: keys, roles, rate limits and the audit log."""
+"""Access control: keys, roles, rate limits and the audit log."""

@@ -1,7 +1,7 @@
-"""The audit log: `<storage>/audit.jsonl`, lines about changes and refused requests.
+"""The audit log, `<storage>/audit.jsonl`: one line per change and per refused request.
 
-A line has no body, no query string and no key: only names, the path, and what became of it. Its
-size is limited, and so is the number of lines about refused requests and failed changes per key.
+A line contains no body, query string or key, only names, the path and the outcome. The size of the
+log is limited, and so is the number of lines about refused requests and failed changes per key.
 """
 
 import json
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_BYTES = 50_000_000
 DEFAULT_NUM_OLD = 4
 FAILURES_PER_MINUTE = 20
-"""Lines about refused requests and failed changes of one key that one process writes per minute."""
+"""Most lines about refused requests and failed changes per key, process and minute."""
 _MAX_KEYS = 1000
 _MAX_CHARACTERS = 200
-"""Longest text in a line, in ASCII characters as they are written: escaped."""
+"""Longest text in a line, in ASCII characters after escaping."""
 
 
 @dataclass(frozen=True)
@@ -45,22 +45,22 @@ class AuditEntry:
     subject: str | None
     status: int | None
     outcome: str
-    """`done`, `failed`, `refused`, or `unanswered`: the client left before there was an answer."""
+    """`done`, `failed`, `refused`, or `unanswered`: the client left before there was a response."""
     reason: str | None
     """The code of a refusal."""
     created: str | None = None
-    """The id of what the request created, if that is not its subject alone."""
+    """The id of what the request created, unless its path contains that id."""
     user: str | None = None
-    """The operating system's user who ran a command."""
+    """The operating-system user who ran a command."""
 
 
 class AuditLog:
-    """Appends lines; several processes may do so at once.
+    """Appends lines to the audit log; several processes may do so at once.
 
-    At `max_bytes` the file is renamed to `audit.jsonl.1`, which becomes `.2`, up to `num_old`; with
-    None that is left to another process. Refused requests and failed changes are sampled: beyond
-    `FAILURES_PER_MINUTE` of one key they are counted, and the next line of any key has their number
-    as `num_suppressed`.
+    At `max_bytes` the file is renamed to `audit.jsonl.1`, which becomes `.2`, up to `num_old`; if
+    it is None, rotation is left to another process. Refused requests and failed changes are
+    sampled: beyond `FAILURES_PER_MINUTE` of one key they are counted, and the next line of any key
+    contains their number as `num_suppressed`.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class AuditLog:
         self._clock = clock
         self._failures: dict[str | None, Bucket] = {}
         self._num_suppressed = 0
-        self._writing = Lock()  # lines are written by threads
-        self._counting = Lock()  # for moments only: the event loop takes it
+        self._writing = Lock()  # several threads write lines
+        self._counting = Lock()  # held only briefly, since the event loop takes it
 
     def write(self, entry: AuditEntry) -> None:
-        """Write a line; one that cannot be written goes to the application's log, as an error."""
+        """Write a line; a line that cannot be written is logged by the application as an error."""
         line: dict[str, object] = {"time": datetime.now(UTC).isoformat(timespec="milliseconds")}
         for name, value in vars(entry).items():
             if value is not None:
@@ -96,13 +96,13 @@ class AuditLog:
                 logger.exception("the audit log cannot be written; the line was: %s", line)
 
     def samples_failure(self, key_id: str | None) -> bool:
-        """Whether the next refused request or failed change of a key gets a line.
+        """Return whether the next refused request or failed change of a key gets a line.
 
-        It is counted if not. `key_id` is None for all requests without a valid key.
+        If not, it is counted as suppressed. `key_id` is None for all requests without a valid key.
         """
         with self._counting:
             bucket = self._failures.pop(key_id, None) or Bucket(FAILURES_PER_MINUTE, self._clock)
-            self._failures[key_id] = bucket  # the last used is the last one
+            self._failures[key_id] = bucket  # the most recently used is the last one
             if len(self._failures) > _MAX_KEYS:
                 del self._failures[next(iter(self._failures))]
             if bucket.level >= 1:

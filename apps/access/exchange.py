@@ -1,4 +1,4 @@
-"""What the middlewares know of one request, shared between them in its scope."""
+"""State of one request that the middlewares share in its scope."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ _KEY = "tuneserve.exchange"
 
 @dataclass
 class Exchange:
-    """One request: who sent it, what it is for, and what became of it."""
+    """One request: its principal, its purpose and its outcome."""
 
     request_id: str
     principal: Principal | None = None
-    """Whose key the request has, also where that key is expired or revoked."""
+    """The owner of the request's key, even if that key is expired or revoked."""
     permission: Permission | None = None
     subject: str | None = None
-    """The id that the request is about: from its path, or of what it made."""
+    """The id that the request is about: from its path, or of what it created."""
     created: str | None = None
-    """The id of what it made."""
+    """The id of what it created."""
     refusal: str | None = None
     """The code of a refusal, if access was refused."""
     num_tokens: int = 0
-    """Tokens of the prompt and the answer, as far as they are known."""
+    """Tokens of the prompt and the response, as far as they are known."""
     is_counted: bool = False
-    """Whether `num_tokens` is exact, and not what was counted before a stream was cut."""
+    """Whether `num_tokens` is exact, not a partial count of an interrupted stream."""
     is_change: bool = False
 
 
@@ -36,7 +36,7 @@ _current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 
 
 def begin_exchange(scope: Scope, exchange: Exchange) -> None:
-    """Attach an exchange to a request, and to what runs for it."""
+    """Attach an exchange to a request, and to the context of the code that runs for it."""
     scope[_KEY] = exchange
     _current.set(exchange)
 
@@ -47,7 +47,7 @@ def find_exchange(scope: Scope) -> Exchange | None:
 
 
 def find_principal(scope: Scope) -> Principal:
-    """Return who sent a request that was let in."""
+    """Return the principal of a request that has passed the access control."""
     exchange = find_exchange(scope)
     assert exchange is not None, "the request did not pass the access control"
     return exchange.principal or LOCAL
@@ -65,14 +65,14 @@ def count_tokens(num_tokens: int, *, is_exact: bool = False) -> None:
 
 
 def note_creation(subject: str) -> None:
-    """Note that the current request creates something, though its route alone does not say so."""
+    """Record that the current request creates something, which its route does not imply."""
     exchange = _current.get()
     if exchange is not None:
         exchange.is_change, exchange.subject, exchange.created = True, subject, subject
 
 
 def note_refusal(code: str, subject: str) -> None:
-    """Note that a route refuses the current request because of what its key may not do."""
+    """Record that a route refuses the current request because its key lacks a permission."""
     exchange = _current.get()
     if exchange is not None:
         exchange.refusal, exchange.subject = code, subject

@@ -1,4 +1,4 @@
-"""Whose request it is: the key that it carries, or a program on this machine where none exists."""
+"""Authentication of requests: by their key, or as a program on this machine if no key exists."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ _MIN_KEY_CHARACTERS = 16
 
 @dataclass(frozen=True)
 class Principal:
-    """Who sent a request."""
+    """The sender of a request."""
 
     name: str
     role: Role
@@ -32,11 +32,11 @@ class Principal:
     tokens_per_minute: int | None = None
 
     def may(self, permission: Permission) -> bool:
-        """Whether the role has a permission."""
+        """Return whether the role has a permission."""
         return permission in ROLE_PERMISSIONS[self.role]
 
     def explain_refusal(self, permission: Permission) -> str:
-        """Say why this one may not do what requires `permission`."""
+        """Explain why this principal may not do what requires `permission`."""
         roles = ", ".join(list_roles(permission))
         return (
             f"the key {self.name!r} has the role {self.role.value!r}, which does not have the "
@@ -45,13 +45,13 @@ class Principal:
 
 
 LOCAL = Principal("local", Role.ADMIN)
-"""A program on this machine, where no key exists."""
+"""A program on this machine, if no key exists."""
 ENVIRONMENT = Principal(API_KEY_VARIABLE, Role.ADMIN, "environment")
-"""The one who has the key of the environment variable."""
+"""The owner of the key in the environment variable."""
 
 
 class AccessRefusedError(Exception):
-    """A request that is not let in; `status` is 401 or 403."""
+    """A request that is refused access; `status` is 401 or 403."""
 
     def __init__(
         self,
@@ -64,13 +64,14 @@ class AccessRefusedError(Exception):
         super().__init__(message)
         self.status, self.message, self.code = status, message, code
         self.principal = principal
-        """The owner of the key, where the request had the secret of one."""
+        """The owner of the key, if the request had the secret of one."""
 
 
 class Gate:
-    """Finds out whose request it is.
+    """Authenticates requests.
 
-    A key is needed if the environment has one, if one was ever created, or if `require_key`.
+    A key is required if the environment has one, if one was ever created, or if `require_key` is
+    set.
     """
 
     def __init__(
@@ -88,13 +89,13 @@ class Gate:
             )
 
     def needs_key(self) -> bool:
-        """Whether requests need a key."""
+        """Return whether requests need a key."""
         if self._require_key or self._api_key_hash is not None:
             return True
         return self._keys is not None and self._keys.has_keys()
 
     def identify(self, scope: Scope) -> Principal:
-        """Return who sent a request; raises `AccessRefusedError`."""
+        """Return the sender of a request; raises `AccessRefusedError`."""
         headers = Headers(scope=scope)
         if not self.needs_key():
             version = scope.get("http_version", "1.1")
@@ -109,7 +110,7 @@ class Gate:
         return self.check_key(given.strip())
 
     def check_key(self, given: str) -> Principal:
-        """Return whose key it is; raises `AccessRefusedError`."""
+        """Return the owner of a key; raises `AccessRefusedError`."""
         if self._api_key_hash is not None and secrets.compare_digest(
             _hash(given), self._api_key_hash
         ):
@@ -133,7 +134,7 @@ def read_api_key() -> str | None:
 
 
 def _check_active(record: KeyRecord) -> Principal:
-    """Return the owner of a key whose secret is right; raises `AccessRefusedError`."""
+    """Return the owner of a key whose secret is correct; raises `AccessRefusedError`."""
     principal = Principal(
         record.name,
         record.role,
@@ -157,5 +158,5 @@ def _check_active(record: KeyRecord) -> Principal:
 
 
 def _hash(key: str) -> bytes:
-    """Hash a key, so that comparing two takes the same time whatever their lengths."""
+    """Hash a key, so that a comparison takes the same time whatever the length of the key."""
     return sha256(key.encode(errors="surrogateescape")).digest()

@@ -1,8 +1,8 @@
-"""Which requests are served without a key: those of programs on this machine.
+"""Detection of the requests that are served without a key: those of programs on this machine.
 
 Nothing in a request proves that it comes from this machine: a proxy here can forward requests from
-anywhere and look like any local program. What is checked catches browsers and every proxy that
-leaves a trace. For the rest there is `require_key`; `docs/security.md` says what remains.
+anywhere and look like any local program. The checks detect browsers and every proxy that leaves a
+trace. `require_key` covers the rest; `docs/security.md` describes the remaining risk.
 """
 
 import ipaddress
@@ -60,7 +60,7 @@ _ADVICE = f"create a key with 'tuneserve keys create', or set {API_KEY_VARIABLE}
 def find_foreign_request(
     headers: Headers, client: tuple[str, int] | None, http_version: str = "1.1"
 ) -> str | None:
-    """Say why a request may come from another machine or another site's page, or return None."""
+    """Explain why a request may be from another machine or another site's page, or return None."""
     return (
         find_foreign_client(client)
         or find_forwarding(headers, http_version)
@@ -70,7 +70,7 @@ def find_foreign_request(
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an IP address is one of this machine's own, that no other machine can reach."""
+    """Return whether an IP address is a loopback address, which no other machine can reach."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -78,22 +78,22 @@ def is_loopback(address: str) -> bool:
 
 
 def is_loopback_host(host: str) -> bool:
-    """Whether a host to listen on is reached from this machine alone."""
+    """Return whether a host to listen on can be reached from this machine only."""
     return host == "localhost" or is_loopback(host)
 
 
 def find_foreign_client(client: tuple[str, int] | None) -> str | None:
-    """Say that a request came from another machine, or return None."""
+    """Explain that a request came from another machine, or return None."""
     if client is None or is_loopback(client[0]):
         return None
     return f"without a key only this machine is served, not {client[0]}; {_ADVICE}"
 
 
 def find_forwarding(headers: Headers, http_version: str = "1.1") -> str | None:
-    """Say by what a proxy shows that it forwarded a request, or return None.
+    """Explain which trace shows that a proxy forwarded a request, or return None.
 
-    HTTP/1.0 counts: nginx's plain `proxy_pass` speaks it (before 1.29.7), adds no header, and names
-    our own address as the host. Programs on this machine have spoken 1.1 for decades.
+    HTTP/1.0 is a trace: nginx's plain `proxy_pass` uses it (before 1.29.7), adds no header, and
+    names our own address as the host. Programs on this machine have used 1.1 for decades.
     """
     if http_version == "1.0":
         return (
@@ -110,7 +110,7 @@ def find_forwarding(headers: Headers, http_version: str = "1.1") -> str | None:
 
 
 def find_foreign_host(headers: Headers) -> str | None:
-    """Say why a request did not come to this machine's own address, or return None."""
+    """Explain why a request was not sent to this machine's own address, or return None."""
     hosts = headers.getlist("host")
     host = ", ".join(hosts)
     found = _HOST.fullmatch(host)
@@ -123,9 +123,9 @@ def find_foreign_host(headers: Headers) -> str | None:
 
 
 def find_foreign_origin(headers: Headers) -> str | None:
-    """Say which other site's page sent a request, or return None."""
+    """Explain which other site's page sent a request, or return None."""
     origin = headers.get("origin")
-    # A browser sends no origin with what a page of another site embeds, such as a picture.
+    # A browser sends no origin for resources that another site's page embeds, such as pictures.
     is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
     if origin is None and is_foreign and headers.get("sec-fetch-mode") != "navigate":
         return "a page of another site may not use this application: it is not part of it"

@@ -29,7 +29,7 @@ from storage.regular_file import open_regular, read_regular
 logger = logging.getLogger(__name__)
 
 _OLD_VERSION_KEY, _OLD_VERSION = "version", 1
-"""In place of the format version, in files that were not changed since that was introduced."""
+"""Used instead of the format version in files not changed since that was introduced."""
 
 MAX_ACTIVE_KEYS = 1_000
 MAX_ENDED_KEYS = 1_000
@@ -43,19 +43,19 @@ _MARKER_TEXT = (
     "API keys were created in this storage, so requests need a key, also if keys.json is removed.\n"
     "Remove both files and restart the application to serve this machine without a key again.\n"
 )
-_NO_HASH = "0" * 64  # compared with where no key has the id, so that both take the same time
+_NO_HASH = "0" * 64  # compared if no key has the id, so that both cases take the same time
 
 
 class KeysUnreadableError(RuntimeError):
-    """The file of keys exists and cannot be used; nobody but the environment's key is let in."""
+    """The key file exists but cannot be used; only the environment's key is accepted."""
 
 
 class ForeignStorageError(RuntimeError):
-    """The storage belongs to another user, who could not read a file of keys that we write."""
+    """The storage belongs to another user, who could not read a key file that we write."""
 
 
 class KeyRecord(BaseModel):
-    """A key at rest; fields of a later release are kept."""
+    """A stored key; fields of a later release are kept."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -72,13 +72,13 @@ class KeyRecord(BaseModel):
     )
 
     def is_active(self, now: float) -> bool:
-        """Whether the key is accepted at a Unix time."""
+        """Return whether the key is accepted at a Unix time."""
         is_expired = self.expires_at is not None and now >= self.expires_at
         return self.revoked_at is None and not is_expired
 
 
 class CreatedKey(NamedTuple):
-    """A new key; `text` cannot be found out later."""
+    """A new key; `text` cannot be recovered later."""
 
     record: KeyRecord
     text: str
@@ -87,8 +87,9 @@ class CreatedKey(NamedTuple):
 class KeyStore:
     """The keys of one storage root.
 
-    A change is seen by the next request: the file is opened for each one and read again if it is
-    another. Opening it also has a network file system ask its server for the current file.
+    A change takes effect at the next request: the file is opened for each request, and read again
+    if it has changed. Opening it also makes a network file system request the current file from its
+    server.
     """
 
     def __init__(self, layout: StorageLayout, clock: Callable[[], float] = time.time) -> None:
@@ -100,15 +101,15 @@ class KeyStore:
         self._has_keys = False
 
     def has_keys(self) -> bool:
-        """Whether any key was ever created, be it expired, revoked or unreadable.
+        """Return whether any key was ever created, even if expired, revoked or unreadable.
 
-        Removing the file of keys does not change it: a marker beside it stays.
+        Removing the key file does not change the result: a marker beside it stays.
         """
         self._refresh()
         return self._has_keys or self._fault is not None
 
     def find(self, text: str) -> KeyRecord | None:
-        """Return the key that a client sent, be it expired or revoked; None if there is no such.
+        """Return the key that a client sent, even if expired or revoked; None if there is none.
 
         Raises `KeysUnreadableError` if the file cannot be used.
         """
@@ -140,8 +141,8 @@ class KeyStore:
     ) -> CreatedKey:
         """Create a key.
 
-        Raises `ValueError` for a name that is not plain or has an active key, and for one active
-        key more than there may be, and otherwise as `revoke` does.
+        Raises `ValueError` for an invalid name, for a name that an active key has, and if there can
+        be no further active key; otherwise raises as `revoke` does.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(
@@ -171,9 +172,9 @@ class KeyStore:
     def rotate(self, name_or_id: str, grace_s: float = 0.0) -> CreatedKey:
         """Replace an active key by a new one with its name, role, limits and expiry.
 
-        The old key is refused after `grace_s` seconds; so is a key with its name that an earlier
-        rotation left active, if a name is given. Raises `ValueError` for one active key more than
-        there may be, and otherwise as `revoke` does.
+        The old key is refused after `grace_s` seconds. If a name is given, so is every other key of
+        that name that an earlier rotation left active. Raises `ValueError` if there can be no
+        further active key, and otherwise as `revoke` does.
         """
         rotated: list[CreatedKey] = []
 
@@ -198,7 +199,7 @@ class KeyStore:
         return rotated[0]
 
     def revoke(self, name_or_id: str) -> list[KeyRecord]:
-        """Refuse every active key with a name, or the one with an id; returns them, oldest first.
+        """Revoke every active key with a name, or the one with an id; return them, oldest first.
 
         A name has several active keys within the grace period of a rotation. Raises `ValueError` if
         no active key has the name or id, and `ForeignStorageError` and `KeysUnreadableError` if the
@@ -242,7 +243,7 @@ class KeyStore:
         ]
 
     def _change(self, change: Callable[[list[dict[str, Any]]], None]) -> None:
-        """Change the entries in the file, which no other process changes meanwhile."""
+        """Change the entries in the key file, which is locked against other processes."""
         check_owner(self._layout)
         with take_turn(self._lock):
             try:
@@ -251,7 +252,7 @@ class KeyStore:
                 content = {"keys": []}
             change(content["keys"])
             self._drop_oldest_ended(content["keys"])
-            # The marker first: at no moment are there keys without it.
+            # The marker is written first, so that keys never exist without it.
             if not self._marker.exists():
                 write_bytes(self._marker, _MARKER_TEXT.encode())
             versioned.write_object(self._path, content)
@@ -270,13 +271,13 @@ class KeyStore:
             entries.remove(entry)
 
     def _list_ended(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """List the expired and revoked keys, oldest first; what is unreadable may be active."""
+        """List the expired and revoked keys, oldest first; unreadable ones may be active."""
         now = self._clock()
         parsed = [(entry, _parse_record(entry, self._path)) for entry in entries]
         return [entry for entry, record in parsed if record and not record.is_active(now)]
 
     def _refresh(self) -> None:
-        """Read the file again if it is another than before."""
+        """Read the file again if it has changed."""
         try:
             with open_regular(self._path) as file:
                 status = os.fstat(file.fileno())
@@ -288,7 +289,7 @@ class KeyStore:
         except FileNotFoundError:
             self._note_absence()
             return
-        except OSError as exc:  # may pass: read again at the next request
+        except OSError as exc:  # may be temporary: read again at the next request
             self._note_fault(f"{self._path} cannot be read: {exc.strerror}")
             self._seen = None
             return
@@ -303,7 +304,7 @@ class KeyStore:
         self._seen = seen
 
     def _note_absence(self) -> None:
-        """Note that there is no file of keys; the marker says whether there ever was one."""
+        """Record that there is no key file; the marker shows whether there ever was one."""
         if self._has_keys and self._seen is not None:
             logger.warning("%s was removed; its keys are refused from now on", self._path)
         self._seen, self._records, self._fault = None, {}, None
@@ -321,8 +322,8 @@ class KeyStore:
 def check_owner(layout: StorageLayout) -> None:
     """Raise `ForeignStorageError` unless the application runs as the user of this process.
 
-    It makes the folder of the runs, so the owner of that folder is its user. Only the owner of a
-    file of keys can read it. A storage that does not exist belongs to nobody.
+    The application creates the runs folder, so its user is the owner of that folder. Only the owner
+    of a key file can read it. A storage that does not exist yet has no owner.
     """
     folder = next((path for path in (layout.runs, layout.root) if path.exists()), None)
     if folder is None:
@@ -339,7 +340,7 @@ def check_owner(layout: StorageLayout) -> None:
 
 
 def find_user_name(uid: int) -> str:
-    """Return the name of a user of this machine, or '#' and the number if it has none."""
+    """Return the name of a user of this machine, or '#' and the number if there is no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -366,7 +367,7 @@ def _parse_content(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _parse_record(entry: Any, path: Path) -> KeyRecord | None:
-    """Read one key; one that this release does not understand is refused, and the others not."""
+    """Parse one key; return None, and log, for one that this release does not understand."""
     try:
         return KeyRecord.model_validate(entry)
     except ValidationError as exc:

@@ -1,10 +1,11 @@
 """Requests and tokens per minute, counted per key.
 
-A token bucket per limit: it holds a minute's worth, and refills evenly. Tokens of an answer are
-known only at its end, so a request is admitted while the bucket is not empty, and what it used is
-taken afterwards; the bucket may then be in debt. Libraries for rate limits decide before the cost
-is known, which is why this is our own. Counts live in the memory of each replica of the API: with
-several replicas a key may use up to its limit on each of them, and a restart forgets them.
+Each limit is a token bucket: it contains the amount of one minute, and refills at a constant rate.
+Tokens of a response are known only at its end, so a request is admitted while the bucket is not
+empty, and the tokens that it used are subtracted afterwards; the level may then be negative.
+Libraries for rate limits decide before the cost is known, so they are not used. Counts are in the
+memory of each replica of the API: with several replicas a key may use up to its limit on each of
+them, and a restart resets them.
 """
 
 import math
@@ -21,7 +22,7 @@ BYTES_PER_TOKEN = 4  # of English text, roughly; only until the true number is k
 
 
 class Bucket:
-    """A minute's worth of something, which refills evenly."""
+    """A token bucket: the amount of one minute, refilled at a constant rate."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
         self.per_minute, self._clock = per_minute, clock
@@ -29,26 +30,26 @@ class Bucket:
 
     @property
     def level(self) -> float:
-        """What is left; negative while in debt."""
+        """The remaining amount; negative after too much was taken."""
         now = self._clock()
         refilled = self._level + (now - self._at) * self.per_minute / _MINUTE_S
         self._level, self._at = min(float(self.per_minute), refilled), now
         return self._level
 
     def take(self, amount: float) -> None:
-        """Take something out, or give it back if negative; there may be debt afterwards."""
+        """Subtract an amount, or add it if negative; the level may be negative afterwards."""
         self._level = min(float(self.per_minute), self.level - amount)
 
     def wait_s(self, level: float) -> float:
-        """Return the seconds until the bucket holds `level`."""
+        """Return the seconds until the bucket reaches `level`."""
         return max(0.0, (level - self.level) * _MINUTE_S / self.per_minute)
 
 
 class Refusal(NamedTuple):
-    """A request that is beyond a limit."""
+    """A request that exceeds a limit."""
 
     kind: str
-    """What there is too much of: requests or tokens."""
+    """The limit that is exceeded: requests or tokens."""
     limit: int
     retry_after_s: float
 
@@ -61,7 +62,7 @@ class KeyBuckets:
     tokens: Bucket | None
 
     def admit(self, num_tokens: int) -> Refusal | None:
-        """Take a request, and tokens that it may use; or say what there is too much of."""
+        """Take a request, and tokens that it may use; return a refusal if that exceeds a limit."""
         if self.requests is not None and self.requests.level < 1:
             return Refusal("requests", self.requests.per_minute, self.requests.wait_s(1))
         if self.tokens is not None and num_tokens and self.tokens.level < 1:
@@ -72,12 +73,12 @@ class KeyBuckets:
         return None
 
     def correct(self, reserved: int, used: int) -> None:
-        """Replace tokens that were reserved by those that were used."""
+        """Replace the reserved tokens by those that were used."""
         if self.tokens is not None:
             self.tokens.take(used - reserved)
 
     def describe(self) -> dict[str, str]:
-        """Say in OpenAI's headers what is left."""
+        """Return OpenAI's headers with the limits and the remaining amounts."""
         headers = {}
         for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             if bucket is not None:
@@ -90,7 +91,7 @@ class KeyBuckets:
 
 
 class RateLimiter:
-    """The buckets of all keys that were used lately."""
+    """The buckets of all recently used keys."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -107,7 +108,7 @@ class RateLimiter:
         if found is None or _read_limits(found) != wanted:
             requests, tokens = (self._make_bucket(limit) for limit in wanted)
             found = KeyBuckets(requests, tokens)
-        self._buckets[principal.key_id] = found  # the last used is the last one
+        self._buckets[principal.key_id] = found  # the most recently used is the last one
         if len(self._buckets) > _MAX_KEYS:
             del self._buckets[next(iter(self._buckets))]
         return found

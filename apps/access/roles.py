@@ -1,8 +1,8 @@
 """Roles of keys, and the permission that each route requires.
 
 A route declares its permission beside its path, with `@requires(...)`. `apps/middleware/auth.py`
-refuses a route that declares none, so a route that is added without a thought about access is
-closed instead of open. `docs/security.md` has the table of roles for users.
+refuses a route that declares none, so a new route whose permission was forgotten is inaccessible
+instead of public. `docs/security.md` contains the table of roles for users.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ class Permission(StrEnum):
     """What a route requires of a key."""
 
     ANY_KEY = "any key"
-    """Every valid key: nothing is shown that depends on the role."""
+    """Every valid key: the response contains nothing that depends on the role."""
     READ_MODELS = "models.read"
     """List and show models, their lineage, and aliases."""
     READ_JOBS = "jobs.read"
@@ -34,7 +34,7 @@ class Permission(StrEnum):
     WRITE_JOBS = "jobs.write"
     """Create, pause, resume, cancel, clone and delete jobs; publish checkpoints."""
     READ_WEIGHTS = "models.weights"
-    """Download a model, or have all its files read."""
+    """Download a model, or compare all its files with what was published."""
     ADMINISTER = "models.write"
     """Import and delete models; move and remove aliases."""
 

@@ -1,4 +1,4 @@
-"""The settings of access, a part of the application's."""
+"""The access settings, a part of the application's settings."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -6,7 +6,7 @@ from apps.access.audit import DEFAULT_MAX_BYTES, DEFAULT_NUM_OLD
 
 
 class AccessSettings(BaseModel):
-    """Who is let in, and what is written down about it."""
+    """Settings of authentication and of the audit log."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

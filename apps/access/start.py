@@ -1,4 +1,4 @@
-"""What is checked before an application takes requests: that no open port is left without a key."""
+"""Start-up check that Serve's port is not open to other machines without a key."""
 
 import ray
 from ray.serve.context import _get_global_client
@@ -8,14 +8,14 @@ from apps.access.keyless import API_KEY_VARIABLE, is_loopback_host
 
 
 class ExposedError(ValueError):
-    """Other machines can reach Serve's port, and no key is needed."""
+    """Other machines can reach Serve's port, and no key is required."""
 
 
 def find_serve_host() -> str | None:
-    """Return the address that Serve's proxies listen on, whoever started them; None without Serve.
+    """Return the address that Serve's proxies listen on; None if Serve is not running.
 
-    It is the controller's: `http_options` of a deploy file that is sent to a cluster where Serve
-    runs already have no effect.
+    It is read from the controller, whichever program started Serve: `http_options` of a deploy file
+    have no effect on a cluster where Serve is already running.
     """
     if not ray.is_initialized():
         return None

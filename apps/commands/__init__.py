@@ -1,1 +1,1 @@
-"""The commands of `tuneserve` that speak to an application: over HTTP alone, wherever it is."""
+"""Commands of `tuneserve` that use an application over HTTP, or its local machine and storage."""

@@ -15,7 +15,7 @@ from storage.snapshot import BackupError, Snapshot, open_snapshot
 from training.byte_progress import show_bytes
 
 INCOMPLETE_STATUS = 3
-"""The exit status of a backup without entries that cannot be read."""
+"""Exit status of a backup that lacks unreadable entries."""
 Storage = Annotated[
     Path | None,
     typer.Option(help="The storage root; by default the one that the deploy file names."),
@@ -30,10 +30,10 @@ def backup(
 ) -> None:
     """Copy the storage root into a new snapshot; the application may be running.
 
-    Files that the previous snapshot in FOLDER has unchanged are hard links to it. The exit status
-    is 3 if the snapshot was made without entries that cannot be read.
+    Files that are unchanged since the previous snapshot in FOLDER become hard links to it. The exit
+    status is 3 if the snapshot lacks entries that cannot be read.
     """
-    from apps.backup import back_up  # imports what computes
+    from apps.backup import back_up  # imports training code
 
     keep_files_private()
     layout = StorageLayout(_find_root(storage, deploy))
@@ -61,7 +61,7 @@ def restore(
 ) -> None:
     """Restore a snapshot to a new storage root, and verify every file.
 
-    The root must not exist or be empty, and no application may be running on it.
+    The root must be empty or not exist, and no application may be running on it.
     """
     keep_files_private()
     root = _find_root(storage, deploy)
@@ -84,7 +84,7 @@ def restore(
 
 
 def _find_root(storage: Path | None, deploy: Path) -> Path:
-    """Return the storage root that a command is for; fails for a faulty deploy file."""
+    """Return the storage root of a command; exit with an error for an invalid deploy file."""
     try:
         return (storage or find_storage(deploy)).expanduser().resolve()
     except DeployFileError as exc:
@@ -92,7 +92,7 @@ def _find_root(storage: Path | None, deploy: Path) -> Path:
 
 
 def _warn_of_unreadable(snapshot: Snapshot) -> None:
-    """Name what a snapshot does not have because it could not be read."""
+    """Print a warning for each entry that a snapshot lacks because it could not be read."""
     for entry in snapshot.unreadable:
         text = f"warning: the snapshot does not have {entry.path}: {entry.detail}"
         notes.print(escape_controls(text), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`tuneserve chat`: a conversation with a model, answered word by word."""
+"""`tuneserve chat`: a conversation with a model, with streamed answers."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ def chat(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Chat with a model; an empty line or Ctrl-D ends it."""
+    """Chat with a model; an empty line or Ctrl-D ends the chat."""
     connection = Connection(url)
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     settings: dict[str, Any] = {"model": model}

@@ -1,4 +1,4 @@
-"""How a command asks an application."""
+"""HTTP requests of the commands to an application."""
 
 import os
 import time
@@ -15,7 +15,7 @@ from apps.commands.output import fail
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEY_VARIABLE = "TUNESERVE_API_KEY"
 _TIMEOUT = httpx.Timeout(60.0, connect=5.0)
-_PATIENCE_S = 60.0  # in which an application that is started again is back
+_PATIENCE_S = 60.0  # how long to wait for an application that restarts
 _RETRY_S = 0.3
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
@@ -27,14 +27,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print what the API answers
 
 
 def locate(collection: str, identifier: str, *parts: str) -> str:
-    """The path of one thing of a collection; whatever its id is, it leads nowhere else."""
+    """Return the path of an item; its id is quoted, so that it cannot address another path."""
     if not identifier.strip("."):
         fail(f"{identifier!r} is no id")
     return "/".join((collection, quote(identifier, safe=""), *parts))
 
 
 class Connection:
-    """An application at an address; every refusal ends the command with its message."""
+    """An application at a URL; a refused request ends the command with the error message."""
 
     def __init__(self, url: str) -> None:
         key = os.environ.get(KEY_VARIABLE, "").strip()
@@ -44,9 +44,9 @@ class Connection:
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
     def ask(self, method: str, path: str, *, is_patient: bool = False, **options: Any) -> Any:
-        """Ask for something, and return the JSON that is answered.
+        """Send a request, and return the JSON of the response.
 
-        With `is_patient`, an application that is away for a moment is waited for.
+        With `is_patient`, wait for an application that is temporarily unavailable, then retry once.
         """
         with self._open() as http:
             try:
@@ -67,7 +67,7 @@ class Connection:
     def list_all(
         self, path: str, limit: int | None = None, params: Mapping[str, str] | None = None
     ) -> list[dict[str, Any]]:
-        """Follow the pages of a list to its end, or until there are `limit` entries."""
+        """Fetch the pages of a list until its end, or until there are `limit` entries."""
         entries: list[dict[str, Any]] = []
         after: dict[str, Any] = {}
         while True:
@@ -81,9 +81,10 @@ class Connection:
     def stream(
         self, method: str, path: str, *, may_be_cut: bool = False, **options: Any
     ) -> Iterator[httpx.Response]:
-        """Ask for something that comes piece by piece; nothing limits how long it takes.
+        """Send a request and stream the response, without a read timeout.
 
-        With `may_be_cut`, an answer that breaks off just ends; then see `wait_until_back`.
+        With `may_be_cut`, a lost connection ends the response without an error; call
+        `wait_until_back` before a retry.
         """
         timeout = httpx.Timeout(None, connect=5.0)
         with (
@@ -99,7 +100,7 @@ class Connection:
                     raise
 
     def wait_until_back(self) -> None:
-        """Wait a moment, and on until the application answers, but not for ever."""
+        """Wait until the application is healthy: at least `_RETRY_S`, at most `_PATIENCE_S`."""
         deadline = time.monotonic() + _PATIENCE_S
         with self._make_client() as http:
             while time.monotonic() < deadline:
@@ -110,7 +111,7 @@ class Connection:
 
     def _make_client(self) -> httpx.Client:
         url = httpx.URL(self.url)
-        is_here = url.host in _LOOPBACK  # where no proxy stands between, and none gets the key
+        is_here = url.host in _LOOPBACK  # then no proxy is used, so that none gets the key
         return httpx.Client(
             base_url=url, headers=self._headers, timeout=_TIMEOUT, trust_env=not is_here
         )
@@ -131,14 +132,14 @@ class Connection:
                 f"{self.url} cannot be reached: {exc}; start it with 'tuneserve run', or name "
                 "another address by --url"
             )
-        except BrokenPipeError:  # whoever read what is printed has read enough
+        except BrokenPipeError:  # the reader of standard output has closed it
             raise
         except OSError as exc:
             fail(exc)
 
 
 class _RefusedError(Exception):
-    """The application refused; its message is for the person at the terminal."""
+    """The application refused a request; the message is printed for the user."""
 
 
 def _check(answer: httpx.Response) -> httpx.Response:

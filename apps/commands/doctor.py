@@ -1,4 +1,4 @@
-"""`tuneserve doctor`: what of this machine is right for the application, and what is not."""
+"""`tuneserve doctor`: checks whether this machine meets the application's requirements."""
 
 import importlib.metadata
 import os
@@ -31,7 +31,7 @@ _PACKAGES = ("ray", "deepspeed", "torch", "transformers", "gradio")
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, and what it is; `fault` keeps the application from starting."""
+    """The result of one check; a `fault` prevents the application from starting."""
 
     subject: str
     verdict: Verdict
@@ -44,7 +44,7 @@ def doctor(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Look at this machine before anything is started; exits with 1 where something is wrong."""
+    """Check this machine before the application is started; exit with 1 if there is a fault."""
     findings = list(examine(deploy))
     if as_json:
         print_json([asdict(finding) for finding in findings])
@@ -58,7 +58,7 @@ def doctor(
 
 
 def examine(deploy: Path) -> Iterator[Finding]:
-    """Look at everything, one after the other."""
+    """Run all checks one after the other, and yield their findings."""
     yield Finding("Python", "good", f"{platform.python_version()} on {platform.platform()}")
     yield from _examine_packages()
     yield _examine_processor()

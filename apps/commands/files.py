@@ -1,4 +1,4 @@
-"""`tuneserve files`: rows to learn from, sent to an application and looked at there."""
+"""`tuneserve files`: upload, list, show, download and delete an application's files of rows."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ def upload(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Send a file; its rows are then checked there, as `show` tells."""
+    """Upload a file; the application then checks its rows, and `show` prints the result."""
     file = send_file(Connection(url), path)
     show(file, as_json, lambda sent: sent["id"])
 
@@ -52,7 +52,7 @@ def list_files(
 
 @files.command("show")
 def show_file(file_id: FileId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Show a file: whether its rows can be used, and how many tokens they are."""
+    """Show a file: whether its rows can be used, and how many tokens they have."""
     show(Connection(url).ask("GET", locate(FILES, file_id)), as_json, _render_file)
 
 
@@ -63,7 +63,7 @@ def download(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch the content of a file, as of the figures that a job leaves."""
+    """Download the content of a file, such as the metrics of a job."""
     if target is None and as_json:
         fail("--json needs a file to write to: tuneserve files download FILE TARGET --json")
     if target is not None and target.exists():
@@ -85,7 +85,7 @@ def delete(file_id: FileId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> 
 
 
 def send_file(connection: Connection, path: Path) -> dict[str, Any]:
-    """Send a file of rows, and return its record."""
+    """Upload a file of rows, and return its record."""
     if not path.is_file():
         fail(f"there is no file {str(path)!r}")
     try:
@@ -107,7 +107,7 @@ def send_file(connection: Connection, path: Path) -> dict[str, Any]:
 
 
 def save(pieces: Iterator[bytes], target: Path) -> None:
-    """Write a new file, which is there only once it is whole."""
+    """Write a new file under a temporary name, and rename it once it is complete."""
     building = target.with_name(f".{target.name}.part")
     try:
         with building.open("wb") as file:

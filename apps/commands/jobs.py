@@ -1,4 +1,4 @@
-"""`tuneserve jobs`: fine-tunes, begun and looked after from a terminal."""
+"""`tuneserve jobs`: create, watch and control fine-tuning jobs from a terminal."""
 
 import json
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def create(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Begin a fine-tune; it goes on whether anybody watches or not."""
+    """Create a fine-tuning job; it runs whether it is watched or not."""
     connection = Connection(url)
     training = read_settings(settings)
     if epochs is not None:
@@ -74,7 +74,7 @@ def clone(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Begin a fine-tune like another one, with some changes."""
+    """Create a copy of a job, with some changes."""
     body: dict[str, Any] = {"training": read_settings(settings)}
     if suffix is not None:
         body["suffix"] = suffix
@@ -99,34 +99,34 @@ def show_job(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> 
 
 @jobs.command()
 def watch(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Follow a job until it ends: its progress, its loss, what happens; events with --json.
+    """Follow a job until it ends: its progress, loss and events; only events with --json.
 
-    Ctrl-C ends the watching, not the job.
+    Ctrl-C stops watching, not the job.
     """
     watch_job(Connection(url), job_id, as_json=as_json)
 
 
 @jobs.command()
 def cancel(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Stop a job now."""
+    """Cancel a job immediately."""
     _change(Connection(url), job_id, "cancel", as_json)
 
 
 @jobs.command()
 def pause(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Have a job finish its step, save a checkpoint and free its resources."""
+    """Pause a job: it finishes its step, saves a checkpoint and frees its resources."""
     _change(Connection(url), job_id, "pause", as_json)
 
 
 @jobs.command()
 def resume(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Let a job go on that was paused, failed or cancelled."""
+    """Resume a paused, failed or cancelled job."""
     _change(Connection(url), job_id, "resume", as_json)
 
 
 @jobs.command()
 def delete(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Remove a job that has ended, with its checkpoints; its models stay."""
+    """Delete a job that has ended, with its checkpoints; its models are kept."""
     answer = Connection(url).ask("DELETE", locate(JOBS, job_id))
     show(answer, as_json, lambda _: f"deleted {job_id}")
 
@@ -139,7 +139,7 @@ def logs(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Print a job's log; its pieces as JSON lines with --json."""
+    """Print a job's log; as JSON lines with --json."""
     pieces = _read_log(Connection(url), job_id, tail, follow=follow)
     if not as_json:
         write_bytes(pieces)
@@ -150,13 +150,13 @@ def logs(
 
 @jobs.command()
 def checkpoints(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Show the checkpoints that a job still has; each answers by its model's name."""
+    """Show the checkpoints that a job still has; each can be used as a model, by the model's id."""
     found = Connection(url).list_all(locate(JOBS, job_id, "checkpoints"))
     show(found, as_json, _render_checkpoints)
 
 
 def send_if_here(connection: Connection, named: str) -> str:
-    """Return the id of a file of rows, sending it if it is one of this machine's."""
+    """Return the id of a file of rows; upload it first if it is a local file."""
     if Path(named).is_file():
         return str(send_file(connection, Path(named))["id"])
     if not named.startswith("file-"):
@@ -165,7 +165,7 @@ def send_if_here(connection: Connection, named: str) -> str:
 
 
 def read_mixed(given: str) -> tuple[str, float]:
-    """Read a file and its weight, as `FILE=WEIGHT`, or `FILE` alone for the weight 1."""
+    """Parse a file and its weight from `FILE=WEIGHT`, or from `FILE` for the weight 1."""
     name, is_set, weight = given.rpartition("=")
     if not is_set or Path(given).is_file():
         return given, 1.0
@@ -178,7 +178,7 @@ def read_mixed(given: str) -> tuple[str, float]:
 def _send_mix(
     connection: Connection, training_file: str, others: list[tuple[str, float]]
 ) -> list[dict[str, Any]] | None:
-    """The files of a mix by their ids, each sent if it is here; None if there is one file alone."""
+    """Return the ids and weights of a mix; upload local files. None if there is only one file."""
     if not others:
         return None
     mixed = [{"file": send_if_here(connection, name), "weight": weight} for name, weight in others]
@@ -186,7 +186,7 @@ def _send_mix(
 
 
 def read_settings(given: list[str] | None) -> dict[str, Any]:
-    """Read settings as `name=value`; a value is JSON, or else a text."""
+    """Parse settings from `NAME=VALUE`; a value is JSON, or else a string."""
     settings: dict[str, Any] = {}
     for one in given or ():
         name, is_set, value = one.partition("=")
@@ -200,12 +200,12 @@ def read_settings(given: list[str] | None) -> dict[str, Any]:
 
 
 def _refuse_constant(text: str) -> NoReturn:
-    """Refuse NaN and infinities, which JSON does not have; the server names them as texts."""
+    """Reject NaN and infinities, which are not JSON; the server refuses them as strings."""
     raise ValueError(text)
 
 
 def _read_log(connection: Connection, job_id: str, tail: int, *, follow: bool) -> Iterator[bytes]:
-    """Yield a log's bytes, each once, however often the connection is cut."""
+    """Yield each byte of a log exactly once, however often the connection is lost."""
     path = locate(JOBS, job_id, "logs")
     params: dict[str, Any] = {"tail": tail, "follow": follow}
     has_ended = False
@@ -221,7 +221,7 @@ def _read_log(connection: Connection, job_id: str, tail: int, *, follow: bool) -
             return
         connection.wait_until_back()
         job = connection.ask("GET", locate(JOBS, job_id), is_patient=True)
-        has_ended = job["status"] in FINAL  # what was added before is fetched once more
+        has_ended = job["status"] in FINAL  # one more request fetches what was added
         params = {"offset": offset, "follow": True}
 
 

@@ -61,7 +61,7 @@ def create(
     try:
         expires_at = None if expires is None else read_expiry(expires, time.time())
         root = _find_root(storage, deploy)
-        check_owner(StorageLayout(root))  # before folders are made in it
+        check_owner(StorageLayout(root))  # before folders are created in it
         layout = open_storage(root)
         created = KeyStore(layout).create(
             name,
@@ -113,7 +113,7 @@ def rotate(
 def revoke(
     name: KeyName, deploy: Deploy = DEFAULT_DEPLOY, storage: Storage = None, as_json: AsJson = False
 ) -> None:
-    """Refuse every key with a name, or the one with an id, from the next request on."""
+    """Revoke every key with a name, or the one with an id, from the next request on."""
     try:
         layout = _find_storage(storage, deploy)
         revoked = KeyStore(layout).revoke(name)
@@ -126,7 +126,7 @@ def revoke(
 
 
 def read_expiry(given: str, now: float) -> float:
-    """Read a later Unix time from a duration from now or a date; raises `ValueError`."""
+    """Parse a duration from now or a date into a future Unix time; raises `ValueError`."""
     if _DURATION.fullmatch(given):
         expiry = now + read_duration(given)
     else:
@@ -147,7 +147,7 @@ def read_expiry(given: str, now: float) -> float:
 
 
 def read_duration(given: str) -> float:
-    """Read a duration as in `12h`, in seconds; raises `ValueError`."""
+    """Parse a duration as in `12h` into seconds; raises `ValueError`."""
     match = _DURATION.fullmatch(given)
     if match is None:
         raise ValueError(f"duration {given!r}: expected a number and m, h, d or w, as in 90d")
@@ -155,9 +155,9 @@ def read_duration(given: str) -> float:
 
 
 def _find_root(storage: Path | None, deploy: Path) -> Path:
-    """Return the storage folder that a command is for; it may not exist yet.
+    """Return the storage folder of a command; it may not exist yet.
 
-    Fails if a deploy file was named and is not there. Raises `DeployFileError`.
+    Exits with an error if the named deploy file does not exist. Raises `DeployFileError`.
     """
     if storage is None and deploy != DEFAULT_DEPLOY and not deploy.is_file():
         fail(f"there is no deploy file {str(deploy)!r}; expected one that names the storage folder")
@@ -167,9 +167,9 @@ def _find_root(storage: Path | None, deploy: Path) -> Path:
 
 
 def _find_storage(storage: Path | None, deploy: Path) -> StorageLayout:
-    """Return the existing storage folder that a command is for, and create nothing.
+    """Return the existing storage folder of a command, and create nothing.
 
-    Fails if there is none. Raises `DeployFileError`.
+    Exits with an error if it does not exist. Raises `DeployFileError`.
     """
     root = _find_root(storage, deploy)
     if not root.is_dir():
@@ -183,7 +183,7 @@ def _find_storage(storage: Path | None, deploy: Path) -> StorageLayout:
 def _write_audit_line(
     layout: StorageLayout, change: str, subject: str, created: str | None = None
 ) -> None:
-    """Write a change of the keys, and the user who made it, into the audit log."""
+    """Record a change of the keys, and the user who made it, in the audit log."""
     entry = AuditEntry(
         request_id=new_id("cli"),
         key=None,

@@ -1,4 +1,4 @@
-"""`tuneserve models`: the models of an application and where its aliases point."""
+"""`tuneserve models`: the models and aliases of an application."""
 
 import tarfile
 import tempfile
@@ -23,13 +23,13 @@ AliasName = Annotated[str, typer.Argument(help="An alias, as in 'latest'.")]
 
 @models.command("list")
 def list_models(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Show all models, newest first, and where the aliases point."""
+    """Show all models with their aliases, newest first."""
     show(Connection(url).list_all(MODELS), as_json, _render_models)
 
 
 @models.command("show")
 def show_model(model_id: ModelId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Show a model and where it came from."""
+    """Show a model and its lineage."""
     connection = Connection(url)
     model = connection.ask("GET", locate(MODELS, model_id))
     model["lineage"] = connection.ask("GET", locate(MODELS, model_id, "lineage"))
@@ -43,7 +43,7 @@ def add(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Send a model that was made elsewhere."""
+    """Upload an external model."""
     if not source.exists():
         fail(f"there is no {str(source)!r}")
     pieces = _pack(source, model_id) if source.is_dir() else _read(source)
@@ -54,7 +54,7 @@ def add(
 
 @models.command()
 def delete(model_id: ModelId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Delete a model that nothing points to and nobody uses."""
+    """Delete a model that no alias points to and that is not in use."""
     answer = Connection(url).ask("DELETE", locate(MODELS, model_id))
     show(answer, as_json, lambda _: f"deleted {model_id}")
 
@@ -70,7 +70,7 @@ def promote(
 
 @models.command()
 def rollback(alias: AliasName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Point an alias to the model before."""
+    """Point an alias to its previous model."""
     show(Connection(url).ask("POST", locate(ALIASES, alias, "rollback")), as_json, _say_alias)
 
 
@@ -89,7 +89,7 @@ def export(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a model as one file."""
+    """Download a model as one archive."""
     if archive.suffix not in (".tar", ".zip"):
         fail(f"{archive.name!r}: expected a name that ends in .tar or .zip")
     if archive.exists():
@@ -143,7 +143,7 @@ def _read(archive: Path) -> Iterator[bytes]:
 
 
 def _count(what: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Hand pieces on, and show how many bytes they were."""
+    """Yield the pieces unchanged, and show the number of bytes as progress."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, TransferSpeedColumn(), console=notes, transient=True) as bar:
         task = bar.add_task(what, total=None)

@@ -1,7 +1,7 @@
-"""What a command prints: on a terminal for people, elsewhere for programs.
+"""Output of the commands: formatted for users on a terminal, else for programs.
 
-Names, messages and answers come from elsewhere. They are printed as they are, but without power
-over the terminal: characters that would move its cursor or turn its text about are written out.
+Names, messages and answers are untrusted. They are printed unchanged, except that characters that
+could move the terminal's cursor or change its text direction are escaped.
 """
 
 import codecs
@@ -19,31 +19,31 @@ from rich.text import Text
 
 _LINE_CONTROLS = {ord("\n"), ord("\t")}
 _CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - _LINE_CONTROLS
-_TURNS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F}  # left to right, or back
-_HALVES = set(range(0xD800, 0xE000))  # of characters that UTF-8 does not write
+_TURNS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F}  # text direction
+_HALVES = set(range(0xD800, 0xE000))  # surrogates, which UTF-8 cannot encode
 _ESCAPES = {code: f"\\u{code:04x}" for code in _CONTROLS | _TURNS | _HALVES}
 _GAP, _LEAST_WIDTH = 2, 10
 _BETWEEN_CELLS = str.maketrans("\t\n", "  ")
 
 console = Console(markup=False, emoji=False, highlight=False)
 notes = Console(stderr=True, markup=False, emoji=False, highlight=False)
-"""Where progress and errors go: what is asked for goes to standard output alone."""
+"""Standard error, for progress and errors; only results go to standard output."""
 
 
 class Rows(NamedTuple):
-    """A table: entries below the names of its columns; without names, one thing's properties."""
+    """A table: rows of cells and the column names; without names, the properties of one item."""
 
     cells: Sequence[tuple[str, ...]]
     names: tuple[str, ...] = ()
 
 
 def escape_controls(text: str) -> str:
-    """Write out every character that a terminal would obey; ends of lines and tabs stay."""
+    """Escape every character that would control a terminal; keep newlines and tabs."""
     return text.translate(_ESCAPES)
 
 
 def show(answer: Any, as_json: bool, render: Callable[[Any], str | Rows]) -> None:
-    """Print an answer, as JSON or as `render` makes it."""
+    """Print a response as JSON, or as the result of `render`."""
     if as_json:
         print_json(answer)
         return
@@ -55,28 +55,28 @@ def show(answer: Any, as_json: bool, render: Callable[[Any], str | Rows]) -> Non
 
 
 def print_json(answer: Any) -> None:
-    """Print an answer on one line, for programs."""
+    """Print a response as one line of JSON, for programs."""
     typer.echo(escape_controls(json.dumps(answer, ensure_ascii=False)))
 
 
 def say(message: str) -> None:
-    """Print a sentence, which only a terminal breaks into lines."""
+    """Print a message; it is wrapped only on a terminal."""
     console.print(escape_controls(message), soft_wrap=not console.is_terminal)
 
 
 def fail(reason: object) -> NoReturn:
-    """End the command with a reason."""
+    """Print an error and end the command with exit status 1."""
     notes.print(escape_controls(f"error: {reason}"), soft_wrap=not notes.is_terminal)
     raise typer.Exit(1)
 
 
 def write_text(text: str) -> None:
-    """Print a piece of an answer; whole and unchanged where no terminal obeys it."""
+    """Print a piece of an answer; escape control characters only on a terminal."""
     typer.echo(escape_controls(text) if sys.stdout.isatty() else text, nl=False)
 
 
 def write_bytes(pieces: Iterator[bytes]) -> None:
-    """Print the content of a file, as `write_text` does."""
+    """Print the content of a file: on a terminal as `write_text` does, else unchanged."""
     if sys.stdout.isatty():
         for text in decode(pieces):
             write_text(text.replace("\r\n", "\n").replace("\r", "\n"))
@@ -88,7 +88,7 @@ def write_bytes(pieces: Iterator[bytes]) -> None:
 
 
 def decode(pieces: Iterator[bytes]) -> Iterator[str]:
-    """Turn bytes into text, also where a piece ends within a character."""
+    """Decode pieces of UTF-8, even if a piece ends within a character."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for piece in pieces:
         yield decoder.decode(piece)
@@ -96,12 +96,12 @@ def decode(pieces: Iterator[bytes]) -> Iterator[str]:
 
 
 def show_time(unix_s: float | None) -> str:
-    """Write a time as the local clock shows it."""
+    """Format a Unix time in the local time zone; empty for None."""
     return "" if unix_s is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))
 
 
 def show_size(num_bytes: int) -> str:
-    """Write a number of bytes for people."""
+    """Format a number of bytes for users."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"
@@ -109,10 +109,10 @@ def show_size(num_bytes: int) -> str:
 
 
 def _print_rows(rows: Rows) -> None:
-    """Draw a table; elsewhere than on a terminal, lines whose cells have tabs between them.
+    """Print a table on a terminal, else lines of tab-separated cells.
 
-    Somebody may copy the names in it: only the last column is broken into lines, and where the
-    terminal is too narrow even so, there is no table.
+    Only the last column is wrapped, so that the names in the others can be copied. If the terminal
+    is too narrow for that, tab-separated lines are printed too.
     """
     escaped = [[escape_controls(cell) for cell in row] for row in rows.cells]
     widths = [max(map(cell_len, column)) for column in zip(*escaped, strict=True)][:-1]

@@ -1,4 +1,4 @@
-"""A job as it goes on, in a terminal: a bar, the loss as a curve, what happened last."""
+"""Live view of a job in a terminal: a progress bar, the loss curve and the last events."""
 
 import json
 import math
@@ -23,14 +23,14 @@ _NUM_EVENTS = 6
 _CURVE_HEIGHT, _MIN_CURVE_WIDTH, _MAX_CURVE_WIDTH, _MARGIN = 10, 20, 100, 16
 _MARKS = {"info": "·", "warn": "!", "error": "✗"}
 _STYLES = {"warn": "yellow", "error": "red"}
-_INTERRUPTED = 130  # as shells have it
+_INTERRUPTED = 130  # the shells' exit status for Ctrl-C
 
 
 def watch_job(connection: Connection, job_id: str, *, as_json: bool) -> NoReturn:
     """Follow a job until it ends, and exit with 0 if it succeeded, with 130 on Ctrl-C, else with 1.
 
-    On a terminal it is drawn; elsewhere its events are printed as they come, with `as_json` as JSON
-    lines.
+    On a terminal the job is drawn; elsewhere its events are streamed as lines. With `as_json` they
+    are always streamed, as JSON lines.
     """
     try:
         if as_json or not console.is_terminal:
@@ -51,7 +51,7 @@ def watch_job(connection: Connection, job_id: str, *, as_json: bool) -> NoReturn
 
 
 def follow_events(connection: Connection, job_id: str) -> Iterator[dict[str, Any]]:
-    """Yield a job's events until it ends, each once, however often the connection is cut."""
+    """Yield a job's events until it ends, each once, however often the connection is lost."""
     path, last = locate(JOBS, job_id, "events"), None
     while True:
         headers = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
@@ -84,7 +84,7 @@ def _draw(connection: Connection, job_id: str) -> None:
 def read_new_metrics(
     connection: Connection, job_id: str, known: list[dict[str, float]]
 ) -> list[dict[str, float]]:
-    """Add the figures of new steps; those that an interruption undid are taken back."""
+    """Return `known` with the metrics of new steps, and without steps that a resume rolled back."""
     last = known[-1]["step"] if known else 0
     path, query = locate(JOBS, job_id, "metrics"), {"after_step": max(0, int(last) - 1)}
     new = connection.ask("GET", path, is_patient=True, params=query)["data"]
@@ -96,7 +96,7 @@ def read_new_metrics(
 def draw_job(
     job: dict[str, Any], metrics: list[dict[str, float]], events: list[dict[str, Any]], width: int
 ) -> RenderableType:
-    """Draw a job: its state, how far it is, the curve of its loss, its last events."""
+    """Draw a job: its status, progress, loss curve and last events."""
     parts: list[RenderableType] = [Text(f"{job['id']}: {job['status']}", style="bold")]
     if job["waiting_for"]:
         parts.append(Text(escape_controls(job["waiting_for"])))
@@ -111,7 +111,7 @@ def draw_job(
 def draw_curve(metrics: list[dict[str, float]], width: int) -> str:
     """Draw the loss of every step, and of every evaluation, as lines of text.
 
-    Nothing where no loss is a number, or the terminal is too narrow.
+    Return an empty string if no loss is finite or the terminal is too narrow.
     """
     curves = [
         (
@@ -144,7 +144,7 @@ def draw_curve(metrics: list[dict[str, float]], width: int) -> str:
 
 
 def _find_points(metrics: list[dict[str, float]], key: str) -> list[tuple[float, float]]:
-    """Every step at which a figure was taken and is a number, with the figure."""
+    """Return the steps at which a metric has a finite value, with the values."""
     figures = ((line["step"], line.get(key, math.nan)) for line in metrics)
     return [(step, figure) for step, figure in figures if math.isfinite(figure)]
 

@@ -1,4 +1,4 @@
-"""Connects the process of a fine-tune to the Ray cluster that started it."""
+"""Connection of a run's process to the Ray cluster that started it."""
 
 import logging
 import os
@@ -17,13 +17,14 @@ _GAVE_UP_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 @contextmanager
 def connect_to_cluster(timeout_s: float = CONNECT_TIMEOUT_S) -> Iterator[None]:
-    """Stay connected to the cluster that `RAY_ADDRESS` names while the body runs.
+    """Connect to the cluster that `RAY_ADDRESS` names while the body runs.
 
     Raises `ClusterLostError` if nothing listens there, or it cannot be reached. `ray.init` waits
-    for minutes for a cluster that has ended, cannot be interrupted, and the process would hold the
-    lease of its run meanwhile: after `timeout_s` seconds the process ends.
+    for minutes for a cluster that has ended and cannot be interrupted, and the process has the
+    lease of its run meanwhile. So the process exits if it is not connected after `timeout_s`
+    seconds.
     """
-    import ray  # slow to import; --help is not
+    import ray  # slow to import, which would delay --help
 
     _probe(os.environ.get("RAY_ADDRESS", ""))
     watchdog = Timer(timeout_s, _give_up, [timeout_s])

@@ -1,7 +1,8 @@
-"""The runs under a storage root, of which only what changed since the last time is read again.
+"""Index of the runs under a storage root; only records that changed are read again.
 
-Any process may have an index of its own: records are found and read from disk, where the queue and
-the runs' own processes write them. One entry that cannot be read is reported and hides no other.
+Any process may have its own index: records are found and read on disk, where the queue and the
+runs' own processes write them. An entry that cannot be read is logged, and does not hide the other
+runs.
 """
 
 import logging
@@ -33,7 +34,7 @@ class UnreadableRun:
     def may_need(self, identifier: str) -> bool:
         """Return whether the run might need the file or model of this id.
 
-        A record that has the id anywhere may, and so may one that cannot be read at all.
+        That is so if the record contains the id anywhere, or if it cannot be read at all.
         """
         try:
             return identifier.encode() in read_regular(self.run.record_file)
@@ -45,7 +46,7 @@ class UnreadableRun:
 
 @dataclass(frozen=True)
 class IndexedRuns:
-    """What an index found: the runs, newest first, and those that cannot be read."""
+    """The contents of an index: the runs, newest first, and those that cannot be read."""
 
     runs: list[tuple[RunFolder, RunRecord]]
     unreadable: list[UnreadableRun]
@@ -62,10 +63,10 @@ class RunIndex:
         self._faults = FaultLog(logger)
         self._folders: dict[str, RunFolder] = {}
         self._found: dict[str, RunRecord | UnreadableRun] = {}
-        self._open: set[str] = set()  # names of those that have not ended, or cannot be read
+        self._open: set[str] = set()  # names of runs that have not ended, or cannot be read
 
     def scan(self) -> IndexedRuns:
-        """Return all runs; looks at the record of each, and reads those that changed.
+        """Return all runs; checks the record of each, and reads those that changed.
 
         Raises `OSError` if the folder of all runs cannot be read.
         """
@@ -76,8 +77,8 @@ class RunIndex:
     def scan_unfinished(self) -> IndexedRuns:
         """Return the runs that have not ended, and those that cannot be read.
 
-        Looks at runs that have ended only when a run was added or removed, after
-        `note_reopened`, and every half a minute. Raises as `scan` does.
+        Checks ended runs only when a run was added or removed, and every half a minute, and those
+        given to `note_reopened`. Raises as `scan` does.
         """
         with self._lock:
             if self._watch.check_changed():
@@ -94,7 +95,7 @@ class RunIndex:
         return len(found.runs) + len(found.unreadable), num_unfinished
 
     def note_reopened(self, run_id: str) -> None:
-        """Note that a run that had ended was resumed."""
+        """Record that a run that had ended was resumed."""
         with self._lock:
             self._found.pop(run_id, None)
             self._open.add(run_id)
@@ -121,7 +122,7 @@ class RunIndex:
         return names
 
     def _look_at(self, name: str) -> None:
-        """Bring what is known of one entry up to date."""
+        """Update the index from the record of one entry."""
         path = f"{self._root}/{name}/{_RECORD_NAME}"
         try:
             record = self._records.read(path)
@@ -191,7 +192,7 @@ def _read_own_record(path: Path) -> RunRecord:
 
 
 def describe_fault(exc: OSError | DamagedFileError) -> str:
-    """Say why a stored file cannot be read, without its path: clients read it."""
+    """Describe why a stored file cannot be read, without its path, since clients see the text."""
     if isinstance(exc, DamagedFileError):
         return exc.reason
     return exc.strerror or type(exc).__name__

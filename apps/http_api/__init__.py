@@ -1,1 +1,1 @@
-"""What the routes of the HTTP API share: request bodies, response schemas, the API description."""
+"""Shared parts of the HTTP API: request bodies, response schemas, API description, readiness."""

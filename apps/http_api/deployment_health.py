@@ -1,7 +1,7 @@
 """The health of the deployments behind this API, as the Serve controller last found it.
 
-Requests to a deployment wait behind all others; the controller asks each replica on a way of its
-own (`check_health`), so a busy deployment is not taken for a dead one.
+A request to a deployment is queued behind all others. The controller checks each replica on a
+separate path (`check_health`), so a busy deployment is not mistaken for a dead one.
 """
 
 import asyncio
@@ -15,18 +15,18 @@ _FAILED = frozenset({"UNHEALTHY", "DEPLOY_FAILED"})
 
 
 class UnhealthyDeploymentError(RuntimeError):
-    """A deployment has no replica that could answer."""
+    """A deployment has no replica that can answer."""
 
 
 class DeploymentHealth:
-    """Asks the controller, once a second at most and once for all who ask meanwhile."""
+    """Status from the controller: read at most once a second, shared by concurrent callers."""
 
     def __init__(self) -> None:
         self._reading: asyncio.Task[ServeStatus] | None = None
         self._read_at = 0.0
 
     async def check(self, application: str, deployment: str, *, may_sleep: bool = False) -> None:
-        """Raise `UnhealthyDeploymentError` unless a replica runs; none need if they may sleep."""
+        """Raise `UnhealthyDeploymentError` if no replica runs; `may_sleep` allows zero replicas."""
         found = (await self._read()).applications.get(application)
         overview = found.deployments.get(deployment) if found else None
         if overview is None:

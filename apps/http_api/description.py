@@ -1,7 +1,7 @@
-"""`/openapi.json`: what FastAPI finds out by itself, made exact.
+"""`/openapi.json`: FastAPI's generated description, completed.
 
-FastAPI knows paths and parameters. Bodies are validated by the routes, answers are dictionaries,
-and errors have one shape of our own, so all three are described here.
+FastAPI generates paths and parameters. Bodies are validated by the routes, responses are
+dictionaries, and all errors have our own format, so all three are described here.
 """
 
 from collections.abc import Iterable, Mapping
@@ -94,7 +94,7 @@ _ERRORS = {
 
 
 def install_description(app: FastAPI) -> None:
-    """Have an application describe itself exactly; made once, when it is first asked for."""
+    """Make an application return a complete description, built at the first request."""
     build = app.openapi
 
     def describe() -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _complete(description: dict[str, Any]) -> dict[str, Any]:
     components = description.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(name, None)  # of answers that FastAPI would give, and we do not
+        schemas.pop(name, None)  # of FastAPI's own errors, which we do not return
     schemas.update(_build_schemas())
     components["securitySchemes"] = {
         "bearer": {

@@ -19,7 +19,7 @@ MAX_VALUES = 1_010_000
 """The longest prompt is a million token ids."""
 MAX_DEPTH = 32
 LARGE_BYTES = 1 << 16
-"""From here on a body is parsed and validated in a thread, one body at a time."""
+"""Bodies of at least this size are parsed and validated in a thread, one at a time."""
 
 _SLICE_BYTES = 1 << 16
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -37,7 +37,7 @@ class JsonObject:
     is_large: bool = False
 
     async def check(self, validate: Callable[[dict[str, Any]], Checked]) -> Checked:
-        """Validate the body; a large one in a thread, so that other requests are answered."""
+        """Validate the body; a large one in a thread, to keep the event loop free."""
         if not self.is_large:
             return validate(self.value)
         return await _LARGE_BODIES.run(validate, self.value)
@@ -49,7 +49,7 @@ async def read_json_object(request: Request) -> JsonObject:
 
 
 async def read_optional_json_object(request: Request) -> JsonObject:
-    """Read the body, which may be absent: that is an empty object."""
+    """Read the body like `read_json_object`; an absent body is an empty object."""
     return await _read(request, is_optional=True)
 
 
@@ -113,7 +113,7 @@ def _check_content_type(content_type: str) -> None:
 
 
 def _check_structure(body: bytes) -> None:
-    """Count values and depth in the bytes, which takes no memory for them."""
+    """Check the number of values and the depth in the bytes, without memory for each value."""
     num_values, brackets = 1, bytearray()
     for outside in _drop_strings(body):
         found = outside.translate(None, _NOT_BRACKETS)
@@ -124,7 +124,7 @@ def _check_structure(body: bytes) -> None:
     for _ in range(MAX_DEPTH):  # each pass removes the innermost level at least
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
     num_open = brackets.count(b"[") + brackets.count(b"{")
-    # Few brackets without a partner are left to the parser, which says where they are.
+    # A few unbalanced brackets are left to the parser, which reports their position.
     if num_open > MAX_DEPTH or (num_open and 2 * num_open == len(brackets)):
         _refuse(f"the body is nested too deeply; expected at most {MAX_DEPTH} levels")
 

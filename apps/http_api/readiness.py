@@ -1,7 +1,7 @@
-"""Whether the application can work: storage, generator and queue, each checked by itself.
+"""Readiness of the application: storage, generator and queue, each checked separately.
 
-The route is open to everybody, so a check is shared by all who ask while it runs, the storage is
-probed once a second at most, and an answer contains names and states only: the log has the causes.
+The route needs no key, so concurrent requests share a check, the storage is probed at most once a
+second, and a response contains only names and states: the log has the causes.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _STORAGE_INTERVAL_S = 1.0
 
 
 class Readiness:
-    """Runs the checks; belongs to one event loop."""
+    """The readiness checks. Not thread-safe: for use in one event loop."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -43,9 +43,9 @@ class Readiness:
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 await self._checks[name]()
-        except Exception as exc:  # noqa: BLE001 - whatever a part raises, it is not ready
+        except Exception as exc:  # noqa: BLE001 - with any error, the part is not ready
             kind = type(exc).__name__
-            if self._failed.get(name) != kind:  # once: load balancers ask every second
+            if self._failed.get(name) != kind:  # once: load balancers poll every second
                 logger.warning("not ready: %s: %s: %s", name, kind, exc)
             self._failed[name] = kind
             return False
@@ -54,7 +54,7 @@ class Readiness:
         return True
 
     async def _check_storage(self) -> None:
-        """Probe the disk on a thread; one that hangs keeps one thread, however many ask."""
+        """Probe the disk in a thread; a disk that hangs blocks one thread, not one per request."""
         is_over = self._probe is None or self._probe.done()
         if is_over and time.monotonic() - self._probed_at >= _STORAGE_INTERVAL_S:
             self._probed_at = time.monotonic()

@@ -1,6 +1,6 @@
-"""The answers of the API as `/openapi.json` describes them; tests compare real answers with these.
+"""Response schemas of `/openapi.json`; tests compare real responses with them.
 
-Routes build their answers as dictionaries. OpenAI's fields have OpenAI's names.
+Routes build their responses as dictionaries. OpenAI's fields have OpenAI's names.
 """
 
 from typing import Any, Literal
@@ -13,7 +13,7 @@ class _Answer(BaseModel):
 
 
 class ErrorDetail(_Answer):
-    """What went wrong."""
+    """The details of an error."""
 
     message: str = Field(description="What failed, the value found and what was expected.")
     type: str = Field(description="Kind of error, as in 'invalid_request_error'.")
@@ -22,26 +22,26 @@ class ErrorDetail(_Answer):
 
 
 class Error(_Answer):
-    """The body of every answer that is not a success."""
+    """The body of every error response."""
 
     error: ErrorDetail
 
 
 class Liveness(_Answer):
-    """The process that serves HTTP runs."""
+    """The process that serves HTTP is running."""
 
     status: Literal["ok"]
 
 
 class Readiness(_Answer):
-    """Whether the application can work; `checks` names its parts."""
+    """Whether the application can work; `checks` has the state of each part."""
 
     status: Literal["ok", "failed"]
     checks: dict[str, Literal["ok", "failed"]]
 
 
 class Access(_Answer):
-    """Whose key a request has, and what it may do."""
+    """The key of a request, its permissions and its rate limits."""
 
     object: Literal["access"]
     key: str | None
@@ -52,7 +52,7 @@ class Access(_Answer):
 
 
 class File(_Answer):
-    """An uploaded file, or the figures of a job."""
+    """An uploaded file, or the metrics of a job."""
 
     id: str
     object: Literal["file"]
@@ -102,7 +102,7 @@ class FilePage(_Page):
 
 
 class Deletion(_Answer):
-    """Something was deleted."""
+    """The deletion of an object."""
 
     id: str
     object: str
@@ -168,7 +168,7 @@ class JobPage(_Page):
 
 
 class JobDefaults(_Answer):
-    """The settings of a job that sets none."""
+    """The default settings of a job."""
 
     model_config = ConfigDict(frozen=True, serialize_by_alias=True)
 
@@ -179,7 +179,7 @@ class JobDefaults(_Answer):
 
 
 class JobEvent(_Answer):
-    """Something that happened to a job."""
+    """An event of a job."""
 
     id: str
     object: Literal["fine_tuning.job.event"]
@@ -216,14 +216,14 @@ class JobCheckpointPage(_Page):
 
 
 class JobMetrics(_Answer):
-    """Figures of optimizer steps."""
+    """Metrics of optimizer steps."""
 
     object: Literal["list"]
     data: list[dict[str, float | None]]
 
 
 class PublishingModel(_Answer):
-    """A model that is being made of a checkpoint."""
+    """A model that is being published from a checkpoint."""
 
     id: str
     object: Literal["model"]
@@ -253,7 +253,7 @@ class ModelList(_Answer):
 
 
 class ModelVerification(_Answer):
-    """All files of a model are what was published."""
+    """All files of a model are as they were published."""
 
     id: str
     object: Literal["model.verification"]
@@ -261,7 +261,7 @@ class ModelVerification(_Answer):
 
 
 class AliasMove(_Answer):
-    """An alias was moved; to nothing where it was removed."""
+    """A move of an alias; `model` is null if the alias was removed."""
 
     model: str | None
     at: int = Field(description="Unix seconds.")

@@ -1,4 +1,4 @@
-"""Answers to requests for text as `/openapi.json` describes them, in OpenAI's shapes."""
+"""Schemas of generated text in `/openapi.json`, in OpenAI's format."""
 
 from typing import Literal
 
@@ -27,7 +27,7 @@ class _Head(_Answer):
 
 
 class TokenLogprob(_Answer):
-    """How likely a token was."""
+    """The log probability of a token."""
 
     token: str
     logprob: float
@@ -35,20 +35,20 @@ class TokenLogprob(_Answer):
 
 
 class ChosenTokenLogprob(TokenLogprob):
-    """How likely a token of the answer was, and the likeliest in its place."""
+    """The log probability of a token of the answer, and of the likeliest tokens in its place."""
 
     top_logprobs: list[TokenLogprob]
 
 
 class ChatLogprobs(_Answer):
-    """How likely the tokens of an answer were."""
+    """The log probabilities of the tokens of an answer."""
 
     content: list[ChosenTokenLogprob] | None
     refusal: None
 
 
 class AssistantMessage(_Answer):
-    """An answer; it can be sent back as it is, as a turn of the conversation."""
+    """An answer; it can be sent back unchanged, as a turn of the conversation."""
 
     role: Literal["assistant"]
     content: str | None
@@ -73,14 +73,14 @@ class ChatCompletion(_Head):
 
 
 class ChatDelta(_Answer):
-    """What is added to an answer."""
+    """A part that is added to an answer."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
 
 
 class ChatChunkChoice(_Answer):
-    """What is added to one of `n` answers."""
+    """A part that is added to one of `n` answers."""
 
     index: int
     delta: ChatDelta
@@ -97,7 +97,7 @@ class ChatCompletionChunk(_Head):
 
 
 class CompletionLogprobs(_Answer):
-    """How likely the tokens of a text were."""
+    """The log probabilities of the tokens of a text."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -106,7 +106,7 @@ class CompletionLogprobs(_Answer):
 
 
 class CompletionChoice(_Answer):
-    """One of the answers to the prompts; its finish reason is null before its end."""
+    """One of the answers to the prompts; `finish_reason` is null until the answer ends."""
 
     index: int
     text: str
@@ -115,7 +115,7 @@ class CompletionChoice(_Answer):
 
 
 class Completion(_Head):
-    """Texts after prompts; streamed, the data of an event, of which the last is `[DONE]`."""
+    """Completions of prompts, or the data of an event of a stream; the last data is `[DONE]`."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]

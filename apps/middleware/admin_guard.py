@@ -1,4 +1,4 @@
-"""Access to an application of another library, such as Ray's ingress for language models."""
+"""Access control for an application of another library, such as Ray's ingress for LLMs."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -12,10 +12,10 @@ from storage.layout import open_storage
 
 
 class AdminGuard:
-    """Middleware that lets only the role `admin` in, and writes refusals into the audit log.
+    """Middleware that accepts only the role `admin`, and writes refusals into the audit log.
 
-    Other keys are for the API, which knows what each may do. The API also rotates the log. Made in
-    the replica, because it reads the keys.
+    Keys of other roles are for the API, whose routes check their permissions. The API also rotates
+    the log. Create it in the replica, because it reads the keys.
     """
 
     def __init__(self, app: ASGIApp, storage: str, require_key: bool) -> None:
@@ -25,5 +25,5 @@ class AdminGuard:
         self.app = RequestLog(guarded, AuditLog(layout, max_bytes=None))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check one request, then hand it on."""
+        """Check one request, then forward it."""
         await self.app(scope, receive, send)

@@ -1,7 +1,7 @@
-"""Limits of the requests that a replica works on at once, by class: none takes all slots.
+"""Limits on the concurrent requests of a replica per class, so that no class takes all slots.
 
 Ray Serve counts all requests of a replica together. Its limit is above the sum of those here, so
-that requests for health always reach the replica.
+that health checks always reach the replica.
 """
 
 from collections import Counter
@@ -20,17 +20,17 @@ RequestClass = Literal["health", "stream", "ordinary"]
 MAX_ORDINARY_REQUESTS = 512
 MAX_ORDINARY_PER_KEY = 384
 MAX_STREAM_SHARE_PER_KEY = 0.75
-"""Of `max_streams`, what one key can have open."""
+"""The share of `max_streams` that one key can have open."""
 HEALTH_SLOTS = 64
 _HEALTH_PATHS = frozenset({"/healthz", "/livez", "/readyz"})
 _RETRY_AFTER_S = 5
-_TRUE = frozenset({"1", "true", "on", "yes", "t", "y"})  # as the routes read it
+_TRUE = frozenset({"1", "true", "on", "yes", "t", "y"})  # values that the routes parse as true
 
 
 class Admission:
-    """Middleware that answers 429 to a request beyond the limit of its class, or of its key in it.
+    """Middleware that answers 429 beyond the limit of a class, or beyond that of one key in it.
 
-    Where no key exists, the limits of a class alone apply.
+    If no key exists, only the limits per class apply.
     """
 
     def __init__(self, app: ASGIApp, max_streams: int) -> None:
@@ -47,7 +47,7 @@ class Admission:
         self._num_by_key: Counter[tuple[RequestClass, str]] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Work on one request, or refuse it."""
+        """Forward one request, or refuse it."""
         kind = classify_request(scope) if scope["type"] == "http" else "health"
         if kind == "health":
             await self._app(scope, receive, send)
@@ -67,10 +67,10 @@ class Admission:
             self._num_ongoing[kind] -= 1
             if key is not None:
                 self._num_by_key[kind, key] -= 1
-                self._num_by_key += Counter()  # drops those that have none left
+                self._num_by_key += Counter()  # removes keys without requests
 
     def _find_refusal(self, kind: RequestClass, key: str | None) -> str | None:
-        """Return why a further request is refused, or None."""
+        """Return why another request is refused, or None."""
         what = "streams of events and logs" if kind == "stream" else "requests"
         if self._num_ongoing[kind] >= self._limits[kind]:
             return f"{self._limits[kind]} {what} are open, the most at once"
@@ -80,13 +80,13 @@ class Admission:
 
 
 def _find_key(scope: Scope) -> str | None:
-    """Return the id of the key that a request came with; None where no key exists."""
+    """Return the id of a request's key; None if no key exists."""
     exchange = find_exchange(scope)
     return exchange.principal.key_id if exchange and exchange.principal else None
 
 
 def classify_request(scope: Scope) -> RequestClass:
-    """Tell a stream that lasts as long as its job from a request that ends by itself."""
+    """Return the class of a request; a "stream" may stay open as long as its job runs."""
     path = scope["path"]
     if path in _HEALTH_PATHS:
         return "health"

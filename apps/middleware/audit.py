@@ -1,4 +1,4 @@
-"""A line in the log for every request, and in the audit log for changes and refused requests."""
+"""Log lines for all requests, and audit log lines for changes and refused requests."""
 
 import asyncio
 import json
@@ -18,22 +18,22 @@ from storage.layout import new_id
 logger = logging.getLogger(__name__)
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_UNLOGGED_PATHS = frozenset({"/healthz", "/livez", "/readyz"})  # asked for all the time
+_UNLOGGED_PATHS = frozenset({"/healthz", "/livez", "/readyz"})  # polled constantly
 _MAX_ANSWER_BYTES = 1 << 16
-"""Longest answer in which the id of a new thing is looked for."""
+"""Longest response body that is searched for the id of a created object."""
 _MAX_PATH_CHARACTERS = 200
-_REFUSED_WEBSOCKET_STATUS = 403  # what a server answers to one that is closed unaccepted
+_REFUSED_WEBSOCKET_STATUS = 403  # a server's response if it is closed before it is accepted
 _MADE_OBJECTS = frozenset({"file", "fine_tuning.job", "model"})
-"""Kinds of answers to a POST that describe what it made."""
+"""Values of `object` in responses to a POST that describe a created object."""
 _WRITING = OwnThread("audit")
 
 
 class RequestLog:
-    """The outermost middleware: gives a request its id, and logs what became of it.
+    """The outermost middleware: sets the id of a request, and logs the outcome.
 
-    The line of a change is written before its answer is sent. The id is that of `x-request-id`,
-    which Serve's proxy gives to every request and adds to its answer; without Serve it is done
-    here.
+    The audit line of a change is written before the response is sent. The id is that of the header
+    `x-request-id`, which Serve's proxy sets on every request and response; without Serve, this
+    middleware does so.
     """
 
     def __init__(self, app: ASGIApp, audit: AuditLog | None) -> None:
@@ -41,7 +41,7 @@ class RequestLog:
         self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand one request on."""
+        """Forward one request and log it."""
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
@@ -62,7 +62,7 @@ class RequestLog:
 
 
 class _AuditedAnswer:
-    """An answer, which is held back until its line is in the audit log, if it gets one."""
+    """A response; if it is audited, it is held back until its line is in the audit log."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class _AuditedAnswer:
         self.status: int | None = None
 
     async def send(self, message: Message) -> None:
-        """Send a message on; the first two of an audited answer after its line is written."""
+        """Forward a message; the first two of an audited response after its line is written."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             if self._shows_id:
@@ -97,7 +97,7 @@ class _AuditedAnswer:
         await self._send(message)
 
     async def end(self) -> None:
-        """Write the line if it is not there, and send what was held back."""
+        """Write the line unless it is written, then send the message that was held back."""
         if not self._is_written and _is_audited(self._scope, self._exchange):
             self._is_written = True
             await self._write()
@@ -106,9 +106,9 @@ class _AuditedAnswer:
             await self._send(start)
 
     def _find_created(self, body: bytes) -> None:
-        """Find the id of what was made, in an answer to a POST that is one JSON object.
+        """Record the id of a created object from a response to a POST that is one JSON object.
 
-        An id that is in the path too is that of what was changed.
+        An id that is also in the path belongs to a changed object, not to a created one.
         """
         exchange = self._exchange
         is_refused = self.status is None or self.status >= 400 or exchange.created is not None
@@ -165,13 +165,13 @@ def _read_method(scope: Scope) -> str:
 def _find_outcome(exchange: Exchange, status: int | None) -> str:
     if exchange.refusal is not None:
         return "refused"
-    if status is None:  # the client has gone; what it asked for may have been done
+    if status is None:  # the client disconnected; the change may have been made
         return "unanswered"
     return "done" if status < 400 else "failed"
 
 
 def _log(scope: Scope, exchange: Exchange, status: int | None, took_s: float) -> None:
-    """Write the line of a request: its path, never its query."""
+    """Log a request with its path, never its query."""
     path = scope["path"][:_MAX_PATH_CHARACTERS]
     if path in _UNLOGGED_PATHS and status == 200:
         return

@@ -1,4 +1,4 @@
-"""Lets a request in if its key, or its coming from this machine, allows what its route requires."""
+"""Access control: the key of a request, or its local origin, must have the route's permission."""
 
 import time
 from collections.abc import Iterable
@@ -16,16 +16,16 @@ from storage.layout import new_id
 
 _OPEN_PATHS = frozenset({"/livez", "/readyz", "/healthz"})
 WRONG_KEYS_PER_MINUTE = 300
-"""Wrong keys of one client address that are answered 401; more are answered 429."""
+"""Requests with a wrong key per client address that are answered 401; more are answered 429."""
 _MAX_ADDRESSES = 10_000
 
 
 class AccessControl:
-    """Middleware that lets a request in, or answers 401, 403 or 429.
+    """Middleware that forwards a request, or rejects it with 401, 403 or 429.
 
-    `routes` are those of the application behind it, each of which declares the permission that it
-    requires; one that declares none is closed to everybody. Without `routes` everything requires
-    the role `admin`. Requests for unknown paths need a key as well, so that they tell nothing.
+    `routes` are those of the application behind it. Each declares the permission that it requires;
+    a route that declares none is closed to all clients. Without `routes` every request requires the
+    role `admin`. Requests for unknown paths need a key too, so that they reveal nothing.
     """
 
     def __init__(self, app: ASGIApp, gate: Gate, routes: Iterable[BaseRoute] | None = None) -> None:
@@ -35,8 +35,8 @@ class AccessControl:
         self._wrong_keys = WrongKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check one request, then hand it on."""
-        if scope["type"] == "websocket":  # no route has one
+        """Check one request, then forward it."""
+        if scope["type"] == "websocket":  # no route uses WebSockets
             if (exchange := find_exchange(scope)) is not None:
                 exchange.refusal = "websocket"
             await receive()
@@ -61,11 +61,11 @@ class AccessControl:
         await self.app(scope, receive, send)
 
     def _check_permission(self, scope: Scope, principal: Principal, exchange: Exchange) -> None:
-        if self._routes is None:  # which of the requests change something is not known
+        if self._routes is None:  # which requests make changes is unknown
             required: Permission | None = Permission.ADMINISTER
         else:
             match = match_route(self._routes, scope)
-            if match is None:  # a 404 or 405 is the application's matter
+            if match is None:  # the application answers 404 or 405
                 return
             required, exchange.subject = match
             exchange.permission = required
@@ -100,17 +100,17 @@ class AccessControl:
 
 
 class WrongKeys:
-    """Requests with a wrong key by the address of the client, of which only so many get a 401.
+    """Rate limit on requests with a wrong key per client address.
 
-    A request with a right key is never held up by those, also from the same address: behind a
-    proxy all clients have one.
+    It never affects requests with a valid key, even from the same address: behind a proxy all
+    clients share one address.
     """
 
     def __init__(self) -> None:
         self._buckets: dict[str, Bucket] = {}
 
     def count(self, scope: Scope) -> int:
-        """Count a request; returns the seconds to wait if there were too many, else 0."""
+        """Count a request; return the seconds to wait if there were too many, else 0."""
         address = (scope.get("client") or ("",))[0]
         bucket = self._buckets.pop(address, None) or Bucket(WRONG_KEYS_PER_MINUTE, time.monotonic)
         self._buckets[address] = bucket

@@ -1,4 +1,4 @@
-"""No more of a request is read than its limit, whether it says its length or not."""
+"""Limit on the size of request bodies, with or without a `content-length`."""
 
 from collections.abc import Mapping
 
@@ -10,9 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from apps.errors import error_body
 
 DEFAULT_MAX_UPLOAD_BYTES = 5_000_000_000  # of one file of rows
-MAX_TEXT_BYTES = 8_000_000  # a million characters in a request for text, but for odd ones
+MAX_TEXT_BYTES = 8_000_000  # a million characters of a prompt, at 8 bytes each in JSON
 MAX_JSON_BYTES = 250_000
-"""Of all other JSON bodies; 16 pairs of metadata are 110 KB if every character is an escape."""
+"""For all other JSON bodies; 16 metadata pairs take 110 KB if every character is escaped."""
 
 _MAX_DIGITS = 18
 
@@ -20,8 +20,8 @@ _MAX_DIGITS = 18
 class BodyLimit:
     """Middleware that answers 413 to a body of more than `max_bytes`.
 
-    One that says its length is refused unread; of any other, reading ends with the piece that goes
-    beyond. `limits` has other limits for the paths that begin with its keys.
+    A body whose `content-length` exceeds the limit is not read; any other is read up to the chunk
+    that exceeds it. `limits` has other limits by path prefix.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class BodyLimit:
         self.limits = limits or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check one request, then hand it on."""
+        """Check one request, then forward it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -57,18 +57,18 @@ class BodyLimit:
 
 
 def _is_more(length: str, max_bytes: int) -> bool:
-    """Whether a content-length is more than a limit; nonsense is not, the body is counted."""
+    """Return whether a content-length exceeds a limit; False if malformed: the body is counted."""
     if not (length.isascii() and length.isdecimal()):
         return False
     return len(length) > _MAX_DIGITS or int(length) > max_bytes
 
 
 class _TooLargeError(HTTPException):
-    """What an application meets that reads beyond the limit."""
+    """Raised in an application that reads beyond the limit."""
 
 
 class _CountedExchange:
-    """One request and its answer; an answer that begins after the limit is passed is not sent."""
+    """One request and its response, which is not sent if it starts after the limit is exceeded."""
 
     def __init__(self, max_bytes: int, receive: Receive, send: Send) -> None:
         self._max_bytes, self._receive, self._send = max_bytes, receive, send
@@ -77,11 +77,11 @@ class _CountedExchange:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the limit is passed."""
+        """Whether the limit is exceeded."""
         return self._num_bytes > self._max_bytes
 
     async def receive(self) -> Message:
-        """Read on, unless the limit is passed."""
+        """Receive a message; raise `_TooLargeError` if the limit is exceeded."""
         if not self.is_refused:
             message = await self._receive()
             self._num_bytes += len(message.get("body", b""))
@@ -90,7 +90,7 @@ class _CountedExchange:
         raise _TooLargeError(413)
 
     async def send(self, message: Message) -> None:
-        """Send, unless it is what the application makes of the refusal."""
+        """Send a message, unless it is the application's own response to the exceeded limit."""
         if self.is_refused and not self.is_answered:
             return
         self.is_answered = True

@@ -1,9 +1,9 @@
-"""Limits of uvicorn's connections, which apply before anything of a request reaches an application.
+"""Limits on uvicorn's connections, which apply before a request reaches an application.
 
-Serve's proxy starts uvicorn without limits of its own, and uvicorn's parser (httptools) has none
-for headers: `h11_max_incomplete_event_size` is for the other parser, and Serve passes on neither
-that nor `limit_concurrency`. This module is the one place that depends on uvicorn's classes:
-`install_connection_limits` names a subclass of uvicorn's protocol as the default one. It is called
+Serve's proxy starts uvicorn without any limits, and uvicorn's parser (httptools) has none for
+headers: `h11_max_incomplete_event_size` is for the other parser, and Serve passes neither that nor
+`limit_concurrency`. This is the only module that depends on uvicorn's classes:
+`install_connection_limits` registers a subclass of uvicorn's protocol as the default. It is called
 from the function that Serve's proxy calls before it starts uvicorn.
 """
 
@@ -19,7 +19,7 @@ _VARIABLE_PREFIX = "TUNESERVE_HTTP_"
 
 
 class ConnectionLimits(BaseModel):
-    """Limits per process of the proxy; environment variables `TUNESERVE_HTTP_<NAME>` set them."""
+    """Limits per proxy process, set by environment variables `TUNESERVE_HTTP_<NAME>`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -54,7 +54,7 @@ def read_connection_limits() -> ConnectionLimits:
 
 
 def install_connection_limits() -> None:
-    """Have every uvicorn server that this process starts from now on apply the limits."""
+    """Apply the limits to every uvicorn server that this process starts afterwards."""
     name = f"{LimitedHttpProtocol.__module__}:{LimitedHttpProtocol.__qualname__}"
     uvicorn.config.HTTP_PROTOCOLS["auto"] = name
 
@@ -68,13 +68,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._is_in_headers = True
         self._is_in_message = False
         self._num_header_bytes = 0
-        """Bytes received that complete neither headers nor a message, and are no body."""
+        """Bytes received since the last complete headers, body data or complete message."""
         self._has_advanced = False
         self._has_new_body = False
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for headers, unless there are too many connections."""
+        """Start the header timeout, or refuse the connection if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self._limits.max_connections:
             self._refuse(503, "The server has too many connections.")
@@ -97,11 +97,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._num_header_bytes > self._limits.max_header_bytes:
             self._refuse(431, f"Headers exceed {self._limits.max_header_bytes} bytes.")
         elif self._timer is None and not self.transport.is_closing() and self._is_idle:
-            # Empty lines before a request begin no message, but end uvicorn's own time limit.
+            # Empty lines before a request start no message, but cancel uvicorn's own timeout.
             self._expect_headers()
 
     def on_message_begin(self) -> None:
-        """Begin with the headers of a request."""
+        """Start the header timeout of a request."""
         super().on_message_begin()
         self._is_in_message = True
         self._expect_headers()
@@ -112,19 +112,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Wait for the body instead."""
+        """Replace the header timeout by the body timeout."""
         self._is_in_headers = False
         self._has_advanced = True
         self._set_timer(self._limits.body_idle_timeout_s, self._check_body)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Note that the client is sending."""
+        """Record that the client is sending."""
         self._has_new_body = self._has_advanced = True
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Wait for nothing more; uvicorn's own limit applies until the client sends again."""
+        """Stop the timer; uvicorn's keep-alive timeout applies until the client sends again."""
         self._is_in_message = False
         self._has_advanced = True
         self._stop_timer()
@@ -143,7 +143,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._refuse(408, "The headers did not come in time.")
 
     def _check_body(self) -> None:
-        """Close a connection of which nothing came, unless it was the application that waited."""
+        """Close a connection that sent no body data, unless the application paused the reading."""
         if self._has_new_body or self.flow.read_paused:
             self._has_new_body = False
             self._set_timer(self._limits.body_idle_timeout_s, self._check_body)
@@ -151,7 +151,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse(408, "The body did not come in time.")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer, if no answer has begun, and close the connection."""
+        """Send a response, if none has started, and close the connection."""
         self._stop_timer()
         if self.transport.is_closing():
             return

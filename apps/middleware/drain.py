@@ -9,7 +9,7 @@ from apps.drain import DrainSignal, find_drain_signal
 from apps.errors import error_body
 
 HEALTH_PATH = "/healthz"
-_LIVENESS_PATH = "/livez"  # a failure would have a supervisor kill what still drains
+_LIVENESS_PATH = "/livez"  # a failure would make a supervisor kill a draining process
 RETRY_AFTER_S = 30
 # These responses end only when the client or the job does; clients resume them by offset.
 _ENDLESS_PATHS = re.compile(r".*/heartbeat(/.*)?|/v1/fine_tuning/jobs/[^/]+/(events|logs)/?")

@@ -1,15 +1,15 @@
-"""Bodies that come no faster than they are used, and answers no faster than they are taken.
+"""Flow control of large bodies: they are received and sent only as fast as they are consumed.
 
-Serve's proxy reads a request's body as fast as the network gives it, and a replica fetches from the
-proxy as fast as it can; neither waits for the application. The way back is the same: what a replica
-sends waits in its memory until the client has taken it. So a large upload to a slow disk, or a
-large download by a slow client, ends up in memory, whole. Here each side says how much it has used,
-in messages of its own among those of the exchange, and the other goes only a window beyond:
-credit-based flow control, as in HTTP/2.
+Serve's proxy reads a request body as fast as the network delivers it, and a replica fetches it from
+the proxy as fast as it can; neither waits for the application. Responses have the same problem:
+what a replica sends is buffered in its memory until the client has received it. So a large upload
+to a slow disk, or a large download by a slow client, would be held in memory as a whole. Here each
+receiver reports how many bytes it has consumed, in its own messages among those of the request, and
+the sender stays at most one window ahead: credit-based flow control, as in HTTP/2.
 
-The proxy's half is middleware that Serve loads by an environment variable
-(`apps.middleware.proxy`, set by `tuneserve run`); it marks the requests that it
-looks after. Where it is not there, all works as before.
+The proxy's half is middleware that Serve loads through an environment variable
+(`apps.middleware.proxy`, set by `tuneserve run`); it marks the requests that it controls. Without
+it, requests work without flow control.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from apps.errors import error_body
 
 WINDOW_BYTES = 1 << 19
-_STEP_BYTES = 1 << 17  # so much is used before it is said
+_STEP_BYTES = 1 << 17  # consumed between two reports
 _HEADER = b"x-tuneserve-window"
 _USED = "tuneserve.used"
 _TAKEN = "tuneserve.taken"
-# Whole paths: another application behind the same proxy would never say anything.
+# Matched as whole paths: another application behind the same proxy would never send reports.
 _LARGE_BODIES = re.compile(r"/v1/(files|models/[^/]+)/?|/ui/gradio_api/upload")
 _LARGE_ANSWERS = re.compile(
     r"/v1/(files/[^/]+/content|models/[^/]+/archive|fine_tuning/jobs/[^/]+/logs)/?"
@@ -34,13 +34,13 @@ _LARGE_ANSWERS = re.compile(
 
 
 class WindowedReading:
-    """In the proxy: reads on only while the application is less than a window behind."""
+    """Proxy middleware that reads a body at most one window ahead of the application."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand one request on, and keep what the application says of its body to itself."""
+        """Forward one request; intercept the application's reports about its body."""
         if not takes_large_body(scope):
             await self.app(scope, receive, send)
             return
@@ -67,19 +67,19 @@ class WindowedReading:
                 await send(message)
 
         await self.app(_mark(scope), receive_in_window, send_on)
-        if not is_answered:  # the replica ended; Serve took our messages for the answer's beginning
+        if not is_answered:  # the replica ended; Serve mistook the reports for a response
             message = "the process that took the body has ended; another takes its place, try again"
             await JSONResponse(error_body(503, message), 503)(scope, receive, send)
 
 
 class TellUse:
-    """In the application: says how much of a body it has used, to a proxy that waits for it."""
+    """Application middleware that reports the consumed bytes of a body to the waiting proxy."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand one request on."""
+        """Forward one request, with reports among the messages of its response."""
         if not takes_large_body(scope) or not _is_marked(scope):
             await self.app(scope, receive, send)
             return
@@ -98,13 +98,13 @@ class TellUse:
 
 
 class TellTaken:
-    """In the proxy: tells the application how much of its answer the client has taken."""
+    """Proxy middleware that reports to the application how many bytes the client has received."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand one request on, with what is told among the messages of its body."""
+        """Forward one request, with reports among the messages of its body."""
         if not _matches(scope, _LARGE_ANSWERS):
             await self.app(scope, receive, send)
             return
@@ -142,13 +142,13 @@ class TellTaken:
 
 
 class WindowedSending:
-    """In the application: sends on only while the client is less than a window behind."""
+    """Application middleware that sends a response at most one window ahead of the client."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand one request on, and keep what the proxy says of the answer to itself."""
+        """Forward one request; intercept the proxy's reports about the response."""
         if not _matches(scope, _LARGE_ANSWERS) or not _is_marked(scope):
             await self.app(scope, receive, send)
             return
@@ -159,7 +159,7 @@ class WindowedSending:
         async def receive_own() -> Message:
             message = await messages.get()
             if message["type"] == "http.disconnect":
-                messages.put_nowait(message)  # it is said as often as it is asked for
+                messages.put_nowait(message)  # every later call returns it again
             return message
 
         try:
@@ -169,7 +169,7 @@ class WindowedSending:
 
 
 class _WindowedAnswer:
-    """An answer, and how much of it the client has taken; all of it, once the client has gone."""
+    """A response and how much of it the client has received; dropped after a disconnect."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -178,13 +178,13 @@ class _WindowedAnswer:
         self._has_taken = asyncio.Event()
 
     def note_taken(self, num_bytes: int | None) -> None:
-        """Note what the client has; None for one that will take no more."""
+        """Record how many bytes the client has received; None if it has disconnected."""
         self._is_dropped = num_bytes is None
         self._num_taken = num_bytes or self._num_taken
         self._has_taken.set()
 
     async def send(self, message: Message) -> None:
-        """Send as soon as the window allows it."""
+        """Send a message as soon as the window allows it."""
         while self._num_sent - self._num_taken > WINDOW_BYTES and not self._is_dropped:
             self._has_taken.clear()
             await self._has_taken.wait()
@@ -196,7 +196,7 @@ class _WindowedAnswer:
 async def _listen(
     receive: Receive, note_taken: Callable[[int | None], None], messages: asyncio.Queue[Message]
 ) -> None:
-    """Sort what comes: what the proxy says, and what is the application's."""
+    """Separate the proxy's reports from the messages for the application."""
     while True:
         message = await receive()
         if message["type"] == _TAKEN:
@@ -209,7 +209,7 @@ async def _listen(
 
 
 def takes_large_body(scope: Scope) -> bool:
-    """Whether a request's body is read as fast as the application uses it."""
+    """Return whether a request's body is under flow control."""
     return _matches(scope, _LARGE_BODIES)
 
 
@@ -218,7 +218,7 @@ def _matches(scope: Scope, paths: re.Pattern[str]) -> bool:
 
 
 def _mark(scope: Scope) -> Scope:
-    """Mark a request, whatever its client says, as one that we look after."""
+    """Mark a request as under flow control; remove a mark that the client sent."""
     headers = [pair for pair in scope["headers"] if pair[0].lower() != _HEADER]
     return {**scope, "headers": [*headers, (_HEADER, b"%d" % WINDOW_BYTES)]}
 

@@ -10,9 +10,9 @@ from apps.middleware.starting import StartingGate
 
 
 def build_middlewares() -> list[Middleware]:
-    """List the middleware of the proxy, as Serve asks for it; the last one is outermost.
+    """Return the middleware of the proxy in the order that Serve expects: outermost last.
 
-    Serve calls this before it starts uvicorn, which gets the limits of connections here.
+    Serve calls this before it starts uvicorn, so it also installs the connection limits.
     """
     install_connection_limits()
     return [

@@ -1,7 +1,7 @@
-"""What Serve's proxy accepts of a request before an application sees it.
+"""Limits that Serve's proxy applies to a request before an application receives it.
 
-The proxy reads a body whether its application does or not, keeps it in memory, and copies the
-client's request id into its log lines.
+The proxy reads a body even if the application does not, keeps it in memory, and copies the client's
+request id into its log lines.
 """
 
 import ipaddress
@@ -21,7 +21,7 @@ _REQUEST_ID_HEADERS = frozenset({b"x-request-id", b"x_request_id"})
 class BodyCap:
     """Middleware that reads at most `max_body_bytes` of a body, and answers 413 to more.
 
-    Not of the large bodies, which are read as fast as they are used (`WindowedReading`).
+    Large bodies under flow control (`WindowedReading`) are exempt.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -29,7 +29,7 @@ class BodyCap:
         self._max_bytes = read_connection_limits().max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward one request; the application takes a body that is too large for a lost client."""
+        """Forward one request; if its body is too large, the application gets a disconnect."""
         if scope["type"] != "http" or takes_large_body(scope):
             await self.app(scope, receive, send)
             return
@@ -58,17 +58,17 @@ class BodyCap:
 
 
 class CleanScope:
-    """Middleware that removes a request id and a client's address that are not such.
+    """Middleware that removes a malformed request id, and replaces a malformed client address.
 
-    Serve logs the id as it is, and uvicorn takes the address from a header that a process of this
-    machine may fill with anything.
+    Serve logs the id unchanged, and uvicorn takes the address from a header that any process on
+    this machine can set to any text.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward one request; without an id, Serve gives it one."""
+        """Forward one request; Serve generates an id if there is none."""
         if scope["type"] in ("http", "websocket"):
             scope = {
                 **scope,

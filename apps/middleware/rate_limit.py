@@ -1,4 +1,4 @@
-"""Requests and tokens per minute of each key; what is beyond is answered 429."""
+"""Limits on requests and tokens per minute of each key; requests beyond them are answered 429."""
 
 import math
 from http import HTTPStatus
@@ -21,7 +21,7 @@ class RateLimit:
         self._limiter = limiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Admit one request, hand it on, and count what it used."""
+        """Admit one request, forward it, and count the tokens that it used."""
         exchange = find_exchange(scope)
         principal = None if exchange is None else exchange.principal
         buckets = None if principal is None else self._limiter.find(principal)
@@ -57,7 +57,7 @@ class RateLimit:
 
 
 def _estimate_tokens(scope: Scope, exchange: Exchange) -> int:
-    """Estimate the tokens of a prompt by the length of the body; 0 where no text is generated."""
+    """Estimate the tokens of a prompt from the body length; return 0 if no text is generated."""
     if exchange.permission is not Permission.GENERATE:
         return 0
     length = Headers(scope=scope).get("content-length", "")
@@ -65,11 +65,11 @@ def _estimate_tokens(scope: Scope, exchange: Exchange) -> int:
 
 
 def _find_used(exchange: Exchange, status: int | None, estimate: int) -> int:
-    """Return the tokens that a request used: nothing if it was refused, or failed with a 5xx.
+    """Return the number of tokens that a request used: 0 if it was refused, or failed with a 5xx.
 
-    A stream that was cut is counted by the estimate of its prompt and by its pieces. A request
-    that its client left before the answer (`status` is None), or whose time was up (504), by the
-    estimate alone: whether the model had begun with it is not known here.
+    An interrupted stream counts as the estimate of its prompt plus its pieces. A request whose
+    client disconnected before the response (`status` is None), or that timed out (504), counts as
+    the estimate alone: whether the model had started on it is not known here.
     """
     if exchange.is_counted:
         return exchange.num_tokens

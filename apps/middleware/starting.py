@@ -1,7 +1,7 @@
 """Answer 503 instead of 404 while the application is not deployed yet.
 
 Serve's proxy answers 404 for every path until the application's routes reach it. A client that
-polls a job or a file through a restart would take it for deleted.
+polls a job or a file during a restart would conclude that it was deleted.
 """
 
 from starlette.responses import JSONResponse
@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from apps.errors import error_body
 
 RETRY_AFTER_S = 5
-# How Serve's proxy words its own 404; an application's is JSON or has another text.
+# The end of the proxy's own 404 text; an application's 404 is JSON or has another text.
 _SERVE_NOT_FOUND = b"available routes."
 
 
@@ -21,8 +21,8 @@ class StartingGate:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward one request, and replace the answer if no application got it."""
-        if scope["type"] != "http" or scope["path"] == "*":  # `OPTIONS *` has no route ever
+        """Forward one request; replace the response if no application received the request."""
+        if scope["type"] != "http" or scope["path"] == "*":  # `OPTIONS *` never has a route
             await self.app(scope, receive, send)
             return
         held: Message | None = None
@@ -30,7 +30,7 @@ class StartingGate:
         async def send_or_replace(message: Message) -> None:
             nonlocal held
             if message["type"] == "http.response.start" and message["status"] == 404:
-                held = message  # until its body shows whose it is
+                held = message  # until its body identifies the sender
                 return
             if held is not None:
                 start, held = held, None

@@ -1,7 +1,7 @@
-"""The HTTP API, one module per resource; each offers a `router`.
+"""The HTTP API: one module per resource, each with a `router`.
 
-What every request depends on is `async`: FastAPI would run it on one of the threads that routes
-share, and wait for one while they are all in use.
+The dependencies of requests are `async`: FastAPI would run synchronous ones in the thread pool that
+the routes share, and a request would wait while all threads are in use.
 """
 
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from apps.services import Services, TextGenerator
 
 
 async def get_services(request: Request) -> Services:
-    """Hand a route what it works with."""
+    """Return the services for a route."""
     services: Services = request.app.state.services
     return services
 
@@ -25,18 +25,18 @@ ServicesOf = Annotated[Services, Depends(get_services)]
 
 
 async def get_principal(request: Request) -> Principal:
-    """Tell a route who sent the request."""
+    """Return the principal that sent the request."""
     return find_principal(request.scope)
 
 
 async def get_generator(services: ServicesOf) -> TextGenerator:
-    """Hand a route the generators; there are none where other servers answer."""
+    """Return the generator; an application with upstreams has none."""
     assert not isinstance(services.text, UpstreamRelay)
     return services.text
 
 
 async def get_relay(services: ServicesOf) -> UpstreamRelay:
-    """Hand a route what hands requests on to other servers."""
+    """Return the relay, which forwards requests to upstreams."""
     assert isinstance(services.text, UpstreamRelay)
     return services.text
 
@@ -47,7 +47,7 @@ RelayOf = Annotated[UpstreamRelay, Depends(get_relay)]
 
 
 def describe_body(model: type[BaseModel] | str, *, is_required: bool = True) -> dict[str, Any]:
-    """Describe a body that a route validates by itself; `apps.http_api.description` has schemas."""
+    """Describe a body that the route validates; the schema is in `apps.http_api.description`."""
     name = model if isinstance(model, str) else model.__name__
     schema = {"$ref": f"#/components/schemas/{name}"}
     content = {"application/json": {"schema": schema}}

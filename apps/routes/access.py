@@ -1,4 +1,4 @@
-"""`/v1/access`: whose key a request has, and what it may do."""
+"""`/v1/access`: the key of a request, and its permissions."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ router = APIRouter(prefix="/v1")
 @router.get("/access")
 @requires(Permission.ANY_KEY)
 async def show_access(principal: PrincipalOf) -> dict[str, Any]:
-    """Show the name, role and permissions of the key that the request has."""
+    """Show the name, role, permissions and rate limits of the request's key."""
     return {
         "object": "access",
         "key": None if principal is LOCAL else principal.name,

@@ -1,4 +1,4 @@
-"""`/v1/aliases`: names that move from model to model; promote, roll back, who was what when."""
+"""`/v1/aliases`: names that point to models; promote, roll back, show the history."""
 
 import asyncio
 from dataclasses import asdict
@@ -40,14 +40,14 @@ def list_aliases(services: ServicesOf) -> dict[str, Any]:
 @router.get("/{name}")
 @requires(Permission.READ_MODELS)
 def get_alias(services: ServicesOf, name: str) -> dict[str, Any]:
-    """Show where one alias points, and every move that it made, oldest first."""
+    """Show the model that an alias points to, and all its moves, oldest first."""
     return describe_alias(name, find_alias(services.models.read_aliases(), name))
 
 
 @router.get("/{name}/events")
 @requires(Permission.READ_MODELS)
 async def list_handover_events(services: ServicesOf, name: str) -> dict[str, Any]:
-    """Show what became of the alias's moves on each replica of the generator, oldest first."""
+    """List the hand-over events of an alias from all generator replicas, oldest first."""
     events = await asyncio.to_thread(HandoverLog(services.layout.handovers).read, name)
     data = [{"object": "alias.event", **asdict(event)} for event in events]
     return {"object": "list", "data": data}
@@ -56,7 +56,7 @@ async def list_handover_events(services: ServicesOf, name: str) -> dict[str, Any
 @router.put("/{name}", openapi_extra=describe_body(Promotion))
 @requires(Permission.ADMINISTER)
 async def promote(services: ServicesOf, name: str, body: JsonBody) -> dict[str, Any]:
-    """Point an alias, new or not, to a model."""
+    """Point a new or existing alias to a model."""
     promotion = parse_part(Promotion, body.value)
     await asyncio.to_thread(check_unreserved, services.layout, services.runs, name)
     alias = await asyncio.to_thread(services.models.point_alias, name, promotion.model)
@@ -66,20 +66,20 @@ async def promote(services: ServicesOf, name: str, body: JsonBody) -> dict[str, 
 @router.post("/{name}/rollback")
 @requires(Permission.ADMINISTER)
 async def roll_back(services: ServicesOf, name: str) -> dict[str, Any]:
-    """Point an alias to the model before; once more, to the one before that."""
+    """Point an alias to its previous model; a second call goes back one more model."""
     return describe_alias(name, await asyncio.to_thread(services.models.roll_back_alias, name))
 
 
 @router.delete("/{name}")
 @requires(Permission.ADMINISTER)
 async def remove_alias(services: ServicesOf, name: str) -> dict[str, Any]:
-    """Remove an alias; the models stay."""
+    """Remove an alias; the models are kept."""
     await asyncio.to_thread(services.models.remove_alias, name)
     return {"id": name, "object": "alias", "deleted": True}
 
 
 def describe_alias(name: str, alias: Alias) -> dict[str, Any]:
-    """Show an alias with its history."""
+    """Return an alias with its history."""
     return {
         "id": name,
         "object": "alias",

@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1")
 async def complete_chat(
     services: ServicesOf, text: GeneratorOf, principal: PrincipalOf, body: JsonBody
 ) -> Response:
-    """Answer a chat with the model that `model` names; headers tell where that model came from."""
+    """Answer a chat with the model that `model` names; headers contain the model's origin."""
     request = await body.check(parse_chat_request)
     await ensure_model(services, principal, request.model)
     return await respond(

@@ -1,4 +1,4 @@
-"""`/v1/completions`: text gone on with, without a chat template; whole or in events."""
+"""`/v1/completions`, without a chat template, whole or as server-sent events."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ router = APIRouter(prefix="/v1")
 async def complete_text(
     services: ServicesOf, text: GeneratorOf, principal: PrincipalOf, body: JsonBody
 ) -> Response:
-    """Go on with prompts; with `echo` and `logprobs`, tell how likely the prompts are."""
+    """Complete prompts; with `echo` and `logprobs`, also return the prompts' log probabilities."""
     request = await body.check(parse_completion_request)
     await ensure_model(services, principal, request.model)
     return await respond(
@@ -41,7 +41,7 @@ async def complete_text(
 async def _build_chunks(
     request: CompletionRequest, head: AnswerHead, items: AsyncIterator[Item]
 ) -> AsyncIterator[list[Chunk]]:
-    num_prompt_tokens: dict[int, int] = {}  # by the number of the prompt
+    num_prompt_tokens: dict[int, int] = {}  # by the index of the prompt
     num_completion_tokens = 0
     offsets: Counter[int] = Counter()
     async for item in items:

@@ -1,4 +1,4 @@
-"""`/v1/files`: upload, list, look at and delete files of rows."""
+"""`/v1/files`: upload, list, show, preview and delete files of rows."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ _FORM = {
 )
 @requires(Permission.WRITE_FILES)
 async def upload_file(services: ServicesOf, request: Request) -> dict[str, Any]:
-    """Take in a file of rows; the only purpose is 'fine-tune'."""
+    """Upload a file of rows; the only purpose is 'fine-tune'."""
     incoming = await asyncio.to_thread(
         IncomingFile,
         services.layout,
@@ -60,7 +60,7 @@ async def list_files(
     order: Annotated[Literal["asc", "desc"], Query(description="By age.")] = "desc",
     purpose: Annotated[str | None, Query(description="Only those of this purpose.")] = None,
 ) -> dict[str, Any]:
-    """List files, newest first unless asked otherwise."""
+    """List files, by default newest first."""
     files = await asyncio.to_thread(services.files.list_files)
     if order == "asc":
         files.reverse()
@@ -81,7 +81,7 @@ def get_file(services: ServicesOf, file_id: str) -> dict[str, Any]:
 @router.get("/{file_id}/content")
 @requires(Permission.READ_FILES)
 def get_content(services: ServicesOf, file_id: str) -> FileResponse:
-    """Give a file back as it was uploaded."""
+    """Return the content of a file as it was uploaded."""
     path = services.files.find_content(file_id)
     name = services.files.get(file_id)["filename"]
     return FileResponse(path, filename=name, media_type="application/octet-stream")
@@ -98,7 +98,7 @@ async def preview_file(
         str, Query(description="Settings as in 'training' of a job, as a JSON object.")
     ] = "{}",
 ) -> dict[str, Any]:
-    """Show how the first rows become a model's tokens, and which of them are learned."""
+    """Show the first rows as a model's tokens, and which of the tokens are learned."""
     return await services.fine_tuning.preview(file_id, model, rows, _read_settings(training))
 
 
@@ -116,7 +116,7 @@ def _read_settings(text: str) -> dict[str, Any]:
 @router.delete("/{file_id}")
 @requires(Permission.WRITE_FILES)
 async def delete_file(services: ServicesOf, file_id: str) -> dict[str, Any]:
-    """Delete a file that no job needs which has not ended."""
+    """Delete a file that no unfinished job needs."""
     await asyncio.shield(asyncio.to_thread(_delete_file, services, file_id))
     return {"id": file_id, "object": "file", "deleted": True}
 

@@ -1,6 +1,6 @@
-"""`/livez`, `/readyz` and `/healthz`, and the way from the bare address to the page.
+"""`/livez`, `/readyz` and `/healthz`, and the redirect from `/` to the page.
 
-They are open without a key, so they reveal nothing but the state of each part.
+The health routes need no key, so they reveal only the state of each part.
 """
 
 from fastapi import APIRouter, Request
@@ -15,7 +15,7 @@ router = APIRouter()
 @router.get("/livez")
 @requires(Permission.ANY_KEY)
 async def check_liveness() -> JSONResponse:
-    """Answer 200: the process that serves HTTP runs."""
+    """Return 200: the process that serves HTTP is running."""
     return JSONResponse({"status": "ok"})
 
 
@@ -23,7 +23,7 @@ async def check_liveness() -> JSONResponse:
 @router.get("/healthz", include_in_schema=False)  # the name of earlier releases
 @requires(Permission.ANY_KEY)
 async def check_readiness(request: Request) -> JSONResponse:
-    """Answer 200 if the storage can be written and generator and queue answer, else 503."""
+    """Return 200 if the storage is writable and the generator and queue respond, else 503."""
     readiness: Readiness = request.app.state.readiness
     passed = await readiness.check()
     is_ready = all(passed.values())
@@ -41,5 +41,5 @@ def _name_state(is_well: bool) -> str:
 @router.get("/", include_in_schema=False)
 @requires(Permission.ANY_KEY)
 async def go_to_page() -> RedirectResponse:
-    """Send a browser to the page."""
+    """Redirect a browser to the page."""
     return RedirectResponse("/ui/")

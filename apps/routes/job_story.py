@@ -1,4 +1,4 @@
-"""What a fine-tune tells of itself: events, figures, checkpoints and its log, also as they come."""
+"""The events, metrics, checkpoints and log of a job; events and the log can be streamed."""
 
 import asyncio
 from functools import partial
@@ -59,11 +59,11 @@ async def list_events(
     stream: Annotated[bool, Query(description="Send events as they come, oldest first.")] = False,
     last_event_id: Annotated[str | None, Header(description="Where a stream goes on.")] = None,
 ) -> dict[str, Any] | Response:
-    """List what happened, newest first; or, as server-sent events, what happens, from the start.
+    """List the events, newest first, or stream them as server-sent events from the first one.
 
-    A stream ends with its job, or at the age that the settings allow. Taken up with the id of the
-    last event that came, nothing is lost;
-    where nothing is left to come the answer is 204.
+    A stream ends with its job, or at the maximum age in the settings. A client that resumes with
+    the id of the last event that it received loses no event; if none are left and the job has
+    ended, the response is 204.
     """
     run = find_run(services.layout, job_id)
     if stream or "text/event-stream" in request.headers.get("accept", ""):
@@ -84,7 +84,7 @@ async def list_checkpoints(
         lambda checkpoint: str(checkpoint["id"]),
         limit,
         after,
-        descending=True,  # and the older ones may be superseded between two pages
+        descending=True,  # older ones may be superseded between two pages
         read_place=partial(read_checkpoint_step, job_id),
     )
     return describe_page(page, has_more=has_more)
@@ -99,7 +99,7 @@ async def list_checkpoints(
 async def publish_checkpoint(
     services: ServicesOf, job_id: str, checkpoint_id: str, body: OptionalJsonBody
 ) -> dict[str, Any]:
-    """Begin to turn a checkpoint into a model; the job's events tell when it is there."""
+    """Start to publish a checkpoint as a model; an event of the job reports when it is done."""
     model = parse_part(Publication, body.value).model
     return await services.fine_tuning.publish_checkpoint(job_id, checkpoint_id, model)
 
@@ -115,9 +115,9 @@ async def list_metrics(
         Query(ge=2, le=100_000, description="Entries at most; first and last are among them."),
     ] = None,
 ) -> dict[str, Any]:
-    """List the figures of optimizer steps, oldest first: of every one, or thinned.
+    """List the metrics of optimizer steps, oldest first: of every step, or thinned.
 
-    Thinned, there is one entry per range of steps, the same ones from call to call.
+    If thinned, there is one entry per range of steps, the same entry in every call.
     """
     path = find_run(services.layout, job_id).metrics_file
     data = await asyncio.to_thread(services.metrics.read, path, after_step, max_points)
@@ -138,11 +138,11 @@ async def get_log(
     ] = None,
     follow: Annotated[bool, Query(description="Go on as it grows, until the job ends.")] = False,
 ) -> Response:
-    """Return the end of the log as text, and what is added; `x-log-offset` is its first byte.
+    """Return the end of the log as text; `x-log-offset` is the offset of its first byte.
 
-    The log keeps its last 5 MB at least. A followed log ends with its job, at the age that the
-    settings allow, or for a client that is so slow that the next byte is gone: request the rest by
-    `offset`, the offset of the answer before plus the number of bytes in it.
+    The log keeps at least its last 5 MB. With `follow`, added text is streamed until the job ends,
+    the maximum age in the settings is reached, or the client is so slow that the next byte has been
+    removed. Request the rest with `offset`: the last `x-log-offset` plus the bytes received.
     """
     run = find_run(services.layout, job_id)
     log = RunLog(run.log_file)
@@ -158,6 +158,6 @@ async def _stream_events(run: RunFolder, last_event_id: str | None, max_age_s: f
     is_over = await asyncio.to_thread(has_ended, run)
     place = await asyncio.to_thread(find_place, run, last_event_id)
     if is_over and place == len(await asyncio.to_thread(run.read_events)):
-        return Response(status_code=204)  # by which a browser knows not to come back
+        return Response(status_code=204)  # a browser does not reconnect after it
     events = follow_events(run, place, max_age_s)
     return StreamingResponse(events, media_type="text/event-stream", headers=_UNBUFFERED)

@@ -1,4 +1,4 @@
-"""`/v1/fine_tuning/jobs`: fine-tunes in OpenAI's shapes; begin, look at, pause, end."""
+"""`/v1/fine_tuning/jobs`: create, show and control jobs, in OpenAI's format."""
 
 import asyncio
 import logging
@@ -42,14 +42,14 @@ logger = logging.getLogger(__name__)
 @router.get("/defaults")
 @requires(Permission.READ_JOBS)
 async def get_defaults(services: ServicesOf, model: str = "latest") -> dict[str, Any]:
-    """Show the settings that a fine-tune of a model has unless told otherwise."""
+    """Show the default settings of a job for a model."""
     return await services.fine_tuning.get_defaults(model)
 
 
 @router.post("/jobs", openapi_extra=describe_body(FineTuneRequest))
 @requires(Permission.WRITE_JOBS)
 async def create_job(services: ServicesOf, body: JsonBody) -> dict[str, Any]:
-    """Check a fine-tune and put it into the queue."""
+    """Validate a job and queue it."""
     await body.check(parse_fine_tune)
     return await services.fine_tuning.create(body.value)
 
@@ -59,7 +59,7 @@ async def create_job(services: ServicesOf, body: JsonBody) -> dict[str, Any]:
 async def list_jobs(
     services: ServicesOf, request: Request, limit: Limit = 20, after: After = None
 ) -> dict[str, Any]:
-    """List jobs, newest first; `metadata[KEY]=VALUE` picks those that have it."""
+    """List jobs, newest first; `metadata[KEY]=VALUE` selects those that have this pair."""
     return await asyncio.to_thread(_list_jobs, services, _read_metadata(request), limit, after)
 
 
@@ -72,7 +72,7 @@ def _list_jobs(
         for run, record in found.runs
         if metadata.items() <= (record.request.get("metadata") or {}).items()
     ]
-    if not metadata:  # those of an unreadable job are not known
+    if not metadata:  # the metadata of an unreadable job is unknown
         for unreadable in found.unreadable:
             run_id = unreadable.run.path.name
             listed.append((read_creation_time(run_id) or 0, run_id, unreadable))
@@ -112,21 +112,21 @@ def _get_job(run: RunFolder) -> dict[str, Any]:
 @router.post("/jobs/{job_id}/cancel")
 @requires(Permission.WRITE_JOBS)
 async def cancel_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
-    """Stop a job now."""
+    """Cancel a job immediately."""
     return await services.fine_tuning.cancel(job_id)
 
 
 @router.post("/jobs/{job_id}/pause")
 @requires(Permission.WRITE_JOBS)
 async def pause_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
-    """Have a job finish its step, save a checkpoint and free its resources."""
+    """Pause a job: it finishes its step, saves a checkpoint and frees its resources."""
     return await services.fine_tuning.pause(job_id)
 
 
 @router.post("/jobs/{job_id}/resume")
 @requires(Permission.WRITE_JOBS)
 async def resume_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
-    """Let a job go on when it is its turn: one that was paused, failed or cancelled."""
+    """Queue a paused, failed or cancelled job to resume."""
     return await services.fine_tuning.resume(job_id)
 
 
@@ -135,7 +135,7 @@ async def resume_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
 )
 @requires(Permission.WRITE_JOBS)
 async def clone_job(services: ServicesOf, job_id: str, body: OptionalJsonBody) -> dict[str, Any]:
-    """Begin a job like another one, with the changes that the body has."""
+    """Create a copy of a job, with the changes in the body."""
     asked = await asyncio.to_thread(_read_request, services, job_id)
     return await services.fine_tuning.create(await body.check(partial(lay_over, asked)))
 
@@ -143,13 +143,13 @@ async def clone_job(services: ServicesOf, job_id: str, body: OptionalJsonBody) -
 @router.delete("/jobs/{job_id}")
 @requires(Permission.WRITE_JOBS)
 async def delete_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
-    """Remove a job that has ended, with its checkpoints; models that came of it stay."""
+    """Delete a job that has ended, with its checkpoints; its models are kept."""
     await services.fine_tuning.delete(job_id)
     return {"id": job_id, "object": "fine_tuning.job", "deleted": True}
 
 
 def _read_request(services: ServicesOf, job_id: str) -> dict[str, Any]:
-    """Read what a job was asked for with."""
+    """Read the request that created a job."""
     with expect_run(job_id):
         return find_run(services.layout, job_id).read_record().request
 

@@ -1,4 +1,4 @@
-"""`/v1/models`: what can be chatted with and fine-tuned; take in, give out, delete."""
+"""`/v1/models`: list, show, import, verify, export and delete models."""
 
 import asyncio
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ def get_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
 @router.get("/{model_id}/lineage")
 @requires(Permission.READ_MODELS)
 def get_lineage(services: ServicesOf, model_id: str) -> dict[str, Any]:
-    """Show where a model came from: base, data, settings, step, packages; empty if unknown."""
+    """Show a model's lineage: base, data, settings, step, packages; empty if unknown."""
     lineage = require_lineage(services.models.resolve(model_id))
     return lineage.model_dump(mode="json", exclude_unset=True)
 
@@ -64,8 +64,8 @@ def get_lineage(services: ServicesOf, model_id: str) -> dict[str, Any]:
 @router.put("/{model_id}", openapi_extra={"requestBody": _ARCHIVE})
 @requires(Permission.ADMINISTER)
 async def put_model(services: ServicesOf, model_id: str, request: Request) -> dict[str, Any]:
-    """Take in a model that was made elsewhere; the body is a tar or zip archive of its folder."""
-    # Before so much is sent.
+    """Import an external model; the body is a tar or zip archive of its folder."""
+    # Checked before the large body is received.
     await asyncio.to_thread(check_new_model, services.layout, services.runs, model_id)
     incoming = await asyncio.to_thread(
         IncomingModel, services.layout, services.model_sizes, services.limits
@@ -76,7 +76,7 @@ async def put_model(services: ServicesOf, model_id: str, request: Request) -> di
         await asyncio.shield(asyncio.to_thread(incoming.close))
         raise
     try:
-        # To its end, whether the client waits for it or not.
+        # The import is completed even if the client disconnects.
         model = await asyncio.shield(_IMPORTS.run(incoming.publish, model_id))
     except FileExistsError as exc:
         raise ApiError(409, str(exc), param="model") from None
@@ -86,7 +86,7 @@ async def put_model(services: ServicesOf, model_id: str, request: Request) -> di
 @router.post("/{model_id}/verify")
 @requires(Permission.READ_WEIGHTS)
 async def verify_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
-    """Compare every file of a model with what was published; 409 names the first that differs."""
+    """Compare every file of a model with what was published; a 409 names the first difference."""
     model = await asyncio.to_thread(services.models.resolve, model_id)
     try:
         await _VERIFICATIONS.run(model.verify)
@@ -105,9 +105,9 @@ def get_archive(
     model_id: str,
     kind: Annotated[ArchiveFormat, Query(alias="format")] = "tar",
 ) -> PiecesResponse:
-    """Send a model as one file; a model whose files are not those that were published is a 500.
+    """Send a model as one archive; the response is 500 if its files differ from the published ones.
 
-    Damage that is found on the way breaks the connection: what arrives complete is the model.
+    If damage is found while sending, the connection is closed: a complete archive is intact.
     """
     model = services.models.resolve(model_id)
     try:
@@ -125,13 +125,13 @@ def get_archive(
 @router.delete("/{model_id}")
 @requires(Permission.ADMINISTER)
 async def delete_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
-    """Delete a model that no alias, no unfinished job and no answer under way needs."""
+    """Delete a model that no alias, no unfinished job and no answer in progress needs."""
     await asyncio.to_thread(delete_unneeded_model, services.layout, services.runs, model_id)
     return {"id": model_id, "object": "model", "deleted": True}
 
 
 def describe_model(services: Services, model: StoredModel) -> dict[str, Any]:
-    """Show a model as OpenAI does, with its aliases and where it came from."""
+    """Return a model in OpenAI's format, with its aliases and its origin."""
     return _describe(model, services.models.read_aliases(), services.models.find_root(model))
 
 

@@ -1,6 +1,6 @@
-"""`/v1/chat/completions` and `/v1/completions` where other servers answer; see `apps/relay.py`.
+"""`/v1/chat/completions` and `/v1/completions` relayed to upstreams; see `apps/relay.py`.
 
-Requests go on as they are, so what may stand in them is for the server to say.
+Requests are forwarded unchanged except for the id of the model; the upstream validates them.
 """
 
 from fastapi import APIRouter
@@ -32,12 +32,12 @@ _BODY = {
 @router.post("/chat/completions", openapi_extra={"requestBody": _BODY})
 @requires(Permission.GENERATE)
 async def complete_chat(relay: RelayOf, body: JsonBody) -> Response:
-    """Answer a chat with the model that `model` names; headers tell where that model came from."""
+    """Answer a chat with the model that `model` names; headers contain the model's origin."""
     return await respond_relayed(relay, "/v1/chat/completions", body.value)
 
 
 @router.post("/completions", openapi_extra={"requestBody": _BODY})
 @requires(Permission.GENERATE)
 async def complete_text(relay: RelayOf, body: JsonBody) -> Response:
-    """Go on with prompts, as the server does it."""
+    """Complete prompts on the upstream."""
     return await respond_relayed(relay, "/v1/completions", body.value)

@@ -1,4 +1,4 @@
-"""The web page: start fine-tunes, watch them, chat with the result; it speaks only our HTTP API."""
+"""The web page to start jobs, watch them and chat with the result; it uses only our HTTP API."""
 
 from apps.ui.deployment import build_app
 from apps.ui.settings import UiSettings

@@ -1,7 +1,7 @@
-"""Who may open the page: whoever has a key of the API, or a browser on this machine without keys.
+"""Access control of the page: an API key is required; if no key exists, a local browser.
 
-The page has no key of its own. Every call that it makes for a visitor has that visitor's key, so
-that the API decides what each of them may do.
+The page has no key of its own. It makes every API call with the visitor's key, so the API decides
+what each visitor may do.
 """
 
 import base64
@@ -28,32 +28,32 @@ _CONTENT_POLICY = (
     "worker-src 'self' blob:; object-src 'none'; frame-ancestors 'self'; form-action 'self'"
 )
 VERDICT_AGE_S = 5.0
-"""How long the page's files are given out after a key was found valid; calls are always checked."""
-_NEEDED_AGE_S = 60.0  # how long it is remembered that a key is needed
+"""How long a valid verdict is cached for the page, in seconds; the API itself checks every call."""
+_NEEDED_AGE_S = 60.0  # how long the verdict that a key is required is cached
 _MAX_VERDICTS = 1000
 _MAX_LOGGED_CHARACTERS = 200
 
 
 class Verdict(Enum):
-    """What the API says to a key."""
+    """The API's verdict on a key."""
 
     VALID = auto()
     REFUSED = auto()
     NOT_NEEDED = auto()
-    """No key exists, and the page's own requests are served as those of this machine."""
+    """No key exists, and the API serves the page's requests as local ones."""
     UNKNOWN = auto()
-    """The API does not answer."""
+    """The API did not respond, or failed."""
 
 
 AskApi = Callable[[str | None], Awaitable[Verdict]]
 
 
 class PageGuard:
-    """Middleware that lets a request in, or answers 401, 403 or 503.
+    """Middleware that forwards a request, or rejects it with 401, 403 or 503.
 
-    A browser asks for the key as the password (any user name). Where no key is needed, only a
-    loopback address is served. A page of another origin is refused either way. The content policy
-    keeps a model's answer from making a browser load anything from elsewhere.
+    A browser asks for the key as the password (any user name). If no key is required, only local
+    requests are served. Cross-origin requests are refused in both cases. The content security
+    policy prevents a model's answer from making a browser load anything from another origin.
     """
 
     def __init__(self, app: ASGIApp, ask_api: AskApi, *, needs_key: bool) -> None:
@@ -65,7 +65,7 @@ class PageGuard:
         self._refusals = RefusalLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check one request, then hand it on."""
+        """Check one request, then forward it."""
         if scope["type"] == "websocket":
             self._refusals.write(scope, "the page uses no WebSocket")
             await receive()
@@ -87,13 +87,13 @@ class PageGuard:
             await self.app(scope, receive, send_with_policy)
             return
         status, message = refusal
-        if status != 401 or "authorization" in Headers(scope=scope):  # else the browser asks now
+        if status != 401 or "authorization" in Headers(scope=scope):  # else the browser prompts
             self._refusals.write(scope, f"{status}: {message}")
         challenge = {"www-authenticate": 'Basic realm="Tuneserve"'} if status == 401 else None
         await PlainTextResponse(message, status, challenge)(scope, receive, send)
 
     async def _find_refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Return the status and the reason for refusing a request, or None to let it in."""
+        """Return the status and the reason of a refusal, or None to accept the request."""
         headers = Headers(scope=scope)
         if reason := find_foreign_origin(headers):
             return 403, reason
@@ -113,7 +113,7 @@ class PageGuard:
         return (403, local) if local else None
 
     async def _judge(self, key: str | None) -> Verdict:
-        """Ask the API about a key, unless it has just found it valid."""
+        """Ask the API about a key, unless a valid verdict is cached."""
         digest = sha256((key or "").encode(errors="surrogateescape")).digest()
         if self._valid_until.get(digest, 0.0) > time.monotonic():
             return Verdict.VALID
@@ -129,9 +129,9 @@ class PageGuard:
 
 
 class RefusalLog:
-    """Lines in the log of the page's process about refused requests, a limited number per minute.
+    """Rate-limited log of refused requests, in the log of the page's process.
 
-    The audit log is in the storage, which this process does not know.
+    The audit log is in the storage root, whose path this process does not have.
     """
 
     def __init__(self) -> None:
@@ -139,9 +139,9 @@ class RefusalLog:
         self._num_suppressed = 0
 
     def write(self, scope: Scope, reason: str) -> None:
-        """Log a refused request; beyond the limit it is counted, and the next line has the number.
+        """Log a refused request; beyond the limit, count it for the next line.
 
-        The path and the reason, which may quote a header, are cut.
+        The path and the reason, which may quote a header, are truncated.
         """
         if self._bucket.level < 1:
             self._num_suppressed += 1
@@ -159,7 +159,7 @@ class RefusalLog:
 
 
 def read_password(authorization: str) -> str | None:
-    """Read the password of an `authorization` header; None if there is none that can be sent on."""
+    """Return the password in an `authorization` header; None if it has none to forward."""
     scheme, _, encoded = authorization.partition(" ")
     if scheme.lower() != "basic":
         return None

@@ -38,7 +38,7 @@ DEMONSTRATION_NOTE = (
 
 
 def list_choices(models: Sequence[Model]) -> list[tuple[str, str]]:
-    """What the model menu offers: `latest` first, with the model it points to, then all models."""
+    """List the entries of the model menu: `latest` with the model it points to, then all models."""
     latest = [model for model in models if LATEST_ALIAS in model.aliases]
     choices = [(f"{LATEST_ALIAS} → {model.id}", LATEST_ALIAS) for model in latest]
     return choices + [
@@ -47,7 +47,7 @@ def list_choices(models: Sequence[Model]) -> list[tuple[str, str]]:
 
 
 def find_model(models: Sequence[Model], name: str) -> Model | None:
-    """The model of that id or alias."""
+    """Return the model with an id or alias, or None."""
     return next((model for model in models if name == model.id or name in model.aliases), None)
 
 
@@ -56,8 +56,8 @@ def find_conversation(
 ) -> tuple[Conversation, str]:
     """Find the conversation that a question to a model belongs to.
 
-    It is a new one where another name is asked than before, or where the alias has moved to a model
-    that did not give the answers so far. Returns it with a note on that, which may be empty.
+    It is a new one if the name differs from the previous one, or if the alias has moved to a model
+    that did not give the previous answers. Return it with a note about that, which may be empty.
     """
     kept = conversation.drop_unanswered()
     if kept.asked_model == name and model.id in (kept.pointed_id, kept.model_id):
@@ -67,9 +67,9 @@ def find_conversation(
 
 
 def read_number(label: str, value: Any) -> float:
-    """Read a field as the browser sends it; the API checks the range.
+    """Read a number as the browser sends it; the API checks the range.
 
-    Raises `ValueError` for what is no number.
+    Raises `ValueError` if the value is not a finite number.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -79,9 +79,9 @@ def read_number(label: str, value: Any) -> float:
 
 
 def read_whole_number(label: str, value: Any) -> int:
-    """Read a field that no fraction can stand for.
+    """Read an integer as the browser sends it.
 
-    Raises `ValueError` as `read_number` does, and for a fraction.
+    Raises `ValueError` as `read_number` does, and for a number with a fraction.
     """
     number = read_number(label, value)
     if number % 1:
@@ -94,12 +94,12 @@ def _quote_value(value: Any) -> str:
 
 
 class _Page:
-    """The components of the page and what happens when they are used."""
+    """The components of the page and their event handlers."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
         self.chat: gr.State = gr.State(OpenChat())
-        self.models: gr.State = gr.State(())  # those that the menu shows
+        self.models: gr.State = gr.State(())  # the models that the menu shows
         self.timer = gr.Timer(REFRESH_INTERVAL_S)
         self.model = gr.Dropdown(label="Model", elem_id="chat-model", filterable=False)
         self.note = gr.HTML(elem_id="chat-note", visible=False)
@@ -144,7 +144,7 @@ class _Page:
             self.max_tokens = gr.Slider(8, 1024, 128, step=8, label=MAX_TOKENS_LABEL)
 
     async def open(self, request: gr.Request) -> tuple[Any, Any, Any]:
-        """Fill the model menu; the address may name a model."""
+        """Fill the model menu; the query parameter `model` selects a model."""
         try:
             models = await self._client.list_models()
         except ApiError as exc:
@@ -164,10 +164,11 @@ class _Page:
     async def choose(
         self, chat: OpenChat, models: Sequence[Model], name: Any, text: Any
     ) -> tuple[Any, ...]:
-        """Begin a new conversation with the chosen model, and note what one should know of it.
+        """Start a new conversation with the chosen model, and show the note about the model.
 
-        The conversation of a question that was sent at once may be open before this runs; it stays.
-        A question that is not answered yet returns to the text field, unless that has text.
+        A question sent right after the choice may already have opened a conversation with this
+        model; that conversation is kept. A question without an answer is put back into the text
+        field, unless the field has text.
         """
         chat.chosen_model = name
         if chat.conversation.asked_model == name:
@@ -178,13 +179,14 @@ class _Page:
         return note_model(find_model(models, name)), [], "", returned
 
     async def refresh(self, shown: Sequence[Model], name: Any) -> tuple[Any, Any]:
-        """Update the model menu where models came or went or an alias moved.
+        """Update the model menu if models were added or removed, or an alias moved.
 
-        What is chosen stays: it may not be what was chosen when this began.
+        The selection is changed only if its model was removed: the user may have changed the
+        selection since this handler started.
         """
         try:
             models = await self._client.list_models()
-        except ApiError:  # sending a message reports it
+        except ApiError:  # reported when a question is sent
             return skip_outputs(2)
         choices = list_choices(models)
         if choices == list_choices(shown):
@@ -194,10 +196,10 @@ class _Page:
         return gr.Dropdown(choices=choices), tuple(models)
 
     async def ask(self, text: Any, chat: OpenChat, name: Any) -> tuple[Any, ...]:
-        """Put what was typed into the conversation; an empty line changes nothing.
+        """Add the typed question to the conversation; empty text changes nothing.
 
-        The model is looked up now, so that the menu shows what the chosen alias points to. What is
-        not put into a conversation stays in the text field.
+        The models are listed again, so that the menu shows which model the chosen alias points to.
+        A refused question stays in the text field.
         """
         question = text.strip() if isinstance(text, str) else ""
         if not question:
@@ -227,7 +229,7 @@ class _Page:
         return chat, asked.to_chatbot(), "", menu, tuple(models), note, *buttons
 
     async def ask_example(self, chat: OpenChat, name: Any, event: gr.SelectData) -> tuple[Any, ...]:
-        """Put an example question into the conversation."""
+        """Add an example question to the conversation."""
         value = event.value if isinstance(event.value, dict) else {}
         return await self.ask(value.get("text"), chat, name)
 
@@ -236,12 +238,12 @@ class _Page:
     ) -> AsyncGenerator[tuple[Any, ...], None]:
         """Stream the answer to the question of `ask` into the conversation.
 
-        A question that is refused leaves the conversation and returns to the text field. An answer
-        that was stopped, or whose conversation was left, changes nothing any more.
+        A refused question is removed from the conversation and put back into the text field. An
+        answer that was stopped, or whose conversation was replaced, makes no further changes.
         """
         asked = chat.take_question()
         if asked is None:
-            yield skip_outputs(5)  # without it Gradio would empty the outputs
+            yield skip_outputs(5)  # without a value, Gradio would clear the outputs
             return
         try:
             heat = read_number(TEMPERATURE_LABEL, temperature)
@@ -265,12 +267,12 @@ class _Page:
             chat.end_answer(grown)
 
     async def stop_answer(self, chat: OpenChat) -> tuple[Any, ...]:
-        """Leave the answer as it is, and show Send again."""
+        """Stop the answer, keep its text so far, and show Send again."""
         chat.stop()
         return show_buttons(busy=False)
 
     async def empty_conversation(self, chat: OpenChat) -> tuple[Any, ...]:
-        """Begin a new conversation."""
+        """Start a new conversation."""
         chat.begin(Conversation())
         return [], "", *show_buttons(busy=False)
 
@@ -280,23 +282,23 @@ class _Page:
 
 
 def note_model(model: Model | None) -> Any:
-    """The note for a model, empty but for the demonstration base."""
+    """Return the note for a model; it is empty except for the demonstration base model."""
     is_bare = model is not None and model.base and model.demonstration
     return show_note(DEMONSTRATION_NOTE if is_bare else "")
 
 
 def show_note(message: str, kind: str = "info") -> Any:
-    """Show a notice, or hide it if there is nothing to say."""
+    """Show a notice, or hide it if the message is empty."""
     return gr.HTML(markup.render_notice(message, kind), visible=bool(message))
 
 
 def show_buttons(*, busy: bool) -> tuple[Any, Any]:
-    """Stop takes the place of Send while an answer comes."""
+    """Return the updates of Send and Stop: Stop replaces Send while an answer is streamed."""
     return gr.Button(visible=not busy), gr.Button(visible=busy)
 
 
 def refuse_question(message: str) -> tuple[Any, ...]:
-    """Say why a question is not sent, and leave everything else as it is."""
+    """Show why a question is not sent, and leave the outputs unchanged."""
     gr.Warning(escape(message))
     return skip_outputs(8)
 
@@ -304,7 +306,7 @@ def refuse_question(message: str) -> tuple[Any, ...]:
 def give_back(
     chat: OpenChat, asked: Conversation, grown: Conversation, message: str
 ) -> tuple[Any, ...]:
-    """End an answer with an error; a question without an answer returns to the text field."""
+    """End an answer with an error; put a question without an answer back into the text field."""
     kept = grown.drop_unanswered()
     if not chat.grow(grown, kept):
         return skip_outputs(5)
@@ -315,7 +317,7 @@ def give_back(
 
 
 def skip_outputs(count: int) -> tuple[Any, ...]:
-    """Leave outputs as they are."""
+    """Leave `count` outputs unchanged."""
     return tuple(gr.skip() for _ in range(count))
 
 
@@ -323,14 +325,14 @@ def build_chat_page(client: ApiClient) -> None:
     """Lay out the page and its events inside the current Blocks."""
     page = _Page(client)
     buttons = [page.send, page.stop]
-    # Every function goes through Gradio's queue: its other entrance is closed (see exposure.py).
+    # Every function runs through Gradio's queue; routes that bypass it are closed (exposure.py).
     quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-    # Gradio would refuse a model that the menu had before the server was restarted, and a number
-    # beyond a slider's range after the question is in the conversation.
+    # Gradio's preprocessing would refuse a model that the menu had before the server was restarted,
+    # and, after the question was added to the conversation, a number beyond a slider's range.
     raw: dict[str, Any] = {**quiet, "preprocess": False}
     gr.on(fn=page.open, outputs=[page.model, page.note, page.models], **quiet)
     page.timer.tick(page.refresh, [page.models, page.model], [page.model, page.models], **raw)
-    # That the chat is an output starts the hour after which Gradio forgets it anew.
+    # The chat is an output so that each question restarts the hour after which Gradio deletes it.
     asked = [page.chat, page.history, page.text, page.model, page.models, page.note, *buttons]
     started = gr.on(
         [page.text.submit, page.send.click],

@@ -23,7 +23,7 @@ Message = dict[str, str]
 
 
 class ApiError(Exception):
-    """The API refused or did not answer; the message is meant for the person at the page."""
+    """The API refused a request or did not respond; the message is shown on the page."""
 
     def __init__(self, message: str, status: int | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -31,9 +31,9 @@ class ApiError(Exception):
 
 
 class ApiClient:
-    """Everything that the page asks of the API; each call raises only `ApiError`.
+    """All API calls of the page; each raises only `ApiError`.
 
-    `find_key` returns the key of the visitor that a call is for.
+    `find_key` returns the key of the visitor for whom a call is made.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ApiClient:
             base_url=self._api_url,
             timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             transport=transport,
-            trust_env=False,  # the API is ours; no proxy stands between
+            trust_env=False,  # the API is our own, reached without a proxy
         )
 
     async def close(self) -> None:
@@ -56,8 +56,8 @@ class ApiClient:
         await self._http.aclose()
 
     async def check_key(self, key: str | None) -> Verdict:
-        """Ask what a key is worth."""
-        # Asked for every few seconds at most: the connection is not kept.
+        """Ask the API for its verdict on a key."""
+        # Sent every few seconds at most: the connection is not kept alive.
         headers = {"connection": "close"}
         request = self._http.build_request("GET", "/v1/access", headers=headers)
         try:
@@ -69,7 +69,7 @@ class ApiClient:
         return Verdict.NOT_NEEDED if answer.get("key") is None else Verdict.VALID
 
     async def may_write_files(self, key: str | None) -> bool:
-        """Ask whether a key may upload files; False also where the API does not answer."""
+        """Ask whether a key may upload files; return False also if the request fails."""
         request = self._http.build_request("GET", "/v1/access")
         try:
             answer = (await self._send(request, key=key)).json()
@@ -78,15 +78,15 @@ class ApiClient:
         return Permission.WRITE_FILES.value in answer["permissions"]
 
     async def list_models(self) -> list[Model]:
-        """All models, newest first."""
+        """List all models, newest first."""
         return _read_list(Model, await self._get("/v1/models"))
 
     async def list_files(self) -> list[File]:
-        """All files of rows, newest first."""
+        """List all files of rows, newest first."""
         return _read_list(File, await self._get("/v1/files"))
 
     async def upload_file(self, name: str, content: BinaryIO) -> File:
-        """Send a file of rows under a name."""
+        """Upload a file of rows under a name."""
         request = self._http.build_request(
             "POST",
             "/v1/files",
@@ -102,14 +102,14 @@ class ApiClient:
         num_rows: int = 3,
         training: Mapping[str, Any] | None = None,
     ) -> Preview:
-        """Show the first rows of a file as a model's tokens, with the settings in `training`."""
+        """Return the first rows of a file as a model's tokens, with the settings in `training`."""
         query = {"model": model, "rows": str(num_rows)}
         if training:
             query["training"] = json.dumps(dict(training))
         return _read(Preview, await self._get(f"/v1/files/{_quote_id(file_id)}/preview", query))
 
     async def get_defaults(self, model: str) -> Defaults:
-        """The settings of a fine-tune of a model unless told otherwise."""
+        """Return the default settings of a job for a model."""
         return _read(Defaults, await self._get("/v1/fine_tuning/defaults", {"model": model}))
 
     async def create_job(
@@ -119,7 +119,7 @@ class ApiClient:
         suffix: str | None = None,
         training: Mapping[str, Any] | None = None,
     ) -> Job:
-        """Start a fine-tune with the settings in `training` in place of the defaults."""
+        """Create a job; the settings in `training` replace the defaults."""
         body = {"model": model, "training_file": training_file, "training": dict(training or {})}
         if suffix:
             body["suffix"] = suffix
@@ -127,23 +127,23 @@ class ApiClient:
         return _read(Job, await self._send(request))
 
     async def list_jobs(self, limit: int = 50) -> list[Job]:
-        """The newest fine-tunes, newest first."""
+        """List the newest jobs, newest first."""
         return _read_list(Job, await self._get("/v1/fine_tuning/jobs", {"limit": str(limit)}))
 
     async def get_job(self, job_id: str) -> Job:
-        """One fine-tune."""
+        """Return one job."""
         return _read(Job, await self._get(_write_job_path(job_id)))
 
     async def cancel_job(self, job_id: str) -> Job:
-        """Stop a fine-tune; answers once it has stopped."""
+        """Cancel a job; return once it has stopped."""
         return await self._change_job(job_id, "cancel")
 
     async def pause_job(self, job_id: str) -> Job:
-        """Have a fine-tune save a checkpoint and free its place, as soon as its step is done."""
+        """Pause a job: after its current step it saves a checkpoint and frees its resources."""
         return await self._change_job(job_id, "pause")
 
     async def resume_job(self, job_id: str) -> Job:
-        """Have a fine-tune go on that was paused, failed or cancelled."""
+        """Resume a paused, failed or cancelled job."""
         return await self._change_job(job_id, "resume")
 
     async def _change_job(self, job_id: str, action: str) -> Job:
@@ -155,24 +155,24 @@ class ApiClient:
     async def list_events(
         self, job_id: str, limit: int = 100, newer_than: str | None = None
     ) -> list[Event]:
-        """List the newest events of a fine-tune, newest first; only those after one, if named."""
+        """List the newest events of a job, newest first, or only those after `newer_than`."""
         query = {"limit": str(limit)} | ({"newer_than": newer_than} if newer_than else {})
         return _read_list(Event, await self._get(f"{_write_job_path(job_id)}/events", query))
 
     async def list_metrics(self, job_id: str, max_points: int) -> list[Metrics]:
-        """The figures of at most `max_points` steps, evenly apart, oldest first."""
+        """List the metrics of at most `max_points` evenly spaced steps, oldest first."""
         query = {"after_step": "0", "max_points": str(max_points)}
         return _read_list(Metrics, await self._get(f"{_write_job_path(job_id)}/metrics", query))
 
     async def read_log(self, job_id: str, max_bytes: int) -> str:
-        """The end of a fine-tune's log."""
+        """Return the last `max_bytes` bytes of a job's log."""
         path = f"{_write_job_path(job_id)}/logs"
         return (await self._get(path, {"tail": str(max_bytes)})).text
 
     async def stream_chat(
         self, model: str, messages: Sequence[Message], temperature: float | None, max_tokens: int
     ) -> AsyncGenerator[Piece, None]:
-        """Answer a chat piece by piece; leaving early closes the connection, which stops it."""
+        """Stream the answer to a chat; closing the stream early stops the generation."""
         body: dict[str, Any] = {
             "model": model,
             "messages": list(messages),
@@ -203,7 +203,7 @@ class ApiClient:
     async def _send(
         self, request: httpx.Request, *, stream: bool = False, key: str | None = None
     ) -> httpx.Response:
-        """Send a request with the visitor's key, or with another one that is given."""
+        """Send a request with `key`, or else with the visitor's key."""
         if (key := key or self._find_key()) is not None:
             request.headers["authorization"] = f"Bearer {key}"
         try:
@@ -226,14 +226,14 @@ def _write_job_path(job_id: str) -> str:
 
 
 def _quote_id(name: str) -> str:
-    """Write an id as one segment of a path, so that it can lead to no other route."""
+    """Quote an id as one path segment, so that it cannot address another route."""
     if name in (".", ".."):
         raise ApiError(f"{name!r} is not an id.", 404)
     return quote(name, safe="")
 
 
 def _describe_error(response: httpx.Response) -> ApiError:
-    """Take the message out of an error body, or find words for a status without one."""
+    """Return an error with the message of the body, or else with the status."""
     status = response.status_code
     code = None
     try:
@@ -241,7 +241,7 @@ def _describe_error(response: httpx.Response) -> ApiError:
         message, code = str(error["message"]), error.get("code")
     except (ValueError, KeyError, TypeError, AttributeError):
         message = f"The API answered with status {status}."
-    if message.partition(" ")[0].isalpha():  # else it is a name, such as a setting or a file
+    if message.partition(" ")[0].isalpha():  # else it starts with a name, as of a setting or file
         message = message[:1].upper() + message[1:]
     if status in (429, 503):
         message = f"{message.rstrip('.')}. Please try again in a moment."

@@ -1,4 +1,4 @@
-"""What is said on the page "Chat": conversations, the one that a tab has open, and answers."""
+"""State of the page "Chat": conversations, the one that a tab has open, and streamed answers."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -17,7 +17,7 @@ OTHER_MODEL_NOTE = "{} answered instead of {}; this is a new conversation with y
 
 @dataclass(frozen=True)
 class Turn:
-    """One message of a conversation; `note` names who answered."""
+    """One message of a conversation; `note` names the model that answered."""
 
     role: str
     text: str
@@ -26,39 +26,39 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversation:
-    """What was said so far, and with which model.
+    """The messages so far, and the model that answered.
 
-    It stays on the server: what a browser sends of its history is never read, as Gradio would take
-    files and components out of it.
+    It is kept on the server. The history that a browser sends is never read, because Gradio would
+    extract files and components from it.
     """
 
     turns: tuple[Turn, ...] = ()
     asked_model: str = ""  # id or alias, as it was chosen
-    pointed_id: str = ""  # what that name pointed to when the last question was sent
-    model_id: str = ""  # what gave the answers, of which all are from one model; empty before
+    pointed_id: str = ""  # the model of that name when the last question was sent
+    model_id: str = ""  # the model that gave all answers; empty before the first answer
 
     def add(self, turn: Turn) -> "Conversation":
-        """The conversation with one more message."""
+        """Return the conversation with one more message."""
         return replace(self, turns=(*self.turns, turn))
 
     def find_unanswered(self) -> str | None:
-        """The last question, unless something answered it."""
+        """Return the last question if it has no answer, else None."""
         return self.turns[-1].text if self.turns and self.turns[-1].role == "user" else None
 
     def drop_unanswered(self) -> "Conversation":
-        """The conversation without a last question that nothing answered."""
+        """Return the conversation without its last question if that has no answer."""
         return self if self.find_unanswered() is None else replace(self, turns=self.turns[:-1])
 
     def begin_again(self) -> "Conversation":
-        """A new conversation with the last question of this one."""
+        """Return a new conversation with the last question of this one."""
         return replace(self, turns=self.turns[-1:], model_id="")
 
     def to_messages(self) -> list[Message]:
-        """The conversation as the API takes it."""
+        """Return the messages in the API's format."""
         return [{"role": turn.role, "content": turn.text} for turn in self.turns if turn.text]
 
     def to_chatbot(self) -> list[dict[str, Any]]:
-        """The conversation as Gradio shows it."""
+        """Return the messages in the format of Gradio's chatbot."""
         return [
             {"role": turn.role, "content": [turn.text, _render_note(turn.note)]}
             if turn.note
@@ -73,19 +73,19 @@ def _render_note(note: str) -> gr.HTML:
 
 @dataclass
 class OpenChat:
-    """The conversation that a tab has open, and what is to be answered of it.
+    """The conversation that a tab has open, and the question in it that is to be answered.
 
-    Functions that run at the same time share one such object and change it between two awaits, so
-    that none of them overwrites what another one did meanwhile. Gradio hands a state that cannot
-    be changed to a function before it runs, and replaces it after.
+    Concurrent event handlers share one such object. Each change is made without an await in
+    between, so that no handler overwrites the change of another. An immutable state would be
+    overwritten: Gradio passes it to a handler before it runs, and replaces it afterwards.
     """
 
     conversation: Conversation = Conversation()
-    chosen_model: Any = None  # what was last chosen in the menu, as the browser sent it
+    chosen_model: Any = None  # the last choice in the menu, as the browser sent it
     _asked: Conversation | None = field(default=None, init=False)
-    """Ends with a question that nobody has begun to answer."""
+    """A conversation that ends with a question whose answer has not been started."""
     _answered: Conversation | None = field(default=None, init=False)
-    """Is being answered, as far as that has got."""
+    """The conversation that is being answered, with the answer so far."""
 
     @property
     def is_busy(self) -> bool:
@@ -93,40 +93,40 @@ class OpenChat:
         return self._asked is not None or self._answered is not None
 
     def begin(self, conversation: Conversation) -> None:
-        """Open another conversation; an answer that is still being given is dropped."""
+        """Open another conversation; drop an answer in progress."""
         self.stop()
         self.conversation = conversation
 
     def stop(self) -> None:
-        """Leave the conversation as it is; what is still to come of an answer is dropped."""
+        """Keep the conversation as it is; drop the rest of an answer in progress."""
         self._asked = self._answered = None
 
     def ask(self, conversation: Conversation) -> None:
-        """Open a conversation that ends with a question, which is to be answered."""
+        """Open a conversation that ends with a question to be answered."""
         self.conversation = self._asked = conversation
 
     def take_question(self) -> Conversation | None:
-        """Begin to answer; returns the conversation with the question, once."""
+        """Mark the pending question as being answered and return its conversation, else None."""
         if self._asked is None:
             return None
         self._answered, self._asked = self._asked, None
         return self._answered
 
     def grow(self, before: Conversation, after: Conversation) -> bool:
-        """Replace a conversation that is being answered; False if it no longer is."""
+        """Replace the conversation being answered; return False if `before` no longer is."""
         if self._answered is not before:
             return False
         self.conversation = self._answered = after
         return True
 
     def end_answer(self, conversation: Conversation) -> None:
-        """Note that nothing more is to come of an answer; it may have been dropped before."""
+        """Mark an answer as ended; it may have been dropped before."""
         if self._answered is conversation:
             self._answered = None
 
 
 def describe_answer(model: str | None, num_tokens: int | None, seconds: float) -> str:
-    """A line that names who answered, and how much and how fast."""
+    """Return a line with the model that answered, the number of tokens and the seconds."""
     parts = [f"Answered by {model or 'a model without a name'}"]
     if num_tokens is not None:
         parts.append(f"{num_tokens:,} tokens")
@@ -135,7 +135,7 @@ def describe_answer(model: str | None, num_tokens: int | None, seconds: float) -
 
 
 class AnswerStep(NamedTuple):
-    """A conversation with an answer so far, a line about it, and what to know of the model."""
+    """A conversation with the answer so far, a line about the answer, and a note on the model."""
 
     conversation: Conversation
     line: str
@@ -147,10 +147,10 @@ async def answer(
 ) -> AsyncGenerator[AnswerStep, None]:
     """Stream an answer to the last message.
 
-    All answers of a conversation are from one model. Where another one begins to answer, as after a
-    hand-over, that answer is dropped and the question is sent again in a new conversation. At the
-    end of the answer the line about it moves into the conversation. A note comes with the first
-    step alone. Raises `ApiError`, after which the conversation is the one yielded last.
+    All answers of a conversation are from one model. If another model starts to answer, as after a
+    hand-over, that answer is dropped and the question is sent again in a new conversation. The last
+    step has the line about the answer inside the conversation. Only the first step has a note.
+    Raises `ApiError`; the conversation yielded last then remains valid.
     """
     started = time.monotonic()
     first, pieces = await _send(client, conversation, temperature, max_tokens)
@@ -181,14 +181,14 @@ async def answer(
 async def _send(
     client: ApiClient, conversation: Conversation, temperature: float, max_tokens: int
 ) -> tuple[Piece, AsyncGenerator[Piece, None]]:
-    """Send a conversation; returns the first piece of the answer, and the others."""
+    """Send a conversation; return the first piece of the answer, and a generator of the others."""
     messages = conversation.to_messages()
     pieces = client.stream_chat(conversation.asked_model, messages, temperature, max_tokens)
     return await anext(pieces, Piece()), pieces
 
 
 def describe_other_model(conversation: Conversation) -> list[str]:
-    """Say that another model answers than the page shows for the chosen name, where it does."""
+    """Return a note if the model that answered is not the one shown for the chosen name."""
     shown, answered = conversation.pointed_id, conversation.model_id
     if not shown or shown == answered:
         return []

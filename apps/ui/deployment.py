@@ -12,21 +12,21 @@ from storage.privacy import keep_files_private
 
 @serve.deployment(
     num_replicas=1,
-    max_ongoing_requests=512,  # an open page holds a stream
+    max_ongoing_requests=512,  # an open page keeps a stream open
     max_queued_requests=512,
     ray_actor_options={"num_cpus": PAGE_CPUS},
     graceful_shutdown_timeout_s=2,
 )
 @serve.ingress()
 class Ui:
-    """The page behind Serve, under whatever `route_prefix` it is given."""
+    """The page behind Serve, under any `route_prefix`."""
 
     def __init__(self, settings: UiSettings) -> None:
         keep_files_private()
         self._settings = settings
 
     def __serve_build_asgi_app__(self) -> PageGuard:
-        """Give Serve the ASGI application, once this replica is set up."""
+        """Return the ASGI application to Serve, once this replica is initialized."""
         return build_http(self._settings)
 
 

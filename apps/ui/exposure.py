@@ -1,4 +1,4 @@
-"""What of Gradio a visitor can reach: the routes and inputs that the page needs, nothing else.
+"""Allowlist of Gradio's routes and inputs: those that the page needs, nothing else.
 
 Gradio mounts about eighty routes whether an application uses them or not. docs/security.md lists
 each of them; a test compares that list with the routes that exist.
@@ -22,7 +22,7 @@ from apps.ui.unread_calls import StreamSlots, UnreadCalls
 from apps.ui.uploads import UploadFolder
 
 MAX_CALL_BYTES = 100_000
-MAX_FORM_BYTES = 100_000  # around the file of an upload
+MAX_FORM_BYTES = 100_000  # multipart overhead around the uploaded file
 JOIN_ROUTE = "/gradio_api/queue/join"
 DATA_ROUTE = "/gradio_api/queue/data"
 UPLOAD_ROUTE = "/gradio_api/upload"
@@ -32,7 +32,7 @@ SESSION_HASH = re.compile(r"\w{1,100}", re.ASCII)
 
 _SESSION_RULE = "1 to 100 letters, digits or underscores"
 
-# Method to the paths that it may ask for, below the page's prefix.
+# Allowed paths by method, relative to the page's prefix.
 OPEN_ROUTES = {
     "GET": re.compile(
         r"/|/(runs|chat)/?|/theme\.css|/favicon\.ico|/(assets|static)/[\w./@%~+-]{1,200}"
@@ -44,13 +44,14 @@ OPEN_ROUTES["HEAD"] = OPEN_ROUTES["GET"]
 
 
 class RouteGuard:
-    """Middleware that answers 404 to every route but those of `OPEN_ROUTES`.
+    """Middleware that answers 404 to every route except those of `OPEN_ROUTES`.
 
-    A call of a function is read first: it may have at most `MAX_CALL_BYTES`. The answer is 400
-    unless its text is valid Unicode, its session has the function that it calls, as `has_function`
-    tells, and every file that it names is in `uploads`. An upload needs the permission to write
-    files, and is refused where as many bytes as one may have wait to be imported. A call is
-    answered with 429 if too many results are unread, and a stream if too many are open.
+    A function call is read before it is forwarded: it may have at most `MAX_CALL_BYTES`. The
+    response is 400 unless its text is valid Unicode, `has_function` confirms that its session has
+    the called function, and every file that it names is in `uploads`. An upload requires the
+    permission to write files (else 403), and is refused with 507 while uploads of more than
+    `max_upload_bytes` await their import. The response is 429 to a call if too many results are
+    unread, and to a stream if too many streams are open.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class RouteGuard:
         self._uploads = BodyLimit(app, max_upload_bytes + MAX_FORM_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check one request, then hand it on."""
+        """Check one request, then forward it."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -94,7 +95,7 @@ class RouteGuard:
     async def _open_stream(
         self, scope: Scope, receive: Receive, send: Send, *, is_data: bool
     ) -> None:
-        """Send a stream that lasts as long as its tab, unless too many are open."""
+        """Send a stream that stays open as long as its browser tab, unless too many are open."""
         key = read_password(Headers(scope=scope).get("authorization", ""))
         if reason := self._slots.find_refusal(key):
             await _refuse(429, reason)(scope, receive, send)
@@ -105,7 +106,7 @@ class RouteGuard:
             await self.app(scope, receive, send)
 
     async def _take_upload(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the file of a visitor in who may upload it, unless too many wait to be imported."""
+        """Accept an upload if the key permits it and not too many uploads await their import."""
         key = read_password(Headers(scope=scope).get("authorization", ""))
         if not await self.may_write_files(key):
             message = "this key may not upload files"
@@ -135,13 +136,13 @@ class RouteGuard:
 
 
 def find_route(scope: Scope) -> str:
-    """The path of a request below the prefix of the page."""
+    """Return the path of a request relative to the page's prefix."""
     path = str(scope.get("path", ""))
     return path.removeprefix(scope.get("root_path", "").rstrip("/"))
 
 
 def is_open(method: str, route: str) -> bool:
-    """Whether the page needs that a browser can ask for a route."""
+    """Return whether a browser may request a route."""
     pattern = OPEN_ROUTES.get(method)
     return pattern is not None and pattern.fullmatch(route) is not None
 
@@ -149,10 +150,10 @@ def is_open(method: str, route: str) -> bool:
 def find_fault(
     body: bytes, is_upload: Callable[[str], bool], has_function: HasFunction
 ) -> str | None:
-    """Return why a call, or the cancellation of one, is refused; None if it may pass.
+    """Return why a call, or the cancellation of one, is refused; None if it is accepted.
 
-    Gradio answers 500 to the ids of functions and sessions that it does not expect, and takes any
-    object with a "path" for a file, in the input of any component.
+    Gradio answers 500 to unexpected ids of functions and sessions, and treats any object with a
+    "path" as a file, in the input of any component.
     """
     try:
         call = json.loads(body)
@@ -176,12 +177,12 @@ def find_fault(
 
 
 def _read_session(scope: Scope) -> str:
-    """Read the session that a stream of events is for; empty if the query names none."""
+    """Return the session of an event stream; empty if the query names none."""
     return QueryParams(scope.get("query_string", b"")).get("session_hash", "")
 
 
 def _walk(value: Any) -> Iterator[dict[str, Any]]:
-    """All objects inside of a JSON value."""
+    """Yield all objects in a JSON value."""
     pending = [value]
     while pending:
         current = pending.pop()
@@ -204,7 +205,7 @@ def _refuse(status: int, message: str) -> ASGIApp:
 
 
 def _replay(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
-    """Give the body again, then what the client sends next."""
+    """Return a `receive` that first replays the body, then receives from the client."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> Message:

@@ -1,4 +1,4 @@
-"""The page "Fine-tune": choose a model and data, look at the data, start."""
+"""The page "Fine-tune": choose a model and data, preview the data, start a job."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -38,13 +38,13 @@ GO_TO_RUN_JS = """(run) => {
 
 
 def list_model_choices(models: Sequence[Model]) -> list[tuple[str, str]]:
-    """What the model menu offers: base models first."""
+    """List the entries of the model menu: base models first."""
     ordered = sorted(models, key=lambda model: not model.base)
     return [(f"{model.id} (base)" if model.base else model.id, model.id) for model in ordered]
 
 
 def list_file_choices(files: Sequence[File]) -> list[tuple[str, str]]:
-    """What the data menu offers: the bundled handbook first."""
+    """List the entries of the data menu: the bundled handbook first."""
     ordered = sorted(files, key=lambda file: file.id != HANDBOOK_FILE_ID)
     return [(_name_file(file), file.id) for file in ordered]
 
@@ -56,14 +56,14 @@ def _name_file(file: File) -> str:
 
 
 class _Page:
-    """The components of the page and what happens when they are used."""
+    """The components of the page and their event handlers."""
 
     def __init__(self, client: ApiClient, uploads: UploadFolder) -> None:
         self._client = client
         self._uploads = uploads
         self.notice = gr.HTML(visible=False, elem_id="fine-tune-notice")
         self.defaults: gr.State = gr.State()
-        self.row_settings: gr.State = gr.State({})  # those that change what the preview shows
+        self.row_settings: gr.State = gr.State({})  # changed settings that affect the preview
         self.started_run = gr.Textbox(visible="hidden", elem_id="started-run", show_label=False)
         with gr.Row(equal_height=False):
             with gr.Column(scale=2, min_width=320):
@@ -97,14 +97,14 @@ class _Page:
         )
 
     async def choose_model(self, model: str | None) -> tuple[Any, Any, Any]:
-        """Show a model's default settings, which the settings of the rows begin with again."""
+        """Show a model's default settings, and reset the settings that affect the preview."""
         try:
             return show_notice(""), await self._read_defaults(model), {}
         except ApiError as exc:
             return show_notice(exc.message), None, {}
 
     async def _read_defaults(self, model: str | None) -> dict[str, Any] | None:
-        """A model's default settings as plain data, which Gradio can compare."""
+        """Return a model's default settings as plain data, which Gradio can compare."""
         if not model:
             return None
         return (await self._client.get_defaults(model)).model_dump(by_alias=True)
@@ -112,7 +112,7 @@ class _Page:
     async def show_preview(
         self, model: str | None, data: str | None, row_settings: Mapping[str, Any] | None = None
     ) -> str:
-        """Show the chosen file as the chosen model's tokens, or what is wrong with it."""
+        """Render the chosen file as the chosen model's tokens, or the error that prevents it."""
         if not model or not data:
             return markup.render_notice("Choose a model and data to see the first rows here.")
         try:
@@ -122,7 +122,7 @@ class _Page:
             return markup.render_notice(exc.message, "error")
 
     async def add_file(self, path: str) -> Any:
-        """Hand an upload on to the API and choose it."""
+        """Forward an upload to the API, then select the new file in the menu."""
         try:
             with self._uploads.open(path) as content:
                 file = await self._client.upload_file(Path(path).name, content)
@@ -141,7 +141,7 @@ class _Page:
     async def start(
         self, model: str | None, data: str | None, suffix: str, training: Mapping[str, Any]
     ) -> str:
-        """Start a fine-tune; returns its id. Raises `gr.Error` with what the API says."""
+        """Create a job and return its id; raises `gr.Error` with the message of the API."""
         if not model or not data:
             raise gr.Error("Choose a model and data first.", print_exception=False)
         try:
@@ -220,7 +220,7 @@ def _build_settings(page: _Page, defaults: Defaults) -> None:
 
 
 def watch_field(field: Component) -> Any:
-    """The event by which a field has a new value: for typed ones, that it was left."""
+    """Return the event of a new value: `input` for a dropdown, `blur` for other fields."""
     return field.input if isinstance(field, gr.Dropdown) else field.blur  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""The loss curve as SVG, drawn on the server: small, and it moves without flicker."""
+"""The loss curve as SVG, drawn on the server: small, and updated without flicker."""
 
 import math
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ Point = tuple[float, float]
 
 
 def render_loss_curve(metrics: Sequence[Metrics]) -> str:
-    """Draw the loss over the steps: each value thin, their running mean bold.
+    """Draw the loss by step: a thin line for the values, a bold one for their moving average.
 
-    The lines live in a 100 x 100 box that stretches; the labels are HTML, so they do not.
+    The lines are in a 100 x 100 view box that is stretched; the labels are HTML, which is not.
     """
     points = [(float(entry.step), entry.loss) for entry in metrics if math.isfinite(entry.loss)]
     if not points:
@@ -41,7 +41,7 @@ def render_loss_curve(metrics: Sequence[Metrics]) -> str:
 
 
 def smooth(points: Sequence[Point]) -> list[Point]:
-    """Exponential running mean, corrected for its start so that the first value stands as it is."""
+    """Return the exponential moving average, bias-corrected: the first value is unchanged."""
     mean, weight, smoothed = 0.0, 0.0, []
     for step, loss in points:
         mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
@@ -51,13 +51,13 @@ def smooth(points: Sequence[Point]) -> list[Point]:
 
 
 def thin_out(points: Sequence[Point]) -> list[Point]:
-    """Keep at most `MAX_POINTS` points, evenly, the last one always."""
+    """Keep at most `MAX_POINTS` evenly spaced points, always including the last one."""
     stride = math.ceil(len(points) / MAX_POINTS)
     return list(points[::-1][::stride][::-1])
 
 
 def choose_ticks(lowest: float, highest: float) -> list[float]:
-    """Round values, evenly apart, that enclose a range."""
+    """Return evenly spaced round values that enclose a range."""
     span = max(highest - lowest, abs(highest) * 0.05, 1e-6)
     rough = span / NUM_TICKS
     power = 10 ** math.floor(math.log10(rough))

@@ -1,4 +1,4 @@
-"""Data as HTML: everything that comes from outside is escaped here."""
+"""Rendering of data as HTML; all external text is escaped here."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ UNKNOWN = "–"
 
 
 def render_header(current: str) -> str:
-    """The bar on top of each page: name, pages, link to the API's own pages."""
+    """Render the header of each page: name, links to the pages, link to the API description."""
     links = "".join(
         f'<a href="./{path}"{" aria-current=page" if path == current else ""}>{label}</a>'
         for path, label in PAGES
@@ -37,7 +37,7 @@ def render_header(current: str) -> str:
 
 
 def render_notice(message: str, kind: str = "info") -> str:
-    """A calm box with a message; `kind` is info or error. No message, no box."""
+    """Render a box with a message, or nothing without one; `kind` is info or error."""
     if not message:
         return ""
     role = "alert" if kind == "error" else "status"
@@ -45,16 +45,16 @@ def render_notice(message: str, kind: str = "info") -> str:
 
 
 def render_badge(status: str, elem_id: str | None = None) -> str:
-    """A run's status as a coloured word."""
+    """Render a run's status as a coloured word."""
     identity = f' id="{elem_id}"' if elem_id else ""
     word = STATUS_WORDS.get(status, status)
     return f'<span{identity} class="ts-badge ts-{escape(status)}">{escape(word)}</span>'
 
 
 def render_preview(preview: Preview) -> str:
-    """The counts over a file and its first rows as tokens, the learned ones marked.
+    """Render the counts of a file and its first rows as tokens, with the learned ones marked.
 
-    A large file is counted when the fine-tune is created.
+    A large file is counted only when the job is created.
     """
     figures = [
         ("Rows", _show_count(preview.num_rows)),
@@ -80,7 +80,7 @@ def render_preview(preview: Preview) -> str:
 
 
 def _render_ignored(counts: Mapping[str, int]) -> str:
-    """Name the keys of rows that are not used; nothing if there are none."""
+    """Render a notice that names the unused keys of rows; empty if there are none."""
     if not counts:
         return ""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
@@ -99,7 +99,7 @@ def _show_share(part: int | None, whole: int | None) -> str:
 
 
 def render_figures(figures: Iterable[tuple[str, str]]) -> str:
-    """A row of labelled figures."""
+    """Render a row of labelled figures."""
     cells = "".join(
         f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in figures
     )
@@ -117,7 +117,7 @@ def _render_row(row: Row) -> str:
 
 
 def _render_token(token: Token) -> str:
-    """One token; a line end is shown as a sign and kept, so that the layout of the row shows."""
+    """Render one token; a line end is shown as a symbol and kept, to preserve the row's layout."""
     tag, kind = ("mark", "ts-learned") if token.learned else ("span", "ts-context")
     if not token.learned and token.text.startswith("<|"):
         kind += " ts-special"
@@ -126,7 +126,7 @@ def _render_token(token: Token) -> str:
 
 
 def render_run_list(jobs: Sequence[Job], selected: str) -> str:
-    """All runs as links that select them."""
+    """Render all runs as links that select them."""
     if not jobs:
         return '<p class="ts-empty">No runs yet. <a href="./">Start a fine-tune</a>.</p>'
     items = "".join(_render_run_item(job, job.id == selected) for job in jobs)
@@ -145,7 +145,7 @@ def _render_run_item(job: Job, is_selected: bool) -> str:
 
 
 def render_run(job: Job, stage: str) -> str:
-    """The selected run: name, status, progress and what it is made of."""
+    """Render the selected run: name, status, model, data and progress."""
     error = render_notice(job.error.message, "error") if job.error else ""
     return (
         f'<div class="ts-run-head" data-run="{escape(job.id)}"><h2>{escape(name_job(job))}</h2>'
@@ -190,7 +190,7 @@ def _render_chat_link(job: Job) -> str:
 
 
 def render_events(events: Sequence[Event]) -> str:
-    """What happened, newest first, without the figures of the steps."""
+    """Render the events, newest first, without the metrics of the steps."""
     lines = "".join(
         f'<li class="ts-{escape(event.level)}"><time>{format_clock(event.created_at)}</time>'
         f"<span>{escape(event.message)}</span></li>"
@@ -201,17 +201,20 @@ def render_events(events: Sequence[Event]) -> str:
 
 
 def name_job(job: Job) -> str:
-    """What to call a run: the name it was given, else its model, else its id."""
+    """Return a run's display name: its suffix, else its new model, else a text with its base."""
     return job.user_provided_suffix or job.fine_tuned_model or f"Fine-tune of {job.model}"
 
 
 def name_data(job: Job) -> str:
-    """What to call the rows of a run: the name of their file, else its id."""
+    """Return the display name of a run's data: the name of the file, else its id."""
     return job.training_filename or job.training_file
 
 
 def measure_duration(job: Job) -> float:
-    """Seconds from its start to its end or to now; 0 if it never started or is paused."""
+    """Return the seconds from a run's start to its end or to now; 0 if queued or paused.
+
+    A run that ended before it started is measured from its creation.
+    """
     if job.is_paused:
         return 0.0
     start = job.started_at or (None if job.is_active else job.created_at)
@@ -224,7 +227,7 @@ def _describe_duration(job: Job) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds in words, such as '45 s', '3 min 20 s' or '2 h 5 min'."""
+    """Format a duration, as in '45 s', '3 min 20 s' or '2 h 5 min'."""
     total = round(max(0.0, seconds))
     if total < 60:
         return f"{total} s"
@@ -236,10 +239,10 @@ def format_duration(seconds: float) -> str:
 
 
 def format_moment(timestamp: float) -> str:
-    """A Unix time as the server's local date and time."""
+    """Format a Unix time as the server's local date and time."""
     return time.strftime("%-d %b, %H:%M", time.localtime(timestamp))
 
 
 def format_clock(timestamp: float) -> str:
-    """A Unix time as the server's local time of day."""
+    """Format a Unix time as the server's local time of day."""
     return time.strftime("%H:%M:%S", time.localtime(timestamp))

@@ -1,4 +1,4 @@
-"""The page as a whole: three pages with their own addresses, one look."""
+"""The web application: three pages with their own URLs and a common theme."""
 
 import warnings
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ from apps.ui.visitor import find_visitor_key
 STYLE_FILE = Path(__file__).with_name("style.css")
 MAX_CONCURRENT_EVENTS = 64
 MAX_SESSIONS = 1000
-"""Tabs whose state is kept; Gradio drops the longest unused ones beyond that."""
+"""Most tabs whose state is kept; beyond that Gradio drops the least recently used ones."""
 QUEUE_POLL_S = 0.02
 ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
@@ -36,7 +36,7 @@ ICON = (
 
 
 def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
-    """Build the three pages; they ask the API only when a browser opens them."""
+    """Build the three pages; they call the API only when a browser opens them."""
     blocks: gr.Blocks
     with gr.Blocks(
         analytics_enabled=False,
@@ -53,13 +53,13 @@ def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
         build_chat_page(client)
     blocks.state_session_capacity = MAX_SESSIONS
     blocks.queue(default_concurrency_limit=MAX_CONCURRENT_EVENTS)
-    # Gradio looks a thousand times a second whether there is something to do.
+    # By default Gradio polls its queue a thousand times a second.
     blocks._queue.sleep_when_free = QUEUE_POLL_S
     return blocks
 
 
 def build_http(settings: UiSettings) -> PageGuard:
-    """Build the page's ASGI application; it works at any path that the server gives it."""
+    """Build the page's ASGI application; it works under any path prefix."""
     uploads = UploadFolder()
     client = ApiClient(settings.api_url, find_visitor_key)
     app = build_gradio(settings, client, uploads)
@@ -75,9 +75,9 @@ def build_http(settings: UiSettings) -> PageGuard:
 
 
 def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder) -> FastAPI:
-    """Build the page with every route of Gradio's, which must not be reachable as it is.
+    """Build the page with all routes of Gradio; it must not be exposed without its guards.
 
-    `state.has_function` of the result tells whether a session has a function, from their ids;
+    `state.has_function` of the result returns whether a session has a function, given their ids;
     `state.unread` counts the calls whose results were not read.
     """
 
@@ -96,7 +96,7 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
         return RedirectResponse(f"../{page}")
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="SSR mode")  # we do not ask for it
+        warnings.filterwarnings("ignore", message="SSR mode")  # it is off
         gr.mount_gradio_app(
             app,
             blocks,
@@ -104,7 +104,7 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
             footer_links=[],
             run_history=False,
             max_file_size=settings.max_upload_bytes,
-            show_error=False,  # what is not meant for a visitor stays in the log
+            show_error=False,  # internal errors are only logged
             ssr_mode=False,
             mcp_server=False,
             enable_monitoring=False,
@@ -113,7 +113,7 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
             css_paths=STYLE_FILE,
             head=f'<link rel="icon" href="{ICON}">',
         )
-    # Unless Gradio itself launches the application, it imports files from anywhere.
+    # Gradio checks the paths of files only in an application that is marked as launched.
     blocks.has_launched = True
     app.state.has_function = partial(_has_function, blocks)
     app.state.unread = UnreadCalls(partial(_count_events, blocks), partial(_forget, blocks))
@@ -121,13 +121,13 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
 
 
 def _has_function(blocks: gr.Blocks, session: str, function: int) -> bool:
-    """Whether a session can call a function; what `gr.render` builds exists in its session only."""
+    """Return whether a session has a function; those of `gr.render` exist only in one session."""
     found = blocks.state_holder.session_data.get(session)
     return function in (blocks if found is None else found.blocks_config).fns
 
 
 def _count_events(blocks: gr.Blocks, session: str) -> int:
-    """Return how many events wait for the stream of a session."""
+    """Return the number of events queued for the stream of a session."""
     events = blocks._queue.pending_messages_per_session.get(session)
     return 0 if events is None else events.qsize()
 
@@ -141,7 +141,7 @@ def _forget(blocks: gr.Blocks, session: str) -> None:
 
 
 def build_theme() -> gr.themes.Base:
-    """One calm look from system fonts, so that nothing is loaded from elsewhere."""
+    """Build the theme; it uses system fonts, so that no font is loaded from another server."""
     return gr.themes.Base(
         primary_hue="teal",
         secondary_hue="teal",

@@ -1,4 +1,4 @@
-"""What the HTTP API answers, as far as the page uses it; keys it does not know are ignored."""
+"""Responses of the HTTP API, as far as the page uses them; unknown keys are ignored."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ class _Resource(BaseModel):
 
 
 class Model(_Resource):
-    """A model that can be chatted with and fine-tuned."""
+    """A model for chat and fine-tuning."""
 
     id: str
     created: int = 0
@@ -32,7 +32,7 @@ class File(_Resource):
 
 
 class Token(_Resource):
-    """A piece of a row, and whether the model learns to say it."""
+    """A token of a row, and whether the model learns to generate it."""
 
     text: str
     learned: bool
@@ -41,7 +41,7 @@ class Token(_Resource):
 class Row(_Resource):
     """One row as the model sees it; `line` is its line in the file.
 
-    `is_part` says that it is one answer of a row, after a prompt of its own.
+    If `is_part` is set, it is one answer of a row, after its own prompt.
     """
 
     line: int
@@ -50,7 +50,7 @@ class Row(_Resource):
 
 
 class Preview(_Resource):
-    """The first rows of a file, and counts over all of it unless it is large."""
+    """The first rows of a file, and the counts of the whole file unless it is large."""
 
     format: str
     num_rows: int | None
@@ -65,7 +65,7 @@ class Preview(_Resource):
 
 
 class Defaults(_Resource):
-    """The settings of a fine-tune of one model, and the JSON schema of each."""
+    """The default settings of a job for one model, and the JSON schema of each."""
 
     model: str
     training: dict[str, Any]
@@ -73,7 +73,7 @@ class Defaults(_Resource):
 
 
 class Progress(_Resource):
-    """Where a computing fine-tune stands."""
+    """The progress of a running job."""
 
     step: int | None = None
     num_steps: int | None = None
@@ -86,13 +86,13 @@ class Progress(_Resource):
 
 
 class JobError(_Resource):
-    """Why a fine-tune failed."""
+    """Why a job failed."""
 
     message: str
 
 
 class Job(_Resource):
-    """A fine-tune, from its request to its model."""
+    """A fine-tuning job, from its request to its model."""
 
     id: str
     status: str
@@ -112,17 +112,17 @@ class Job(_Resource):
 
     @property
     def is_active(self) -> bool:
-        """Whether it waits or computes."""
+        """Whether the job is being validated, queued or running."""
         return self.status in ACTIVE_STATUSES
 
     @property
     def is_paused(self) -> bool:
-        """Whether somebody has to resume it."""
+        """Whether the job is paused until it is resumed."""
         return self.status == "paused"
 
 
 class Event(_Resource):
-    """Something that happened to a fine-tune."""
+    """An event of a job."""
 
     id: str
     created_at: int
@@ -133,7 +133,7 @@ class Event(_Resource):
 
 
 class Metrics(_Resource):
-    """The figures of one optimizer step."""
+    """The metrics of one optimizer step."""
 
     step: int
     num_steps: int

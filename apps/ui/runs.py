@@ -1,8 +1,8 @@
-"""The page "Runs": what was started, how it goes, and how to pause or stop it.
+"""The page "Runs": the list of runs, the progress of one, and buttons to pause or cancel it.
 
-Every tick asks the API, for no more however much has happened: the newest jobs, which name their
-files, a limited part of the selected run, and of its events those that the tab does not have yet.
-Which run is selected is part of the address.
+Every timer tick requests a bounded amount from the API, however long a run is: the newest jobs,
+which name their files, a limited part of the selected run, and those of its events that the tab
+does not have yet. The URL names the selected run.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ NO_EVENTS = KnownEvents()
 
 @dataclass(frozen=True)
 class View:
-    """What the page shows of the runs at one moment."""
+    """The content of the page at one moment."""
 
     selected: str = ""
     notice: str = ""
@@ -63,7 +63,7 @@ class View:
     known: KnownEvents = NO_EVENTS
 
     def to_updates(self) -> list[Any]:
-        """The outputs of a tick, in the order of the components."""
+        """Return the outputs of a tick, in the order of the components."""
         return [
             show_notice(self.notice),
             self.selected,
@@ -90,7 +90,7 @@ class View:
 
 
 async def read_view(client: ApiClient, selected: str, known: KnownEvents = NO_EVENTS) -> View:
-    """Ask the API for what the page shows, but for the events in `known`; raises `ApiError`."""
+    """Request the page's content from the API, except the events in `known`; raises `ApiError`."""
     jobs = await client.list_jobs()
     try:
         job = await find_job(client, jobs, selected)
@@ -124,7 +124,7 @@ async def read_view(client: ApiClient, selected: str, known: KnownEvents = NO_EV
 
 
 async def read_events(client: ApiClient, run_id: str, known: KnownEvents) -> KnownEvents:
-    """Return the newest events of a run, at most `MAX_EVENTS`; asks only for those not in `known`.
+    """Return the newest events of a run, at most `MAX_EVENTS`; request only those not in `known`.
 
     Raises `ApiError`.
     """
@@ -133,15 +133,15 @@ async def read_events(client: ApiClient, run_id: str, known: KnownEvents) -> Kno
             new = await client.list_events(run_id, MAX_EVENTS, newer_than=known.events[0].id)
             return KnownEvents(run_id, (*new, *known.events)[:MAX_EVENTS])
         except ApiError as exc:
-            if exc.status != 404:  # the run has not this event any more: a backup was restored
+            if exc.status != 404:  # the run no longer has this event: a backup was restored
                 raise
     return KnownEvents(run_id, tuple(await client.list_events(run_id, MAX_EVENTS)))
 
 
 async def find_job(client: ApiClient, jobs: list[Job], selected: str) -> Job | None:
-    """The run of that id, else the one that computes, else the newest.
+    """Return the job with an id; without an id a running one, else the newest, else None.
 
-    Raises `ApiError` for an id that no run has.
+    Raises `ApiError` for an unknown id.
     """
     if selected:
         return next((job for job in jobs if job.id == selected), None) or await client.get_job(
@@ -157,7 +157,7 @@ def show_notice(message: str) -> Any:
 
 
 def describe_stage(job: Job, events: Sequence[Event]) -> str:
-    """What a run does at present, in a few words."""
+    """Describe the current stage of a run in a short text."""
     if job.waiting_for:
         return f"Waiting: {job.waiting_for}"
     if job.is_paused:
@@ -169,14 +169,14 @@ def describe_stage(job: Job, events: Sequence[Event]) -> str:
 
 
 def has_asked_to_cancel(events: Sequence[Event]) -> bool:
-    """Whether somebody, in any browser, asked so a moment ago and it is still being done."""
+    """Return whether any client requested a cancel recently and the run was not queued since."""
     earliest = time.time() - CANCEL_PATIENCE_S
     since = takewhile(lambda event: event.code != "queued", events)
     return any(event.code == "cancel_requested" and event.created_at >= earliest for event in since)
 
 
 def is_about_to_pause(events: Sequence[Event]) -> bool:
-    """Whether somebody, in any browser, asked so and nothing but steps has happened since."""
+    """Return whether any client requested a pause and only steps were reported since."""
     codes = (event.code for event in events if event.type != "metrics")
     return next(codes, None) in ("pause_requested", "pausing")
 
@@ -215,7 +215,7 @@ def build_runs_page(client: ApiClient) -> None:
     async def refresh(selected_id: str, known_events: KnownEvents) -> list[Any]:
         try:
             return (await read_view(client, selected_id, known_events)).to_updates()
-        except ApiError as exc:  # what was there stays; the next tick tries again
+        except ApiError as exc:  # outputs stay unchanged; the next tick retries
             return [show_notice(exc.message), *[gr.skip() for _ in outputs[1:]]]
 
     async def open_page(request: gr.Request) -> list[Any]:

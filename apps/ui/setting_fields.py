@@ -1,6 +1,6 @@
-"""The fields of the training settings: made from the API's JSON schema, read back without guessing.
+"""Form fields of the training settings: built from the API's JSON schema, parsed back strictly.
 
-A value that a field cannot stand for is refused by name; nothing becomes another value silently.
+An invalid value is refused with the name of its setting; no value is changed silently.
 """
 
 import json
@@ -21,14 +21,14 @@ _BRACKETS = {"{": "object", "[": "array"}
 
 
 def label_setting(key: str) -> str:
-    """The name of a setting on the page."""
+    """Return the label of a setting on the page."""
     return LABELS.get(key, key.replace("_", " ").capitalize())
 
 
 def build_setting(key: str, schema: Mapping[str, Any], value: Any) -> Component:
-    """Make the field of one setting from its JSON schema; the API checks the ranges.
+    """Build the form field of one setting from its JSON schema; the API checks the ranges.
 
-    Each says that it is interactive: inside `gr.render`, Gradio would take it for an output.
+    Each field is marked as interactive: inside `gr.render`, Gradio would treat it as an output.
     """
     label = label_setting(key)
     info = schema.get("description", "")
@@ -41,7 +41,7 @@ def build_setting(key: str, schema: Mapping[str, Any], value: Any) -> Component:
         return gr.Checkbox(value, label=label, info=info, elem_id=elem_id, interactive=True)
     if schema.get("type") in ("integer", "number"):
         is_whole = schema["type"] == "integer"
-        return gr.Number(  # with a precision it would round what was typed
+        return gr.Number(  # with a precision it would round the typed number
             value,
             label=label,
             info=info,
@@ -60,7 +60,7 @@ def build_setting(key: str, schema: Mapping[str, Any], value: Any) -> Component:
 
 
 def write_value(value: Any) -> str | None:
-    """Put a value into a text field, lists and objects as JSON; nothing for one that is not set."""
+    """Return the text of a field for a value, lists and objects as JSON; None if it is not set."""
     if _is_empty(value):
         return None
     return value if isinstance(value, str) else json.dumps(value)
@@ -71,7 +71,7 @@ def collect_changes(
     schemas: Mapping[str, Mapping[str, Any]],
     values: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The settings that differ from the defaults. Raises `ValueError` as `read_setting` does."""
+    """Return the settings that differ from the defaults; raises `ValueError` as `read_setting`."""
     read = {
         key: read_setting(key, schemas[key], defaults[key], value) for key, value in values.items()
     }
@@ -79,10 +79,10 @@ def collect_changes(
 
 
 def read_setting(key: str, schema: Mapping[str, Any], default: Any, value: Any) -> Any:
-    """Read a field: a text that is JSON stands for its value where the setting takes one.
+    """Return the value of a field; text is parsed as JSON unless the setting takes only strings.
 
-    An empty field means "not set". Raises `ValueError` for one that must be set, and for a list or
-    an object that is not JSON; the API refuses what else cannot be.
+    An empty field means "not set". Raises `ValueError` for an empty field that must be set, and for
+    a list or an object that is not valid JSON; the API refuses all other invalid values.
     """
     if isinstance(value, str):
         value = value.strip()
@@ -100,7 +100,7 @@ def read_setting(key: str, schema: Mapping[str, Any], default: Any, value: Any) 
                 'in {"name": "value"} or ["one", "two"].'
             ) from exc
         return value
-    # What reads as true, null or a quoted text is left to the API to refuse by its own words.
+    # Text that parses as true, null or a string is passed on: the API refuses it with its message.
     return parsed if isinstance(parsed, (int, float, list, dict)) and parsed is not True else value
 
 
@@ -119,7 +119,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _list_kinds(schema: Mapping[str, Any]) -> set[str]:
-    """The JSON types that a setting takes."""
+    """Return the JSON types that a setting accepts."""
     parts = [schema, *schema.get("anyOf", ())]
     return {str(part["type"]) for part in parts if "type" in part}
 

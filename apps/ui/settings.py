@@ -1,4 +1,4 @@
-"""The settings of the page, as `deploy.yaml` gives them."""
+"""The settings of the page in `deploy.yaml`."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -7,7 +7,7 @@ from apps.middleware.body_limit import DEFAULT_MAX_UPLOAD_BYTES
 
 
 class UiSettings(BaseModel):
-    """Arguments of `apps.ui:build_app`; a misspelt key is refused."""
+    """Arguments of `apps.ui:build_app`; unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -29,5 +29,5 @@ class UiSettings(BaseModel):
     )
 
     def needs_key(self) -> bool:
-        """Whether it is known without asking the API that a visitor needs a key."""
+        """Return whether this process knows, without asking the API, that a key is required."""
         return self.require_key or read_api_key() is not None

@@ -1,7 +1,7 @@
-"""Limits on what the page keeps for visitors: results that nobody reads, and open streams.
+"""Limits on what the page keeps for visitors: unread results and open streams.
 
-Gradio keeps the results of a session until its stream of events is read, and has no limit on how
-many there are.
+Gradio keeps the results of a session until its event stream is read, without a limit on their
+number.
 """
 
 import time
@@ -25,11 +25,11 @@ class _Unread:
 
 
 class UnreadCalls:
-    """Counts the calls of sessions that have no stream of events open.
+    """Counter of the calls of sessions that have no open event stream.
 
-    `count_events` returns how many unread events Gradio keeps for a session. `forget` drops what
-    it keeps; it is called for a session whose results were not read within `UNREAD_LIFETIME_S`
-    seconds. Belongs to one event loop.
+    `count_events` returns the number of unread events that Gradio keeps for a session. `forget`
+    drops all that Gradio keeps for a session; it is called if the results were not read within
+    `UNREAD_LIFETIME_S` seconds. Not thread-safe: for use in one event loop.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class UnreadCalls:
         self._num_readers: Counter[str] = Counter()
 
     def add(self, session: str) -> str | None:
-        """Count a call; returns why it is refused, or None if it may be made."""
+        """Count a call; return why it is refused, or None if it is accepted."""
         if self._count_events(session) >= MAX_UNREAD_EVENTS:
             return f"this session has {MAX_UNREAD_EVENTS} events that it did not read"
         if self._num_readers[session]:
@@ -62,14 +62,14 @@ class UnreadCalls:
 
     @contextmanager
     def read(self, session: str) -> Iterator[None]:
-        """Count no call of a session while its stream of events is open."""
+        """Stop counting the calls of a session while its event stream is open."""
         self._unread.pop(session, None)
         self._num_readers[session] += 1
         try:
             yield
         finally:
             self._num_readers[session] -= 1
-            self._num_readers += Counter()  # drops sessions that have none left
+            self._num_readers += Counter()  # removes sessions without an open stream
 
     def _forget_old(self) -> None:
         oldest = self._clock() - UNREAD_LIFETIME_S
@@ -79,13 +79,13 @@ class UnreadCalls:
 
 
 class StreamSlots:
-    """Counts open streams, so that they leave room for requests, and one key room for others."""
+    """Limit on open streams, in total and per key, to leave room for requests and other keys."""
 
     def __init__(self) -> None:
         self._num_by_key: Counter[str | None] = Counter()
 
     def find_refusal(self, key: str | None) -> str | None:
-        """Return why a further stream is refused; None for a key is a page without keys."""
+        """Return why another stream is refused, or None; `key` is None if no key is required."""
         if self._num_by_key.total() >= MAX_STREAMS:
             return f"{MAX_STREAMS} tabs of the page are open, the most at once"
         if key is not None and self._num_by_key[key] >= MAX_STREAMS_PER_KEY:

@@ -1,4 +1,4 @@
-"""The private folder that uploads to the page pass through on their way to the HTTP API."""
+"""The private temporary folder of uploads to the page, until they are sent to the HTTP API."""
 
 import os
 import stat
@@ -23,7 +23,7 @@ class ForeignFileError(Exception):
 class UploadFolder:
     """A new folder (mode 0700) for the uploads of one page process.
 
-    The folder of a process that was killed is removed by the next page of the same user.
+    The folder of a killed process is removed by the next page process of the same user.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
@@ -40,7 +40,7 @@ class UploadFolder:
     def open(self, path: str) -> BinaryIO:
         """Open an upload for reading.
 
-        Raises `ForeignFileError` for anything but a regular file inside of this folder: a file
+        Raises `ForeignFileError` for anything but a regular file inside this folder: a file
         elsewhere, a symbolic link, a FIFO or a device.
         """
         if not self._contains(path):
@@ -51,18 +51,18 @@ class UploadFolder:
             raise ForeignFileError(f"{path!r} cannot be opened: {exc.strerror}") from exc
 
     def has_upload(self, path: str) -> bool:
-        """Whether `path` names a regular file inside of this folder."""
+        """Return whether `path` names a regular file inside this folder."""
         with suppress(OSError, ValueError):
             return self._contains(path) and stat.S_ISREG(os.lstat(path).st_mode)
         return False
 
     def delete(self, path: str) -> None:
-        """Delete an upload; one that is gone is not an error."""
+        """Delete an upload; a missing file is not an error."""
         if self._contains(path):
             Path(path).unlink(missing_ok=True)
 
     def delete_older_than(self, age_s: float) -> None:
-        """Delete uploads that nobody imported, also the rest of those that were broken off."""
+        """Delete older uploads that were not imported, and partial files of aborted uploads."""
         for path in self.path.rglob("*"):
             with suppress(OSError):
                 if path.is_file() and time.time() - path.lstat().st_mtime > age_s:
@@ -82,7 +82,7 @@ class UploadFolder:
         self._finalizer()
 
     def _contains(self, path: str) -> bool:
-        """Whether an absolute path without links leads into this folder."""
+        """Return whether a path is absolute, normalized, without links and inside this folder."""
         if "\0" in path or not os.path.isabs(path) or os.path.normpath(path) != path:
             return False
         return os.path.realpath(path) == path and Path(path).is_relative_to(self.path)

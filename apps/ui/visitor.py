@@ -1,8 +1,8 @@
-"""The visitor that Gradio calls our code for; the one place that knows how Gradio keeps that.
+"""The visitor whose event is handled; the only module that depends on where Gradio stores it.
 
-Gradio runs event handlers in tasks of its own, so a context variable that is set where a request
-comes in does not reach them. Gradio sets this one anew before every step of a handler, to the
-request that the event came with.
+Gradio runs event handlers in its own tasks, so a context variable that is set by middleware does
+not reach them. Before every step of a handler, Gradio sets `LocalContext.request` to the request
+that sent the event.
 """
 
 from gradio.context import LocalContext
@@ -11,6 +11,6 @@ from apps.ui.access import read_password
 
 
 def find_visitor_key() -> str | None:
-    """Return the key of the visitor whose event is handled; None where there is none."""
+    """Return the key of the visitor whose event is handled, or None."""
     request = LocalContext.request.get(None)
     return None if request is None else read_password(request.headers.get("authorization", ""))

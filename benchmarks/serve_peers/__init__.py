@@ -1,1 +1,1 @@
-"""What `benchmarks.serve` measures, and how it asks."""
+"""The contenders of `benchmarks.serve` and its load generator."""

@@ -1,4 +1,4 @@
-"""What `benchmarks.serve` measures: each is started once, and paused while another has its turn."""
+"""The contenders of `benchmarks.serve`: each is started once, and paused while others run."""
 
 import multiprocessing
 import sys
@@ -22,26 +22,26 @@ BIN = Path(sys.executable).parent
 
 
 class Running(Protocol):
-    """Something that answers."""
+    """A contender that has been started."""
 
     def measure(self, load: Load) -> dict[str, Any]:
-        """Wake it, send it a load, and pause it again."""
+        """Resume the contender, send it a load, and pause it again; returns the figures."""
 
 
 class Contender(Protocol):
-    """Something that can be started."""
+    """A system to measure."""
 
     can_stream: bool
     is_batching: bool
 
     def run(self) -> AbstractContextManager[Running]:
-        """Start it, warm it and pause it; stop it at the end."""
+        """Start the contender, warm it up and pause it; stop it at the end."""
 
 
 def make_contenders(
     model: Path, folder: Path, threads: int, output_tokens: int
 ) -> dict[str, Contender]:
-    """Make all contenders; nothing is started yet."""
+    """Make all contenders without starting them."""
     settings = engine_process.Settings(model, threads, output_tokens)
     return {
         "engine": BareEngine(settings),
@@ -119,7 +119,7 @@ def _build_body(model: str, settings: engine_process.Settings) -> dict[str, Any]
 
 @dataclass
 class BareEngine:
-    """transformers' continuous batching, without a server, in a process of its own."""
+    """transformers' continuous batching without a server, in a separate process."""
 
     settings: engine_process.Settings
     can_stream: bool = True
@@ -135,7 +135,7 @@ class BareEngine:
         theirs.close()
         running = RunningEngine(psutil.Process(process.pid), ours)
         try:
-            ours.recv()  # it is warm
+            ours.recv()  # sent after the warm-up
             with paused(running.process):
                 yield running
         finally:
@@ -145,13 +145,13 @@ class BareEngine:
 
 @dataclass
 class RunningEngine:
-    """The process and the way to it."""
+    """The process of the bare engine and the connection to it."""
 
     process: psutil.Process
     connection: Any  # multiprocessing.connection.Connection[Load, dict[str, Any]]
 
     def measure(self, load: Load) -> dict[str, Any]:
-        """Wake it, send it a load, and pause it again."""
+        """Resume the process, send it a load, and pause it again; returns the figures."""
         with awake(self.process):
             self.connection.send(load)
             figures: dict[str, Any] = self.connection.recv()

@@ -1,6 +1,6 @@
-"""Our engine's inside, transformers' continuous batching, as a process that is told what to ask.
+"""transformers' continuous batching, the core of our engine, in a process that receives loads.
 
-With all that makes ours fast, and none of what stands before it: Serve, HTTP, our own engine.
+It has all our optimisations of the model, but none of the layers above: Serve, HTTP, our engine.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from serving.process import prepare_process
 
 @dataclass(frozen=True)
 class Settings:
-    """The model, and what an engine may use; the same for all that have one."""
+    """The model and the limits of the engine, the same for all contenders with an engine."""
 
     model: Path
     threads: int
@@ -32,8 +32,8 @@ class Settings:
 
 
 def main(connection: Any, settings: Settings) -> None:
-    """Answer loads that come over a connection with their figures, until it is closed."""
-    # On a thread that ends, as ours: `serving.own_thread` says why.
+    """Run each load received over the connection and send back its figures, until it is closed."""
+    # Built on a thread that ends, like our engine; see `serving.own_thread` for the reason.
     with ThreadPoolExecutor(max_workers=1) as thread:
         engine = thread.submit(Engine, settings).result()
     try:
@@ -44,14 +44,14 @@ def main(connection: Any, settings: Settings) -> None:
                 load = connection.recv()
             except EOFError:
                 return
-            asyncio.run(engine.warm_up())  # it was paused, as the servers were
+            asyncio.run(engine.warm_up())  # this process was paused, like the servers
             connection.send(measure(engine.connect, load))
     finally:
         engine.stop()
 
 
 class Engine:
-    """The model and the thread that computes."""
+    """The model and the thread that runs it."""
 
     def __init__(self, settings: Settings) -> None:
         from transformers import (
@@ -83,11 +83,11 @@ class Engine:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Ask]:
-        """Give the way to ask."""
+        """Yield the function that sends one prompt."""
         yield self._ask
 
     async def warm_up(self) -> None:
-        """Answer once."""
+        """Answer one prompt."""
         async for _ in self._ask("Hello", False):
             pass
 

@@ -1,4 +1,4 @@
-"""A load of requests, so many at a time, and what their clients saw of the answers."""
+"""A load of concurrent requests, and the figures that its clients measure."""
 
 import asyncio
 import random
@@ -12,15 +12,15 @@ from typing import Any
 
 SHORTEST_WORDS, LONGEST_WORDS = 5, 35
 
-# Asks one prompt; yields the tokens that came with each event, or with the whole answer.
+# Sends one prompt; yields the number of tokens of each event, or of the whole answer.
 Ask = Callable[[str, bool], AsyncIterator[int]]
-# Gives the way to ask for as long as a load lasts.
+# Opens a connection for the duration of a load.
 Connect = Callable[[], AbstractAsyncContextManager[Ask]]
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked, how many at a time, and how long the answers are and how they come."""
+    """The prompts, the number of concurrent requests, and the length and kind of the answers."""
 
     prompts: list[str]
     concurrency: int
@@ -29,9 +29,9 @@ class Load:
 
 
 def read_prompts(file: Path, numbers: Iterable[int]) -> list[str]:
-    """Make prompts of mixed length of a file's words.
+    """Make prompts of mixed length from the words of a file.
 
-    Each begins with its number, so that no two share pages of a cache.
+    Each begins with its number, so that no two prompts share pages of the KV cache.
     """
     words = file.read_text(errors="replace").split()
     generator = random.Random(0)  # noqa: S311 - the same lengths and words every time
@@ -44,7 +44,7 @@ def read_prompts(file: Path, numbers: Iterable[int]) -> list[str]:
 
 
 def measure(connect: Connect, load: Load) -> dict[str, Any]:
-    """Send a load, and say how fast the answers came; raises if one is not whole."""
+    """Send a load and return its figures; raises `RuntimeError` if an answer is incomplete."""
     return asyncio.run(_measure(connect, load))
 
 

@@ -1,4 +1,4 @@
-"""A random Llama, with a tokenizer as large as its vocabulary."""
+"""A random Llama with a tokenizer that covers its whole vocabulary."""
 
 import string
 from itertools import chain, islice, product
@@ -23,9 +23,9 @@ def build_model(
     num_layers: int = 12,
     dtype: str = "bfloat16",
 ) -> Path:
-    """Write a model, by default of 110 million parameters in bf16.
+    """Write a model, by default of 110 million parameters in bf16; returns its folder.
 
-    Its answers end by their number of tokens alone.
+    It has no end-of-sequence token, so only the token limit ends an answer.
     """
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
@@ -57,7 +57,7 @@ def build_model(
 
 
 def _build_tokenizer() -> Tokenizer:
-    """Build byte-level BPE of two and three letters: nearly every id is text by itself."""
+    """Build a byte-level BPE of two and three letters: nearly every id decodes to text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     letters = string.ascii_letters + string.digits
     twos = list(product(letters, letters))

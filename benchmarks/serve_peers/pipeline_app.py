@@ -1,4 +1,4 @@
-"""What Ray's tutorials show: a `pipeline` in a deployment, which answers one request at a time."""
+"""The pattern of Ray's tutorials: a `pipeline` in a deployment, one request at a time."""
 
 from typing import Any
 
@@ -21,16 +21,16 @@ class TextGenerator:
         self._generate: Any = pipeline("text-generation", model=model, dtype="auto")
 
     async def __call__(self, request: Request) -> dict[str, Any]:
-        """Answer one chat."""
+        """Answer one chat request."""
         messages = (await request.json())["messages"]
         answers = self._generate(messages, max_new_tokens=self._output_tokens, do_sample=False)
         text = answers[0]["generated_text"][-1]["content"]
-        # The pipeline does not say how many tokens it made; the model has none that ends an answer.
+        # The pipeline does not report the number of tokens; the model has no end-of-sequence token.
         return {"text": text, "usage": {"completion_tokens": self._output_tokens if text else 0}}
 
 
 def build_app(arguments: dict[str, str]) -> Application:
-    """Build the application for `serve run`, on a port of its own."""
+    """Build the application for `serve run`, on the port in `arguments`."""
     serve.start(http_options=HTTPOptions(host="127.0.0.1", port=int(arguments["port"])))
     deployment: Any = TextGenerator
     application: Application = deployment.bind(

@@ -1,4 +1,4 @@
-"""Pausing a tree of processes, so that several contenders are up and one computes."""
+"""Suspending process trees, so that of several running contenders only one uses the CPU."""
 
 import time
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from contextlib import contextmanager, suppress
 import psutil
 
 _CATCH_UP_S = 10.0
-_QUIET_SHARE = 0.25  # of a core; an application that nobody asks takes less
+_QUIET_SHARE = 0.25  # of a core; an idle application uses less
 
 
 @contextmanager
 def paused(root: psutil.Process) -> Iterator[None]:
-    """Have a process and all that it started stand still, but for when they are `awake`."""
+    """Suspend a process and its descendants, except while they are `awake`."""
     _pause(root)
     try:
         yield
@@ -22,7 +22,7 @@ def paused(root: psutil.Process) -> Iterator[None]:
 
 @contextmanager
 def awake(root: psutil.Process) -> Iterator[None]:
-    """Let them go on meanwhile."""
+    """Resume a paused process tree for the duration of the context."""
     _resume(root)
     try:
         yield
@@ -31,7 +31,7 @@ def awake(root: psutil.Process) -> Iterator[None]:
 
 
 def wait_until_quiet(root: psutil.Process) -> None:
-    """Wait until they have caught up with what was due while they stood still, or for 10 s."""
+    """Wait until a resumed process tree has caught up with its overdue work, at most 10 s."""
     give_up = time.monotonic() + _CATCH_UP_S
     before = _measure_cpu_s(root)
     while time.monotonic() < give_up:
@@ -52,7 +52,7 @@ def _measure_cpu_s(root: psutil.Process) -> float:
 
 
 def _pause(root: psutil.Process) -> None:
-    """Stop them by signal; what starts meanwhile is found by looking again."""
+    """Suspend a process tree by signal, repeating until there are no new processes."""
     stopped: set[psutil.Process] = set()
     while new := _find_tree(root) - stopped:
         for process in new:

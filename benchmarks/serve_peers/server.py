@@ -1,4 +1,4 @@
-"""A server in a process of its own, asked over HTTP."""
+"""A server in a separate process, measured over HTTP."""
 
 import asyncio
 import json
@@ -26,12 +26,13 @@ from benchmarks.workbench import ROOT, describe_end
 
 _START_TIMEOUT_S = 240.0
 _REQUEST_TIMEOUT_S = 600.0
-_STOP_TIMEOUT_S = 90.0  # longer than `tuneserve run` gives what it started, which would stay
+# Longer than `tuneserve run` waits for its child processes, which would otherwise be left running.
+_STOP_TIMEOUT_S = 90.0
 
 
 @dataclass
 class Server:
-    """How a server is started and asked."""
+    """The command that starts a server, and the requests that it is sent."""
 
     log: Path
     command: list[Any]
@@ -45,7 +46,7 @@ class Server:
 
     @contextmanager
     def run(self) -> Iterator["RunningServer"]:
-        """Start it, wait until it has answered, pause it, and stop it at the end."""
+        """Start the server, warm it up, pause it, and stop it at the end."""
         with self.start() as process:
             running = RunningServer(self, psutil.Process(process.pid))
             asyncio.run(running.warm_up())
@@ -54,7 +55,7 @@ class Server:
 
     @contextmanager
     def start(self) -> Iterator["subprocess.Popen[bytes]"]:
-        """Start it, wait until it is ready, and stop it at the end."""
+        """Start the server, wait until it is ready, and stop it at the end."""
         with self.log.open("ab") as output:
             process = subprocess.Popen(  # noqa: S603 - our own commands
                 [str(part) for part in self.command],
@@ -83,7 +84,7 @@ class Server:
 
 
 def describe_application(folder: Path) -> Server:
-    """Describe the application on the embedded default, with its storage and log in a folder."""
+    """Describe the application with the embedded default; its storage and log are in `folder`."""
     port = find_free_port()
     url = f"http://127.0.0.1:{port}"
     return Server(
@@ -102,20 +103,20 @@ def describe_application(folder: Path) -> Server:
 
 @dataclass
 class RunningServer:
-    """A server that is up, paused between two loads."""
+    """A started server, which is paused between loads."""
 
     server: Server
     process: psutil.Process
 
     def measure(self, load: Load) -> dict[str, Any]:
-        """Wake it, see that it answers and is at ease, send it a load, and pause it again."""
+        """Resume the server, warm it up, wait until it is idle, send a load, and pause it again."""
         with awake(self.process):
             asyncio.run(self.warm_up())
             wait_until_quiet(self.process)
             return measure(self._connect, load)
 
     async def warm_up(self) -> None:
-        """Have it answer once in each way."""
+        """Send one request of each kind that the server supports: plain and streamed."""
         async with self._connect() as ask:
             for is_streamed in (False, self.server.can_stream):
                 async for _ in ask("Hello", is_streamed):
@@ -123,7 +124,7 @@ class RunningServer:
 
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Ask]:
-        """Open connections that are kept, as OpenAI's client keeps them."""
+        """Open a session with persistent connections, like those of OpenAI's client."""
         timeout = aiohttp.ClientTimeout(_REQUEST_TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             yield partial(self._ask, session)

@@ -1,1 +1,1 @@
-"""The training loops that ours is measured against, each as its user would write it."""
+"""The training loops that ours is compared with, each as its users would write it."""

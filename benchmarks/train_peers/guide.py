@@ -2,10 +2,10 @@
 
     python -m benchmarks.train_peers.guide WORKBENCH bf16
 
-https://docs.ray.io/en/latest/train/examples/pytorch/deepspeed_finetune/README.html, its constants
-and its DeepSpeed configuration included. What differs: the rows, the model, one epoch instead of 30
-steps, the learning rate of all contenders, CPUs; and what would cost it time is left out: printing
-and reading the loss of each step, the checkpoint at the end, and the dashboard.
+https://docs.ray.io/en/latest/train/examples/pytorch/deepspeed_finetune/README.html, including its
+constants and its DeepSpeed configuration. Differences: the rows, the model, one epoch instead of 30
+steps, the common learning rate, CPUs. Omitted because they would slow it down: printing and reading
+the loss of each step, the checkpoint at the end, and the dashboard.
 """
 
 import argparse
@@ -19,7 +19,7 @@ NUM_WORKERS = 2  # the guide's
 
 
 def main() -> None:
-    """Train for one epoch in a Ray cluster of its own."""
+    """Train for one epoch in a separate Ray cluster."""
     import ray
     import ray.train
     from ray.train.torch import TorchTrainer
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("precision", choices=["bf16", "fp32"], help="arithmetic")
     options = parser.parse_args()
     ray.init(address="local", include_dashboard=False, log_to_driver=False)  # as ours
-    loop: Any = train_loop  # Ray's annotation knows no worker that returns something
+    loop: Any = train_loop  # Ray's annotation does not allow a return value
     trainer = TorchTrainer(
         loop,
         train_loop_config={
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def make_deepspeed_config(precision: str) -> dict[str, Any]:
-    """The guide's configuration; for fp32 without its two lines on bf16."""
+    """Return the guide's configuration; for fp32 without its two entries for bf16."""
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": BATCH_SIZE,
         "zero_optimization": {"stage": 3, "overlap_comm": True, "contiguous_gradients": True},
@@ -57,7 +57,7 @@ def make_deepspeed_config(precision: str) -> dict[str, Any]:
 
 
 def train_loop(config: dict[str, Any]) -> dict[str, Any]:
-    """Train as one of the workers; returns what the steps took."""
+    """Train as one of the workers; returns the report of its steps."""
     import deepspeed
     import ray.train.torch
     import torch

@@ -1,10 +1,10 @@
-"""A bare loop over DeepSpeed's engine, as one writes it by hand.
+"""A minimal training loop over DeepSpeed's engine.
 
     torchrun --nproc-per-node=2 -m benchmarks.train_peers.raw WORKBENCH
 
-The same batches as ours, as tensors before the clock starts, and the same DeepSpeed configuration;
-per step a forward pass, the mean loss, `backward` and `step`, and nothing else: no journal, no Ray.
-Logits are those of all positions, where ours has the learned ones alone.
+It has the same batches as ours, collated before the clock starts, and the same DeepSpeed
+configuration. A step is a forward pass, the mean loss, `backward` and `step`, without a journal or
+Ray. It computes the logits of all positions; our loop computes those of the learned positions only.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 import deepspeed
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torch.nn.functional as F  # noqa: N812 - the conventional name
 from transformers import AutoModelForCausalLM
 from transformers.integrations import HfDeepSpeedConfig
 
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _make_batches(bench: Workbench) -> tuple[list[MicroBatch], list[int]]:
-    """Make this worker's batches of our own plan; returns them, and the tokens of each."""
+    """Make this worker's batches from our own plan; returns the batches and their token counts."""
     spec, rows = bench.read_spec(), bench.open_tokens()
     plan = plan_epoch(rows.lengths, BatchPlan.from_spec(spec, "padded", spec.num_workers), epoch=0)
     mine = [

@@ -1,4 +1,4 @@
-"""What a training loop says of its steps: how long they took, and how many tokens were in them."""
+"""The report of a training loop on its steps: durations and token counts."""
 
 import math
 import time
@@ -9,20 +9,20 @@ NUM_WARMUP_STEPS = 3
 
 
 class StepClock:
-    """Notes when steps of this process ended."""
+    """A record of the end times of this process's steps."""
 
     def __init__(self) -> None:
         self._ends_s: list[float] = []
 
     def end_step(self) -> None:
-        """Note the end of an optimizer step."""
+        """Record the end of an optimizer step."""
         self._ends_s.append(time.perf_counter())
 
     def describe(self, num_tokens: Sequence[int], loss: float, engine: Any) -> dict[str, Any]:
-        """Sum up over all workers, which call this together after the last step.
+        """Summarise the steps over all workers; a collective call after the last step.
 
-        `num_tokens` are this worker's tokens without padding in each step. Fails if what trained
-        was not DeepSpeed's engine at stage 3.
+        `num_tokens` are this worker's tokens without padding in each step. Raises `AssertionError`
+        if `engine` is not DeepSpeed's engine at ZeRO stage 3.
         """
         import torch
         import torch.distributed as dist
@@ -38,10 +38,10 @@ class StepClock:
 
 
 def summarise_steps(ends_s: Sequence[float], num_tokens: Sequence[int]) -> dict[str, Any]:
-    """Sum up steps from the end of the warm-up to the end of the last.
+    """Summarise the steps from the end of the warm-up to the end of the last.
 
-    Both have the shape `[num_steps]`: seconds at the end of each step on any clock, and its tokens
-    without padding over all workers. Raises `ValueError` if there is nothing after the warm-up.
+    Both have the shape `[num_steps]`: the end of each step in seconds on any clock, and its tokens
+    without padding over all workers. Raises `ValueError` if there are no steps after the warm-up.
     """
     assert len(ends_s) == len(num_tokens), f"{len(ends_s)} steps, {len(num_tokens)} batches"
     if len(ends_s) <= NUM_WARMUP_STEPS:

@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node=2 -m benchmarks.train_peers.trainer WORKBENCH bf16 --grouped --sized
 
-The same rows as ours, templated and masked, in its default batches of 8 a worker, padded to the
-longest; the same DeepSpeed configuration. Saving, logging and the progress bar are off. `--grouped`
-lets it put rows of similar length together, `--sized` gives its batches as many rows as ours have
-on average.
+It has the same templated and masked rows as ours, in its default batches of 8 per worker, padded to
+the longest row, and the same DeepSpeed configuration. Saving, logging and the progress bar are off.
+`--grouped` makes it group rows by length; `--sized` sets its batch size to the average number of
+rows in ours.
 """
 
 import argparse
@@ -36,25 +36,25 @@ from training.batching import BatchPlan, plan_epoch
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
-    """Notes the end of each step."""
+    """A callback that records the end of each step."""
 
     def __init__(self) -> None:
         self.steps = StepClock()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Trainer calls this after each optimizer step."""
+        """Record the end of an optimizer step; called by Trainer."""
         self.steps.end_step()
 
 
 class CountingCollator:
-    """Pads rows to the longest, as Trainer's users do, and counts the tokens of each batch."""
+    """A collator that pads rows to the longest, as is usual with Trainer, and counts tokens."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._collator = DataCollatorForSeq2Seq(tokenizer, padding=True)
         self.num_tokens: list[int] = []
 
     def __call__(self, rows: list[dict[str, list[int]]]) -> Any:
-        """Make a batch."""
+        """Collate rows into a batch."""
         self.num_tokens.append(sum(len(row["input_ids"]) for row in rows))
         return self._collator(rows)
 
@@ -93,16 +93,16 @@ def main() -> None:
 
 
 def _count_our_rows(bench: Workbench) -> int:
-    """How many rows our micro batches of this workbench have on average."""
+    """Return the average number of rows in our micro batches of this workbench."""
     spec, rows = bench.read_spec(), bench.open_tokens()
     plan = plan_epoch(rows.lengths, BatchPlan.from_spec(spec, "padded", spec.num_workers), epoch=0)
     return max(1, round(len(rows) / (len(plan) * dist.get_world_size())))
 
 
 def _make_arguments(bench: Workbench, changes: Mapping[str, Any]) -> Any:
-    # On CPUs, Trainer needs help to find DeepSpeed and the other workers. `use_cpu=True` would make
-    # it leave DeepSpeed out without a word; without it, it takes itself for the only process unless
-    # told of the group, and refuses bf16 for want of a GPU.
+    # On CPUs, Trainer does not detect DeepSpeed and the other workers. With `use_cpu=True` it
+    # silently ignores DeepSpeed. Without it, Trainer assumes that it is the only process unless a
+    # process group is configured, and rejects bf16 because there is no GPU.
     deepspeed.init_distributed("gloo")
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
     PartialState(backend="gloo")

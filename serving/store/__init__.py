@@ -1,1 +1,1 @@
-"""Models in the store: how they are checked before they are published."""
+"""Checks and inspection of models before they are published or loaded."""

@@ -1,10 +1,10 @@
-"""Sizes that a model's configuration claims, checked before anything is built from them."""
+"""Checks of the sizes in a model's configuration, before anything is built from them."""
 
 from collections.abc import Iterator
 from typing import Any
 
-# Each limit is some 50 times what the largest published models have. A size below a limit may
-# still be too large: what it comes to in bytes is counted when the model is built without weights.
+# Each limit is about 50 times the value of the largest published models. A size below a limit may
+# still be too large: the bytes are counted when the model is built without weights.
 _LIMITS = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 20,
@@ -35,7 +35,7 @@ _MAX_LIST_ITEMS = 100_000
 
 
 def check_config_sizes(config: dict[str, Any]) -> None:
-    """Check every size in a parsed `config.json`, also in nested configurations.
+    """Check every size in a parsed `config.json`, including nested configurations.
 
     Raises `ValueError` that names the key, the value found and what was expected.
     """
@@ -54,7 +54,7 @@ def check_config_sizes(config: dict[str, Any]) -> None:
 
 
 def _walk(value: Any, key: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield every key, with those of the objects around it, and its value."""
+    """Yield every dotted key path and its value."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"config.json: {key[:80]} is nested more than {_MAX_DEPTH} levels deep")
     if isinstance(value, dict):

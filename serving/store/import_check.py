@@ -1,11 +1,11 @@
-"""The check of a model from elsewhere, in a process of its own with limits of time and memory.
+"""The check of an imported model in a separate process with limits on time and memory.
 
 `python -m serving.store.import_check DIRECTORY` prints JSON objects, one per line. Before each
 step it prints `{"step": ...}`, so that the reader knows which step ended the process. The last line
 is `{"memory": ...}` as `ModelMemory` for a model that may be imported, `{"refusal": "..."}` for one
 that may not, or `{"error": "..."}` if it could not be checked. With `--clean` the settings in the
-directory are rewritten to what is known to be harmless; with `--convert-tokenizer` they are too,
-and a tokenizer.json is written where there are only files of an older kind.
+directory are reduced to those known to be harmless; with `--convert-tokenizer` they are too, and a
+tokenizer.json is written if there are only files in an older format.
 `serving.store.import_process` starts it; only this process imports torch and parses the JSON files
 of the model.
 """
@@ -38,7 +38,7 @@ def check_directory(
     cleans: bool = False,
     converts_tokenizer: bool = False,
 ) -> dict[str, Any]:
-    """Check a model under limits; returns the last JSON object that the module describes."""
+    """Check a model under limits; return the last JSON object of the module docstring."""
     weights = directory.glob("*.safetensors")
     mapped_bytes = sum(path.stat().st_size for path in weights if path.is_file())
     limit_cpu()
@@ -53,7 +53,7 @@ def check_directory(
         )
         if cleans or converts_tokenizer:
             clean_directory(directory)
-        # The libraries are our own and map more than the model may take.
+        # The libraries are trusted, and importing them maps more memory than the model's limit.
         lift_memory_limit()
         from transformers.utils import logging as transformers_logging
 
@@ -71,20 +71,20 @@ def check_directory(
         report_step(step := "chat template")
         if (fault := _try_template(directory)) is not None:
             return {"error": fault}
-    except KeyboardInterrupt:  # a signal to this process says nothing of the model
+    except KeyboardInterrupt:  # a signal to this process is no fault of the model
         raise
-    # Whatever fails here, the model's content is what made it fail, unless the machine is; a panic
-    # of a library in Rust is no `Exception`.
+    # Any failure here is caused by the model's content or by the machine. A panic in a Rust library
+    # is not an `Exception`.
     except BaseException as exc:  # noqa: BLE001 - logged there
         return _explain_failure(directory, step, exc)
     return {"memory": {**memory.model_dump(), "tokenizer_bytes": tokenizer_bytes}}
 
 
 def _explain_failure(directory: Path, step: CheckStep, exc: BaseException) -> dict[str, Any]:
-    """Return the last JSON object for a check that failed: a refusal, or an error of the machine.
+    """Return the last JSON object for a failed check: a refusal, or an error of the machine.
 
-    Libraries raise `OSError` without a number for content that they cannot use, and under the limit
-    on memory there is none to have (ENOMEM) where the model asks for too much.
+    Libraries raise `OSError` without an errno for content that they cannot use, and with ENOMEM if
+    the model needs more than the memory limit.
     """
     is_short_of_memory = isinstance(exc, OSError) and exc.errno == errno.ENOMEM
     if is_short_of_memory or isinstance(exc, MemoryError):
@@ -101,7 +101,7 @@ def _explain_failure(directory: Path, step: CheckStep, exc: BaseException) -> di
 
 
 def _try_template(directory: Path) -> str | None:
-    """Try the chat templates; returns why that was not possible, through no fault of the model."""
+    """Try the chat templates; return the reason if a machine fault prevented that, else None."""
     try:
         try_chat_template(directory)
     except OSError as exc:
@@ -110,7 +110,7 @@ def _try_template(directory: Path) -> str | None:
 
 
 def main() -> None:
-    """Check the directory that the command line names and print what was found."""
+    """Check the directory that the command line names and print the result."""
     parser = argparse.ArgumentParser(prog="python -m serving.store.import_check")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--clean", action="store_true")
@@ -118,12 +118,12 @@ def main() -> None:
     options = parser.parse_args()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     with os.fdopen(os.dup(1), "w") as output:
-        os.dup2(2, 1)  # what a library prints must not mix with the answer
+        os.dup2(2, 1)  # the output of libraries must not mix with the result
 
         def report_step(step: CheckStep) -> None:
             print(json.dumps({"step": step}), file=output, flush=True)
 
-        os.nice(_NICENESS)  # answers to requests go first
+        os.nice(_NICENESS)  # serving has priority
         found = check_directory(
             options.directory,
             report_step,
@@ -131,7 +131,7 @@ def main() -> None:
             converts_tokenizer=options.convert_tokenizer,
         )
         json.dump(found, output)
-    os._exit(0)  # the end of the interpreter would only free what the end of the process frees
+    os._exit(0)  # skip the interpreter's shutdown: the end of the process frees everything
 
 
 if __name__ == "__main__":

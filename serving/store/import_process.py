@@ -1,4 +1,4 @@
-"""Starts the check of a model from elsewhere; without torch, for the process that serves HTTP."""
+"""Starts the check of an imported model; for the process that serves HTTP, without torch."""
 
 import json
 import logging
@@ -24,11 +24,11 @@ _OURS_TO_KILL = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT}
 
 
 class ModelRefusedError(ValueError):
-    """A model cannot be imported because of what its files contain."""
+    """A model cannot be imported because of the content of its files."""
 
 
 class ImportCheckError(RuntimeError):
-    """A model could not be checked, through no fault of the model."""
+    """A model could not be checked, for a reason other than its content."""
 
 
 def check_import(
@@ -38,12 +38,12 @@ def check_import(
     converts_tokenizer: bool = False,
     timeout_s: float = _TIMEOUT_S,
 ) -> ModelMemory:
-    """Check a model directory in a process with limits; returns the memory it takes when loaded.
+    """Check a model directory in a process with limits; return its memory when loaded.
 
-    With `cleans` the process rewrites the settings in the directory to what is known to be
-    harmless; with `converts_tokenizer` it does so too, and writes a tokenizer.json where there are
-    only files of an older kind. Raises `ModelRefusedError` that says why the model cannot be
-    imported, and `ImportCheckError` if it could not be checked.
+    With `cleans` the process reduces the settings in the directory to those known to be harmless;
+    with `converts_tokenizer` it does so too, and writes a tokenizer.json if there are only files in
+    an older format. Raises `ModelRefusedError` with the reason if the model cannot be imported, and
+    `ImportCheckError` if it could not be checked.
     """
     started = time.monotonic()
     command = [sys.executable, "-m", "serving.store.import_check", str(directory.resolve())]
@@ -75,7 +75,7 @@ def check_import(
 
 def _read_result(code: int, output: bytes) -> ModelMemory:
     if code < 0:
-        if -code in _OURS_TO_KILL:  # the system was out of memory, or somebody ended us
+        if -code in _OURS_TO_KILL:  # the system was out of memory, or the process was stopped
             raise ImportCheckError(f"the check of a model was ended by signal {-code}")
         reason = "time" if -code == signal.SIGXCPU else "memory"
         raise ModelRefusedError(

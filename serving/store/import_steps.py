@@ -1,4 +1,4 @@
-"""The steps of the check of a model from elsewhere, in their order."""
+"""The steps of the check of an imported model, in order."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -11,4 +11,4 @@ CAUSES: Mapping[CheckStep, str] = {
     "tokenizer": "its tokenizer cannot be loaded within the limits",
     "chat template": "its tokenizer_config.json may be too large",
 }
-"""What is likely wrong with a model whose check ended in a step."""
+"""The likely fault of a model whose check process ended in this step."""

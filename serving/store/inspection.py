@@ -1,8 +1,8 @@
-"""Builds a model without memory for its weights and compares it with the files that hold them.
+"""Inspection of a model: builds it on the meta device and compares it with its weight files.
 
-The configuration of a model from elsewhere decides how much time and memory building takes, so
-this runs only in a process with limits: `serving.store.import_check` when a model is imported, and
-a fork of the fork server before it is loaded.
+The configuration of an untrusted model determines how much time and memory building takes, so this
+runs only in a process with limits: `serving.store.import_check` when a model is imported, and a
+fork of the fork server before it is loaded.
 """
 
 import json
@@ -30,21 +30,18 @@ _SAMPLE_TEXT = "Hello, world! 1 + 1 = 2.\nGr\u00fc\u00dfe, \u4f60\u597d"
 def inspect_directory(directory: Path) -> ModelMemory:
     """Check a directory's weights and tokenizer, and count the memory of both.
 
-    Raises as `inspect_model` and `try_tokenizer` do.
+    Raises the errors of `inspect_model` and `try_tokenizer`.
     """
     memory = inspect_model(directory)
     return memory.model_copy(update={"tokenizer_bytes": try_tokenizer(directory)})
 
 
 def inspect_model(directory: Path) -> ModelMemory:
-    """Check that a directory's weights are those that its config claims, and count their memory.
+    """Check that a directory's weights match its config, and count their memory.
 
-    The memory of the tokenizer is not counted.
-
-    No value is read and no code of the model's own runs (`model_files.architecture`).
-
-    Raises `EngineDeadError` for weights that are missing, unexpected or of another shape, and
-    whatever transformers raises for a config that makes no model.
+    The memory of the tokenizer is not counted. No weight values are read and no code of the model
+    runs (`model_files.architecture`). Raises `EngineDeadError` for weights that are missing,
+    unexpected or of another shape, and any error of transformers for an invalid config.
     """
     check_config_sizes(json.loads((directory / "config.json").read_bytes()))
     config = load_config(directory)
@@ -58,11 +55,11 @@ def inspect_model(directory: Path) -> ModelMemory:
 
 
 def try_tokenizer(directory: Path) -> int:
-    """Load a directory's tokenizer and use it; returns the bytes of memory that it takes.
+    """Load and try a directory's tokenizer; return the bytes of memory that it needs.
 
-    The control tokens of its chat templates are found too. Raises `EngineDeadError` for a
-    tokenizer that cannot be loaded, and `ValueError` for one that cannot encode, or is larger than
-    the model's vocabulary.
+    Also finds the control tokens of its chat templates. Raises `EngineDeadError` if the tokenizer
+    cannot be loaded, and `ValueError` if it cannot encode or has tokens beyond the model's
+    vocabulary.
     """
     vocab_size = int(load_config(directory).get_text_config().vocab_size)
     before = _measure_resident()
@@ -78,10 +75,10 @@ def try_tokenizer(directory: Path) -> int:
 
 
 def convert_tokenizer(directory: Path) -> None:
-    """Write a tokenizer.json from the files of a tokenizer of an older kind.
+    """Write a tokenizer.json from the files of a tokenizer in an older format.
 
-    The settings of the directory must have been cleaned: its class of tokenizer reads them. Raises
-    `ValueError` for a tokenizer that cannot be converted.
+    The settings of the directory must have been cleaned before, since the tokenizer class reads
+    them. Raises `ValueError` for a tokenizer that cannot be converted.
     """
     with translate_faults():
         tokenizer: Any = AutoTokenizer.from_pretrained(
@@ -96,13 +93,13 @@ def convert_tokenizer(directory: Path) -> None:
 
 
 def _measure_resident() -> int:
-    """Return the bytes of memory that this process has."""
+    """Return the resident memory of this process in bytes."""
     num_pages = int(Path("/proc/self/statm").read_text().split()[1])
     return num_pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _measure_tied_head(model: Any) -> int:
-    """Return the bytes of the output head if its weight is also that of the embedding."""
+    """Return the bytes of the output head if its weight is tied to the embedding, else 0."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head is None or embedding is None or head.weight is not embedding.weight:
         return 0
@@ -112,7 +109,7 @@ def _measure_tied_head(model: Any) -> int:
 def _measure_cache_token(config: Any, dtype: torch.dtype) -> int:
     """Return the bytes of one token in the cache: a key and a value per layer and head.
 
-    Counts what the cache of transformers' continuous batching allocates. Raises `ValueError` for
+    This is what the cache of transformers' continuous batching allocates. Raises `ValueError` for
     sizes that are not positive.
     """
     num_heads = config.num_attention_heads

@@ -1,10 +1,10 @@
-"""The memory that a model takes when it is loaded, as its inspection found it."""
+"""The memory that a loaded model needs, as measured by its inspection."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
 
 class ModelMemory(BaseModel):
-    """Bytes by what they depend on; crosses process boundaries as JSON."""
+    """Bytes by component; crosses process boundaries as JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

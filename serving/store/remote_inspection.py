@@ -1,7 +1,7 @@
-"""Inspects a published model in a fork of the fork server, before the model is loaded.
+"""Inspection of a published model in a fork of the fork server, before the model is loaded.
 
-The fork server has imported transformers already, so this takes some 0.1 s. It covers what no
-import check has seen: models of earlier releases, and files that changed since.
+The fork server has already imported transformers, so this takes about 0.1 s. It covers models that
+the import check has not seen: models of earlier releases, and files that changed since.
 """
 
 import os
@@ -19,10 +19,10 @@ _TIMEOUT_S = 120.0
 
 
 def inspect_in_fork(path: Path, *, timeout_s: float = _TIMEOUT_S) -> ModelMemory:
-    """Return the memory that a model takes when loaded; blocks until it is known.
+    """Return the memory that a model needs when loaded; block until it is known.
 
-    Raises `EngineDeadError` for a model that cannot be loaded or takes longer than `timeout_s`, and
-    `EngineLostError` if the process that inspects it ends.
+    Raises `EngineDeadError` if the model cannot be loaded or its inspection takes longer than
+    `timeout_s`, and `EngineLostError` if the inspecting process ends.
     """
     connection, there = Pipe()
     with connection:

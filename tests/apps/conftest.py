@@ -1,4 +1,4 @@
-"""The application without Serve: real storage, a real tiny model, and jobs that only get noted."""
+"""The application without Serve: real storage, a real tiny model, and a fake cluster for jobs."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ ROW = {"prompt": "How many loaves?", "completion": "Twelve."}
 
 @dataclass
 class NotedJobs:
-    """A cluster of two CPUs that notes what it is asked to run and does as the test says."""
+    """A fake cluster with two CPUs that records jobs and tasks; the test sets their states."""
 
     states: dict[str, JobState] = field(default_factory=dict)
     commands: dict[str, str] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class NotedJobs:
 
     @property
     def started(self) -> list[str]:
-        """The runs whose jobs were started, in that order."""
+        """The ids of the runs whose jobs were started, in that order."""
         return [job_id.rpartition("-")[0] for job_id in self.commands]
 
 
@@ -87,7 +87,7 @@ async def create_run(queue: RunQueue, file_id: str, **more: Any) -> RunFolder:
 
 
 async def reconcile_until(queue: RunQueue, is_reached: Callable[[], bool]) -> None:
-    """Let passes follow each other until a condition is true; fails after half a minute."""
+    """Reconcile until a condition is true; fails after 30 s."""
     async with asyncio.timeout(30):
         while not is_reached():
             await queue.reconcile()
@@ -95,7 +95,7 @@ async def reconcile_until(queue: RunQueue, is_reached: Callable[[], bool]) -> No
 
 
 async def lose_run(queue: RunQueue, jobs: NotedJobs, run: RunFolder, step: int = 0) -> None:
-    """Have the run's job start, get to a step and die."""
+    """Start the run's job, let it reach a step, and end it without a result."""
     await queue.reconcile()
     record = run.update_record(status="running")
     if step:
@@ -112,7 +112,7 @@ _NO_COUNTS = {"num_prompt_tokens": 0, "num_completion_tokens": 0}
 
 
 class Echo:
-    """A generator that says what it was asked, or raises what the test wants."""
+    """A generator that answers with the prompt, or raises the exception that the test sets."""
 
     def __init__(self, models: ModelStore) -> None:
         self._models = models
@@ -161,7 +161,7 @@ class Echo:
 
 
 class LocalFineTuning:
-    """The queue in this process, with the asynchronous face that a Serve handle has."""
+    """The queue in this process, with the asynchronous interface of a Serve handle."""
 
     def __init__(self, queue: RunQueue) -> None:
         self._queue = queue
@@ -199,7 +199,7 @@ class LocalFineTuning:
 
 
 def add_job(layout: StorageLayout, model: str) -> RunFolder:
-    """Queue a fine-tune of a model that nobody computes."""
+    """Create a queued fine-tune of a model; no queue starts it."""
     run = RunFolder(layout.run("ftjob-000001"))
     request = {"model": model, "training_file": "file-rows"}
     record = RunRecord(id=run.path.name, created_at=1, writer="queue", request=request)
@@ -234,7 +234,7 @@ def queue(layout: StorageLayout, jobs: NotedJobs) -> Iterator[RunQueue]:
 
 
 def build_services(layout: StorageLayout, queue: RunQueue, **changes: Any) -> Services:
-    """Put together what the routes work with; small limits, so that tests can reach them."""
+    """Build the services of the routes, with limits small enough for tests to reach."""
     models = ModelStore(layout)
     parts: dict[str, Any] = {
         "layout": layout,
@@ -258,7 +258,7 @@ def services(layout: StorageLayout, queue: RunQueue) -> Services:
 
 @pytest.fixture
 def client(services: Services) -> httpx.AsyncClient:
-    """The API's client; what the application leaves to Serve to log as a failure is raised."""
+    """A client of the API; exceptions that the application does not handle are raised."""
     transport = httpx.ASGITransport(build_http(services, None))
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
 

@@ -1,4 +1,4 @@
-"""Checks of files beside the queue's other work, and how often they are made."""
+"""Checks of files that run beside the queue's other work, and the number of attempts."""
 
 import asyncio
 import errno
@@ -29,7 +29,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def is_released(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
-    """Keep every check of a file from coming to an end until this is set."""
+    """An event; every check of a file blocks until it is set."""
     event = Event()
 
     def wait(*_: Any, **__: Any) -> None:
@@ -41,7 +41,7 @@ def is_released(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
 
 
 class Restarting:
-    """One desk after the other on one storage, as of a queue that dies in each check."""
+    """A sequence of check desks on one storage, like those of a queue that dies in each check."""
 
     def __init__(self, layout: StorageLayout, jobs: NotedJobs) -> None:
         self.now = 1_000.0
@@ -49,7 +49,7 @@ class Restarting:
         self._threads: list[RowThread] = []
 
     def start(self) -> CheckDesk:
-        """Start the next desk."""
+        """Start the next check desk."""
         self._threads.append(RowThread())
         return CheckDesk(self._layout, self._jobs, self._threads[-1], clock=lambda: self.now)
 
@@ -126,7 +126,7 @@ async def test_a_file_that_kills_its_check_is_not_checked_for_ever(
 ) -> None:
     files = FileStore(layout)
     for _ in range(5):
-        restarting.start().look_after_files()  # and the queue dies with it
+        restarting.start().look_after_files()  # the queue dies during this check
         assert files.get(file_id)["status"] == "uploaded"
         restarting.now += 600.0
     restarting.start().look_after_files()
@@ -178,7 +178,7 @@ async def test_a_check_that_has_failed_before_a_shutdown_counts(
 
     monkeypatch.setattr("apps.check_desk.check_file", fail)
     await reconcile_until(queue, has_failed.is_set)
-    await queue.create({"model": "latest", "training_file": file_id})  # after it on its thread
+    await queue.create({"model": "latest", "training_file": file_id})  # on the same thread
     await queue.drain()
     assert list(layout.file(file_id).glob("check_tries.json"))
 

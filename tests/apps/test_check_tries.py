@@ -1,4 +1,4 @@
-"""How often checks were begun, kept on disk."""
+"""The number of started checks, stored on disk."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Which file a fault of rows is reported for, by which name, and how often files are read."""
+"""The file and name with which row faults are reported, and the number of reads of a file."""
 
 import errno
 import json
@@ -27,7 +27,7 @@ def anyio_backend() -> str:
 
 
 def add_files(layout: StorageLayout, train: bytes, validation: bytes) -> dict[str, str]:
-    """Two uploads of one name."""
+    """Add two uploads with the same file name."""
     store = FileStore(layout)
     for file_id, content in (("file-train", train), ("file-validation", validation)):
         store.add(file_id, content, "bad.jsonl")
@@ -131,7 +131,7 @@ async def test_keys_that_are_not_used_are_in_the_check_the_preview_and_the_event
     assert warning["data"] == {"ignored_keys": counted}
     monkeypatch.setattr("apps.intake.are_quick", lambda _: False)
     shown = await queue.preview("file-train", "latest", 1, {})
-    assert (shown["num_rows"], shown["ignored_keys"]) == (None, {"id": 1})  # of the row read
+    assert (shown["num_rows"], shown["ignored_keys"]) == (None, {"id": 1})  # only of the read row
     check_file(layout, "file-train")
     assert FileStore(layout).get("file-train")["check"]["ignored_keys"] == counted
     shown = await queue.preview("file-train", "latest", 1, {})

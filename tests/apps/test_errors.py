@@ -1,4 +1,4 @@
-"""Which exception becomes which answer."""
+"""The mapping of exceptions to responses."""
 
 import logging
 import pickle
@@ -104,7 +104,7 @@ async def test_messages_are_bounded_and_can_be_sent() -> None:
 
 
 class _RefusingQueue:
-    """What the queue's replica works with, refusing what it is asked."""
+    """A queue that rejects every job with an exception."""
 
     def __init__(self, failure: Exception) -> None:
         self._failure = failure
@@ -114,7 +114,7 @@ class _RefusingQueue:
 
 
 class _Handle:
-    """A Serve handle of the queue, as far as one call goes."""
+    """A Serve handle of the queue that supports one call, `create`."""
 
     def __init__(self, replica: FineTuningQueueReplica) -> None:
         self.create = self

@@ -62,7 +62,7 @@ def test_pages_of_events_have_each_event_once(run: RunFolder) -> None:
         page = reader.read_newest(run, 10, after=seen[-1] if seen else None)
         seen += [event["id"] for event in page.events]
         has_more = page.has_more
-        add_events(run, 26, 26)  # what happens between two pages is on neither
+        add_events(run, 26, 26)  # events added between two pages are on neither page
     assert seen == [name_event(run, number) for number in range(25, 0, -1)]
 
 
@@ -84,7 +84,7 @@ def test_a_torn_line_is_skipped_and_has_no_id(run: RunFolder) -> None:
     reader = EventsReader()
     add_events(run, 1, 3)
     with run.events_file.open("a") as file:
-        file.write('{"created_at": 4, "mess')  # being written
+        file.write('{"created_at": 4, "mess')  # a partially written line
     assert list_ids(reader, run, 1) == [name_event(run, 3)]
     run.add_event("after a crash")
     add_events(run, 5, 6)
@@ -142,7 +142,7 @@ def test_a_long_run_costs_little_after_the_first_call(run: RunFolder) -> None:
 async def test_a_list_of_events_reads_only_what_was_added(
     client: httpx.AsyncClient, layout: StorageLayout
 ) -> None:
-    """What was read before is damaged after it: a second reading would not find it."""
+    """The events already read are damaged afterwards, so that a second read would fail."""
     run = add_job(layout, "tiny")
     add_events(run, 1, 200)
     path = f"/v1/fine_tuning/jobs/{run.path.name}/events"

@@ -1,4 +1,4 @@
-"""What a replica writes is for its owner only, under the usual umask."""
+"""Files that a replica writes are private to their owner under the usual umask."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""Forms that are cut off, crafted or plain wrong; and what they leave: nothing."""
+"""Truncated, crafted and malformed forms, which leave no files behind."""
 
 import asyncio
 import gzip
@@ -240,7 +240,7 @@ async def test_unfinished_uploads_count_as_stored_bytes(services: Services) -> N
     uploads: list[IncomingFile] = []
 
     async def receive(pause: asyncio.Event) -> int | None:
-        """Begin a form that does not end; returns the status that it is refused with."""
+        """Begin a form that does not end; returns the status of its rejection."""
 
         async def stream() -> AsyncIterator[bytes]:
             yield piece

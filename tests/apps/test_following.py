@@ -19,13 +19,13 @@ def anyio_backend() -> str:
 async def test_streams_do_not_take_the_slots_of_others(
     client: httpx.AsyncClient, layout: StorageLayout
 ) -> None:
-    """Streams of a paused job once filled the API, health included."""
+    """Previously, streams of a paused job occupied all slots of the API, even of health checks."""
     run = add_job(layout, "tiny")
     run.update_record(status="paused")
     path = f"/v1/fine_tuning/jobs/{run.path.name}"
     asked = [f"{path}/events?stream=true", f"{path}/logs?follow=true"]
     streams = [asyncio.create_task(client.get(address, timeout=60)) for address in asked]
-    await asyncio.sleep(0)  # both tasks run up to their first wait, by when they are counted
+    await asyncio.sleep(0)  # both tasks run until their first wait and are counted by then
     refused = await client.get(f"{path}/events", headers={"accept": "text/event-stream"})
     assert refused.status_code == 429
     assert int(refused.headers["retry-after"]) > 0
@@ -54,7 +54,7 @@ async def test_a_followed_log_ends_at_its_greatest_age(layout: StorageLayout) ->
     run.log_file.write_bytes(b"x" * 3_000_000)
     received = 0
     async with asyncio.timeout(10):
-        for _ in range(4):  # each time something, and then the rest by the offset
+        for _ in range(4):  # each request returns a part and continues at the offset
             pieces = [piece async for piece in follow_log(run, received, max_age_s=0.0)]
             assert len(pieces) <= 1
             received += sum(map(len, pieces))
@@ -70,7 +70,7 @@ async def test_following_events_reads_only_what_is_new(
     async with asyncio.timeout(10):
         stream = follow_events(run, 0, max_age_s=60.0)
         assert "first" in await anext(stream)
-        with run.events_file.open("r+b") as file:  # a second reading would not find the event
+        with run.events_file.open("r+b") as file:  # a second read would not find the event
             file.write(b"#")
         run.add_event("second")
         piece = await anext(stream)

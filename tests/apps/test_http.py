@@ -163,7 +163,7 @@ async def test_a_stream_ends_with_done(client: httpx.AsyncClient) -> None:
 
 
 def _raise_elsewhere(failure: Exception) -> Exception:
-    """What Ray makes of an exception that another process raises."""
+    """Return an exception as Ray passes it on from another process."""
     wrap: Any = RayTaskError
     wrapped: Exception = wrap("answer", "a secret traceback", failure).as_instanceof_cause()
     return wrapped

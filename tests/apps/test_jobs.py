@@ -1,4 +1,4 @@
-"""A run as a job in OpenAI's shape."""
+"""Runs as jobs in OpenAI's format."""
 
 import time
 from typing import Any
@@ -20,12 +20,12 @@ def run(layout: StorageLayout) -> RunFolder:
 
 
 def change_record(run: RunFolder, **changes: Any) -> None:
-    """Replace values of run.json, also by such as another release wrote."""
+    """Replace values in run.json, including by values of another release."""
     durable.write_json(run.record_file, {**durable.read_json(run.record_file), **changes})
 
 
 def add_step(run: RunFolder, step: int, *, age_s: int = 0, remaining_s: float = 60.0) -> None:
-    """Record the figures of a step that was taken `age_s` seconds ago."""
+    """Record the metrics of a step taken `age_s` seconds ago."""
     figures = {**STEP, "step": step, "trained_tokens": 100 * step, "remaining_s": remaining_s}
     line = {**figures, "created_at": int(time.time()) - age_s}
     durable.append_json_line(run.metrics_file, line)
@@ -35,7 +35,7 @@ def add_step(run: RunFolder, step: int, *, age_s: int = 0, remaining_s: float = 
 def test_a_job_that_has_ended_reports_the_tokens_of_its_last_step(
     run: RunFolder, status: RunStatus
 ) -> None:
-    """A job that had been paused once reported the tokens up to the pause, others none."""
+    """Previously, a job that had been paused reported the tokens up to the pause, others none."""
     add_step(run, 3)
     change_record(run, status="paused", trained_tokens=300)
     assert describe_job(run)["trained_tokens"] is None

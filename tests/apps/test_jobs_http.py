@@ -1,4 +1,4 @@
-"""Fine-tuning jobs over HTTP: pages, changes of state, events and logs as they come."""
+"""Fine-tuning jobs over HTTP: pages, state changes, streamed events and logs."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ async def run(client: httpx.AsyncClient, services: Services, file_id: str) -> Ru
 
 @pytest.fixture
 async def live(services: Services) -> AsyncIterator[httpx.AsyncClient]:
-    """The API on a real socket: a transport in the process waits for a stream's end."""
+    """The API on a real socket, because an in-process transport waits for a stream's end."""
     config = uvicorn.Config(build_http(services, None), port=0, log_level="warning")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
@@ -229,7 +229,7 @@ async def test_files_have_pages_an_order_and_purposes(
 async def test_a_job_names_the_file_that_it_trains_on(
     client: httpx.AsyncClient, services: Services
 ) -> None:
-    """Also once the file is gone, so that nobody has to list all files for the names of some."""
+    """It keeps the name after the file is deleted, so that clients need not list all files."""
     services.files.add("file-rows", ROWS.encode(), "Brötchen & more.jsonl")
     created = await create(client, "file-rows")
     await client.post(f"{JOBS}/{created['id']}/cancel")
@@ -252,13 +252,13 @@ async def test_a_file_that_a_job_reads_is_not_deleted(
         assert (await client.delete(f"/v1/files/{free}")).status_code == 200
 
 
-# What comes as it is made
+# Streams
 
 
 async def read_events(
     client: httpx.AsyncClient, url: str, last: str | None = None, stop_after: int | None = None
 ) -> list[dict[str, Any]]:
-    """Read a stream of events to its end, or until some have come."""
+    """Read a stream of events to its end, or until `stop_after` events."""
     headers = {} if last is None else {"last-event-id": last}
     events: list[dict[str, Any]] = []
     async with client.stream("GET", url, params={"stream": True}, headers=headers) as answer:

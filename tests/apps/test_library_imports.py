@@ -1,4 +1,4 @@
-"""Threads of one process that need transformers at once."""
+"""Threads of one process that import transformers at the same time."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Chains of fine-tunes in the lists of models, and lineages of earlier and newer releases."""
+"""Chains of fine-tuned models in model lists, and lineages of earlier and newer releases."""
 
 import json
 from pathlib import Path

@@ -61,7 +61,7 @@ def test_thinning_chooses_the_same_lines_as_the_file_grows(tmp_path: Path) -> No
     after = [line["step"] for line in reader.read(path, 0, 200)]
     assert after[: len(before) - 1] == before[:-1]
     with path.open("a") as file:
-        file.write('{"step": 3011, "lo')  # being written
+        file.write('{"step": 3011, "lo')  # a partially written line
     assert reader.read(path)[-1]["step"] == 3010
 
 

@@ -1,4 +1,4 @@
-"""Models and aliases over HTTP: taken in, promoted, rolled back, given out, deleted."""
+"""Models and aliases over HTTP: upload, promotion, rollback, download, deletion."""
 
 import asyncio
 import errno
@@ -56,7 +56,7 @@ def make_zip(folder: Path) -> bytes:
 
 @pytest.fixture
 def source(tmp_path: Path, tiny_model: Path) -> Path:
-    """A folder of a model that a test may spoil."""
+    """A copy of a model folder that a test may modify."""
     folder = tmp_path / "source"
     folder.mkdir()
     for path in tiny_model.iterdir():
@@ -197,7 +197,7 @@ def make_colliding_tar(source: Path) -> bytes:
 
 
 def make_backward_tar(source: Path) -> bytes:
-    """An entry of a negative size leads a reader back to where it came from."""
+    """Build an archive with an entry of negative size, which moves a reader backwards."""
     first, back = tarfile.TarInfo("model/a"), tarfile.TarInfo(".hidden")
     block = bytearray(back.tobuf())
     block[124:136] = (-512).to_bytes(12, "big", signed=True)  # the base-256 form of a size
@@ -332,7 +332,7 @@ async def test_a_model_whose_chat_template_cannot_be_used_is_refused(
 async def test_ids_that_are_taken_are_refused_before_anything_is_sent(
     client: httpx.AsyncClient, services: Services
 ) -> None:
-    """Also that of the model that a job, which may still compute, is going to give."""
+    """This includes the id of the model that an unfinished job is going to publish."""
     record = add_job(services.layout, "tiny").read_record()
 
     taken = {"tiny": 409, name_model(record): 409, "latest": 400, ".x": 400, "a b": 400}
@@ -383,7 +383,7 @@ async def test_only_models_may_be_large(client: httpx.AsyncClient) -> None:
 async def test_a_client_that_leaves_takes_nothing_with_it(
     services: Services, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once all is there the model is published, whether anybody waits for the answer or not."""
+    """After a complete upload the model is published, even if the client has disconnected."""
     begun, go_on = threading.Event(), threading.Event()
     unpack = IncomingModel._unpack
 
@@ -407,7 +407,7 @@ async def test_a_client_that_leaves_takes_nothing_with_it(
 
 
 class FakeRequest:
-    """A request as far as the route asks of it."""
+    """A request with only the methods that the route uses."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -473,7 +473,7 @@ async def test_an_archive_with_deep_folders_is_refused_and_removed(
 ) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for depth in range(1, 1700, 100):  # deeper than Python's limit of recursion, bit by bit
+        for depth in range(1, 1700, 100):  # in steps, beyond Python's recursion limit
             entry = tarfile.TarInfo("/".join(["a"] * depth))
             entry.type, entry.mode = tarfile.DIRTYPE, 0o700
             archive.addfile(entry)

@@ -1,4 +1,4 @@
-"""Pages of lists that change between one page and the next."""
+"""Pages of lists that change between two requests."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_a_page_goes_on_after_a_checkpoint_that_was_superseded() -> None:
         return list(cut_page(ids, str, 2, after, descending=True, read_place=read_step)[0])
 
     assert ask(name_checkpoint(JOB, 95)) == ids[1:]
-    assert ask(name_checkpoint(JOB, 9)) == ids[2:]  # by its number, not by its letters
+    assert ask(name_checkpoint(JOB, 9)) == ids[2:]  # compared as a number, not as text
     assert ask(name_checkpoint(JOB, 1)) == []
     for strange in ("ftjob-0002-step-95", f"{JOB}-step-", f"{JOB}-step--5", "95", JOB):
         with pytest.raises(ApiError, match="there is no entry"):

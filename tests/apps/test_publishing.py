@@ -1,4 +1,4 @@
-"""Checkpoints as models: published from a run's folder, damaged, and killed half-way."""
+"""Publishing checkpoints as models: from a run's folder, with damage, and with kills in between."""
 
 import asyncio
 import multiprocessing
@@ -55,7 +55,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def run(layout: StorageLayout, tiny_model: Path) -> RunFolder:
-    """A run that computes, with a checkpoint of two workers."""
+    """An active run with checkpoints of two workers."""
     run = RunFolder(layout.run("ftjob-0001"))
     run.data.mkdir(parents=True)
     summary = {"name": "rows", "num_rows": 1, "num_tokens": 2, "num_learned_tokens": 1}
@@ -85,7 +85,7 @@ def add_checkpoint(run: RunFolder, base: Path, step: int) -> Path:
         model.get_input_embeddings().weight += 0.01 * step
     folder = write_sharded(run.checkpoints / f"checkpoint_{step:010d}", model, 2)
     progress = Progress(step=step, num_shares=2, epoch_loss_sum=1.0, epoch_num_learned=1)
-    if step > 9:  # the last evaluation was earlier: its loss is not this checkpoint's
+    if step > 9:  # the last evaluation was before this checkpoint
         progress = progress.model_copy(update={"eval_loss": 2.0, "evaluated_step": 9})
     for rank in range(2):
         files = {
@@ -137,7 +137,7 @@ def test_a_damaged_shard_is_named_and_nothing_is_published(
 def test_another_base_model_of_the_same_name_is_refused(
     layout: StorageLayout, run: RunFolder
 ) -> None:
-    """Its tokenizer and chat template are not those that the run was trained with."""
+    """Its tokenizer and chat template differ from those that the run was trained with."""
     run.update_record(base_revision="sha256:2")
     with pytest.raises(UnknownModelError, match="'tiny' is not the one that this run was started"):
         publish_checkpoint(layout, run.path.name, 10, "mine")
@@ -156,7 +156,7 @@ def test_a_checkpoint_that_is_gone_is_told(layout: StorageLayout, run: RunFolder
 
 
 def test_a_kill_at_any_moment_leaves_no_half_model(layout: StorageLayout, run: RunFolder) -> None:
-    """What is in the store is whole after each kill, the alias still answers, the id is free."""
+    """After each kill, all stored models are complete, the alias resolves, and the id is free."""
     store = ModelStore(layout)
     store.point_alias("latest", "tiny")
     started = time.monotonic()
@@ -171,7 +171,7 @@ def test_a_kill_at_any_moment_leaves_no_half_model(layout: StorageLayout, run: R
         delay_s = generator.uniform(0, whole_s)
         if publish_in_child(layout, run, "mine", kill_after_s=delay_s) == -signal.SIGKILL:
             num_killed += 1
-        else:  # done before the kill: quicker than thought
+        else:  # finished before the kill: faster than estimated
             whole_s = min(whole_s, time.monotonic() - started)
         for model in store.list_models():
             model.verify()
@@ -183,14 +183,14 @@ def test_a_kill_at_any_moment_leaves_no_half_model(layout: StorageLayout, run: R
     store.get("mine").verify()
     assert sorted(path.name for path in layout.models.iterdir()) == ["mine", "tiny", "whole"]
     left = [path.name for path in run.path.glob("*export-*")]
-    left = [name for name in left if not name.startswith(".new-")]  # empty, and gone in an hour
+    left = [name for name in left if not name.startswith(".new-")]  # empty, removed after 1 h
     assert not left, "what the killed ones left is gone"
 
 
 def publish_in_child(
     layout: StorageLayout, run: RunFolder, model_id: str, kill_after_s: float | None = None
 ) -> int:
-    """Publish in a process that is forked off; returns its exit status."""
+    """Publish in a forked process; returns its exit status."""
     torch.set_num_threads(1)  # a forked child has no other threads
     child = multiprocessing.get_context("fork").Process(
         target=publish_checkpoint, args=(layout, run.path.name, 10, model_id)
@@ -322,7 +322,7 @@ async def chat(client: httpx.AsyncClient, model: str) -> httpx.Response:
 
 
 async def do_tasks(layout: StorageLayout, jobs: NotedJobs, num_tasks: int) -> None:
-    """Export what is asked for, as the cluster would."""
+    """Run the requested export tasks, as the cluster would."""
     done = 0
     async with asyncio.timeout(TIMEOUT_S):
         while done < num_tasks:

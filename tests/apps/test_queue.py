@@ -72,7 +72,7 @@ async def test_two_applications_on_one_storage_do_not_share_its_runs(
     await queue.reconcile()
     run.update_record(status="running")
     with closing(RunQueue(layout, NotedJobs())) as other:
-        await other.reconcile()  # its cluster does not know the job
+        await other.reconcile()  # the job does not exist in its cluster
         await create_run(other, file_id)
         await other.reconcile()
         for change in (other.cancel, other.pause, other.resume, other.delete):
@@ -91,7 +91,7 @@ async def test_a_run_cancelled_while_another_starts_is_never_started(
     decided = RunStarter._start
 
     def start_late(self: RunStarter, waiting: RunFolder) -> bool:
-        queue._lock.release()  # what another thread's cancel waits for
+        queue._lock.release()  # a cancel in another thread waits for this lock
         try:
             queue._cancel(waiting)
         finally:
@@ -277,7 +277,7 @@ async def test_a_run_that_is_lost_too_often_where_it_stands_fails(
     for _ in range(3):
         await lose_run(queue, jobs, run, step=7)
         assert run.read_record().status == "queued"
-    await lose_run(queue, jobs, run, step=8)  # it got on
+    await lose_run(queue, jobs, run, step=8)  # with progress since the last loss
     for _ in range(2):
         await lose_run(queue, jobs, run, step=8)
         assert run.read_record().status == "queued"
@@ -432,7 +432,7 @@ async def test_a_computing_run_is_asked_to_pause_and_started_anew_to_go_on(
     run.update_record(status="running")
     assert (await queue.pause(run.path.name))["status"] == "running"
     assert run.is_pause_requested
-    run.update_record(status="paused")  # as its process does
+    run.update_record(status="paused")  # as the run's process does
     jobs.states[f"{run.path.name}-1"] = "ended"
     await queue.reconcile()
     assert run.read_record().status == "paused"
@@ -540,7 +540,7 @@ async def test_a_deletion_that_was_cut_short_is_finished_by_the_next_queue(
     run, kept = await create_run(queue, file_id), await create_run(queue, file_id)
     run.update_record(status="failed")
     with monkeypatch.context() as patch:
-        patch.setattr("storage.tombstones.shutil.rmtree", lambda *_, **__: None)  # killed
+        patch.setattr("storage.tombstones.shutil.rmtree", lambda *_, **__: None)  # as if killed
         await queue.delete(run.path.name)
     assert [found.path for found, _ in RunIndex(layout).scan().runs] == [kept.path]
     assert len(list(layout.runs.iterdir())) == 2
@@ -602,7 +602,7 @@ async def test_the_figures_of_a_run_are_a_file_when_it_ends(
     ]
 
 
-# Files that take long to read
+# Files that are slow to read
 
 
 @pytest.fixture
@@ -848,7 +848,7 @@ async def test_a_shutdown_pauses_what_computes_and_the_next_queue_continues_it(
     run.update_record(status="running")
     assert not await queue.drain()
     assert run.requested_pause_reason == "shutdown"
-    run.mark_paused()  # as its process does
+    run.mark_paused()  # as the run's process does
     jobs.states[f"{run.path.name}-1"] = "ended"
     assert await queue.drain()
     assert await queue.drain()
@@ -873,7 +873,7 @@ async def test_a_shutdown_leaves_what_a_user_paused_paused(
     await queue.pause(run.path.name)
     await queue.reconcile()
     asked.update_record(status="running")
-    await queue.pause(asked.path.name)  # its process is killed before it has paused
+    await queue.pause(asked.path.name)  # the run's process is killed before it has paused
     await queue.drain()
     assert asked.requested_pause_reason == "user"
     jobs.states[f"{asked.path.name}-1"] = "ended"
@@ -910,7 +910,7 @@ async def test_what_a_shutdown_paused_stays_paused_if_a_user_pauses_it(
     await queue.reconcile()
     run.update_record(status="running")
     await queue.drain()
-    run.mark_paused()  # as its process does
+    run.mark_paused()  # as the run's process does
     jobs.states[f"{run.path.name}-1"] = "ended"
     assert (await queue.pause(run.path.name))["status"] == "paused"
     assert run.read_record().pause_reason == "user"
@@ -947,7 +947,7 @@ async def test_a_shutdown_pause_ends_though_the_runs_could_not_be_listed_at_firs
     await queue.reconcile()
     run.update_record(status="running")
     await queue.drain()
-    run.mark_paused()  # as its process does
+    run.mark_paused()  # as the run's process does
     jobs.states[f"{run.path.name}-1"] = "ended"
     queue.close()
 
@@ -971,7 +971,7 @@ async def test_a_shutdown_pause_ends_though_the_record_could_not_be_read_at_firs
     await queue.reconcile()
     run.update_record(status="running")
     await queue.drain()
-    run.mark_paused()  # as its process does
+    run.mark_paused()  # as the run's process does
     jobs.states[f"{run.path.name}-1"] = "ended"
     queue.close()
     content = run.record_file.read_bytes()

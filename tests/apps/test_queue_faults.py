@@ -1,4 +1,4 @@
-"""The queue when disks are full, processes are killed in the middle, and records are unreadable."""
+"""The queue with full disks, killed processes and unreadable records."""
 
 import asyncio
 import errno
@@ -88,7 +88,7 @@ async def test_a_cancelled_run_has_not_ended_before_its_process(
     run, other = await create_run(queue, file_id), await create_run(queue, file_id)
     await queue.reconcile()
     run.update_record(status="running")
-    with hold_lease(run):  # by a process that has outlived its job
+    with hold_lease(run):  # a process that has outlived its job holds the lease
         with pytest.raises(ApiError, match="did not stop") as caught:
             await queue.cancel(run.path.name)
         await queue.reconcile()
@@ -109,7 +109,7 @@ async def test_a_cancel_leaves_alone_what_was_resumed_while_it_waited(
 
     def stop(job_id: str, timeout_s: float) -> bool:
         jobs.states[job_id] = "ended"
-        asyncio.run(queue.reconcile())  # sees the end first
+        asyncio.run(queue.reconcile())  # detects the end first
         asyncio.run(queue.resume(run.path.name))
         asyncio.run(queue.reconcile())
         return True
@@ -182,7 +182,7 @@ async def test_a_resumed_run_has_no_result_file_of_its_earlier_end(
 async def test_a_paused_run_waits_for_nothing(queue: RunQueue, file_id: str) -> None:
     run = await create_run(queue, file_id)
     await queue.pause(run.path.name)
-    tell_waiting(run, "number 2 in the queue")  # decided just before the pause
+    tell_waiting(run, "number 2 in the queue")  # determined just before the pause
     assert run.read_record().waiting_for is None
 
 
@@ -193,7 +193,7 @@ async def test_a_run_that_pauses_after_it_was_let_go_on_goes_on(
     await queue.reconcile()
     run.update_record(status="running")
     await queue.pause(run.path.name)
-    await queue.resume(run.path.name)  # its process has taken note of the pause already
+    await queue.resume(run.path.name)  # the run's process has already read the pause request
     run.update_record(status="paused")
     jobs.states[f"{run.path.name}-1"] = "ended"
     await queue.reconcile()
@@ -201,7 +201,7 @@ async def test_a_run_that_pauses_after_it_was_let_go_on_goes_on(
     assert jobs.started == [run.path.name] * 2
 
 
-# One run's trouble
+# Faults of one run
 
 
 async def test_settings_that_cannot_be_read_hold_up_no_other_run(
@@ -362,7 +362,7 @@ async def test_a_full_disk_is_no_fault_of_the_rows(
         patch.setattr("training.data.prepare.prepare_data", fill_disk)
         with pytest.raises(OSError, match="No space left"):
             check_job(layout, run.path.name)
-    check_job(layout, run.path.name)  # another time, with room
+    check_job(layout, run.path.name)  # another attempt, with free space
     jobs.under_way.clear()
     await queue.reconcile()
     assert run.read_record().status == "queued"

@@ -1,4 +1,4 @@
-"""Requests for text that a server of OpenAI's API answers, over real sockets."""
+"""Generation requests that are relayed to an upstream, over real sockets."""
 
 import asyncio
 import json
@@ -62,7 +62,7 @@ def other() -> Iterator[StubServer]:
 
 @pytest.fixture
 def store(layout: StorageLayout, tmp_path: Path) -> ModelStore:
-    """`latest` points to 'third', before that to 'second', and first of all to 'tiny'."""
+    """A store in which `latest` points to 'third', before to 'second', and first to 'tiny'."""
     store = ModelStore(layout)
     for seed, name in enumerate(("second", "third"), start=1):
         store.add(build_tiny_model(tmp_path / name, seed=seed), name)
@@ -75,7 +75,7 @@ Open = Callable[..., Awaitable[httpx.AsyncClient]]
 
 @pytest.fixture
 async def open_client(services: Services, store: ModelStore) -> AsyncIterator[Open]:
-    """Open the API with a relay to some servers."""
+    """A function that opens the API with a relay to the given upstreams."""
     async with AsyncExitStack() as stack:
 
         async def open_client(*urls: str, timeout_s: float = TIMEOUT_S) -> httpx.AsyncClient:
@@ -113,7 +113,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-# Which model answers
+# Choice of the model
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ async def test_what_another_server_still_has_is_held(
     store.delete("second")
 
 
-# The listing
+# Model lists of upstreams
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def have_asked(stub: StubServer) -> None:
-    """Wait until a listing has been read that was asked for from now on."""
+    """Wait until a model list that is requested after this call has been read."""
     number = stub.num_listings + 3
     await wait_until(lambda: stub.num_listings >= number)
 
@@ -314,7 +314,7 @@ async def test_serve_opens_and_closes_it(
     store.delete("tiny")
 
 
-# What comes back
+# Responses
 
 
 async def test_an_answer_is_handed_back_with_its_origin(
@@ -421,7 +421,7 @@ async def test_a_body_has_its_limit_here_too(open_client: Open, stub: StubServer
     assert stub.asked == []
 
 
-# What goes wrong
+# Failures
 
 
 @pytest.mark.parametrize(
@@ -530,7 +530,7 @@ async def test_a_stream_that_breaks_off_is_told_as_such(
 async def test_a_client_that_leaves_ends_the_servers_work(
     services: Services, store: ModelStore, stub: StubServer
 ) -> None:
-    """Over a real socket, for only there can a client leave."""
+    """Only a client on a real socket can disconnect."""
     stub.words, stub.delay_s = ["x"] * 1000, 0.05
     relay = UpstreamRelay(store, [UpstreamSettings(url=stub.url)], timeout_s=60)
     app = build_http(replace(services, text=relay), None)
@@ -589,7 +589,7 @@ async def test_a_server_gets_its_key_and_no_client_knows_it(
     open_client: Open, stub: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUNESERVE_API_KEY", "theirs")
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # would be where requests end
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # requests through it would fail
     client = await open_client(stub.url)
     answer = await client.post(
         "/v1/chat/completions", json=CHAT, headers={"authorization": "Bearer of-the-client"}

@@ -1,4 +1,4 @@
-"""What becomes of requests when the generators behind a handle fail."""
+"""Requests when the generators behind a handle fail."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ DEAD = ActorUnavailableError("gone", b"0" * 16)
 
 
 class Items(DeploymentResponseGenerator[Any]):
-    """What a handle gives for a stream; raises what is to be raised."""
+    """The response of a handle to a streamed call; raises the items that are exceptions."""
 
     def __init__(self, items: list[Any]) -> None:
         self._items = self._play(items)
@@ -53,7 +53,7 @@ class Items(DeploymentResponseGenerator[Any]):
 
 
 class Response:
-    """What a handle gives for a whole answer."""
+    """The response of a handle to a call that is not streamed."""
 
     def __init__(self, item: Any) -> None:
         self._item = item
@@ -71,7 +71,7 @@ class Response:
 
 
 class Handle:
-    """A handle whose calls come out as planned, one after the other."""
+    """A handle whose calls return the planned results in sequence."""
 
     app_name, deployment_name = "tuneserve", "Generator"
 
@@ -172,7 +172,7 @@ def make_status(state: str, num_running: int) -> ServeStatus:
 async def test_health_is_what_the_controller_found(
     monkeypatch: pytest.MonkeyPatch, state: str, num_running: int, may_sleep: bool, is_well: bool
 ) -> None:
-    """A request to ask how a generator is would wait behind all that it has to answer."""
+    """A health request to a generator would be queued behind its generation requests."""
     reads: list[int] = []
 
     def read() -> ServeStatus:

@@ -1,4 +1,4 @@
-"""What is removed without anybody asking for it."""
+"""Automatic removal of data that is no longer needed."""
 
 import os
 from itertools import count
@@ -39,7 +39,7 @@ def test_only_the_setting_bounds_the_token_cache(
     entry = layout.token_cache / "entry"
     entry.mkdir(parents=True)
     with (entry / "rows").open("wb") as file:
-        file.truncate(MAX_CACHE_BYTES + 1)  # takes no room on the disk
+        file.truncate(MAX_CACHE_BYTES + 1)  # a sparse file, which uses no disk space
     durable.write_json(entry / durable.MANIFEST_NAME, {"files": {}})
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"text": "fox"}\n')
@@ -71,7 +71,7 @@ def test_it_continues_after_an_unexpected_fault(
 def test_what_killed_processes_left_is_removed_while_it_runs(layout: StorageLayout) -> None:
     for name in (".deleted-0001", ".upload-x", ".added-x"):
         (layout.models / name).mkdir()
-        (layout.models / name / ".lock").touch()  # no process holds it any more
+        (layout.models / name / ".lock").touch()  # no process holds this lock any more
     (layout.files / ".upload-x").mkdir()
     (layout.files / ".upload-x" / ".lock").touch()
     layout.aliases.write_text("{")

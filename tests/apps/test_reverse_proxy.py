@@ -1,4 +1,4 @@
-"""The example configuration of nginx, with other ports and shorter timeouts, in front of a stub."""
+"""The example nginx configuration, with other ports and shorter timeouts, in front of a stub."""
 
 import asyncio
 import os
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class Stub:
-    """Answers with the request's headers and the length of its body, or streams events."""
+    """An application that answers with request headers and body length, or streams events."""
 
     def __init__(self) -> None:
         self.may_end = threading.Event()
@@ -84,7 +84,7 @@ def replace(text: str, pattern: str, replacement: str) -> str:
 
 
 def write_configuration(folder: Path, upstream_port: int, port: int) -> Path:
-    """Adapt the example: ports, folders and timeouts, and nothing else."""
+    """Write the example with other ports, folders and timeouts; returns the path of the file."""
     text = CONFIGURATION.read_text()
     text = replace(text, r"/run/nginx\.pid", str(folder / "nginx.pid"))
     text = replace(text, r"/var/log/nginx", str(folder))
@@ -110,7 +110,7 @@ def stub() -> Stub:
 
 @pytest.fixture(scope="module")
 def port(stub: Stub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port where nginx speaks TLS."""
+    """The TLS port of nginx."""
     assert NGINX is not None, "nginx is not installed"
     folder = tmp_path_factory.mktemp("nginx")
     make_certificate = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost"
@@ -162,7 +162,7 @@ def connect(port: int) -> ssl.SSLSocket:
 
 
 def read_all(connection: ssl.SSLSocket) -> bytes:
-    """Read until the server closes; fails if it does not."""
+    """Read until the server closes the connection; a timeout fails the test."""
     received = b""
     with suppress(ConnectionError, ssl.SSLEOFError):
         while piece := connection.recv(65536):

@@ -1,4 +1,4 @@
-"""Serve's command line, with a free port for the agent of a cluster that it starts."""
+"""Serve's command line, with a free port for the agent of the cluster that it starts."""
 
 import pytest
 from ray._private.parameter import RayParams

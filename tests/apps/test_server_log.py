@@ -1,4 +1,4 @@
-"""The log of `tuneserve run`: private, rotated, and that of the previous start is kept."""
+"""The log of `tuneserve run`: private, rotated, and kept from the previous start."""
 
 import os
 import stat
@@ -10,7 +10,7 @@ from apps.server_log import ServerLog
 
 
 def write_log(path: Path, text: str, max_bytes: int = 10_000, num_old_files: int = 2) -> ServerLog:
-    """Log what a process prints, as `tuneserve run` does."""
+    """Log the output of a process, as `tuneserve run` does."""
     log = ServerLog(path, max_bytes=max_bytes, num_old_files=num_old_files)
     command = [sys.executable, "-c", "import sys; sys.stdout.write(sys.argv[1])", text]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

@@ -1,4 +1,4 @@
-"""The process of `serve run`: its environment, Ray's token, and how it ends."""
+"""The process of `serve run`: its environment, Ray's token, and its shutdown."""
 
 import signal
 import socket
@@ -33,7 +33,7 @@ def test_rays_logs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def no_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without a cluster, and a user who has set nothing."""
+    """A machine without a cluster and without Ray's environment variables."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     tokens = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
     for name in ("RAY_ADDRESS", "RAY_worker_niceness", BINDING, *tokens):
@@ -133,7 +133,7 @@ def test_stopping_a_server_ends_its_family() -> None:
 
 
 def test_a_second_signal_shortens_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes while the server, which ignores the first one, is waited for."""
+    """The second signal arrives during the wait for a server that ignores the first one."""
     monkeypatch.setattr("apps.server_process.URGENT_TIMEOUT_S", 0.1)
     program = (
         "import signal, time\n"
@@ -171,7 +171,7 @@ def test_the_first_signal_asks_to_stop_and_the_second_is_noted() -> None:
 
 @pytest.fixture
 def paused_runs(tmp_path: Path) -> DrainSignal:
-    """The signal of an application whose fine-tunes are paused already."""
+    """The drain signal of an application whose fine-tunes are already paused."""
     signal_folder = DrainSignal(tmp_path)
     signal_folder.report_runs_paused()
     return signal_folder

@@ -1,4 +1,4 @@
-"""Storage folders of the release before, and of a release that does not exist yet."""
+"""Storage folders of the previous release, and of a future release."""
 
 import hashlib
 import json
@@ -60,7 +60,7 @@ def client(layout: StorageLayout, queue: RunQueue) -> httpx.AsyncClient:
 
 
 def change(path: Path, **changes: Any) -> dict[str, Any]:
-    """Rewrite a stored file as another release might have."""
+    """Rewrite a stored file as another release might write it."""
     value = {**durable.read_json(path), **changes}
     path.write_text(json.dumps(value))
     return value
@@ -134,7 +134,7 @@ async def test_what_is_stored_says_its_format(queue: RunQueue, layout: StorageLa
         name_export_note(RunFolder(layout.run(PAUSED)), "two"),
     ):
         assert durable.read_json(path)["format_version"] == "1.0", path
-    # Release 0.1 would refuse it there: the version in run.json is that of the whole folder.
+    # Release 0.1 would reject a version in spec.json; that in run.json covers the whole folder.
     assert "format_version" not in durable.read_json(run.spec_file)
 
 
@@ -163,7 +163,7 @@ async def test_what_a_newer_minor_version_added_is_ignored_and_kept(
     ]
     clone = await client.post(f"{JOBS}/{QUEUED}/clone", json={"suffix": "two"})
     assert clone.status_code == 200
-    run.write_spec(run.read_spec())  # as when a run settles its precision
+    run.write_spec(run.read_spec())  # as when a run determines its precision
     kept = durable.read_json(run.record_file)
     assert (kept["tags"], kept["format_version"], kept["writer"]) == (["new"], "1.7", "job")
     assert kept["request"]["reward"] == {"kind": "new"}
@@ -227,7 +227,7 @@ async def test_a_newer_major_version_is_shown_with_the_reason_and_never_touched(
 
 
 def list_versioned_model_files(layout: StorageLayout) -> list[Path]:
-    """List the files of the fixture's model and checkpoint that have a version."""
+    """List the versioned files of the fixture's model and checkpoint."""
     checkpoint = RunFolder(layout.run(PAUSED)).checkpoints / "checkpoint_0000000002"
     model = layout.model(TUNED)
     return [model / "lineage.json", model / "manifest.json", checkpoint / "manifest-00000.json"]

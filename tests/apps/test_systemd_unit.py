@@ -1,4 +1,4 @@
-"""The example unit for systemd."""
+"""The example systemd unit."""
 
 import configparser
 import shutil
@@ -20,7 +20,7 @@ def read_unit() -> configparser.SectionProxy:
 
 
 def test_one_process_without_memory_does_not_end_the_application() -> None:
-    """By default systemd stops a unit of which the kernel has killed one process."""
+    """By default systemd stops a unit if the kernel's OOM killer kills one of its processes."""
     assert read_unit()["OOMPolicy"] == "continue"
 
 

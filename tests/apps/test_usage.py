@@ -129,7 +129,7 @@ async def test_a_job_that_asks_for_too_much_is_refused(
 async def connect(
     layout: StorageLayout, jobs: NotedJobs, max_model_store_bytes: int
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """Open the API of an application whose models and checkpoints may have so many bytes."""
+    """Open the API of an application with a size limit for models and checkpoints."""
     limits = UsageLimits(max_model_store_bytes=max_model_store_bytes)
     with closing(RunQueue(layout, jobs, limits=limits)) as queue:
         services = build_services(layout, queue, limits=limits)
@@ -139,7 +139,7 @@ async def connect(
 
 
 def add_checkpoint(run: RunFolder, step: int, size_bytes: int) -> Path:
-    """Write the manifest of a checkpoint whose one file has so many bytes."""
+    """Write the manifest of a checkpoint with one file of `size_bytes`."""
     folder = run.checkpoints / f"checkpoint_{step:010d}"
     folder.mkdir(parents=True)
     manifest = {

@@ -1,4 +1,4 @@
-"""What Ray's LLM support is given to serve; running it needs vLLM and a GPU."""
+"""The configuration that Ray's LLM support receives; running it requires vLLM and a GPU."""
 
 import importlib.util
 import json
@@ -37,7 +37,7 @@ def make_settings(layout: StorageLayout, **settings: Any) -> VllmSettings:
 
 
 def describe(layout: StorageLayout, **settings: Any) -> LLMConfig:
-    """What Ray makes of a model's description; Ray itself refuses one that is wrong."""
+    """Return Ray's configuration of the only model; Ray itself rejects an invalid description."""
     (described,) = describe_models(ModelStore(layout), make_settings(layout, **settings))
     return LLMConfig.model_validate(described)
 
@@ -52,7 +52,7 @@ def test_a_model_is_served_from_the_store_under_its_id(layout: StorageLayout) ->
 
 
 def test_vllm_gets_no_model_whose_settings_name_a_file(layout: StorageLayout) -> None:
-    """vLLM gives the directory to transformers, which opens the `vocab` of some classes."""
+    """vLLM passes the directory to transformers, which opens the `vocab` of some classes."""
     source = layout.root / "source"
     shutil.copytree(layout.model("tiny"), source)
     settings = json.loads((source / "tokenizer_config.json").read_text())
@@ -117,7 +117,7 @@ def read_deploy(text: str) -> dict[str, Any]:
 @pytest.mark.parametrize("is_uncommented", [False, True])
 def test_the_deploy_file_is_one_that_serve_and_we_take(is_uncommented: bool) -> None:
     text = DEPLOY.read_text()
-    if is_uncommented:  # the place that is shown as a comment
+    if is_uncommented:  # also the part that is commented out
         text = re.sub(r"^  # (?=  |- )", "  ", text, flags=re.MULTILINE)
     applications = read_deploy(text)
     places = [name for name in applications if name.startswith("vllm")]
@@ -136,7 +136,7 @@ def test_the_deploy_file_is_one_that_serve_and_we_take(is_uncommented: bool) -> 
 
 
 def test_every_application_can_be_imported_and_built() -> None:
-    """As far as Serve gets before a builder runs: a wrong key in `args` is refused by name."""
+    """Serve's validation before a builder runs names a wrong key in `args`."""
     for application in read_deploy(DEPLOY.read_text()).values():
         module, _, name = application["import_path"].partition(":")
         builder = getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""`make audit` fails on findings, and says so where it cannot look for any."""
+"""`make audit` fails on findings, and reports when it cannot check for any."""
 
 import json
 import subprocess
@@ -36,7 +36,10 @@ def index() -> Iterator[HTTPServer]:
 
 
 def audit(folder: Path, port: int, status: int) -> tuple[int, str, list[str]]:
-    """Run the audit with a pip-audit that ends as it is told; returns what it was asked."""
+    """Run the audit with a fake pip-audit that exits with `status`, and return the outcome.
+
+    The outcome is the exit status, the output, and the arguments that pip-audit received.
+    """
     asked = folder / "asked"
     command = folder / "pip-audit"
     command.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {asked}\nexit {status}\n')

@@ -1,4 +1,4 @@
-"""The real application: `serve run deploy.yaml` on a port and a storage root of its own."""
+"""The real application: `serve run deploy.yaml` with its own port and storage root."""
 
 import shutil
 import subprocess
@@ -21,13 +21,13 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what needs the application last: it takes a third of a core as long as it is up."""
+    """Run tests that use the application last, because it uses a third of a core while it runs."""
     items.sort(key=lambda item: "application" in getattr(item, "fixturenames", ()))
 
 
 @dataclass(frozen=True)
 class Application:
-    """A running application, and OpenAI's own client pointed at it."""
+    """A running application, and OpenAI's own client connected to it."""
 
     url: str
     storage: Path
@@ -82,9 +82,9 @@ def is_up(application: Application) -> bool:
 
 @pytest.fixture(scope="session", autouse=True)
 def ray_folder() -> Iterator[None]:
-    """Keep Ray's files apart: what other clusters left behind on this machine is not joined.
+    """Use a separate folder for Ray's files, so that tests do not join another local cluster.
 
-    Not in pytest's own folders: the paths of Ray's sockets may have 107 bytes at most.
+    The folder is not below pytest's own, because paths of Ray's sockets have at most 107 bytes.
     """
     folder = tempfile.mkdtemp(prefix="tuneserve-")
     with pytest.MonkeyPatch.context() as patch:

@@ -1,6 +1,6 @@
-"""DeepSpeed workers that take a step with any architecture and save it, as training does.
+"""DeepSpeed workers that train any architecture for one step and save it, as training does.
 
-They also note whether rows of a flattened batch influence each other.
+They also record whether rows of a flattened batch influence each other.
 """
 
 from collections.abc import Sequence
@@ -30,16 +30,16 @@ LEAK_NAME = "leak.txt"
 
 @dataclass(frozen=True)
 class ExportCase:
-    """One model to train for a step: the folder it is in, how, and where it is saved to."""
+    """One model to train for a step: its folder, the settings, and the checkpoint to write."""
 
     model: Path
     checkpoint: Path
     settings: dict[str, Any] = field(default_factory=dict)
-    frozen: tuple[str, ...] = ()  # beginnings of the names of parameters that are not trained
+    frozen: tuple[str, ...] = ()  # name prefixes of parameters that are not trained
 
 
 def save_in_group(world_size: int, folder: Path, cases: Sequence[ExportCase]) -> None:
-    """Train and save one case after another with `world_size` workers."""
+    """Train and save the cases in sequence with `world_size` workers."""
     rows = folder / "rows.arrow"
     if not rows.exists():
         write_table(rows, num_rows=8, vocabulary=VOCABULARY)

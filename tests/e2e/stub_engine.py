@@ -1,4 +1,4 @@
-"""An engine for Ray's LLM support that needs no GPU: it says which model it stands for."""
+"""A stub engine for Ray's LLM support that needs no GPU and answers with the path of its model."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ LOADING_S = 5.0
 
 
 class StubEngine(LLMEngine):
-    """Answers chats with the path of its model; a model called 'slow' takes its time to load."""
+    """An engine that answers chats with its model's path; 'slow' takes `LOADING_S` to load."""
 
     def __init__(self, llm_config: LLMConfig) -> None:
         self._loading: Any = llm_config.model_loading_config

@@ -1,4 +1,4 @@
-"""Keys, refusals and logs of the real application; nothing but the API starts anew for them."""
+"""Keys, refused requests and logs of the real application; keys are created while it runs."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
-    """The application without keys, whose replicas log JSON."""
+    """An application without keys whose replicas log JSON."""
     folder = tmp_path_factory.mktemp("access")
     port = find_free_port()
     deploy = write_deploy_file(ROOT / "deploy.yaml", folder, port)
@@ -57,7 +57,7 @@ def test_forwarded_requests_are_refused_without_a_key(served: Application) -> No
 
 
 def test_an_old_protocol_is_refused_without_a_key(served: Application) -> None:
-    """As nginx's plain `proxy_pass` sends it."""
+    """nginx's plain `proxy_pass` sends HTTP/1.0."""
     import socket
 
     port = httpx.URL(served.url).port

@@ -1,4 +1,4 @@
-"""The whole product through its front door, with OpenAI's own client."""
+"""The whole product through its HTTP API, with OpenAI's own client."""
 
 import json
 import stat
@@ -29,7 +29,7 @@ ASK_EVERY_S = 1.0
 
 
 def read_handbook(name: str) -> list[tuple[str, str]]:
-    """Every question with its answer, those of longer chats too."""
+    """Return every question with its answer, including those of longer chats."""
     chats = [json.loads(line)["messages"] for line in (HANDBOOK / name).read_text().splitlines()]
     return [
         (asked["content"], answered["content"])
@@ -46,7 +46,7 @@ def ask(client: openai.OpenAI, model: str, question: str) -> str:
 
 
 def score(client: openai.OpenAI, model: str, pairs: list[tuple[str, str]]) -> float:
-    """The share of questions that are answered word for word, asked eight at a time."""
+    """Return the share of questions answered word for word, with eight concurrent requests."""
     with ThreadPoolExecutor(8) as pool:
         answers = pool.map(lambda pair: ask(client, model, pair[0]), pairs)
         num_right = sum(given == wanted for given, (_, wanted) in zip(answers, pairs, strict=True))
@@ -54,11 +54,11 @@ def score(client: openai.OpenAI, model: str, pairs: list[tuple[str, str]]) -> fl
 
 
 def find_run_processes(application: Application, job_id: str) -> list[psutil.Process]:
-    """Every process of a run: its driver, and Ray Train's workers and controller."""
+    """Return every process of a run: its driver, and Ray Train's workers and controller."""
     found = []
     since = psutil.Process(application.process.pid).create_time()
     for process in psutil.process_iter(["cmdline", "create_time"]):
-        if process.info["create_time"] < since:  # of another cluster on this machine
+        if process.info["create_time"] < since:  # belongs to another cluster on this machine
             continue
         line = " ".join(process.info["cmdline"] or [])
         if job_id in line or "RayTrainWorker" in line or "TrainController" in line:
@@ -67,7 +67,7 @@ def find_run_processes(application: Application, job_id: str) -> list[psutil.Pro
 
 
 def kill_run_process(application: Application, job_id: str, name: str) -> None:
-    """Kill one process of a run, without a word."""
+    """Kill one process of a run with SIGKILL."""
     processes = find_run_processes(application, job_id)
     next(process for process in processes if name in " ".join(process.cmdline())).kill()
 
@@ -83,7 +83,7 @@ def count_continuations(client: openai.OpenAI, job_id: str) -> int:
 
 @pytest.fixture(scope="module")
 def job(application: Application, tmp_path_factory: pytest.TempPathFactory) -> FineTuningJob:
-    """A fine-tune with the default settings, on an upload, run to its end."""
+    """A finished fine-tune with the default settings, on an uploaded file."""
     client = application.client
     file = client.files.create(file=HANDBOOK / "train.jsonl", purpose="fine-tune")
     started = client.fine_tuning.jobs.create(
@@ -94,7 +94,7 @@ def job(application: Application, tmp_path_factory: pytest.TempPathFactory) -> F
     wait_until(
         lambda: client.fine_tuning.jobs.retrieve(started.id).status == "running", 60, "it runs"
     )
-    # Serving keeps answering while the same two cores train.
+    # Serving continues while training uses the same two cores.
     while (job := client.fine_tuning.jobs.retrieve(started.id)).status not in FINAL:
         assert ask(client, "tuneserve-demo", "Hello!")
         assert time.monotonic() - begin < 600
@@ -206,9 +206,9 @@ def test_the_job_tells_its_story(application: Application, job: FineTuningJob) -
 
 
 def test_what_is_on_disk_is_private(application: Application, job: FineTuningJob) -> None:
-    """Under the usual umask: `serve run` is started without `tuneserve run`."""
+    """With the usual umask, because `serve run` is started without `tuneserve run`."""
     root = application.storage
-    of_ray_train = root / "runs" / job.id / "ray"  # its own files are in a folder that is private
+    of_ray_train = root / "runs" / job.id / "ray"  # public files, but in a private folder
     for path in (root, *root.rglob("*")):
         if path.parent != of_ray_train and path != of_ray_train:
             assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
@@ -216,7 +216,7 @@ def test_what_is_on_disk_is_private(application: Application, job: FineTuningJob
 
 @pytest.fixture(scope="module")
 def long_job(application: Application, job: FineTuningJob) -> FineTuningJob:
-    """A fine-tune that would take hours, once it trains."""
+    """A fine-tune that would take hours, after its first steps."""
     started = application.client.fine_tuning.jobs.create(
         model="tuneserve-demo",
         training_file=job.training_file,
@@ -367,7 +367,7 @@ def test_another_site_may_not_use_it(application: Application) -> None:
 
 
 def test_ray_takes_orders_from_nobody_else(application: Application) -> None:
-    """What listens to more than this machine asks for the cluster's token."""
+    """Every server that listens on more than localhost requires the cluster's token."""
     tree = [psutil.Process(application.process.pid)]
     tree += tree[0].children(recursive=True)
     listening = {

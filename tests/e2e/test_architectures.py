@@ -1,4 +1,4 @@
-"""Every kind of architecture comes out of its shards as it was in training, name for name."""
+"""Consolidation of every kind of architecture restores the trained tensors under their names."""
 
 import shutil
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ GPT2_SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# 33 and 35 do not divide by two: the last slice of many a parameter is padded.
+# 33 and 35 are not divisible by two: the last slice of many parameters is padded.
 ODD: dict[str, Any] = {**GATED, "vocab_size": VOCABULARY + 1, "intermediate_size": 35}
 
 
@@ -89,7 +89,7 @@ ARCHITECTURES = {
 }
 
 
-# It counts positions by itself.
+# OPT computes its positions itself, across the rows of a flattened batch.
 LEAKING = {"opt"}
 
 
@@ -106,7 +106,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read_layout(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all tensors in a directory's files."""
+    """Return names and shapes of all tensors in a directory's files."""
     layout: dict[str, tuple[int, ...]] = {}
     for file in directory.glob("*.safetensors"):
         with safe_open(file, framework="pt") as tensors:

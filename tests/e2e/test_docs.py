@@ -39,13 +39,13 @@ def test_every_example_works(
 
 
 def find_ids(names: dict[str, Any]) -> dict[str, str]:
-    """The ids that the examples before have made, as the shell has them."""
+    """Return the ids from earlier examples, by the names of their shell variables."""
     made = {"FILE": "file", "JOB": "job", "CHECKPOINT": "checkpoint"}
     return {shell: names[name].id for shell, name in made.items() if name in names}
 
 
 def find_other(answers: str, names: dict[str, Any]) -> dict[str, str]:
-    """The last job that an example in the shell made."""
+    """Return the last job that a shell example created."""
     shown = re.findall(r'^{"id":"(ftjob-[^"]+)","object":"fine_tuning.job"', answers, re.MULTILINE)
     made = [job_id for job_id in shown if job_id != names["job"].id]
     return {"OTHER": made[-1]} if made else {}

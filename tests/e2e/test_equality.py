@@ -1,4 +1,4 @@
-"""What DeepSpeed's workers compute against a plain PyTorch loop, and against themselves resumed."""
+"""DeepSpeed workers compared with a plain PyTorch loop, and with themselves after a resume."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"zero_stage": 2, "offload_optimizer": True},
     {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True},
     *(
-        # A scale at which no gradient overflows: which steps are skipped depends on the rounding.
+        # A scale at which no gradient overflows, because skipped steps would depend on rounding.
         {"zero_stage": stage, "precision": "fp16", "deepspeed": {"fp16": FP16_SCALE}}
         for stage in (2, 3)
     ),
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def differ(found: Trained, expected: Trained) -> dict[str, float]:
-    """Largest relative differences: of losses, gradient norms, and parameters by their norm."""
+    """Return the largest relative differences of losses, gradient norms, and parameters (norm)."""
     parameters = [
         float((found.parameters[name] - tensor).norm() / tensor.norm())
         for name, tensor in expected.parameters.items()
@@ -63,7 +63,7 @@ def _differ_most(found: Sequence[float], expected: Sequence[float]) -> float:
 
 
 def measure_least_move(folder: Path, case: Case, trained: Trained) -> float:
-    """How far training moved the parameter that moved least, relative to its norm."""
+    """Return the smallest change of a parameter by training, relative to its norm."""
     untrained = train_plainly(folder, replace(case, last=0)).parameters
     return min(
         float((trained.parameters[name] - tensor).norm() / tensor.norm())

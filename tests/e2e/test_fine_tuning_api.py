@@ -1,6 +1,6 @@
-"""Written against OpenAI's own documentation of its fine-tuning API; only `base_url` is ours.
+"""Tests written from OpenAI's documentation of its fine-tuning API; only `base_url` is ours.
 
-What it says of `paused` is the one thing of ours: OpenAI's pages have the calls, but no status.
+The status `paused` is the only addition: OpenAI documents the calls, but no status for them.
 """
 
 import csv
@@ -51,7 +51,7 @@ def validation_file(client: openai.OpenAI, rows: list[str]) -> str:
 
 @pytest.fixture(scope="module")
 def job(client: openai.OpenAI, training_file: str, validation_file: str) -> FineTuningJob:
-    """A job as in the guide, run to its end."""
+    """A finished job with the settings of the guide."""
     job = client.fine_tuning.jobs.create(
         training_file=training_file,
         validation_file=validation_file,
@@ -174,7 +174,7 @@ def test_the_tuned_model_answers(client: openai.OpenAI, job: FineTuningJob) -> N
 
 @pytest.fixture(scope="module")
 def waiting(client: openai.OpenAI, training_file: str) -> Iterator[list[str]]:
-    """One job that computes for long, and two that wait behind it."""
+    """One long-running job, and two queued jobs behind it."""
     made = [
         client.fine_tuning.jobs.create(
             training_file=training_file,
@@ -239,7 +239,7 @@ def test_a_job_is_paused_resumed_and_cancelled(client: openai.OpenAI, waiting: l
     )
     assert client.fine_tuning.jobs.cancel(first).status == "cancelled"
     num_told = len(client.fine_tuning.jobs.list_events(first, limit=100).data)
-    assert client.fine_tuning.jobs.resume(first).status == "queued"  # it was a mistake
+    assert client.fine_tuning.jobs.resume(first).status == "queued"  # undo the cancellation
     wait_until(
         lambda: any(
             event.message.startswith("Resuming after step")

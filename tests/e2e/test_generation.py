@@ -33,7 +33,7 @@ def chat(content: str, **fields: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def plain() -> tuple[Any, Any]:
-    """The model without us: transformers alone."""
+    """The model and tokenizer in plain transformers."""
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype="auto").eval()
     return model, AutoTokenizer.from_pretrained(FOLDER)
@@ -111,7 +111,7 @@ def test_completions_go_on_with_texts_and_with_tokens(
 def test_likelihoods_of_texts_are_those_of_a_plain_forward_pass(
     application: Application, plain: tuple[Any, Any]
 ) -> None:
-    """As evaluation harnesses ask: the prompt as tokens, echoed, with one token more."""
+    """Like evaluation harnesses: the prompt as tokens, echoed, with one generated token."""
     model, tokenizer = plain
     texts = [" ".join(WORDS[at : at + 5 + at % 40]) for at in range(0, 50 * 37, 37)]
     assert len(texts) == 50
@@ -137,8 +137,8 @@ def test_likelihoods_of_texts_are_those_of_a_plain_forward_pass(
 def exact(application: Application, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The model in fp32, which the application has as `demo-fp32`.
 
-    In bf16 the likeliest two tokens are equal, to rounding, every few hundred tokens, and how a
-    product is rounded depends on how many rows it has.
+    In bf16 the two most likely tokens tie within rounding every few hundred tokens, and the
+    rounding of a matrix product depends on its number of rows.
     """
     folder = tmp_path_factory.mktemp("fp32")
     model: Any = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
@@ -153,7 +153,7 @@ def exact(application: Application, tmp_path_factory: pytest.TempPathFactory) ->
 def test_greedy_answers_at_once_equal_generate_one_by_one(
     application: Application, exact: Any, plain: tuple[Any, Any]
 ) -> None:
-    """200 prompts of mixed length, 16 at a time, token for token."""
+    """Compare the tokens of 200 prompts of mixed length, with 16 concurrent requests."""
     _, tokenizer = plain
     prompts = [
         tokenizer(f"{at}. {' '.join(WORDS[at : at + 1 + at % 60])}")["input_ids"]
@@ -206,7 +206,7 @@ def test_prometheus_finds_every_metric_of_the_dashboard(application: Application
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     names = {name for query in queries for name in re.findall(r"ray_tuneserve_\w+", query)}
     assert len(names) == 11
-    for model in (MODEL, "demo-fp32"):  # the alias is followed from its first request on
+    for model in (MODEL, "demo-fp32"):  # a replica follows the alias from its first request on
         httpx.put(f"{application.url}/v1/aliases/moving", json={"model": model}).raise_for_status()
         application.client.chat.completions.create(**chat("Hello!", model="moving"))
     for _ in application.client.chat.completions.create(**chat("Hello!"), stream=True):

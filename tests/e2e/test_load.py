@@ -1,4 +1,4 @@
-"""Two replicas of the generator under more load than they take, and when one of them is killed."""
+"""Two generator replicas under more load than they admit, and when one of them is killed."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application
 
 @dataclass
 class Seen:
-    """What clients saw: how often each status came, and what else was odd."""
+    """The number of responses by status, and unexpected responses."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     oddities: list[str] = field(default_factory=list)
@@ -86,7 +86,7 @@ async def keep_asking(
 
 
 async def find_latency_s(session: aiohttp.ClientSession) -> float:
-    """The median time of answers asked for one by one."""
+    """Return the median latency in seconds of sequential requests."""
     times = []
     for _ in range(15):
         started = time.monotonic()
@@ -107,7 +107,7 @@ def find_replicas(application: Application) -> dict[int, psutil.Process]:
 
 
 def find_memory_bytes(application: Application) -> int:
-    """Memory of all processes of the application; what they share counts once."""
+    """Return the unique memory (USS) of all processes of the application, in bytes."""
     root = psutil.Process(application.process.pid)
     total = 0
     for process in [root, *root.children(recursive=True)]:

@@ -1,6 +1,6 @@
-"""Many requests made from the API's own description; none of them may be our fault.
+"""Many requests generated from the API's own description; none may cause a server error.
 
-`FUZZ_REQUESTS` sets how many (1,500 by default, 5,000 with `make chaos`).
+`FUZZ_REQUESTS` sets the number (1,500 by default, 5,000 with `make chaos`).
 """
 
 import os
@@ -44,7 +44,7 @@ TEXT_PATHS = tuple(EVENTS)
 
 def test_no_request_that_the_description_allows_is_our_fault(application: Application) -> None:
     schema: Any = schemathesis.openapi.from_url(f"{application.url}/openapi.json")
-    schema.config.max_stream_events = MAX_STREAM_EVENTS  # by default it leaves long ones early
+    schema.config.max_stream_events = MAX_STREAM_EVENTS  # the default cuts long streams short
     operations = [result.ok() for result in schema.get_all_operations()]
     statuses: Counter[int] = Counter()
     answered: Counter[str] = Counter()
@@ -69,8 +69,8 @@ def test_no_request_that_the_description_allows_is_our_fault(application: Applic
             except FailureGroup as exc:
                 faults.append(f"{case.method} {case.formatted_path}: {exc.exceptions}")
 
-    # One without parameters has one request; text and uploads, which are seldom valid, have four
-    # times as many.
+    # An operation without parameters gets one request; generation and uploads, whose requests are
+    # seldom valid, get four times as many as the others.
     num_each = 12 * MIN_REQUESTS // (10 * (len(operations) + 12))
     for operation in operations:
 
@@ -117,7 +117,7 @@ def test_expensive_bodies_take_neither_time_nor_memory(application: Application)
 
 
 def _list_peaks(application: Application) -> list[tuple[str, int]]:
-    """Read the most memory that each process of the application has had, in bytes."""
+    """Return the peak memory of each process of the application in bytes, largest first."""
     peaks = []
     for process in psutil.Process(application.process.pid).children(recursive=True):
         try:
@@ -140,7 +140,7 @@ def _check_events(model: type[BaseModel], text: str) -> None:
 
 
 def _lead_to_the_model(case: Any, *, is_streamed: bool) -> None:
-    """Let requests for text get beyond the name of the model, and be short."""
+    """Set an existing model and a low token limit in generation requests."""
     if isinstance(case.body, dict) and case.path in TEXT_PATHS:
         case.body["model"] = MODEL
         if is_streamed:

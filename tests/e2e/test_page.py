@@ -18,7 +18,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 PATIENCE_MS = 60_000
 RUN_TIMEOUT_MS = 400_000
 
-# Remembers every text that the last answer had while it grew.
+# Records every intermediate text of the last answer.
 WATCH_ANSWER_JS = """() => {
   window.seenAnswers = new Set();
   const look = () => {
@@ -43,7 +43,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def context(browser: Browser, application: Application) -> Iterator[BrowserContext]:
-    """One visitor, who must not be sent anywhere else."""
+    """The browser context of one visitor; fails if it requests any other site."""
     context = open_context(browser)
     asked: list[str] = []
     context.on("request", lambda request: asked.append(request.url))
@@ -60,7 +60,7 @@ def open_context(browser: Browser) -> BrowserContext:
 
 
 def count_points(page: Page) -> int:
-    """Steps that the loss curve shows."""
+    """Return the number of steps in the loss curve."""
     figure = page.locator("#loss-plot figure")
     return int(figure.get_attribute("data-points") or 0) if figure.count() else 0
 
@@ -97,7 +97,7 @@ def see_the_curve_move(page: Page) -> None:
 
 
 def see_the_same_elsewhere(browser: Browser, address: str) -> None:
-    """Another browser, which was told nothing, shows the run that computes."""
+    """Check that another browser, without any state, shows the active run."""
     other = open_context(browser)
     page = other.new_page()
     page.goto(address.partition("?")[0])

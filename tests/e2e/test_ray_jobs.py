@@ -1,4 +1,4 @@
-"""Jobs run on the cluster of the process that submits them, also where another one runs."""
+"""Jobs run on the cluster of the submitting process, even if another local cluster exists."""
 
 import os
 import shlex
@@ -51,7 +51,7 @@ for job_id, command in (("report", sys.argv[1]), ("killed", sys.argv[2])):
 
 @pytest.fixture
 def other_cluster() -> Iterator[str]:
-    """The address of a cluster that is not ours, and that Ray resolves `auto` to."""
+    """The address of another cluster, to which Ray resolves `auto`."""
     command = [sys.executable, "-c", START_CLUSTER]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""Runs that are killed, paused and extended on a real Ray cluster go on as if nothing had been."""
+"""Runs that are killed, paused and extended on a real Ray cluster continue without a difference."""
 
 import re
 import signal
@@ -29,7 +29,7 @@ from training.__main__ import PAUSED_STATUS
 
 pytestmark = pytest.mark.e2e
 
-PAUSE_MARGIN_S = 15.0  # beyond its time limit, as docs/operations.md says
+PAUSE_MARGIN_S = 15.0  # beyond its time limit, as documented in docs/operations.md
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def folder(trained_folder: TrainedFolder) -> Path:
 
 
 def find_workers(process: "subprocess.Popen[bytes]", doing: str = "") -> list[psutil.Process]:
-    """The training's workers, whose titles Ray sets to what they do."""
+    """Return the workers of a run; Ray sets their process titles to their current method."""
     assert process.poll() is None
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
@@ -51,13 +51,13 @@ def find_workers(process: "subprocess.Popen[bytes]", doing: str = "") -> list[ps
 def test_lost_workers_are_replaced(
     folder: Path, whole: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is killed as it starts, and one no longer answers; the chaos test kills one at work.
+    """One worker is killed as it starts, another one hangs; the chaos test kills training workers.
 
-    The cluster has no room for two groups of workers at once where it has two CPUs.
+    A cluster of two CPUs has no room for two worker groups at the same time.
     """
     monkeypatch.setenv("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "6")
     with start(folder, "worker", cpus_per_worker=0.9) as process:
-        # Ray Train itself gives up where a worker ends as it receives the training function.
+        # Ray Train itself gives up if a worker ends while it receives the training function.
         starting = wait_until(
             lambda: find_workers(process, ".run_train_fn"), TIMEOUT_S, "a worker starts"
         )
@@ -103,7 +103,7 @@ def test_a_run_goes_on_after_a_kill_and_after_a_pause_that_timed_out(
 
 
 def test_a_paused_run_goes_on_with_other_numbers_of_workers(folder: Path, whole: Steps) -> None:
-    """Two workers, then one, then two again; each goes on from what the one before has saved."""
+    """Two workers, then one, then two again; each resumes from the previous checkpoint."""
     num_steps = 0
     for num_workers in (2, 1):
         with start(folder, "resized", num_workers=num_workers) as process:
@@ -158,7 +158,7 @@ def test_a_tuned_model_can_be_tuned_further(folder: Path, whole: Steps) -> None:
 
 
 def test_training_stops_early_and_keeps_the_best(folder: Path) -> None:
-    """With labels that say nothing, more steps only fit noise."""
+    """With uninformative labels, more steps only fit noise."""
     settings: dict[str, Any] = {
         "keep": "best",
         "early_stopping_patience": 2,

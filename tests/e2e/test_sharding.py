@@ -1,4 +1,4 @@
-"""What ZeRO-3 leaves on each worker, measured on the tensors that are really there."""
+"""The memory of each worker under ZeRO-3, measured on the allocated tensors."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of 20 million parameters, large enough that its shards outweigh small change."""
+    """A model of 20 million parameters, so large that its shards outweigh constant overhead."""
     folder = tmp_path_factory.mktemp("sharding")
     tokenizer = AutoTokenizer.from_pretrained(build_tiny_model(folder / "source"))
     config = LlamaConfig(

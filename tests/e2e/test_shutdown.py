@@ -41,7 +41,7 @@ SETTINGS = {
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process still runs; one that ended and whose parent is gone may stay a zombie."""
+    """Return whether a process still runs; an ended orphan may remain as a zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -49,7 +49,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def build_endless_model(directory: Path) -> Path:
-    """A model with a longer context that never ends its turn."""
+    """Build a model with a longer context that never ends its turn."""
     build_tiny_model(directory)
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
         settings = json.loads((directory / name).read_text())
@@ -131,7 +131,7 @@ def read_messages(folder: Path, job_id: str) -> list[str]:
 
 
 class Stream(threading.Thread):
-    """A streamed chat in a thread; `text` is what has come of it."""
+    """A streamed chat in a thread; `num_pieces` is the number of pieces received so far."""
 
     def __init__(self, client: OpenAI) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Stream(threading.Thread):
 
 @pytest.fixture
 def start_training(folder: Path) -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]:
-    """Start `python -m training` on a cluster of its own, with steps enough for the whole test."""
+    """Start `python -m training` on a separate cluster, with enough steps for the whole test."""
     with ExitStack() as stack:
         yield lambda: stack.enter_context(start(folder, BESIDE, num_workers=1, epochs=10_000))
 
@@ -163,9 +163,9 @@ def test_sigterm_drains_and_the_next_start_continues(
     supervisors: list[Supervisor],
     start_training: Callable[[], "subprocess.Popen[bytes]"],
 ) -> None:
-    """A training command starts after the application, and the application starts again after it.
+    """A training command starts after the application, and the application restarts after it.
 
-    Their Ray clusters must not disturb each other in either order.
+    Their Ray clusters must not affect each other in either order.
     """
     port = find_free_port()
     models = {name: str(folder / name) for name in ("tiny", "endless")}

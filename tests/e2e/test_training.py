@@ -1,4 +1,4 @@
-"""`python -m training` on a real Ray cluster: a whole fine-tune with two ZeRO-3 workers."""
+"""`python -m training` on a real Ray cluster: a complete fine-tune with two ZeRO-3 workers."""
 
 import json
 import subprocess
@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check_first_loss(folder: Path) -> None:
-    """By hand: the template's text, the answers' tokens alone as labels, transformers' own loss."""
+    """Recompute the first loss: chat template, answer-only labels, and transformers' own loss."""
     tokenizer = AutoTokenizer.from_pretrained(folder / "tiny")
     model = AutoModelForCausalLM.from_pretrained(folder / "tiny", dtype=torch.float32)
     spec = load_spec(folder / "spec.json")

@@ -1,4 +1,4 @@
-"""A file of two gigabytes goes in and out again while the API's memory stays small."""
+"""Upload and download of a file of two gigabytes, while the API's memory stays small."""
 
 import threading
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ HEADERS = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
 
 
 def make_form(num_bytes: int) -> Iterator[bytes]:
-    """A form with a file that is one endless word, so that checking it ends at once."""
+    """Yield a form whose file is one endless word, so that its check ends immediately."""
     disposition = b'content-disposition: form-data; name="%b"'
     yield b"--b0und\r\n" + disposition % b"purpose" + b"\r\n\r\nfine-tune\r\n"
     yield b"--b0und\r\n" + disposition % b"file" + b'; filename="big.jsonl"\r\n\r\n'
@@ -38,7 +38,7 @@ def find_api(application: Application) -> psutil.Process:
 
 @pytest.fixture
 def peak(application: Application) -> Iterator[list[int]]:
-    """The most memory that the API had, in bytes, as long as the test runs."""
+    """The peak memory of the API during the test, in bytes."""
     api, most, ended = find_api(application), [0], threading.Event()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""The real application where another server answers, with OpenAI's own client."""
+"""The real application with an upstream, tested with OpenAI's own client."""
 
 from collections.abc import Iterator
 

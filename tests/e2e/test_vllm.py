@@ -1,6 +1,6 @@
 """`deploy.vllm.yaml` with Ray's own LLM support; only vLLM's engine, which needs a GPU, is a stub.
 
-Needs the extra `vllm`. Ray believes that the machine has two GPUs, and CPUs enough.
+Requires the extra `vllm`. `RAY_OVERRIDE_RESOURCES` makes Ray assume two GPUs and enough CPUs.
 """
 
 import json
@@ -45,14 +45,14 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
 
 
 def find_replicas(application: Application) -> dict[int, str]:
-    """The replicas of the application's deployments, by their processes."""
+    """Return the process titles of the application's replicas by PID."""
     tree = psutil.Process(application.process.pid).children(recursive=True)
     titles = {process.pid: " ".join(process.cmdline()) for process in tree}
     return {pid: title for pid, title in titles.items() if "ServeReplica:" in title}
 
 
 def send_deploy_file(application: Application, deploy: Path) -> None:
-    """Have the running application take up a changed file; another cluster may run here too."""
+    """Deploy a changed file to the running application, by address: other clusters may exist."""
     found = re.search(r"http://127\.0\.0\.1:\d+", application.log.read_text())
     assert found is not None, "Ray says where its dashboard is"
     serve = str(Path(sys.executable).parent / "serve")
@@ -62,7 +62,7 @@ def send_deploy_file(application: Application, deploy: Path) -> None:
 
 
 def ask(application: Application, model: str) -> tuple[str, str]:
-    """Which model answers, and what it says."""
+    """Send one chat; returns the `x-model-id` of the response and its text."""
     answer = application.client.chat.completions.with_raw_response.create(
         model=model,
         messages=CHAT,

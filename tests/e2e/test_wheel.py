@@ -1,4 +1,4 @@
-"""The built wheel, installed in a clean environment outside the checkout, serves."""
+"""The built wheel works when installed in a clean environment outside the checkout."""
 
 import json
 import re
@@ -86,7 +86,7 @@ def test_the_bill_of_materials_has_the_runtime_dependencies_alone(tmp_path: Path
     assert bom["bomFormat"] == "CycloneDX"
     assert bom["metadata"]["component"]["name"] == "tuneserve"
     found = {component["name"].lower(): component["version"] for component in bom["components"]}
-    for name in ("ray", "torch", "uvicorn", "grpcio", "opencensus"):  # also those of ray's extras
+    for name in ("ray", "torch", "uvicorn", "grpcio", "opencensus"):  # including ray's extras
         assert found[name] == version(name)
     assert not {"pytest", "mypy", "ruff", "openai", "playwright", "schemathesis"} & set(found)
     refs = {component["bom-ref"] for component in bom["components"]}

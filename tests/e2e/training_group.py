@@ -1,6 +1,6 @@
-"""DeepSpeed workers without Ray: processes of one gloo group that run the engine's own steps.
+"""DeepSpeed workers without Ray: processes of one gloo group that run the product's own steps.
 
-One group runs many cases, because starting processes takes longer than the cases do.
+One group runs many cases, because starting the processes takes longer than the cases.
 """
 
 import os
@@ -29,14 +29,14 @@ from training.progress import Progress
 from training.resume import is_resharded, load_checkpoint
 from training.spec import TrainingSpec
 
-NUM_STEPS = 40  # that the learning rate is worked out over; fewer are taken
+NUM_STEPS = 40  # length of the learning-rate schedule; fewer steps are taken
 
 Parameters = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One training to compute: the spec's settings, and which of its steps are taken."""
+    """One training run to compute: settings of the spec, and the range of steps to take."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     layout: BatchLayout = "padded"
@@ -45,13 +45,13 @@ class Case:
     last: int = 10
     save_after: int | None = None
     checkpoint: Path | None = None  # saved to, or loaded from if `first` is not 0
-    saved_by: int = 0  # workers that wrote it
+    saved_by: int = 0  # number of workers that wrote it
     allow_fp16: bool = False
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a case: the loss and the gradient norm of every step, and the weights."""
+    """The result of a case: loss and gradient norm of every step, and the weights."""
 
     losses: list[float]
     grad_norms: list[float]
@@ -61,7 +61,7 @@ class Trained:
 
 
 def write_table(path: Path, num_rows: int = 60, vocabulary: int = 300) -> Path:
-    """Write rows of random tokens, the first third of each not learned."""
+    """Write rows of random tokens; the first third of each is not learned."""
     random = np.random.default_rng(0)
     with TokenWriter(path) as writer:
         for line in range(num_rows):
@@ -72,7 +72,7 @@ def write_table(path: Path, num_rows: int = 60, vocabulary: int = 300) -> Path:
 
 
 def train_in_group(world_size: int, folder: Path, cases: Sequence[Case]) -> list[Trained]:
-    """Compute cases one after another with `world_size` workers; `folder` has model and rows."""
+    """Compute cases in sequence with `world_size` workers; `folder` contains model and rows."""
     results = folder / "results.pickle"
     results.unlink(missing_ok=True)
     run_in_group(_work, world_size, folder, folder, list(cases), results)
@@ -81,12 +81,12 @@ def train_in_group(world_size: int, folder: Path, cases: Sequence[Case]) -> list
 
 
 def measure_memory_in_group(world_size: int, folder: Path, case: Case) -> int:
-    """Bytes of parameters and optimizer state on the worker that holds most, after its steps."""
+    """Return the bytes of parameters and optimizer state on rank 0, after the steps of a case."""
     return max(trained.num_bytes for trained in train_in_group(world_size, folder, [case]))
 
 
 def train_plainly(folder: Path, case: Case) -> Trained:
-    """The same steps in one process, with nothing but PyTorch, each as one padded batch."""
+    """Compute the same steps with plain PyTorch in one process, each as one padded batch."""
     torch.set_num_threads(1)
     spec, rows = make_spec(folder, case), TokenTable(folder / "rows.arrow")
     torch.manual_seed(0)
@@ -110,9 +110,10 @@ def train_plainly(folder: Path, case: Case) -> Trained:
 
 
 def make_spec(folder: Path, case: Case) -> TrainingSpec:
-    """The spec of a case: steps as large as can be where fp32 still tells a slip from rounding.
+    """Build the spec of a case, with the largest steps at which errors exceed fp32 rounding.
 
-    With 0.01 the plain loop itself is 2e-4 away from one in fp64 after ten steps; with 0.003, 2e-6.
+    With a learning rate of 0.01 the plain loop itself differs by 2e-4 from one in fp64 after ten
+    steps; with 0.003, by 2e-6.
     """
     return TrainingSpec.model_validate(
         {
@@ -129,7 +130,7 @@ def make_spec(folder: Path, case: Case) -> TrainingSpec:
 
 
 def plan_steps(spec: TrainingSpec, rows: TokenTable, case: Case) -> list[Step]:
-    """The steps of as many epochs as the case needs."""
+    """Plan the steps of as many epochs as the case needs."""
     plan = BatchPlan.from_spec(spec, case.layout, case.num_shares)
     steps: list[Step] = []
     for epoch in count():
@@ -140,14 +141,14 @@ def plan_steps(spec: TrainingSpec, rows: TokenTable, case: Case) -> list[Step]:
 
 
 def join_group(rank: int, world_size: int, rendezvous: str) -> Place:
-    """Join the workers of a test over gloo, with one thread."""
+    """Join the gloo group of a test's workers, with one thread."""
     torch.set_num_threads(1)
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
         WORLD_SIZE=str(world_size),
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="0",  # DeepSpeed wants one to be set; the group is made through a file
+        MASTER_PORT="0",  # required by DeepSpeed; the group uses a file for its rendezvous
     )
     dist.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
@@ -194,7 +195,10 @@ def _train(folder: Path, case: Case, place: Place) -> Trained:
 
 
 def _measure_state(engine: Any) -> int:
-    """Bytes of every storage that holds parameters, master weights or moments here, each once."""
+    """Return the bytes of all local storages of parameters, master weights and moments.
+
+    A storage that several tensors share counts once.
+    """
     optimizer = engine.optimizer
     tensors = [parameter.ds_tensor for parameter in engine.module.parameters()]
     tensors += [parameter.data for parameter in engine.module.parameters()]
@@ -221,7 +225,7 @@ def _gather_parameters(engine: Any) -> Parameters:
 
 
 def _allow_fp16() -> None:
-    """Let DeepSpeed compute in fp16 on a CPU without fp16 instructions: slow, and the same."""
+    """Let DeepSpeed compute in fp16 on a CPU without fp16 instructions: slow, but equivalent."""
     from deepspeed.accelerator import get_accelerator
 
     kind: Any = type(get_accelerator())

@@ -1,4 +1,4 @@
-"""Processes of one gloo group, forked from one that has imported what they need."""
+"""Processes of one gloo group, forked from a server process that has imported their modules."""
 
 import multiprocessing
 import tempfile
@@ -8,16 +8,16 @@ from typing import Any
 
 import torch.multiprocessing
 
-# Importing takes each worker five seconds of a core, as long as many a group computes. And a
-# process that was forked so leaves without taking Python down first, in which a thread of gloo's,
-# dropping the last collective's tensors, now and then asks for Python's lock and aborts (3.11).
+# Importing costs each worker five CPU-seconds, as long as many groups compute. In addition, such a
+# forked process exits without finalising the interpreter; during finalisation, a gloo thread that
+# frees the tensors of the last collective sometimes requests the GIL and aborts (Python 3.11).
 _PRELOADED = ["deepspeed", "tests.e2e.training_group", "tests.e2e.export_group"]
 
 
 def run_in_group(work: Callable[..., None], world_size: int, folder: Path, *arguments: Any) -> None:
     """Run `work(rank, world_size, rendezvous, *arguments)` in `world_size` processes to its end.
 
-    Raises what a worker raised. `folder` holds the file by which they find each other.
+    Raises a worker's exception. The rendezvous file is in `folder`.
     """
     multiprocessing.set_forkserver_preload(_PRELOADED)
     rendezvous = tempfile.mktemp(dir=folder)

@@ -1,4 +1,4 @@
-"""Clients that keep an application busy while its processes are killed."""
+"""Clients that generate load on an application while its processes are killed."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from openai import OpenAI
 from tests.faults.ledger import ALIAS, MAX_RUNNING, Ledger, Move
 
 BASE_MODEL, OTHER_MODEL = "tiny", "other"
-MAX_UNFINISHED = 3  # so that one of them is queued
+MAX_UNFINISHED = 3  # one more than MAX_RUNNING, so that one job is queued
 ROWS = [
     {"prompt": f"What comes after {number}{' please' * (number % 5)}?", "completion": f"{number}."}
     for number in range(60)
@@ -34,10 +34,10 @@ _FINAL = {"succeeded", "failed", "cancelled"}
 
 
 class Clients:
-    """Threads that upload, create jobs, move an alias and chat, and note what was acknowledged.
+    """Threads that upload, create jobs, move an alias and chat, and record acknowledged requests.
 
-    A refused or broken request is tried again later with other content: only what was answered
-    with success counts.
+    After a rejected or failed request, the client sends another one later with different content:
+    only requests that were answered with success count.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Clients:
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Keep all clients working while the body runs; raises what one of them did not expect."""
+        """Run all clients while the body runs; raises an unexpected error of a client."""
         tasks = (self._upload, self._create_job, self._move_alias, self._chat, self._stream)
         threads = [
             threading.Thread(target=self._repeat, args=(task, number))
@@ -70,7 +70,7 @@ class Clients:
         self.check()
 
     def check(self) -> None:
-        """Raise what a client met that no killed process explains."""
+        """Raise the first error of a client that a killed process does not explain."""
         if self._failures:
             raise self._failures[0]
 
@@ -91,7 +91,7 @@ class Clients:
                 self.ledger.note_outcome(f"{task.__name__[1:]} broken")
             except openai.APIError:  # an error within a stream that had begun
                 self.ledger.note_outcome(f"{task.__name__[1:]} cut")
-            except BaseException as exc:  # noqa: BLE001 - raised again where the clients end
+            except BaseException as exc:  # noqa: BLE001 - re-raised by `check`
                 self._failures.append(exc)
                 return
             if self._over.wait(rng.uniform(0.2, 1.0)):

@@ -1,4 +1,4 @@
-"""Fixtures of the other tiers that the fault tests share, and a disk that fills up."""
+"""Fixtures shared with the other test tiers, and a disk of adjustable size."""
 
 import subprocess
 from collections.abc import Iterator
@@ -15,25 +15,25 @@ __all__ = ["client", "jobs", "layout", "queue", "ray_folder", "services", "tiny_
 
 @dataclass(frozen=True)
 class SmallDisk:
-    """A file system of its own, in memory, whose size in bytes can be changed."""
+    """A separate file system in memory whose size can be changed."""
 
     path: Path
 
     def resize(self, size_bytes: int) -> None:
-        """Make the file system as large as this; what is on it stays."""
+        """Resize the file system to `size_bytes`; its content is preserved."""
         subprocess.run(
             ["mount", "-o", f"remount,size={size_bytes}", self.path], check=True, timeout=30
         )
 
     def count_used_bytes(self) -> int:
-        """Count the bytes that are taken."""
+        """Return the number of used bytes."""
         found = subprocess.run(
             ["df", "--output=used", "-B1", self.path], check=True, capture_output=True, text=True
         )
         return int(found.stdout.split()[-1])
 
     def leave_free(self, size_bytes: int) -> None:
-        """Leave this much room beside what is on it."""
+        """Resize the file system so that `size_bytes` are free."""
         self.resize(self.count_used_bytes() + size_bytes)
 
 

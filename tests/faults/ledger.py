@@ -1,4 +1,4 @@
-"""What the application acknowledged to its clients, and whether it is still there afterwards."""
+"""A record of what the application acknowledged to its clients, and the check that none is lost."""
 
 import hashlib
 import threading
@@ -19,7 +19,7 @@ Losses = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Move:
-    """A move of the alias: its place in the history that was answered, from 1, and its entry."""
+    """A move of the alias: its 1-based position in the returned history, and its entry."""
 
     place: int
     entry: dict[str, Any]
@@ -27,16 +27,16 @@ class Move:
 
 @dataclass
 class Ledger:
-    """Everything that was answered with success; several client threads write into it."""
+    """All requests that were answered with success; several client threads write to it."""
 
     files: dict[str, str] = field(default_factory=dict)
     """The SHA-256 of every uploaded file by its id."""
     jobs: list[str] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
-    """How often each outcome of a request came: 'ok', an HTTP status, or a transport error."""
+    """The number of requests by outcome: 'ok', an HTTP status, or a transport error."""
     errors: list[str] = field(default_factory=list)
-    """The text of every answer with status 500, which only a killed process may explain."""
+    """The body of every response with status 500; only a killed process may cause one."""
     torn: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -46,21 +46,21 @@ class Ledger:
             self.outcomes[outcome] += 1
 
     def note_error(self, what: str) -> None:
-        """Keep the text of an answer that says the service is at fault."""
+        """Record the body of a response with status 500."""
         with self.lock:
             self.errors.append(what)
 
     def note_torn(self, what: str) -> None:
-        """Note an answer that claims to be whole and is not."""
+        """Record a response that ended as if complete, but is not."""
         with self.lock:
             self.torn.append(what)
 
 
 @dataclass
 class Verdict:
-    """What an application lost, left torn, computed twice or started out of turn.
+    """What an application lost, left incomplete, computed twice or started out of order.
 
-    Empty lists are a pass.
+    The test passes if all lists are empty.
     """
 
     lost: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Verdict:
 
 
 def judge(ledger: Ledger, client: OpenAI, storage: Path, expected: Losses) -> Verdict:
-    """Compare what is there with what was acknowledged; every job must have ended by now."""
+    """Compare the present state with what was acknowledged; all jobs must have ended before."""
     verdict = Verdict(torn=list(ledger.torn))
     _judge_files(ledger, client, verdict)
     _judge_jobs(ledger, client, storage, expected, verdict)
@@ -81,15 +81,15 @@ def judge(ledger: Ledger, client: OpenAI, storage: Path, expected: Losses) -> Ve
 
 
 def find_torn_files(storage: Path) -> list[str]:
-    """Return every JSON file and every published model under a storage root that is not whole."""
+    """Return every incomplete JSON file and damaged published model below a storage root."""
     torn = []
     for path in sorted(storage.rglob("*.json")):
         if any(part.startswith(".") for part in path.relative_to(storage).parts):
-            continue  # under construction, or the remains of it
+            continue  # being written, or left over from an interrupted write
         try:
             durable.read_json(path)
         except FileNotFoundError:
-            continue  # superseded meanwhile
+            continue  # replaced in the meantime
         except ValueError as exc:
             torn.append(f"{path.name}: {exc}")
     for model in sorted((storage / "models").glob("[!.]*")):
@@ -101,7 +101,7 @@ def find_torn_files(storage: Path) -> list[str]:
 
 
 def read_losses(storage: Path, job_id: str) -> Losses:
-    """Return step and loss of every recorded step of a job."""
+    """Return the number and the loss of every recorded step of a job."""
     lines = durable.read_json_lines(storage / "runs" / job_id / "metrics.jsonl")
     return [(line["step"], line["loss"]) for line in lines]
 
@@ -146,7 +146,7 @@ def _judge_jobs(
 
 
 def _judge_order(ledger: Ledger, client: OpenAI, verdict: Verdict) -> None:
-    """Jobs start in the order in which they were created; those that start together, in any."""
+    """Check that jobs started in creation order, in any order within `MAX_RUNNING` jobs."""
     started = {
         job.id: (job.model_extra or {})["started_at"]
         for job in client.fine_tuning.jobs.list(limit=100)
@@ -157,7 +157,7 @@ def _judge_order(ledger: Ledger, client: OpenAI, verdict: Verdict) -> None:
 
 
 def _judge_moves(ledger: Ledger, storage: Path, verdict: Verdict) -> None:
-    """The history of the alias must have each acknowledged move in the place that it had then."""
+    """Check that each acknowledged move is still at its position in the alias history."""
     if not ledger.moves:
         return
     history = durable.read_json(storage / "aliases.json")[ALIAS]["history"]

@@ -1,4 +1,4 @@
-"""The peak memory of processes that come and go."""
+"""The peak memory of short-lived processes."""
 
 import re
 import threading
@@ -13,13 +13,13 @@ _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 
 
 class PeakMemory:
-    """The largest resident memory of each process seen so far, by its command, in bytes."""
+    """The largest resident memory in bytes of each process seen so far, by command line."""
 
     def __init__(self) -> None:
         self.peaks: dict[str, int] = {}
 
     def note(self, process: psutil.Process) -> None:
-        """Note the peak of a process, which the kernel keeps; one that has ended is left out."""
+        """Record the peak memory of a process from the kernel; ignore one that has ended."""
         try:
             found = _PEAK.search(Path(f"/proc/{process.pid}/status").read_text())
             command = " ".join(process.cmdline())[-60:]
@@ -31,7 +31,7 @@ class PeakMemory:
 
 @contextmanager
 def watch_memory(root: psutil.Process) -> Iterator[PeakMemory]:
-    """Watch a process and all its descendants, such as those that render, while the body runs."""
+    """Watch a process and its descendants, such as render processes, while the body runs."""
     found = PeakMemory()
     is_over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Files of rows with damage: random bytes, and every part of a row replaced by something else."""
+"""Damaged training files: random bytes, and rows with each part replaced by another value."""
 
 import copy
 import json
@@ -64,7 +64,7 @@ TOOL_RECORDS: dict[str, dict[str, Any]] = {
         "tools": json.dumps([TOOL]),
     },
 }
-# What parsers, templates and tokenizers have stumbled over elsewhere.
+# Inputs that have broken parsers, templates and tokenizers in other projects.
 TOKENS = [
     b"",
     b"\x00",
@@ -97,7 +97,7 @@ TOKENS = [
 _DEEP: Any = []
 for _ in range(300):
     _DEEP = [_DEEP]
-# One of every type of JSON, and what hides one type in another.
+# One value of every JSON type, and values that contain another type as text.
 VALUES: list[Any] = [
     None,
     True,
@@ -122,7 +122,7 @@ Path = tuple[str | int, ...]
 
 
 def build_seeds() -> list[tuple[str, bytes]]:
-    """Return a whole file of each format, by its name."""
+    """Return the name and content of an undamaged file of each format."""
     seeds = []
     for name, record in RECORDS.items():
         line = json.dumps(record).encode() + b"\n"
@@ -135,7 +135,7 @@ def build_seeds() -> list[tuple[str, bytes]]:
 
 
 def mutate_bytes(content: bytes, rng: random.Random) -> bytes:
-    """Damage a file in one to four places."""
+    """Damage content in one to four places."""
     for _ in range(rng.randint(1, 4)):
         start = rng.randrange(len(content) + 1)
         end = min(len(content), start + rng.randint(1, 30))
@@ -154,7 +154,7 @@ def mutate_bytes(content: bytes, rng: random.Random) -> bytes:
 
 
 def list_mutated_rows(name: str, rng: random.Random) -> list[bytes]:
-    """Return a line for each part of a record and each way to change it, in random order."""
+    """Return one JSON line per part of a record and change of that part, in random order."""
     record = TOOL_RECORDS[name]
     found = [
         json.dumps(changed).encode()
@@ -166,7 +166,7 @@ def list_mutated_rows(name: str, rng: random.Random) -> list[bytes]:
 
 
 def _walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield every part of a record but the record itself."""
+    """Yield the path and value of every part of a record, except the record itself."""
     if path:
         yield path, value
     if isinstance(value, dict):
@@ -178,7 +178,10 @@ def _walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def _change(record: dict[str, Any], path: Path, value: Any) -> Iterator[Any]:
-    """Yield a record with one part replaced, half of a character in it or its key, or without."""
+    """Yield copies of a record with one part replaced, removed, or with a lone surrogate.
+
+    The lone surrogate is in the part or in its key.
+    """
     others = list(VALUES)
     if isinstance(value, str):
         others += [f"{value}\udfff", f"{value}\0<|im_end|>"]
@@ -197,7 +200,7 @@ def _change(record: dict[str, Any], path: Path, value: Any) -> Iterator[Any]:
 
 
 def _copy(record: dict[str, Any], path: Path) -> tuple[Any, Any]:
-    """Return a copy of a record, and that part of the copy which holds the part at a path."""
+    """Return a copy of a record, and the container in the copy of the part at `path`."""
     changed = copy.deepcopy(record)
     parent: Any = changed
     for key in path[:-1]:
@@ -206,7 +209,7 @@ def _copy(record: dict[str, Any], path: Path) -> tuple[Any, Any]:
 
 
 def build_large_file(rng: random.Random) -> bytes:
-    """Build a file for a task: rows as dear as they may be, larger ones, and mutated ones."""
+    """Build a file large enough for a task: rows at the limits, rows above them, mutated rows."""
     ask = {"role": "user", "content": QUESTION}
     tell = {"role": "assistant", "content": ANSWER}
     silent = {**tell, "weight": 0}

@@ -1,4 +1,4 @@
-"""The processes of a running application, by what they do, and how they are killed."""
+"""The processes of a running application by role, and functions that kill them."""
 
 import signal
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _REPLICA = "ray::ServeReplica"
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of process that is killed; `find` returns the ones that are alive now."""
+    """A kind of process to kill; `find` returns the processes of that kind that are alive."""
 
     name: str
     find: Callable[[Application], list[psutil.Process]]
@@ -52,7 +52,7 @@ def read_command(process: psutil.Process) -> str:
 
 
 def kill_tree(root: psutil.Process, timeout_s: float = 30.0) -> None:
-    """Kill a process and all its descendants at once; they are stopped first, so none escapes."""
+    """Kill a process and all its descendants; they are stopped first, so that none can fork."""
     processes = [root, *root.children(recursive=True)]
     for process in processes:
         send_signal(process, signal.SIGSTOP)
@@ -63,7 +63,7 @@ def kill_tree(root: psutil.Process, timeout_s: float = 30.0) -> None:
 
 
 def send_signal(process: psutil.Process, number: signal.Signals) -> bool:
-    """Send a signal; returns whether the process was still alive to get it."""
+    """Send a signal; returns whether the process was still alive."""
     try:
         process.send_signal(number)
     except psutil.NoSuchProcess:

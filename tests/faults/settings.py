@@ -1,4 +1,4 @@
-"""How much is killed: set in the environment, by `make chaos` for instance."""
+"""Settings of the fault tests, from environment variables that `make chaos`, for example, sets."""
 
 import os
 

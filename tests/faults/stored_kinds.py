@@ -1,4 +1,4 @@
-"""Every kind of file in a storage, by glob patterns below its root.
+"""All kinds of files in a storage, as glob patterns relative to its root.
 
 `tests/e2e/test_application.py` compares them with the storage of a real application.
 """
@@ -29,7 +29,7 @@ DAMAGED = {
     "hand-overs": "handovers.jsonl",
     "audit log": "audit.jsonl",
 }
-"""What `test_damage` damages; a run, a file and a model are each named in braces."""
+"""The files that `test_damage` damages; `{run}`, `{file}` and `{model}` are placeholders."""
 
 NOT_DAMAGED = {
     ".*.lock": "empty; its lock is in the kernel",
@@ -60,11 +60,11 @@ NOT_DAMAGED = {
     "runs/*/check_tries.json": "tests/apps/test_check_tries.py",
     "files/*/data_*.csv": "as uploaded rows; the metrics of a run",
 }
-"""What it does not damage, and why."""
+"""The files that `test_damage` does not damage, with the reason or the test that covers them."""
 
 
 def find_unknown_files(root: Path) -> list[str]:
-    """Return the files below a storage root that are of no kind; all but temporary ones."""
+    """Return the files below a storage root that match no pattern of this module."""
     anything = dict.fromkeys(("file", "run", "model"), "*")
     patterns = [pattern.format(**anything) for pattern in DAMAGED.values()]
     patterns += NOT_DAMAGED

@@ -1,7 +1,7 @@
-"""SIGKILL at random moments: nothing that was acknowledged is lost, torn, or computed twice.
+"""SIGKILL at random times: nothing that was acknowledged is lost, incomplete, or computed twice.
 
 `CHAOS_KILLS` sets the number of kills per target (3 by default), `CHAOS_SEED` their order and
-moments, and `CHAOS_REPORT` a file that receives the figures as JSON. `make chaos` runs 50.
+times, and `CHAOS_REPORT` a file that receives the figures as JSON. `make chaos` runs 50.
 """
 
 import json
@@ -45,7 +45,7 @@ CONSOLIDATION = "consolidation"
 
 
 def find_consolidating(application: Application) -> list[psutil.Process]:
-    """The drivers of runs that have taken their last step, and whose model is not published."""
+    """Return the live drivers of runs whose last step is complete, so that they consolidate."""
     found = []
     for driver in DRIVERS.find(application):
         for word in read_command(driver).split():
@@ -74,14 +74,14 @@ SERVING = {"queue", "API", "generator", PAGE}
 
 @dataclass
 class Row:
-    """What became of the kills of one target; times are in seconds."""
+    """The results of the kills of one target; recovery times are in seconds."""
 
     target: str
     num_kills: int = 0
     recovery_s: list[float] = field(default_factory=list)
 
     def describe(self) -> str:
-        """Return a line of a Markdown table."""
+        """Return the results as a line of a Markdown table."""
         times = self.recovery_s or [0.0]
         return (
             f"| {self.target} | {self.num_kills} | {statistics.median(times):.1f} "
@@ -90,7 +90,7 @@ class Row:
 
 
 class Chaos:
-    """One application, restarted where it is killed as a whole, and the kills so far."""
+    """One application, restarted after it is killed as a whole, and the results of all kills."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -103,7 +103,7 @@ class Chaos:
             max_concurrent_runs=MAX_RUNNING,
             max_restarts=1000,
         )
-        self._killed: set[psutil.Process] = set()  # a number may be given to another process
+        self._killed: set[psutil.Process] = set()  # not PIDs, which may be reused
         self._rng = random.Random(SEED)
         self._pool = ThreadPoolExecutor(2)
         self._recoveries: dict[str, Future[None]] = {}
@@ -114,10 +114,10 @@ class Chaos:
         return start_application(self._deploy, self._folder, self._port)
 
     def run(self, clients: Clients) -> None:
-        """Kill every target as often as wanted, in random order; raises what a client met.
+        """Kill every target `NUM_KILLS` times in random order; raises an error of a client.
 
-        What answers programs is killed one at a time, each once the one before has recovered; the
-        page and what trains are killed meanwhile.
+        Serving processes are killed one at a time, each after the previous one has recovered.
+        Kills of the page and of training processes do not wait for them.
         """
         order = [target for target in TARGETS for _ in range(NUM_KILLS)]
         self._rng.shuffle(order)
@@ -149,7 +149,7 @@ class Chaos:
             self.application = self._start()
             self._note_recovery(target, started)
         elif not send_signal(victim, signal.SIGKILL):
-            self._kill(target)  # it ended by itself; another one is killed instead
+            self._kill(target)  # the process had already ended; kill another one instead
             return
         else:
             self._killed.add(victim)
@@ -169,7 +169,7 @@ class Chaos:
         print(f"{target.name} recovered after {took_s:.1f} s", flush=True)
 
     def _choose(self, target: Target) -> psutil.Process | None:
-        """Choose one of the processes that are alive and were not killed already."""
+        """Choose one of the live processes of a target that was not killed yet, if there is one."""
         assert self.application.process.poll() is None
         alive = [
             process for process in target.find(self.application) if process not in self._killed
@@ -196,7 +196,7 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
 
 
 def train_undisturbed(chaos: Chaos) -> Losses:
-    """Train once with nothing killed; every other job must have the same losses."""
+    """Train once without kills; every other job must have the losses returned."""
     ledger = Ledger()
     clients = Clients(f"{chaos.application.url}/v1", ledger, seed=SEED, max_jobs=1)
 
@@ -242,7 +242,7 @@ def test_nothing_acknowledged_is_lost_torn_or_computed_twice(chaos: Chaos) -> No
 
 
 def report(chaos: Chaos, ledger: Ledger) -> None:
-    """Print the figures as a Markdown table, and write them to the file that is asked for."""
+    """Print the figures as a Markdown table, and write them to the file `REPORT` if set."""
     print(f"\nseed {SEED}; {len(ledger.jobs)} jobs, {len(ledger.files)} files acknowledged")
     print("| target | kills | median s | max s |\n|---|---|---|---|")
     for row in chaos.rows.values():

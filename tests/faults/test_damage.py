@@ -1,7 +1,7 @@
 """Truncated, flipped, emptied and missing bytes in every kind of file of a storage.
 
-One damaged entry never hides the others, never stops the queue, is never answered as a client's
-error, and costs nothing: with its bytes back, everything is as it was.
+One damaged entry never hides the others, never stops the queue, never causes a 4xx status, and
+loses no data: after its bytes are restored, everything is as before.
 """
 
 import shutil
@@ -36,7 +36,7 @@ LISTS = ("/v1/models", "/v1/files", "/v1/fine_tuning/jobs", "/v1/aliases")
 
 
 def inject(file: Path, fault: str) -> None:
-    """Leave a file as a bad disk or a careless hand does."""
+    """Damage a file as a disk fault or an operator's mistake would."""
     content = bytearray(file.read_bytes())
     file.unlink()
     if fault == "gone":
@@ -61,7 +61,7 @@ def anyio_backend() -> str:
 
 
 class Whole:
-    """A storage with two of everything: the entry 'bad' that is damaged, and one beside it."""
+    """A storage with two entries of each kind: 'bad', which is damaged, and 'good'."""
 
     def __init__(self, root: Path, tiny_model: Path) -> None:
         self.layout: StorageLayout = open_storage(root)
@@ -81,7 +81,7 @@ class Whole:
         self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
 
     async def list_ids(self) -> dict[str, set[str]]:
-        """Return the ids that every list shows."""
+        """Return the ids in every list, by path."""
         found = {}
         for path in LISTS:
             answer = await self.client.get(path)
@@ -108,7 +108,7 @@ async def queue_run(whole: Whole, model: str) -> RunFolder:
 
 @pytest.fixture
 def process_group(tmp_path: Path) -> Iterator[None]:
-    """What saving a checkpoint needs, even alone."""
+    """The process group that saving a checkpoint needs, even with one worker."""
     store = f"file://{tmp_path / 'store'}"
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     yield
@@ -116,7 +116,7 @@ def process_group(tmp_path: Path) -> Iterator[None]:
 
 
 async def add_results(whole: Whole, run: RunFolder) -> None:
-    """Add what jobs, checks and requests leave."""
+    """Add the files that jobs, checks and requests write."""
     check_file(whole.layout, "file-bad")
     run.log_file.write_text("a line of the log\n")
     writer = CheckpointWriter(run.checkpoints, ALONE, num_kept=2)
@@ -132,7 +132,7 @@ async def add_results(whole: Whole, run: RunFolder) -> None:
 async def test_damage_to_one_entry_is_that_entrys_alone(whole: Whole, kind: str) -> None:
     bad = await queue_run(whole, "bad")
     good = await queue_run(whole, "good")
-    await whole.queue.pause(bad.path.name)  # so that the queue reads it and does not hand it over
+    await whole.queue.pause(bad.path.name)  # so that the queue reads the run but does not start it
     await add_results(whole, bad)
     names = {"run": bad.path.name, "model": "bad", "file": "file-bad"}
     (file,) = whole.layout.root.glob(DAMAGED[kind].format_map(names))

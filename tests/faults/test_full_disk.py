@@ -1,4 +1,4 @@
-"""A disk that fills up: refusals name the cause, nothing is torn, and room lets work resume."""
+"""A full disk: errors name the cause, no file is incomplete, and work resumes with free space."""
 
 from pathlib import Path
 
@@ -82,7 +82,7 @@ async def test_an_alias_that_cannot_be_moved_stays_where_it_is(
 def test_a_model_that_does_not_fit_leaves_nothing(
     small_disk: SmallDisk, tiny_model: Path, share: float
 ) -> None:
-    """The disk is full at the weights, or at one of the files after them."""
+    """The disk becomes full while the weights, or one of the files after them, are written."""
     checkpoint = write_whole(
         small_disk.path / "checkpoint", AutoModelForCausalLM.from_pretrained(tiny_model)
     )
@@ -111,7 +111,7 @@ def log_many_steps(tracker: Tracker) -> None:
 
 @pytest.mark.timeout(60)
 def test_figures_for_tensorboard_never_hold_up_a_training(small_disk: SmallDisk) -> None:
-    """Its writer had a thread that ended on a full disk, and a queue that was never read again."""
+    """TensorBoard's own writer thread ended on a full disk, and its queue was never read again."""
     run = RunFolder(small_disk.path / "run")
     run.path.mkdir()
     spec = TrainingSpec(base_model="tiny", train_file="rows.jsonl")
@@ -145,7 +145,7 @@ def test_a_run_whose_checkpoints_cannot_fit_is_refused_before_workers_start(
     small_disk: SmallDisk,
 ) -> None:
     folder = write_inputs(small_disk.path)
-    small_disk.leave_free(300_000)  # the record and the rows, but no checkpoint
+    small_disk.leave_free(300_000)  # enough for the record and the rows, but not a checkpoint
     with start(folder, "full") as process:
         assert finish(process) == 2
     messages = read_messages(folder, "full")

@@ -1,6 +1,6 @@
-"""Files of rows with damage: each is taken or refused in words, soon, in bounded memory.
+"""Damaged training files: each is accepted or rejected with a message, in bounded time and memory.
 
-`CHAOS_FILES` sets how many are tried (200 by default, 2,000 with `make chaos`).
+`CHAOS_FILES` sets the number of files (200 by default, 2,000 with `make chaos`).
 """
 
 import itertools
@@ -67,7 +67,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def layout(layout: StorageLayout, tiny_model: Path, tmp_path: Path) -> StorageLayout:
-    """Add a model that takes tools, and have checks of files use it."""
+    """Add a model with a tool template, which file checks use."""
     source = Path(shutil.copytree(tiny_model, tmp_path / "tools"))
     (source / "chat_template.jinja").write_text(TOOL_TEMPLATE)
     models = ModelStore(layout)
@@ -82,7 +82,7 @@ def services(layout: StorageLayout, queue: RunQueue) -> Services:
 
 
 def make_files(rng: random.Random) -> Iterator[tuple[str, str, bytes]]:
-    """Yield a model, the name of a file and its content: bytes and parts of rows by turns."""
+    """Yield a model, a file name and content, with byte and row mutations alternating."""
     seeds = itertools.cycle(build_seeds())
     mutated = {name: list_mutated_rows(name, rng) for name in TOOL_RECORDS}
     names = itertools.cycle(
@@ -101,7 +101,7 @@ async def test_a_mutated_file_is_taken_or_refused(client: httpx.AsyncClient) -> 
     statuses: Counter[tuple[str, int]] = Counter()
     process = psutil.Process()
     before_bytes = process.memory_info().rss
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is that from now on
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     files = itertools.islice(make_files(random.Random(SEED)), NUM_FILES)
     with watch_memory(process) as memory:
         for model, name, content in files:
@@ -127,7 +127,7 @@ async def try_file(
     content: bytes,
     statuses: Counter[tuple[str, int]],
 ) -> None:
-    """Upload a file, preview it, create a job of it, and take both away again."""
+    """Upload a file, preview it, create a job with it, and delete both."""
 
     def note(step: str, response: httpx.Response) -> bool:
         status = response.status_code

@@ -1,4 +1,4 @@
-"""A node of a two-node cluster dies while a training has a worker on it, and comes back."""
+"""A node of a two-node cluster fails while a run has a worker on it, and is replaced."""
 
 import math
 import random
@@ -26,7 +26,7 @@ from tests.training_process import (
 pytestmark = pytest.mark.e2e
 
 SETTINGS = {
-    "epochs": SPEC["epochs"] * math.ceil(NUM_KILLS / 3),  # some steps between two kills
+    "epochs": SPEC["epochs"] * math.ceil(NUM_KILLS / 3),  # enough steps between two kills
     "cpus_per_worker": 1.0,  # each node has one CPU, so each gets one worker
     "max_failures": 100,
 }
@@ -48,7 +48,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 
 def kill_worker_node(cluster: Cluster) -> None:
-    """Kill the raylet of the second node and everything that it started, as a power cut does."""
+    """Kill the raylet of the second node and its descendants, like a power failure."""
     (node,) = cluster.worker_nodes
     (raylet,) = node.all_processes["raylet"]
     kill_tree(psutil.Process(raylet.process.pid))
@@ -57,7 +57,7 @@ def kill_worker_node(cluster: Cluster) -> None:
 
 @pytest.fixture
 def expected(folder: Path, request: pytest.FixtureRequest) -> Steps:
-    """The steps of a run of as many epochs that nobody interrupted."""
+    """The steps of an uninterrupted run with the same number of epochs."""
     if SETTINGS["epochs"] == SPEC["epochs"]:
         steps: Steps = request.getfixturevalue("whole")
         return steps
@@ -72,7 +72,7 @@ def test_a_run_survives_the_loss_of_a_node(folder: Path, expected: Steps, cluste
         last = 0
         for number in range(NUM_KILLS):
             step = number * len(expected) // (NUM_KILLS + 1)
-            wait_for_step(folder, "killed", max(step, last) + 1, process)  # it trains again
+            wait_for_step(folder, "killed", max(step, last) + 1, process)  # training has resumed
             time.sleep(rng.uniform(0.0, 1.0))
             kill_worker_node(cluster)
             last = int(read_steps(folder, "killed")[-1]["step"])

@@ -1,7 +1,7 @@
-"""Models whose files name others, and a program that loads them and tells what it opened.
+"""Models whose files refer to other files, and a program that loads them and reports opened files.
 
-`python -m tests.model_files.hostile DIRECTORY...` prints one JSON object per model: its name, what
-became of each step, and the files outside of the directory that were opened.
+`python -m tests.model_files.hostile DIRECTORY...` prints one JSON object per model: its name, the
+result of each step, and the files that were opened outside the directory.
 """
 
 import json
@@ -24,13 +24,13 @@ _OWN_PLACES = (
 
 
 def change_object(path: Path, **changes: Any) -> None:
-    """Change keys of a JSON file, which is made if it is not there."""
+    """Change keys of a JSON file; create the file if it does not exist."""
     content = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({**content, **changes}))
 
 
 def _name_vocabulary(tokenizer_class: str) -> Spoil:
-    """Have a class of transformers read the secret as its vocabulary, one word a line."""
+    """Make a class of transformers read the secret as its vocabulary, one word per line."""
 
     def spoil(model: Path, secret: Path) -> None:
         (model / "tokenizer.json").unlink()
@@ -49,7 +49,7 @@ def _name_vocabulary(tokenizer_class: str) -> Spoil:
 
 
 def _set_tokenizer(**changes: Any) -> Spoil:
-    """Set keys of the tokenizer's settings; the text SECRET stands for the path of the secret."""
+    """Set keys of the tokenizer's settings; `SECRET` in a value becomes the path of the secret."""
     return _set("tokenizer_config.json", **changes)
 
 
@@ -116,11 +116,11 @@ HOSTILE: dict[str, Spoil] = {
     "preprocessor": _set("preprocessor_config.json", image_processor_type="SECRET"),
     "distributed": _link_distributed,
 }
-"""Ways to spoil a model so that it opens a secret file, by name."""
+"""Changes to a model that try to make its loader open a secret file, by name."""
 
 
 def main() -> None:
-    """Check and load the models that the command line names, as imports and generators do."""
+    """Check and load the models on the command line, as imports and generators do."""
     from serving.model_checks import check_model_directory
     from serving.model_loading import load_model, load_tokenizer
     from serving.store.inspection import inspect_model
@@ -147,7 +147,7 @@ def main() -> None:
         for step, run in steps.items():
             try:
                 found[step] = str(run(model))
-            except Exception as exc:  # noqa: BLE001 - what fails is told, too
+            except Exception as exc:  # noqa: BLE001 - failures are part of the report
                 found[step] = f"refused: {type(exc).__name__}: {exc}"
         is_watching = False
         own = (str(model), *(str(place) for place in _OWN_PLACES))

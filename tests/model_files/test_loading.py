@@ -1,4 +1,4 @@
-"""What is loaded of a model directory, and what a hostile one has opened."""
+"""Loading of model directories, and the files that hostile ones cause to be opened."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_loading_a_hostile_model_opens_no_other_file(tmp_path: Path, tiny_model:
     for one in found:
         assert "SECRET-" not in str(one), one
         assert one["outside"] == [], one
-    # Where the model is whole without what names the secret, it is loaded without it.
+    # A model that is complete without the reference to the secret is loaded without it.
     without_tokenizer = {f"vocab-{name}" for name in WORD_PIECE_CLASSES}
     assert find_refused(found, "decoded") == without_tokenizer
     others = {"adapter", "distributed", "quantization"}
@@ -86,7 +86,7 @@ def find_refused(found: list[dict[str, Any]], step: str) -> set[str]:
 
 
 def assert_same(directory: Path) -> None:
-    """Compare what is loaded with what transformers loads from a directory that is harmless."""
+    """Check that a harmless directory loads as it does with transformers."""
     theirs, ours = AutoTokenizer.from_pretrained(directory), load_tokenizer(directory)
     assert ours(TEXT)["input_ids"] == theirs(TEXT)["input_ids"]
     assert ours.decode(ours(TEXT)["input_ids"]) == theirs.decode(theirs(TEXT)["input_ids"])
@@ -129,7 +129,7 @@ def test_a_tokenizer_of_a_class_of_its_own_gives_the_same_tokens(
 
 
 def test_an_early_tokenizer_has_the_end_of_text_of_its_class(tmp_path: Path) -> None:
-    """GPT-2's settings on the hub name no tokens at all."""
+    """GPT-2's tokenizer settings on the Hugging Face Hub name no special tokens."""
     backend = Tokenizer(models.BPE({"a": 0, "<|endoftext|>": 1}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.save(str(tmp_path / "tokenizer.json"))

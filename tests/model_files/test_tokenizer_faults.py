@@ -4,7 +4,7 @@ from tokenizers import Tokenizer, normalizers
 from model_files.tokenizer_faults import TokenizerFaultError, translate_faults
 
 BROKEN = normalizers.Precompiled(b"\x04\0\0\0" + b"\0\0\0\0" + b"abc\0")
-"""Looks outside of its own table for any text, at which the library panics."""
+"""A normaliser that reads beyond its table for any text, so that the library panics."""
 
 
 def test_a_panic_becomes_a_value_error() -> None:

@@ -1,4 +1,4 @@
-r"""Patterns of published tokenizers, as their tokenizer.json has them, and of hostile ones."""
+r"""Patterns from the tokenizer.json of published tokenizers, and patterns of hostile ones."""
 
 import random
 import time
@@ -84,7 +84,7 @@ def test_accepted_patterns_take_time_in_proportion_to_a_text(name: str) -> None:
         text = PreTokenizedString((first + second) * 10_000 + "x")
         started = time.process_time()
         split.pre_tokenize(text)
-        # A pattern that takes the square of a run takes a second and more.
+        # A pattern whose time is quadratic in the length of a run takes more than a second.
         assert time.process_time() - started < 0.5, (first, second)
 
 

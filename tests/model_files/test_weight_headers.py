@@ -21,7 +21,7 @@ def model(built: Path, tmp_path: Path) -> Path:
 
 
 def shard(model: Path) -> None:
-    """Spread the weights of a model over two files with an index."""
+    """Split the weights of a model into two files with an index."""
     from safetensors.torch import load_file
 
     tensors = sorted(load_file(model / "model.safetensors").items())

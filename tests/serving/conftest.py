@@ -49,7 +49,7 @@ def store(layout: StorageLayout) -> ModelStore:
 
 @pytest.fixture
 def load_engine(tiny_model: Path) -> Iterator[Load]:
-    """Start engines whose cores are in this process."""
+    """A function that starts engines whose cores are in this process."""
     engines = []
 
     def load(path: Path = tiny_model, **settings: float) -> Engine:

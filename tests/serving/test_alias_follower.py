@@ -23,7 +23,7 @@ _LOAD_S = 0.3
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
-    """When each load began and ended; each takes a while."""
+    """The start and end time of each load, which is slowed down."""
     spans: list[tuple[float, float]] = []
 
     start = Engine.start

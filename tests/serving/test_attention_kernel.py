@@ -1,4 +1,4 @@
-"""The kernel for one new token per request gives what a plain softmax gives."""
+"""The kernel for one new token per request, compared with a plain softmax."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,10 @@ from serving.attention_kernel import attend, can_attend
 def _attend_exactly(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """`[H, D]`, `[K, H_kv, D]` and `[K, H_kv, D_v]` to `[H, D_v]`, in fp64."""
+    """Compute attention in fp64.
+
+    The shapes are `[H, D]`, `[K, H_kv, D]` and `[K, H_kv, D_v]`; the result is `[H, D_v]`.
+    """
     num_sharing = query.size(0) // keys.size(1)
     keys, values = (each.double().repeat_interleave(num_sharing, dim=1) for each in (keys, values))
     weights = torch.einsum("hd,khd->hk", query.double(), keys).mul(scale).softmax(-1)
@@ -41,7 +44,7 @@ def test_every_request_sees_its_own_places(
 
 
 def test_bf16_is_rounded_to_the_nearest() -> None:
-    """One place has all the weight, so what comes out is the value, rounded once it is fp32."""
+    """One position has all the weight, so the output is its value, rounded once from fp32."""
     values = torch.randn(1000, 1, 64, dtype=torch.bfloat16)
     outputs = torch.empty(1000, 1, 64, dtype=torch.bfloat16)
     each = np.arange(1000)

@@ -1,4 +1,4 @@
-"""Chats with models whose templates hang, and with clients who type control tokens."""
+"""Chats with models whose templates hang, and chats that contain control tokens as text."""
 
 import asyncio
 import shutil
@@ -45,7 +45,7 @@ def test_a_hanging_template_stops_only_its_own_model(
 
     async def scenario() -> None:
         async with run_replica(layout) as replica:
-            await replica.answer("chat", ask("fine"), "id")  # loads it
+            await replica.answer("chat", ask("fine"), "id")  # loads the model
             hanging = [
                 asyncio.create_task(replica.answer("chat", ask("hanging"), f"id-{number}"))
                 for number in range(6)
@@ -137,7 +137,7 @@ def test_training_and_serving_agree_to_the_token(
 def test_a_tokenizer_that_panics_refuses_the_request_and_the_row(
     encoders: list[ChatEncoder],
 ) -> None:
-    """A panic is no `Exception`: it ended the loop of the queue, and requests with no answer."""
+    """A panic is no `Exception`: previously it ended the queue's loop and left requests pending."""
     tokenizer = make_tokenizer("byte-level", TEMPLATES["chatml"])
     tokenizer.backend_tokenizer.normalizer = BROKEN
     encoders.append(ChatEncoder(tokenizer, RenderLimits()))

@@ -1,4 +1,4 @@
-"""Long texts are encoded one at a time, and short ones beside them."""
+"""Long texts are encoded one at a time, short ones concurrently with them."""
 
 import asyncio
 import threading

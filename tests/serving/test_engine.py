@@ -26,7 +26,7 @@ from tests.tiny_model import CONTEXT_LENGTH
 
 
 def find_scheduler(engine: Engine) -> Any:
-    """Find what decides which request computes."""
+    """Return the scheduler of an engine."""
     assert isinstance(engine._core, EngineCore)
     processor = engine._core._manager.batch_processor
     assert processor is not None
@@ -205,8 +205,8 @@ def test_closing_the_iterator_frees_the_slot_at_once(load_engine: Load) -> None:
 
 
 def test_cancelling_the_last_one_in_a_full_cache_does_not_stall_the_rest(load_engine: Load) -> None:
-    # When the cache is full, transformers puts a request back and admits nobody until one has
-    # finished. One that was cancelled did not count, and the engine waited for ever.
+    # When the cache is full, transformers preempts a request and admits no other until one has
+    # finished. A cancelled request did not count as finished, so that the engine waited for ever.
     engine = load_engine(page_size=32, num_cache_blocks=4)
     scheduler = find_scheduler(engine)
 
@@ -214,7 +214,7 @@ def test_cancelling_the_last_one_in_a_full_cache_does_not_stall_the_rest(load_en
         staying = asyncio.create_task(_collect(engine, [50] * 50, Sampling(78)))
         await wait_until(lambda: bool(scheduler.active_requests))
         leaving = asyncio.create_task(_collect(engine, [60] * 50, Sampling(78)))
-        # The older one is the first that needs another page, so it is the one put back.
+        # The older request is the first that needs another page, so it is preempted.
         await wait_until(lambda: scheduler.block_new_requests)
         leaving.cancel()
         async with asyncio.timeout(10):

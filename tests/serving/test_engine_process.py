@@ -1,4 +1,4 @@
-"""Engines whose cores are in processes of their own, as in the product."""
+"""Engines whose cores are in separate processes, as in the product."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ def engine(tiny_model: Path) -> Iterator[Engine]:
 
 
 def find_forks() -> list[psutil.Process]:
-    """The processes of all engines that are there."""
+    """Return the processes of all running engines."""
     assert fork_server._process is not None
     return psutil.Process(fork_server._process.pid).children()
 
@@ -137,7 +137,7 @@ def test_one_that_dies_while_it_loads_is_told_as_such(
 
 
 def test_a_process_that_is_held_up_holds_up_nobody_else(tiny_model: Path) -> None:
-    """More is sent to it than what lies between takes."""
+    """More data is sent to the process than the connection's buffers hold."""
     engine = Engine.start(tiny_model, EngineSettings(num_cache_blocks=256))
     prompt = [5] * (engine.context_length - 10)
 
@@ -154,7 +154,7 @@ def test_a_process_that_is_held_up_holds_up_nobody_else(tiny_model: Path) -> Non
 
     (process,) = find_forks()
     process.suspend()
-    for _ in range(400):  # 8 prompts by themselves may fit
+    for _ in range(400):  # the 8 prompts alone may fit in the buffers
         engine._core.cancel("x" * 4096)
     asyncio.run(scenario())
     process.resume()
@@ -205,7 +205,7 @@ def test_a_process_ends_however_many_files_are_open(tiny_model: Path) -> None:
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.002, 0.004, 0.008, 0.016])
 def test_a_fork_server_that_dies_at_any_moment_is_replaced(delay_s: float) -> None:
-    """Its socket is closed some time before anybody can see that it has ended."""
+    """Its socket is closed some time before its exit can be detected."""
     server = ForkServer()
     here, there = Pipe()
     with here, there:
@@ -231,7 +231,7 @@ def test_a_fork_server_that_died_is_replaced(tiny_model: Path) -> None:
 
 
 def test_what_is_forked_has_a_single_thread(engine: Engine) -> None:
-    """A thread that holds a lock at that moment would hold it for ever in the new process."""
+    """A lock that another thread holds during the fork would stay locked in the new process."""
     assert fork_server._process is not None
     assert psutil.Process(fork_server._process.pid).num_threads() == 1
 

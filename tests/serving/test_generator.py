@@ -171,7 +171,7 @@ def test_moving_latest_under_load_drops_nothing(
                 store.add(other_model, "new")
                 store.point_alias("latest", "new")
                 await wait_until(lambda: seen.count("new") > 20)
-                # The old one is put out as soon as nobody uses it, though load goes on.
+                # The old model is evicted as soon as no request uses it, even under load.
                 await wait_until(lambda: _loads(replica, "new"))
             finally:
                 is_over = True
@@ -179,7 +179,7 @@ def test_moving_latest_under_load_drops_nothing(
             assert (await replica.loaded_models())[0]["aliases"] == ["latest"]
 
     asyncio.run(scenario())
-    # Every answer is wholly one model's, and no request started after the switch got the old one.
+    # Every answer is entirely from one model, and none that starts after the hand-over is from old.
     assert len(texts["old"]) == len(texts["new"]) == 1
     assert texts["old"] != texts["new"]
     last_old = max(i for i, model_id in enumerate(seen) if model_id == "old")
@@ -223,7 +223,7 @@ def test_least_recently_used_idle_model_goes_first(
         async with run_replica(layout, max_loaded_models=3) as replica:
             for model_id in ("b", "c", "b", "d"):
                 await _chat(replica, model_id)
-            # "a" was used least of all, but an alias answers with it.
+            # "a" is the least recently used model, but an alias serves it.
             assert await _list_ids(replica) == ["a", "b", "d"]
 
     asyncio.run(scenario())
@@ -363,7 +363,7 @@ def test_the_log_has_the_text_of_a_request_only_if_asked(
 
 
 def _estimate(path: Path) -> int:
-    """Return the bytes that a model takes; a tokenizer is measured, which varies a little."""
+    """Return the bytes that a model takes, plus 1 MB, as measurements of its tokenizer vary."""
     return estimate_memory(inspect_in_fork(path), EngineSettings()) + 1_000_000
 
 
@@ -416,7 +416,7 @@ def test_where_memory_holds_one_model_the_old_one_ends_its_answers_first(
 
 
 def find_engines() -> list[psutil.Process]:
-    """The processes of all engines; their parent is the fork server."""
+    """Return the processes of all engines, which are children of the fork server."""
     return [
         process
         for process in psutil.Process().children(recursive=True)
@@ -541,7 +541,7 @@ def test_a_damaged_model_is_never_loaded_and_the_old_one_answers(
 ) -> None:
     store.add(tiny_model, "old")
     damaged = store.add(other_model, "damaged")
-    # A weight, which would load as well as any other.
+    # A damaged weight, which would load without an error.
     damage(damaged.path / "model.safetensors", fault)
     store.point_alias("latest", "old")
 
@@ -585,7 +585,7 @@ def test_a_model_that_answers_is_not_deleted_and_a_deleted_one_is_put_out(
 def test_what_an_alias_answers_with_is_not_deleted(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
-    """Not even while the alias points elsewhere, to a model that cannot be loaded."""
+    """This holds even while the alias points to another model, which cannot be loaded."""
     store.add(tiny_model, "old")
     _add_broken(store, layout, tiny_model, "broken")
     store.point_alias("latest", "old")
@@ -631,7 +631,7 @@ def test_a_model_made_anew_under_an_old_id_answers_for_itself(
     store.add(tiny_model, "a")
 
     async def scenario() -> None:
-        # It looks for deleted models so seldom that a request comes first.
+        # It polls for deleted models so rarely that a request comes first.
         async with run_replica(layout, alias_poll_s=600.0) as replica:
             before, old_text, _ = await _chat(replica, "a")
             store.delete("a")

@@ -1,4 +1,4 @@
-"""The events of alias moves: what stays of them, and what a damaged line costs."""
+"""The events of hand-overs: their retention, and the effect of a damaged line."""
 
 from pathlib import Path
 from threading import Thread

@@ -1,4 +1,4 @@
-"""What is told of tokens' probabilities, against a plain forward pass."""
+"""Reported token probabilities, compared with a plain forward pass."""
 
 import asyncio
 from collections import Counter
@@ -28,7 +28,7 @@ async def collect(
 
 
 def find_logprobs(path: Path, ids: Sequence[int]) -> torch.Tensor:
-    """Log-probabilities of all tokens at every place, by a plain forward pass; `[T, V]`."""
+    """Return the log-probabilities of a plain forward pass at every position, `[T, V]`."""
     model, _ = load_model(path)
     with torch.no_grad():
         return torch.log_softmax(model(torch.tensor([list(ids)])).logits[0].float(), dim=-1)
@@ -43,13 +43,13 @@ def list_told(pieces: Sequence[Piece]) -> list[ToldToken]:
 def test_tokens_tell_how_likely_they_were(
     load_engine: Load, tiny_model: Path, in_pieces: bool, temperature: float
 ) -> None:
-    """Of the model's own distribution, whatever the temperature does to it."""
+    """Log-probabilities are those of the model's own distribution, at any temperature."""
     engine = load_engine()
     prompts = [engine.encode_text(f"number {number} of the fox") for number in range(5)]
     sampling = Sampling(12, temperature=temperature, num_top_logprobs=3)
 
     async def answer_all() -> list[list[Piece]]:
-        quiet = collect(engine, prompts[0], Sampling(12))  # in the batch, without a wish
+        quiet = collect(engine, prompts[0], Sampling(12))  # in the batch, without log-probabilities
         answers = [collect(engine, ids, sampling, in_pieces=in_pieces) for ids in prompts]
         return (await asyncio.gather(quiet, *answers))[1:]
 
@@ -59,7 +59,7 @@ def test_tokens_tell_how_likely_they_were(
         text = "".join(piece.text for piece in pieces)
         assert len(told) == pieces[-1].num_completion_tokens, "with the one that ended it"
         told = [one for one in told if not one.is_end]
-        # Which ids they were: the likeliest that is written so at its place.
+        # Recover the ids: of the tokens with this text, the one with the closest log-probability.
         so_far = list(ids)
         for one in told:
             expected = find_logprobs(tiny_model, so_far)[-1]
@@ -82,7 +82,7 @@ def test_a_text_is_scored_as_by_a_plain_forward_pass(
 
     async def score_all() -> list[list[ToldToken]]:
         scored = []
-        for limit in (1 << 26, 5 * 600):  # in one run, and in runs of a few tokens
+        for limit in (1 << 26, 5 * 600):  # in one pass, and in passes of a few tokens
             monkeypatch.setattr(scoring, "_MAX_LOGITS", limit)
             busy = asyncio.create_task(collect(engine, engine.encode_text("fox"), Sampling(100)))
             encoded = map(engine.encode_text, texts)
@@ -122,7 +122,7 @@ def test_scoring_has_the_same_limits(load_engine: Load) -> None:
 def test_texts_are_scored_by_a_model_without_a_fused_attention(
     load_engine: Load, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Gemma 2 caps its attention's scores, which transformers computes step by step."""
+    """Gemma 2 soft-caps its attention scores, for which transformers uses no fused kernel."""
     model, tokenizer = load_model(tiny_model)
     config = Gemma2Config(
         vocab_size=model.config.vocab_size,

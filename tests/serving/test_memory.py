@@ -1,4 +1,4 @@
-"""How much memory models take, by what their files say."""
+"""The memory of models, estimated from their files."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def test_weights_count_as_they_are_in_memory_not_in_the_file(tmp_path: Path) -> 
     wide = build_tiny_model(tmp_path / "wide")
     narrow = build_tiny_model(tmp_path / "narrow")
     AutoModelForCausalLM.from_pretrained(narrow, dtype=torch.bfloat16).save_pretrained(narrow)
-    config = (wide / "config.json").read_text()  # of fp32
+    config = (wide / "config.json").read_text()  # with dtype fp32
     (narrow / "config.json").write_text(config)
     narrow_bytes, wide_bytes = (
         estimate_memory(inspect_model(path), SETTINGS) - PROCESS_BYTES for path in (narrow, wide)

@@ -63,7 +63,7 @@ def test_of_a_model_with_missing_or_cut_files_nothing_is_given_out(
     damage(model.path / "model.safetensors", fault)
     with pytest.raises(DamagedDirectoryError, match=r"model\.safetensors"):
         stream_archive(model, kind)
-    store.delete("base")  # it is not held
+    store.delete("base")  # the model is not locked
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
@@ -88,7 +88,7 @@ def test_hidden_files_are_no_part_of_the_model(model: StoredModel, tmp_path: Pat
 
 
 class Hub(ThreadingHTTPServer):
-    """As much of the hub's HTTP API as an upload needs; keeps what was committed."""
+    """The part of the Hub's HTTP API that an upload needs; it stores what is committed."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), HubRequest)

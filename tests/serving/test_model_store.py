@@ -392,7 +392,7 @@ def test_what_a_killed_deletion_left_is_removed_by_the_next(
 
 
 def test_a_model_is_taken_in_without_torch(tmp_path: Path, tiny_model: Path) -> None:
-    """The process that answers HTTP takes models in, and is half as large without it."""
+    """The HTTP process imports models, and takes half as much memory without torch."""
     program = """
 import sys
 from pathlib import Path
@@ -405,7 +405,7 @@ assert "torch" not in sys.modules
 
 
 def _make_unreadable(path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Have the file system fail for everything below a path, as a damaged disk does."""
+    """Make the file system fail for everything below a path, as with a faulty disk."""
     real = Path.stat
 
     def fail(self: Path, **options: bool) -> os.stat_result:
@@ -467,6 +467,6 @@ def test_what_killed_processes_left_is_removed_at_the_start(
     store.add(tiny_model, "a")
     for name in (".deleted-0001", ".upload-x", ".added-x"):
         left = Path(shutil.copytree(tiny_model, layout.models / name))
-        (left / ".lock").touch()  # no process holds it any more
+        (left / ".lock").touch()  # no process holds this lock any more
     store.clean_up()
     assert [path.name for path in layout.models.iterdir()] == ["a"]

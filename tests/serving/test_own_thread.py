@@ -1,4 +1,4 @@
-"""Work on a thread that ends with it."""
+"""Work on a thread that ends with the work."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Packed layers compute what those compute that they replace."""
+"""Packed layers compute the results of the layers that they replace."""
 
 import weakref
 from pathlib import Path
@@ -71,5 +71,5 @@ def test_a_whole_model_in_bf16_answers_alike(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = model(ids).logits
         pack_linear_layers(model)
-        # bf16 has eight bits for logits that are some dozens
+        # bf16 has eight significant bits, and logits are in the dozens
         torch.testing.assert_close(model(ids).logits, expected, rtol=0.05, atol=0.5)

@@ -1,4 +1,4 @@
-"""Attention request by request gives what transformers' own gives for the whole batch."""
+"""Attention per request, compared with transformers' own attention for the whole batch."""
 
 import asyncio
 import shutil
@@ -21,13 +21,13 @@ from serving.paged_attention import attend_by_request
 from serving.sampling import Sampling
 from tests.tiny_model import CONTEXT_LENGTH
 
-_NEW_LENGTHS = (1, 5, 1, 1)  # a prompt among three requests that get their next token
-_LENGTHS = (9, 5, 1, 30)  # of the requests so far
+_NEW_LENGTHS = (1, 5, 1, 1)  # a prompt among three requests in decoding
+_LENGTHS = (9, 5, 1, 30)  # tokens per request, including the new ones
 _HEADS, _KV_HEADS, _SIZE = 4, 2, 8
 
 
 class _Filled(PagedAttentionCache):  # type: ignore[misc]
-    """A cache that has the keys and values of all requests, with a window or without."""
+    """A cache with the keys and values of all requests, with or without a window."""
 
     def __init__(self, key: torch.Tensor, value: torch.Tensor) -> None:
         self.full = key, value
@@ -72,7 +72,7 @@ def test_what_is_masked_is_not_missed(
     if not has_kernel:
         monkeypatch.setattr(paged_attention, "can_attend", lambda _: False)
     torch.manual_seed(0)
-    # Before its new tokens, a request sees no more than what the window of the first one holds.
+    # Of its earlier tokens, a request sees only those in the window of its first new token.
     seen_lengths = [
         new + min(length - new, window - 1)
         for new, length in zip(_NEW_LENGTHS, _LENGTHS, strict=True)
@@ -83,7 +83,7 @@ def test_what_is_masked_is_not_missed(
 
     output, weights = attend_by_request(
         _Layer(),
-        *(query, query, query, mask),  # the cache knows the keys
+        *(query, query, query, mask),  # keys and values come from the cache
         scaling=0.3,
         cache=_Filled(key, value),
         cu_seq_lens_q=_cumulate(_NEW_LENGTHS),
@@ -115,7 +115,7 @@ def test_a_bias_of_places_is_for_the_whole_batch() -> None:
 
 
 class TestModels:
-    """Whole models of other kinds than the Llama that all other tests have."""
+    """Complete models of other architectures than the Llama of all other tests."""
 
     common: ClassVar[dict[str, Any]] = {
         "hidden_size": 32,
@@ -177,7 +177,7 @@ class TestModels:
             return await asyncio.gather(*(answer(ids) for ids in prompts))
 
         answers = asyncio.run(answer_all())
-        assert max(num_at_once) == 4  # it did go by the kernel
+        assert max(num_at_once) == 4  # the kernel was used
         model, tokenizer = load_model(path)
         for ids, pieces in zip(prompts, answers, strict=True):
             generated = model.generate(

@@ -199,8 +199,8 @@ def test_completions_have_the_shapes_of_the_openai_package() -> None:
     first = {**TOLD, "logprob": None, "top": []}
     choice = {**PIECE, "text": "hihi", "tokens": [first, TOLD]}
     whole = openai_shapes.build_completion(HEAD, [choice], USAGE, has_logprobs=True)
-    # The package's types have no None, but the API gives it for the first token of a prompt, and
-    # the client does not check.
+    # The package's types exclude None, but the API returns it for the first token of a prompt, and
+    # the client does not validate.
     logprobs = Completion.construct(**whole).choices[0].logprobs
     assert logprobs is not None
     assert logprobs.tokens == ["hi", "hi"]

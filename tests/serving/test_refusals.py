@@ -1,4 +1,4 @@
-"""What the generator's deployment refuses crosses its Serve handle as a value."""
+"""Rejections by the generator's deployment cross its Serve handle as values."""
 
 import asyncio
 import pickle

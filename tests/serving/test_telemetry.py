@@ -1,4 +1,4 @@
-"""Metrics count what the generator does, and never change it."""
+"""Metrics count the generator's work, and never affect it."""
 
 import asyncio
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_counting_never_changes_an_answer(
 
     async def scenario() -> None:
         async with run_replica(layout) as replica:
-            # No new token: a counter cannot count that.
+            # No new token: a counter cannot be increased by zero.
             (choice,) = (await replica.answer("completion", ECHO, "id"))["choices"]
             assert (choice["text"], choice["num_completion_tokens"]) == ("one fox", 0)
             assert choice["tokens"]

@@ -52,7 +52,7 @@ def test_special_tokens_are_left_out(tokenizer: PreTrainedTokenizerBase) -> None
 
 
 class Counting:
-    """A tokenizer that counts the tokens that it decodes."""
+    """A tokenizer that counts the decoded tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer

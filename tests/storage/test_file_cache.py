@@ -68,7 +68,8 @@ def test_a_folder_is_listed_again_only_after_it_changed(tmp_path: Path) -> None:
     watch = FolderWatch(tmp_path)
     assert [watch.check_changed() for _ in range(3)] == [True, False, False]
     (tmp_path / "new").touch()
-    # Its time is so recent that more may be added without a trace: reported until it has settled.
+    # The folder's modification time is so recent that another change might leave it the same, so
+    # that changes are reported until it is older.
     assert [watch.check_changed() for _ in range(3)] == [True, True, True]
     os.utime(tmp_path, (1, 1))
     assert [watch.check_changed() for _ in range(2)] == [True, False]

@@ -17,7 +17,7 @@ def write(folder: Path, value: Any) -> Path:
 
 
 def nest(depth: int) -> str:
-    """Write the ancestry of `depth` fine-tunes as release 0.1 nested it."""
+    """Return the nested lineage of `depth` fine-tunes in the format of release 0.1."""
     head = "".join(f'{{"base_model": "m-{n}", "parent": ' for n in range(depth))
     return head + "null" + ', "data": {}}' * depth
 

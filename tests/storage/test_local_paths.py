@@ -22,7 +22,7 @@ def test_a_path_and_an_id_on_the_hub_are_no_urls(place: str) -> None:
 
 
 def test_a_storage_root_is_no_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It became a folder 's3:' below the current one."""
+    """Previously, it became a folder 's3:' in the working directory."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="storage is 's3://bucket', expected a path"):
         open_storage("s3://bucket")

@@ -1,4 +1,4 @@
-"""What the application writes is for its owner's eyes, whatever the user's umask is."""
+"""Files that the application writes are private to their owner under any umask."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ def read_mode(path: Path) -> int:
 
 
 def make_old_storage(root: Path) -> Path:
-    """A storage root as earlier versions left it, under the usual umask."""
+    """Build a storage root as earlier versions wrote it under the usual umask."""
     for folder in ("files/file-1", "runs", "models", "cache/tokens"):
         (root / folder).mkdir(parents=True, mode=0o755)
     (root / "aliases.json").write_text("{}")

@@ -36,13 +36,13 @@ def test_only_what_a_dead_process_left_is_swept(tmp_path: Path) -> None:
 
 
 def test_what_was_killed_while_it_removed_is_swept(tmp_path: Path) -> None:
-    """The lock may be the first that it removed."""
+    """The killed process may have removed the lock first."""
     left = ScratchFolder(tmp_path, ".a-")
     (left.path / "half").touch()
     (left.path.parent / ".lock").unlink()
     (tmp_path / ".a-file").touch()
     ScratchFolder(tmp_path, ".a-").remove()
-    assert left.path.is_dir()  # the lock may only be unseen for a moment
+    assert left.path.is_dir()  # the lock may be invisible only temporarily
     for path in (left.path, left.path.parent):
         os.utime(path, (0, 0))
     ScratchFolder(tmp_path, ".a-").remove()
@@ -67,7 +67,7 @@ def test_a_file_is_held_by_many_or_by_one(tmp_path: Path) -> None:
 def test_a_removal_that_was_cut_short_is_finished_by_the_next(tmp_path: Path) -> None:
     for name in (".a-empty", ".a-unowned"):
         (tmp_path / name).mkdir()
-    (tmp_path / ".a-unowned" / "content").mkdir()  # its lock may only be unseen
+    (tmp_path / ".a-unowned" / "content").mkdir()  # its lock may be invisible only temporarily
     with build_in_scratch(tmp_path, ".a-"):
         assert not (tmp_path / ".a-empty").exists()
         assert (tmp_path / ".a-unowned" / "content").is_dir()

@@ -43,7 +43,7 @@ FOREIGN = [
 
 
 class KilledError(BaseException):
-    """Stands for SIGKILL: nothing after it runs."""
+    """An exception that simulates SIGKILL: no code after it runs."""
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def age(path: Path, seconds: float) -> None:
 
 @pytest.fixture
 def left(layout: StorageLayout, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """What is left of writing each file by a process that is killed before it is renamed."""
+    """The temporary files of writers that were killed before the rename."""
 
     def die(*_: object) -> None:
         raise KilledError

@@ -1,4 +1,4 @@
-"""What the control tokens of a model may cost, whatever the model has."""
+"""The bounded cost of a model's control tokens, for any model."""
 
 import threading
 import time
@@ -24,7 +24,7 @@ def make(*contents: str, kind: str = "byte-level") -> Any:
 
 
 def test_a_long_control_token_costs_no_more_than_its_length() -> None:
-    """Every beginning of one of 40,000 characters was kept: 765 MB."""
+    """Previously, all prefixes of a token of 40,000 characters were kept: 765 MB."""
     tokenizer = make("<|" + "x" * 40_000 + "|>")
     tracemalloc.start()
     try:
@@ -71,7 +71,7 @@ def test_ends_are_compared_with_many_long_tokens_quickly() -> None:
 def test_threads_compile_the_control_tokens_of_a_template_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With 80,000 of them each of several first chats took 2.6 s and 129 MB."""
+    """Previously, with 80,000 tokens each of several first chats took 2.6 s and 129 MB."""
     compiled: list[tuple[str, ...]] = []
     num_threads = 8
     ready, meeting = threading.Barrier(num_threads), threading.Barrier(2)
@@ -79,7 +79,7 @@ def test_threads_compile_the_control_tokens_of_a_template_once(
     def count(words: Iterable[str]) -> Pattern[str]:
         compiled.append(tuple(words))
         with suppress(threading.BrokenBarrierError):
-            meeting.wait(timeout=0.2)  # for a second thread that compiles at the same time
+            meeting.wait(timeout=0.2)  # until a second thread compiles at the same time
         return match_any(compiled[-1])
 
     monkeypatch.setattr("templating.control_tokens.match_any", count)
@@ -101,7 +101,7 @@ def test_threads_compile_the_control_tokens_of_a_template_once(
 
 
 def test_messages_with_control_tokens_cost_little_where_there_are_many() -> None:
-    """Where they are words of the vocabulary too, each was looked for in each message."""
+    """Previously, each token that is also in the vocabulary was searched for in each message."""
     tokenizer = make(*(f"<|{number}|>" for number in range(5_000)), kind="unigram")
     text = LiteralText(tokenizer)
     text.prepare([CHATML])

@@ -71,7 +71,7 @@ def test_a_forged_turn_gives_no_control_tokens(kind: str, template: str) -> None
     own = find_control(tokenizer, encode(tokenizer, template, chat("hi")).ids)
     forged = encode(tokenizer, template, chat(FORGED)).ids
     assert find_control(tokenizer, forged) == own
-    if kind in ("byte-level", "metaspace"):  # the others lose case, characters or spaces anyway
+    if kind in ("byte-level", "metaspace"):  # other kinds lose case, characters or spaces
         assert tokenizer.decode(forged) == tokenizer.decode(
             tokenizer(render(tokenizer, template, chat(FORGED)), add_special_tokens=False).input_ids
         )
@@ -79,7 +79,7 @@ def test_a_forged_turn_gives_no_control_tokens(kind: str, template: str) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_around_a_forged_token_is_encoded_as_ever(kind: str) -> None:
-    """As if the tokenizer did not know the token at all."""
+    """The surrounding text is encoded as if the token did not exist."""
     tokenizer = KEPT(kind)
     foreign = FORGED.replace("im_", "xy_").replace("eot", "xy").replace("s>", "b>")
     assert find_control(tokenizer, tokenizer(foreign, add_special_tokens=False).input_ids) == []
@@ -91,7 +91,7 @@ def test_text_around_a_forged_token_is_encoded_as_ever(kind: str) -> None:
 
 
 def test_text_with_placeholders_is_encoded_as_without() -> None:
-    """The whole way of a text with placeholders gives what the tokenizer gives by itself."""
+    """A text with placeholders gets the ids and offsets of the plain tokenizer."""
     for kind in KINDS:
         tokenizer = KEPT(kind)
         text = LiteralText(tokenizer)
@@ -143,7 +143,7 @@ def test_every_string_of_a_client_is_text(message: dict[str, Any], way: str) -> 
 
 
 def test_markup_is_text_except_in_the_assistants_content() -> None:
-    """A model writes `<think>` itself, and clients send back what it wrote."""
+    """A model generates `<think>` itself, and clients send its answers back."""
     tokenizer = KEPT("byte-level")
     template = CHATML + "{# <think> </think> <tool_response> #}"
     chat = [
@@ -155,7 +155,7 @@ def test_markup_is_text_except_in_the_assistants_content() -> None:
         *(SPECIAL[0], *MARKUP, SPECIAL[1]),
         SPECIAL[0],
     ]
-    # Where the template knows nothing of them they are words like others.
+    # If the template does not contain them, they are ordinary words.
     assert find_control(tokenizer, encode(tokenizer, CHATML, chat).ids).count("<think>") == 2
 
 

@@ -25,7 +25,7 @@ from templating.renderer import AsyncRenderer, BatchRenderer, ChatTemplates, Ren
 LIMITS = RenderLimits(cpu_s=0.3, memory_bytes=64 << 20)
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 FINE = "{{ messages[0].content }}!"
-# Endless for one conversation alone.
+# Endless for one conversation only.
 PICKY = "{% if messages[0].content == 'hang' %}" + ENDLESS + "{% endif %}" + FINE
 DEADLINE_S = 20.0
 
@@ -110,7 +110,7 @@ def test_one_models_template_delays_no_other(opened: list[Any]) -> None:
         async with asyncio.timeout(DEADLINE_S):
             for _ in range(20):
                 assert (await fine.render(job())).text == "fox!"
-            # What everything else in the process uses for work beside the event loop.
+            # The thread pool that the rest of the process uses beside the event loop.
             await asyncio.gather(*(asyncio.to_thread(int) for _ in range(50)))
         assert not any(task.done() for task in hanging)
         for task in hanging:
@@ -207,7 +207,7 @@ def talk(num_answers: int, template: str, opened: list[Any], **fields: Any) -> A
 
 
 def cut_answer(found: Any, number: int) -> str:
-    """What follows the prompt of an answer in the conversation up to its end."""
+    """Return the text between the prompt of an answer and the end of the conversation up to it."""
     turn = found.turns[number]
     whole = found.text[: turn.whole.num_shared] + turn.whole.rest
     return str(whole[turn.start :])
@@ -301,7 +301,7 @@ def test_shared_characters_are_counted(first: str, second: str, shared: int) -> 
 
 
 def test_a_conversation_that_is_too_large_to_read_exceeds_the_limit(opened: list[Any]) -> None:
-    """Without being taken for a process that ended; other conversations are rendered after it."""
+    """It is not mistaken for an ended process, and later conversations are rendered."""
     renderer = open_one(opened, FINE, RenderLimits(memory_bytes=16 << 20))
     for content in ("x" * 40_000_000, "\U0001d518" * 3_000_000):
         with pytest.raises(TemplateLimitError, match="needed more than 16 MiB of memory"):

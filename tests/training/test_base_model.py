@@ -1,4 +1,4 @@
-"""Base models that lie in a store, which anybody may have made, and those that a user names."""
+"""Base models in a store, which are untrusted, and base models that a user names."""
 
 import json
 import shutil
@@ -55,7 +55,7 @@ def test_a_stored_model_that_could_hang_the_queue_is_refused(model: Path) -> Non
 
 
 def test_a_tokenizer_that_panics_is_an_unknown_model(model: Path) -> None:
-    """A panic is no `Exception`, so it ended the loop of the queue."""
+    """A panic is no `Exception`, so that previously it ended the queue's loop."""
     charsmap = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
     change_object(model / "tokenizer.json", normalizer=charsmap)
     for seal in (lambda _: None, durable.seal_directory):

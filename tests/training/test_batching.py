@@ -41,7 +41,7 @@ def list_micro_batches(steps: EpochPlan) -> list[tuple[int, ...]]:
 
 
 def find_oversized(steps: EpochPlan, plan: BatchPlan, lengths: Lengths) -> list[list[int]]:
-    """The lengths of those micro batches that the plan does not admit."""
+    """Return the row lengths of the micro batches that the plan does not admit."""
     tokens = [lengths[list(rows)].tolist() for rows in list_micro_batches(steps)]
     return [of for of in tokens if not plan.admits(len(of), sum(of), max(of))]
 
@@ -67,7 +67,7 @@ def test_every_micro_batch_is_within_the_limits(plan: BatchPlan) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_is_left_over_is_shared_out_within_the_limits(layout: BatchLayout) -> None:
-    """One long row and many short ones: a share of the last round still fits a micro batch."""
+    """With one long row and many short ones, a share of the last round still fits a micro batch."""
     lengths = np.array([100] * 2 + [2] * 60, dtype=np.int32)
     for num_shares, seed in product((3, 4, 8), range(20)):
         plan = BatchPlan(layout, 100, None, num_shares, accumulation=1, seed=seed)
@@ -203,7 +203,7 @@ def test_steps_end_with_the_epochs_or_at_their_most() -> None:
     assert count_steps(LENGTHS, PLAN, 3, sum(one) + 1) == sum(one)
     for max_steps in (1, one[0], one[0] + 1, sum(one)):
         assert count_steps(LENGTHS, PLAN, 3, max_steps) == max_steps
-    assert count_steps(LENGTHS, PLAN, 1000, 5) == 5  # at once
+    assert count_steps(LENGTHS, PLAN, 1000, 5) == 5  # without planning 1000 epochs
 
 
 def test_no_rows_make_no_steps() -> None:

@@ -35,7 +35,7 @@ ALONE = Place(0, 1, torch.device("cpu"))
 
 
 class FakeEngine:
-    """Writes files such as DeepSpeed's: shards of every rank, and `latest` of the first."""
+    """An engine that writes files like DeepSpeed's: a shard per rank, and `latest` on rank 0."""
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
@@ -89,7 +89,7 @@ def save(folder: Path, *steps: int, num_kept: int = 9, best_step: int | None = N
 
 
 def save_as_two_workers(folder: Path, step: int) -> Checkpoint:
-    """Save as rank 0 and rank 1 do, short of the collective that a later save begins with."""
+    """Save as rank 0 and rank 1 do, without the collective at the beginning of a later save."""
     writers = [CheckpointWriter(folder, Place(rank, 2, ALONE.device), 9) for rank in range(2)]
     for rank, writer in enumerate(writers):
         writer.save(FakeEngine(rank), make_progress(step))
@@ -98,7 +98,7 @@ def save_as_two_workers(folder: Path, step: int) -> Checkpoint:
 
 
 def save_first_half(folder: Path, step: int) -> Path:
-    """Save what rank 0 of two workers does; the other one has been killed."""
+    """Save as rank 0 of two workers does, of which the other one has been killed."""
     CheckpointWriter(folder, Place(0, 2, ALONE.device), 9).save(FakeEngine(), make_progress(step))
     path = folder / f"checkpoint_{step:010d}"
     wait_until((path / "manifest-00000.json").is_file, 10, "rank 0 has saved its half")
@@ -106,7 +106,7 @@ def save_first_half(folder: Path, step: int) -> Path:
 
 
 def list_names(folder: Path) -> list[str]:
-    """The names of what is in the folder of checkpoints, but for the record beside them."""
+    """Return the names in the folder of checkpoints, except the record of complete ones."""
     return sorted(path.name for path in folder.iterdir() if path.name != "last_complete.json")
 
 
@@ -158,7 +158,7 @@ def test_an_incomplete_checkpoint_does_not_exist(folder: Path, rank: int) -> Non
     "damage", ["manifest", "no progress", "short file", "long file", "missing file", "no shards"]
 )
 def test_a_damaged_checkpoint_is_never_taken_for_none(folder: Path, damage: str) -> None:
-    """As after a copy that broke off: a run that began anew would remove what can be restored."""
+    """This happens after an aborted copy: a run that restarts would remove restorable data."""
     checkpoint = save_as_two_workers(folder, 4)
     shard = find_shards(checkpoint.path) / "zero_pp_rank_1.pt"
     manifest = checkpoint.path / "manifest-00000.json"
@@ -210,7 +210,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
 def test_a_damaged_checkpoint_is_reported_in_the_events(
     run: RunFolder, folder: Path, file: str
 ) -> None:
-    """It was only in the log."""
+    """Previously, it was only logged."""
     save(folder, 1, 2, 3)
     damage(folder / "checkpoint_0000000001" / "latest", "cut")  # not needed
     (folder / "checkpoint_0000000003" / file).write_text("{")
@@ -253,7 +253,7 @@ def test_a_run_whose_first_checkpoint_was_never_complete_starts_at_step_0(
 def test_a_run_whose_checkpoints_are_not_seen_neither_starts_anew_nor_removes_them(
     run: RunFolder, folder: Path, tmp_path: Path, unseen: str, found: str
 ) -> None:
-    """Over NFS a file that another node wrote may not be seen for a while."""
+    """On NFS, a file that another node wrote may be invisible for a while."""
     for step in (4, 8):
         run.add_metrics({"step": step})
         save_as_two_workers(folder, step)
@@ -292,7 +292,7 @@ def test_a_run_whose_checkpoints_are_not_seen_neither_starts_anew_nor_removes_th
 def test_without_a_record_of_complete_checkpoints_a_run_that_has_trained_is_not_begun_anew(
     run: RunFolder, folder: Path, record: str, is_saved: bool, has_metrics: bool, reason: str
 ) -> None:
-    """As a run of release 0.1, which kept no record."""
+    """Runs of release 0.1 have no record."""
     folder.mkdir(parents=True)
     if is_saved:
         save_first_half(folder, 4)
@@ -307,7 +307,7 @@ def test_without_a_record_of_complete_checkpoints_a_run_that_has_trained_is_not_
 def test_two_checkpoints_that_lack_manifests_are_evidence_of_a_complete_one(
     run: RunFolder, folder: Path
 ) -> None:
-    """As where another release, which keeps no record, trained the run in between."""
+    """This happens if a release that keeps no record trained the run in between."""
     assert find_start(run, ALONE) is None
     for step in (4, 8):
         save_first_half(folder, step)
@@ -374,7 +374,7 @@ def test_a_checkpoint_of_a_newer_release_stops_the_run_and_nothing_is_removed(
 
 
 def test_a_fault_of_the_disk_is_not_taken_for_damage(folder: Path) -> None:
-    """Else a run would go on from an older checkpoint, and remove the newer one."""
+    """Otherwise a run would resume from an older checkpoint, and remove the newer one."""
     save(folder, 1, 2)
     manifest = folder / "checkpoint_0000000002" / "manifest-00000.json"
     manifest.unlink()
@@ -384,7 +384,7 @@ def test_a_fault_of_the_disk_is_not_taken_for_damage(folder: Path) -> None:
 
 
 def test_a_worker_without_files_of_its_own_has_a_manifest(folder: Path) -> None:
-    """Below stage 1 only rank 0 writes; the others may well be first."""
+    """At ZeRO stage 0 only rank 0 writes files; other ranks may finish first."""
 
     class Silent(FakeEngine):
         def save_checkpoint(self, *_: object, **__: object) -> None:
@@ -409,7 +409,7 @@ def test_the_newest_and_the_best_stay_on_disk(
 
 
 def test_the_best_so_far_stays_until_a_better_one_is_complete(folder: Path) -> None:
-    """Else a run that goes on from the newest of them has no best one to choose at its end."""
+    """Otherwise a run that resumes from the newest checkpoint cannot choose the best at its end."""
     writer = CheckpointWriter(folder, ALONE, 1)
     for step in (1, 2):
         evaluated = {"eval_loss": 0.5, "evaluated_step": 1}
@@ -469,7 +469,7 @@ def test_entries_that_are_no_checkpoints_of_the_run_are_left_alone(
 
 
 def test_what_a_killed_worker_left_on_local_disk_is_removed(folder: Path, local_disk: Path) -> None:
-    """Of whatever run it was; what a living one has there stays."""
+    """Files of killed workers of any run are removed; those of live workers stay."""
     code = (
         "from pathlib import Path; from storage.scratch import ScratchFolder; import sys;"
         "ScratchFolder(Path(sys.argv[1]), 'tuneserve-shards-').path.joinpath('a').touch()"
@@ -499,7 +499,7 @@ def test_an_engine_that_fails_leaves_nothing_behind(folder: Path, local_disk: Pa
 
 
 def test_an_upload_that_failed_leaves_its_room_to_the_next_attempt(folder: Path) -> None:
-    """On a full disk, what was kept of it would keep the next one from fitting."""
+    """On a full disk, files of a failed upload would leave no room for the next one."""
     save(folder, 1)
     (folder / "checkpoint_0000000002" / "latest").mkdir(parents=True)  # so that it fails
     with pytest.raises(OSError, match="latest"):

@@ -12,13 +12,13 @@ from training.cluster_state import describe_unreachable, find_cluster_loss
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """A socket that stands for the cluster of this process: it listens, and answers nothing."""
+    """A listening socket that simulates this process's cluster and sends no response."""
 
     class Context:
         gcs_address = ""
         worker = SimpleNamespace(mode=None)
 
-        def get_id(self) -> str:  # for Ray's filter of log records, where a test before added it
+        def get_id(self) -> str:  # for Ray's log filter, which an earlier test may have added
             return ""
 
         get_job_id = get_worker_id = get_node_id = get_id
@@ -32,7 +32,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 @pytest.fixture
 def hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Asking for the nodes does not return."""
+    """Make the request for the nodes block."""
     may_return = Event()
 
     def ask() -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def test_a_failed_question_is_reported_as_that(
 def test_a_cluster_that_cannot_be_reached_is_not_said_to_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As behind a broken network."""
+    """This happens with a broken network."""
 
     def connect(*_: object) -> None:
         raise TimeoutError("timed out")

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torch.nn.functional as F  # noqa: N812 - the conventional name
 
 from training.batching import BatchLayout
 from training.collate import IGNORED_LABEL, TokenRow, collate_rows
@@ -19,7 +19,7 @@ def make_row(ids: list[int], learned: list[int]) -> TokenRow:
     return np.array(ids, dtype=np.int32), np.array(learned, dtype=np.bool_)
 
 
-# The first token of a row is marked as learned in the second: nothing precedes it to predict it.
+# In the second row, the first token is marked as learned, but no earlier token predicts it.
 ROWS = [make_row([5, 6, 7, 8], [0, 0, 1, 1]), make_row([9, 3], [1, 1]), make_row([4], [1])]
 
 
@@ -75,7 +75,7 @@ def model(tiny_model: Path, layout: BatchLayout) -> Any:
 
 
 def compute_loss_by_hand(model: Any, rows: list[TokenRow]) -> float:
-    """As a textbook has it: one row at a time, labels masked, logits and labels shifted."""
+    """Compute the loss one row at a time, with masked labels, and logits and labels shifted."""
     total = 0.0
     for ids, learned in rows:
         input_ids = torch.from_numpy(ids.astype(np.int64))[None]
@@ -105,7 +105,7 @@ def test_the_loss_is_that_of_a_textbook(
 def test_the_loss_is_that_of_transformers(
     model: Any, rows: list[TokenRow], layout: BatchLayout
 ) -> None:
-    """Transformers shifts by itself and takes the mean over the labels that are left."""
+    """transformers shifts the labels itself and averages over those that are not ignored."""
     expected = 0.0
     for ids, learned in rows:
         if num_learned := int(learned[1:].sum()):

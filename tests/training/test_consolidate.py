@@ -1,6 +1,6 @@
-"""Shards in DeepSpeed's layout, made by hand from a model whose weights are known.
+"""Consolidation of shards in DeepSpeed's layout, written from a model with known weights.
 
-`tests/e2e/test_architectures.py` does the same with shards that DeepSpeed itself wrote.
+`tests/e2e/test_architectures.py` does the same with shards written by DeepSpeed.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(base: Path) -> Any:
-    """The model as training left it: other weights than the base's."""
+    """The trained model, with other weights than the base model."""
     model = AutoModelForCausalLM.from_pretrained(base)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -187,7 +187,7 @@ def test_what_is_not_what_was_trained_is_put_aside(
     base: Path, trained: Any, tmp_path: Path, value: float, message: str
 ) -> None:
     checkpoint = write_whole(tmp_path / "c", trained, **spoil(trained, value))
-    for _ in range(2):  # the second time over what the first has put aside
+    for _ in range(2):  # the second attempt replaces the rejected model of the first
         with pytest.raises(RejectedError, match=message):
             export(checkpoint, base, tmp_path / "out" / "model")
     (aside,) = (tmp_path / "out").iterdir()
@@ -210,7 +210,7 @@ def test_zeros_that_were_there_in_training_are_no_fault(
 def test_tied_weights_that_training_kept_apart_are_both_written(
     base: Path, trained: Any, tmp_path: Path
 ) -> None:
-    """A base whose file has both, with other values, is loaded and trained with both."""
+    """A base model whose file has both weights, with different values, is trained with both."""
     apart = AutoModelForCausalLM.from_config(trained.config)
     apart.lm_head.weight = torch.nn.Parameter(apart.lm_head.weight.detach().clone())
     apart.load_state_dict({**trained.state_dict(), HEAD: trained.state_dict()[HEAD] * 2})
@@ -222,7 +222,7 @@ def test_tied_weights_that_training_kept_apart_are_both_written(
 
 
 def build_mixture(base: Path, folder: Path) -> Any:
-    """A mixture of experts with more layers and experts than one figure can count."""
+    """Build a mixture of experts with at least 10 layers and experts, for two-digit indices."""
     config = MixtralConfig(
         vocab_size=40,
         hidden_size=16,
@@ -241,7 +241,7 @@ def build_mixture(base: Path, folder: Path) -> Any:
 
 
 def test_experts_are_turned_back_one_by_one(base: Path, tmp_path: Path) -> None:
-    """However many of them the model holds in one tensor, one at a time is in memory."""
+    """Only one expert is in memory at a time, although the model stores many in one tensor."""
     model = build_mixture(base, tmp_path / "expected")
     checkpoint = write_sharded(tmp_path / "c", model, 3)
     weights = open_weights(checkpoint / "state")
@@ -292,7 +292,7 @@ def test_what_does_not_load_is_put_aside(
 
 
 def test_fp32_takes_the_master_weights(trained: Any, tmp_path: Path) -> None:
-    """At stages 1 and 2 each rank has a range of the group, wherever parameters end."""
+    """At ZeRO stages 1 and 2, each rank has a range of the group that may split parameters."""
     rounded = AutoModelForCausalLM.from_config(trained.config).to(torch.bfloat16)
     checkpoint = write_whole(tmp_path / "c", rounded)
     named = dict(trained.named_parameters())
@@ -322,7 +322,7 @@ def test_fp32_takes_the_master_weights(trained: Any, tmp_path: Path) -> None:
 
 
 class Fragment:
-    """Where a part of a parameter lies, in the attributes that DeepSpeed gives it."""
+    """The position of a part of a parameter, with DeepSpeed's attribute names."""
 
     def __init__(self, numel: int, start: int) -> None:
         self.numel, self.start = numel, start

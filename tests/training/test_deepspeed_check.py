@@ -1,4 +1,4 @@
-"""What DeepSpeed itself takes; `test_deepspeed_settings` has what we decide before."""
+"""Settings that DeepSpeed itself accepts; `test_deepspeed_settings` tests our own rules."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def check(deepspeed: dict[str, Any], **changes: Any) -> None:
     ],
 )
 def test_a_key_that_deepspeed_does_not_take_is_named(config: dict[str, Any], message: str) -> None:
-    """Such a key was ignored, or refused by a worker after 42 s with an address of pydantic's."""
+    """Previously, it was ignored, or rejected by a worker after 42 s with a pydantic URL."""
     with pytest.raises(DeepSpeedSettingError, match=message) as caught:
         check(config)
     assert "http" not in str(caught.value)
@@ -85,7 +85,7 @@ def test_several_keys_are_named_at_once() -> None:
     ],
 )
 def test_keys_that_deepspeed_documents_are_taken(config: dict[str, Any]) -> None:
-    """Also a test that what is recorded of DeepSpeed's reading is enough."""
+    """This also tests that our record of the keys that DeepSpeed reads is complete."""
     check(config)
 
 

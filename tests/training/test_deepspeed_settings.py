@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from training.deepspeed_config import build_deepspeed_config
 from training.spec import TrainingSpec, describe_validation_error, load_spec
 
-# As https://huggingface.co/docs/transformers/deepspeed shows them.
+# Examples from https://huggingface.co/docs/transformers/deepspeed.
 _COMMON: dict[str, Any] = {
     "fp16": {
         "enabled": "auto",

@@ -1,4 +1,4 @@
-"""A run pauses on a full disk; `tests/faults/test_full_disk.py` has a disk that is really full."""
+"""A run pauses on a full disk; `tests/faults/test_full_disk.py` tests it with a real full disk."""
 
 import errno
 from pathlib import Path
@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> RunFolder:
 def test_a_training_that_meets_a_full_disk_pauses_the_run(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It failed, and had to be started again by hand."""
+    """Previously, the run failed and had to be restarted manually."""
 
     def fail(*_: object) -> None:
         raise TrainingFailedError("worker 0 failed: OSError: [Errno 28] No space left on device")
@@ -70,7 +70,7 @@ def test_a_run_that_resumes_is_not_refused_for_lack_of_room(
 
 
 def test_a_run_without_progress_since_then_waits_for_its_user(run: RunFolder) -> None:
-    """Else it would be started again and again where another disk than ours is full."""
+    """Otherwise the run would be restarted repeatedly if a different disk is full."""
     run.add_metrics({"step": 5, "loss": 1.0})
     pause_until_room(run, SPEC, FULL)
     assert not run.is_pause_requested

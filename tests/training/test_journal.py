@@ -211,10 +211,10 @@ def test_tensorboard_has_a_curve_of_every_figure(run: RunFolder) -> None:
 
 
 def test_what_is_recorded_again_hides_what_was_recorded_before(run: RunFolder) -> None:
-    """TensorBoard drops what lies at or after the step of a session's start."""
+    """TensorBoard drops earlier events at or after the first step of a new session."""
     folder = run.path / "tensorboard"
     for first_step, steps in ((0, (1, 2, 3)), (2, (3, 4))):
-        for earlier in folder.glob("*"):  # the name of a file is the second of its start
+        for earlier in folder.glob("*"):  # file names contain the start time in seconds
             earlier.rename(folder / "events.out.tfevents.1.host")
         with open_trackers(SPEC, run, first_step, speaks=True) as trackers:
             for step in steps:

@@ -1,4 +1,4 @@
-"""The checks that stand before a run's workers start; the rest is in tests/e2e/test_training.py."""
+"""The checks before a run's workers start; tests/e2e/test_training.py tests the rest."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,7 @@ from training.spec import TrainingSpec
 
 
 def prepare_run_of_another_model(tiny_model: Path, tmp_path: Path) -> RunFolder:
-    """Prepare a run that fails, because its base model is not the one that it was started with."""
+    """Prepare a run that fails because its base model has changed since its start."""
     base = Path(shutil.copytree(tiny_model, tmp_path / "base"))
     spec = TrainingSpec(base_model=str(base), train_file=str(tmp_path / "rows.jsonl"))
     run = RunFolder(tmp_path / "run")
@@ -47,7 +47,7 @@ def test_a_run_does_not_start_from_another_base_model_than_before(
 def test_an_interrupted_run_reports_what_is_known_of_the_cluster_and_its_own_failure(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cluster that did not answer for 10 s on a busy machine was said to have ended."""
+    """Previously, a cluster that did not answer within 10 s under load was reported as ended."""
     may_return = Event()
     monkeypatch.setattr(ray, "nodes", may_return.wait)
     monkeypatch.setattr("training.cluster_state.ANSWER_TIMEOUT_S", 0.1)
@@ -76,7 +76,7 @@ def test_a_run_does_not_start_from_a_model_whose_lineage_cannot_be_read(
 
 
 class FailingTrainer:
-    """Fails at its first calls of `fit`, each with one of the given errors."""
+    """A trainer whose first calls of `fit` fail, each with one of the given errors."""
 
     def __init__(self, *errors: Exception) -> None:
         self._errors = list(errors)

@@ -27,7 +27,7 @@ class Clock:
 
 @pytest.fixture
 def holder(run: RunFolder) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that computes the run until it is killed."""
+    """A process that holds the lease of the run until it is killed."""
     program = (
         "import sys, time; from pathlib import Path;"
         "from training.lease import hold_lease; from training.runs import RunFolder\n"

@@ -16,7 +16,7 @@ def layout(tmp_path: Path) -> StorageLayout:
 
 
 def tune(base: Path, folder: Path) -> Path:
-    """Write what a fine-tune of a model says of itself; return its folder."""
+    """Write the lineage of a fine-tune of a model; return its model folder."""
     run = RunFolder(folder / "ftjob-1")
     run.data.mkdir(parents=True)
     durable.write_json(run.data / "summary.json", SUMMARY)

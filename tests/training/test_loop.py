@@ -1,4 +1,7 @@
-"""Where a worker evaluates, saves and stops; with real engines, tests/e2e/test_training.py."""
+"""The steps at which a worker evaluates, saves and stops.
+
+`tests/e2e/test_training.py` tests the loop with real engines.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from training.spec import TrainingSpec
 
 
 class Saved:
-    """Takes the place of the writer of checkpoints, and notes what would be in them."""
+    """A replacement for the checkpoint writer that records the progress of each checkpoint."""
 
     def __init__(self, *_: Any) -> None:
         self.progress: list[Progress] = []
@@ -33,7 +36,7 @@ class Saved:
 
 @pytest.fixture
 def saved(monkeypatch: pytest.MonkeyPatch) -> Saved:
-    """Steps and evaluations that compute nothing."""
+    """A fake checkpoint writer, with steps and evaluations that compute nothing."""
     saved = Saved()
 
     def take_step(*_: Any, **__: Any) -> StepResult:

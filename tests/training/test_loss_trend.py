@@ -20,7 +20,7 @@ def make_metrics(losses: list[float]) -> list[dict[str, float]]:
 
 
 def fall_and_rise(noise: float, num_steps: int = 200, last: float = 3.0) -> list[float]:
-    """A loss that falls from 3 to 1 in half of the steps, and rises to `last` in the rest."""
+    """Return losses that fall from 3 to 1 in half of the steps, and rise to `last` in the rest."""
     half = num_steps // 2
     curve = [*np.linspace(3.0, 1.0, half), *np.linspace(1.0, last, half)]
     return [max(0.0, loss + noise * NOISE[at]) for at, loss in enumerate(curve)]
@@ -79,7 +79,7 @@ def test_lines_without_a_finite_loss_are_left_out() -> None:
 def test_a_run_whose_loss_rose_has_an_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reported success and nothing else."""
+    """Previously, such a run only reported success."""
     run = RunFolder(tmp_path / "run")
     spec = TrainingSpec(base_model="m", train_file="r", precision="fp32")
     run.create(spec, RunRecord(id="run", created_at=1, writer="job", base_revision="x"))

@@ -31,7 +31,7 @@ def test_what_outlives_its_cluster_is_killed() -> None:
 def test_an_output_that_is_a_url_is_refused_and_makes_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run went into a local folder 's3:'."""
+    """Previously, the run was written to a local folder 's3:'."""
     monkeypatch.chdir(tmp_path)
     assert main(["spec.yaml", "--output", "s3://bucket/run"]) == 2
     assert "--output is 's3://bucket/run', expected a path" in capsys.readouterr().err
@@ -39,7 +39,7 @@ def test_an_output_that_is_a_url_is_refused_and_makes_no_folder(
 
 
 def run_without_a_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> int:
-    """Run the command to where the cluster starts, with one that has 2 CPUs and then no workers."""
+    """Run the command with a fake cluster of 2 CPUs and a `train` that starts no workers."""
     monkeypatch.setattr("training.__main__._connect_to_ray", nullcontext)
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
     monkeypatch.setattr("training.launch.ensure_cpu_op", lambda: False)
@@ -55,7 +55,7 @@ def run_without_a_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch, **chang
 def test_a_refused_first_start_leaves_its_folder_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A corrected spec was refused, because the run had been begun with other settings."""
+    """Previously, a corrected spec was rejected because the run had other settings."""
     start = partial(run_without_a_cluster, tmp_path, monkeypatch)
     assert start(precision="fp16") == 2
     assert RunFolder(tmp_path / "run").read_record().status == "failed"

@@ -1,4 +1,4 @@
-"""What is refused before any worker starts; `test_deepspeed_check` has the keys of DeepSpeed."""
+"""Rejections before any worker starts; `test_deepspeed_check` tests the keys of DeepSpeed."""
 
 import json
 import shutil
@@ -65,7 +65,7 @@ def test_a_model_that_fits_is_accepted_in_any_place(model: Path) -> None:
 def test_a_model_of_another_task_is_refused_by_name(
     tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
-    """An encoder was trained on tokens that it saw; T5 was refused after 57 s, by a worker."""
+    """Previously, an encoder was trained on visible tokens; a worker rejected T5 after 57 s."""
     (tmp_path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(UnfitModelError, match=message):
         check_base_model(str(tmp_path))
@@ -83,7 +83,7 @@ def test_an_encoder_that_was_made_a_decoder_is_accepted() -> None:
 
 
 def test_encoders_are_those_that_transformers_warns_about() -> None:
-    """transformers has no list of them: its sources say which need `is_decoder`."""
+    """transformers has no list of them; warnings in its sources name those with `is_decoder`."""
     import transformers.models as models
 
     folder = Path(models.__path__[0])
@@ -153,7 +153,7 @@ def test_weights_in_another_format_are_refused(model: Path) -> None:
 def test_a_command_refuses_a_model_before_anything_is_written(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It was refused after 57 s, and the folder was taken from then on."""
+    """Previously, it was rejected after 57 s, and the output folder could not be reused."""
     change_config(model, quantization_config={"quant_method": "gptq", "bits": 4})
     (tmp_path / "rows.jsonl").write_text('{"text": "Twelve."}\n')
     (tmp_path / "spec.json").write_text('{"base_model": "model", "train_file": "rows.jsonl"}')

@@ -1,4 +1,4 @@
-"""Which of a machine's processes goes first."""
+"""The CPU priority (niceness) of training processes."""
 
 import subprocess
 import sys

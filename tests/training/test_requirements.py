@@ -25,10 +25,10 @@ def test_a_checkpoint_has_weights_and_both_moments_in_fp32() -> None:
     [
         ({"epochs": 1}, 14),  # one checkpoint beside the model
         ({"epochs": 2, "keep_checkpoints": 2}, 26),
-        ({"epochs": 9, "keep_checkpoints": 2}, 36),  # three before the first is removed
+        ({"epochs": 9, "keep_checkpoints": 2}, 36),  # three checkpoints before one is removed
         ({"epochs": 9, "keep_checkpoints": 2, "precision": "fp32"}, 36),
         ({"epochs": 9, "early_stopping_patience": 1, "validation_fraction": 0.1}, 14),
-        ({"epochs": 9, "max_steps": 10, "keep_checkpoints": 3}, 14),  # they may be one epoch
+        ({"epochs": 9, "max_steps": 10, "keep_checkpoints": 3}, 14),  # may be a single epoch
         ({"epochs": 1, "precision": "fp32", "export_dtype": "bf16"}, 14),
     ],
 )

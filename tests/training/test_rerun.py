@@ -70,7 +70,7 @@ FIXED: dict[str, Any] = {
     "offload_parameters": True,
     "deepspeed": {"steps_per_print": 5},
 }
-# In place of others that have to go.
+# Settings that replace others, which must be removed.
 REPLACED: dict[str, dict[str, Any]] = {
     "train_files": {"train_file": None, "train_files": [{"file": "f"}]},
     "train_dataset": {"train_file": None, "train_dataset": {"id": "owner/rows"}},
@@ -135,7 +135,7 @@ def test_what_would_move_the_steps_is_refused_by_name(tmp_path: Path, name: str)
 
 
 def test_it_is_known_of_every_setting_whether_it_may_change() -> None:
-    known = [*FREE, *FIXED, *REPLACED, "max_steps"]  # which may be raised
+    known = [*FREE, *FIXED, *REPLACED, "max_steps"]  # max_steps may be increased
     assert sorted(known) == sorted(TrainingSpec.model_fields)
 
 
@@ -179,7 +179,7 @@ def make_limited_run(folder: Path, status: RunStatus, max_steps: int) -> RunFold
 def test_a_run_that_ended_at_its_most_steps_is_extended_by_more(
     tmp_path: Path, max_steps: int | None
 ) -> None:
-    run = make_limited_run(tmp_path, "succeeded", 6)  # which it has taken
+    run = make_limited_run(tmp_path, "succeeded", 6)  # all 6 steps are complete
     with pytest.raises(RerunError, match="with 3 epochs and max_steps 6; raise max_steps to exte"):
         reopen_run(run, make_spec(max_steps=6, epochs=9), SHA256)
     assert reopen_run(run, make_spec(max_steps=max_steps), SHA256).max_steps == max_steps
@@ -256,7 +256,7 @@ def test_a_run_is_extended_again_and_again(tmp_path: Path) -> None:
 
 
 def test_the_same_model_is_put_aside_once(tmp_path: Path) -> None:
-    """As with keep 'best', when more epochs were no better."""
+    """This happens with `keep: best` if further epochs bring no improvement."""
     run = make_run(tmp_path, "succeeded")
     for epochs in (4, 5):
         run.model.mkdir()

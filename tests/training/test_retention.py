@@ -32,7 +32,7 @@ def test_the_last_or_the_best_checkpoint_becomes_the_model() -> None:
 
 
 def test_the_best_is_chosen_of_what_is_there() -> None:
-    """As when 'keep' became 'best' while a run was under way."""
+    """The best checkpoint may be missing if `keep` was changed to 'best' during a run."""
     third, second = make_checkpoints(30, 20, best_step=10)
     assert choose_result([third, evaluate(second, 0.9)], "best").step == 20
     assert choose_result([third, second], "best").step == 30
@@ -65,7 +65,7 @@ def test_the_newest_and_the_best_are_kept(
 
 
 def test_a_checkpoint_reports_only_a_loss_measured_at_its_own_step() -> None:
-    """Steps 12 and 16 once reported the loss of step 9."""
+    """Previously, steps 12 and 16 reported the loss of step 9."""
     (ninth,) = make_checkpoints(9)
     progress = ninth.progress.evaluate(0.5)
     assert progress.summarise()["eval_loss"] == 0.5

@@ -1,4 +1,4 @@
-"""What is tried again with new workers, and what ends a run at once."""
+"""Failures that are retried with new workers, and failures that end a run at once."""
 
 import errno
 import pickle
@@ -32,7 +32,7 @@ def throw(exception: BaseException) -> None:
 
 
 def wrap(exception: BaseException) -> UserExceptionWithTraceback:
-    """Return an exception as Ray Train hands over what a worker raised."""
+    """Return an exception of a worker in the form in which Ray Train passes it on."""
     try:
         throw(exception)
     except type(exception) as caught:
@@ -65,7 +65,7 @@ def test_what_a_worker_raised_is_found_in_what_ray_wraps_it_in() -> None:
     ],
 )
 def test_what_new_workers_would_meet_again_is_not_tried_again(exception: Exception) -> None:
-    """Each of them was tried four more times, for 103 s."""
+    """Previously, each of them was retried four times, for 103 s."""
     assert not may_heal(wrap(exception))
     assert not is_worth_another_try({0: wrap(exception), 1: wrap(PEER_LOST)})
 

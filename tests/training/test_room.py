@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What this machine seems to have; a test lowers one of the figures."""
+    """The simulated resources of this machine in bytes; tests lower some of them."""
     limits: dict[str, Any] = {
         "disk": PLENTY,
         "memory": Memory(PLENTY, PLENTY),
@@ -50,7 +50,7 @@ def test_a_run_with_plenty_of_room_has_no_event(run: RunFolder, limits: dict[str
 
 
 def test_a_disk_that_cannot_hold_it_refuses_the_run(run: RunFolder, limits: dict[str, Any]) -> None:
-    # A checkpoint and the model, 16 bytes per parameter, and the shards on their way, 12.
+    # A checkpoint and the model, 16 bytes per parameter, and the shards during upload, 12.
     limits["disk"] = 28 * NUM - 1
     with pytest.raises(ResourceError, match=r"disk of 'run'.*0.03 GB are needed for 1,000,000"):
         check_room(run, make_spec(), NODES, on_gpu=False)
@@ -65,7 +65,7 @@ def test_a_disk_that_cannot_hold_it_refuses_the_run(run: RunFolder, limits: dict
 def test_the_folder_for_temporary_files_is_compared_by_itself(
     run: RunFolder, limits: dict[str, Any]
 ) -> None:
-    """Its being full was found by the first checkpoint, five times."""
+    """Previously, only the first checkpoint detected that it was full, five times."""
     limits |= {"one disk": False, "disk": 12 * NUM - 1}
     with pytest.raises(ResourceError):
         check_room(run, make_spec(), NODES, on_gpu=False)
@@ -99,7 +99,7 @@ def test_a_gpu_that_is_too_small_refuses_the_run(run: RunFolder, limits: dict[st
     with pytest.raises(ResourceError, match="memory of a GPU.*offload_optimizer"):
         check_room(run, spec, NODES, on_gpu=True)
     check_room(run, spec.model_copy(update={"offload_optimizer": True}), NODES, on_gpu=True)
-    limits["gpus"] = []  # a driver that does not answer refuses nothing
+    limits["gpus"] = []  # without an answer from the driver, no run is rejected
     check_room(run, spec, NODES, on_gpu=True)
 
 

@@ -17,7 +17,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def write_lines(log: RunLog, num_lines: int, first: int = 0) -> bytes:
-    """Append numbered lines; returns all bytes of them."""
+    """Append numbered lines; returns all their bytes."""
     lines = [LINE.format(number) for number in range(first, first + num_lines)]
     for line in lines:
         log.append(line)
@@ -66,7 +66,7 @@ def test_a_log_is_read_while_it_begins_a_new_part(path: Path) -> None:
 
 
 def test_lines_of_several_processes_stay_whole(path: Path) -> None:
-    """Each process has its own `RunLog`; threads stand for them, their locks are as separate."""
+    """Threads simulate processes: each has its own `RunLog`, and their locks are separate."""
 
     def write(writer: int) -> None:
         write_lines(RunLog(path, max_part_bytes=50 * LINE_BYTES), 300, first=1000 * writer)
@@ -85,7 +85,7 @@ def test_lines_of_several_processes_stay_whole(path: Path) -> None:
 
 
 def test_a_killed_process_may_leave_three_parts(path: Path) -> None:
-    """As between the renaming of the newest and the removal of the oldest."""
+    """This happens between the rename of the newest and the removal of the oldest part."""
     (path.parent / "log.0-4.txt").write_text("one\n")
     (path.parent / "log.4-8.txt").write_text("two\nlate, beyond the end of its part\n")
     log = RunLog(path, max_part_bytes=4)

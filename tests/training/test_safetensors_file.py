@@ -25,7 +25,7 @@ def test_what_is_written_is_what_safetensors_reads(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     with SafetensorsFile(path, make_entries(tensors)) as file:
         for tensor in tensors.values():
-            for start in range(0, tensor.numel(), 4):  # in pieces that end anywhere
+            for start in range(0, tensor.numel(), 4):  # in pieces that need not end with rows
                 file.append(tensor.flatten()[start : start + 4])
         hashes = file.finish()
     found = load_file(path)

@@ -22,7 +22,7 @@ from training.spec_file import read_spec_file
 def test_a_duplicate_key_is_refused_by_name(
     tmp_path: Path, name: str, content: str, message: str
 ) -> None:
-    """The last one won silently."""
+    """Previously, the last one silently took precedence."""
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=f"^{name}: {message}"):
         load_spec(tmp_path / name)

@@ -1,4 +1,4 @@
-"""A tracker in a thread of its own: nothing that it does reaches the training but a report."""
+"""A tracker in a separate thread, which affects training only by its report."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from training.trackers import OPENERS, open_trackers
 
 
 class Noted:
-    """Notes what it gets, after the test lets it go on."""
+    """A tracker that records the logged steps, after the test sets `may_go_on`."""
 
     def __init__(self, may_go_on: Event | None = None) -> None:
         self.steps: list[int] = []
@@ -62,7 +62,7 @@ def test_every_figure_arrives_in_order() -> None:
 
 @pytest.mark.parametrize("blocks", ["open", "log"])
 def test_a_tracker_that_does_not_answer_is_switched_off_and_holds_nobody_up(blocks: str) -> None:
-    """It blocked the training for as long as its client tried again."""
+    """Previously, it blocked training for as long as its client retried."""
     may_go_on = Event()
     noted = Noted(may_go_on if blocks == "log" else None)
     opened = open_as(noted, may_go_on if blocks == "open" else None)

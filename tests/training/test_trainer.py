@@ -23,7 +23,7 @@ def test_only_what_is_not_used_is_left_out() -> None:
 def test_the_controller_is_given_our_decision_about_failures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ray Train's own policy tries every exception of a worker again."""
+    """Ray Train's own policy retries every exception of a worker."""
     given: dict[str, Any] = {}
     monkeypatch.setattr(
         TorchTrainer, "_initialize_and_run_controller", lambda _, **settings: given.update(settings)

@@ -81,7 +81,7 @@ def test_the_first_steps_and_what_is_between_steps_are_not_watched(
     watchdog.check()
     watchdog.end_step()
     take_steps(watchdog, clock, *[1.0] * 9)
-    clock.now += 10_000.0  # an evaluation, or a checkpoint
+    clock.now += 10_000.0  # during an evaluation or a checkpoint
     watchdog.check()
     assert reports == []
 

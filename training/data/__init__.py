@@ -1,1 +1,1 @@
-"""From rows in any supported shape to tokens on disk, checked wholly before anything starts."""
+"""Conversion of rows in any supported format to tokens on disk; all rows are checked first."""

@@ -1,7 +1,7 @@
-"""Rows to tokens, with the part that is learned marked.
+"""Encoding of rows as tokens, with a mask of the tokens that are learned.
 
-The model's own chat template renders a row here and a chat at serving time, so that both agree to
-the token. Rows are tokenised many at once; each gets exactly the tokens that it gets alone.
+The model's own chat template renders rows here and chats in serving, so that their tokens are
+identical. Rows are tokenised in batches; each row gets exactly the tokens that it would get alone.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from training.data.chat.turns import LearnedTurn
 from training.data.faults import RowFault
 from training.data.formats import Row
 
-# What the prompts of one text may have together, as in the process that renders.
+# Limit of the total characters of the prompts of one text, as in the render process.
 _SPLIT_CHARACTERS, _SPLIT_PER_CHARACTER = 1_000_000, 8
 
 TokenIds = npt.NDArray[np.int32]
@@ -39,11 +39,11 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """One row as tokens; `learned[i]` says whether the loss counts the prediction of token `i`.
+    """One sample of a row as tokens; `learned[i]`: the loss counts the prediction of token `i`.
 
     Both arrays have the shape `[length]`. A chat whose template rewrites earlier turns becomes
-    several, each of one answer after its own prompt; `is_part` says so. `number` is that of the
-    row, which they share.
+    several samples, each with one answer after its own prompt; then `is_part` is true. `number` is
+    the number of the row, which its samples share.
     """
 
     line: int
@@ -59,16 +59,16 @@ class EncodedRow:
         return int(self.learned[1:].sum())
 
     def truncate(self, max_length: int) -> "EncodedRow":
-        """Cut to the first `max_length` tokens and count those that are lost."""
+        """Truncate to the first `max_length` tokens, and count the removed tokens."""
         num_cut = max(0, len(self.input_ids) - max_length)
         ids, learned = self.input_ids[:max_length], self.learned[:max_length]
         return replace(self, input_ids=ids, learned=learned, truncated_tokens=num_cut)
 
 
 class RowEncoder:
-    """Tokenises the rows of one source; templates are rendered in a process of its own.
+    """Tokenises the rows of one source; a separate process renders the templates.
 
-    While a batch is tokenised here, the next one is rendered there. Must be closed.
+    While this process tokenises a batch, the other one renders the next. Must be closed.
     """
 
     def __init__(
@@ -92,18 +92,18 @@ class RowEncoder:
         self.close()
 
     def close(self) -> None:
-        """End the process that renders."""
+        """Stop the render process."""
         self._renderer.close()
 
     def encode(
         self, batches: Iterable[Sequence[Row]]
     ) -> Iterator[tuple[Row, EncodedRow | RowFault]]:
-        """Tokenise rows, uncut; the assistant's tokens are learned, or all of a text.
+        """Tokenise rows without truncation; the assistant's tokens are learned, or all of a text.
 
-        The rows of a batch have one format. Yields each with what it became, several times if that
-        is several samples, and with a `RowFault` if the template refuses or does not show it.
-        Raises `TemplateStoppedError` for a template that exceeds its limits, and `OSError` if its
-        process ended for another cause.
+        The rows of a batch have one format. Yields each row with each of its samples, or with a
+        `RowFault` if the template refuses it or does not render all of it. Raises
+        `TemplateStoppedError` for a template that exceeds its limits, and `OSError` if the render
+        process ended for another reason.
         """
         ahead: list[PlannedRow | FaultyRow] = []
         for rows in batches:
@@ -147,10 +147,10 @@ class RowEncoder:
                 yield [_describe_literal(exc)]
 
     def _finish_sample(self, one: RenderedSample, tokens: Tokenized) -> Iterator[EncodedRow]:
-        """Mark what is learned; an answer whose prompt is served otherwise is a sample alone.
+        """Mark the learned tokens; separate answers whose prompts have other tokens in serving.
 
-        `tokens` are those of the text as a whole. Raises `RowFault` or `TemplateRefusedError`
-        for prompts that cannot be encoded.
+        `tokens` are the tokens of the whole text. Raises `RowFault` or `TemplateRefusedError` for
+        prompts that cannot be encoded.
         """
         text, literals, template = one.sample.text, one.literals, one.template
         turns = one.sample.turns
@@ -166,9 +166,9 @@ class RowEncoder:
     def _sort_turns(
         self, one: RenderedSample, tokens: Tokenized
     ) -> tuple[list[LearnedTurn], list[LearnedTurn]]:
-        """Tell the answers whose prompts are tokenised as in serving from the others.
+        """Separate the answers whose prompts are tokenised as in serving from the others.
 
-        Raises `RowFault` where the prompts of the others are too much text together.
+        Raises `RowFault` if the prompts of the others have too many characters in total.
         """
         text, literals, template = one.sample.text, one.literals, one.template
         sorted_turns: tuple[list[LearnedTurn], list[LearnedTurn]] = [], []
@@ -196,7 +196,7 @@ class RowEncoder:
         *,
         add_special_tokens: bool = False,
     ) -> list[EncodedText | RowFault]:
-        """Tokenise texts, those with literals one by one, so that one refused spoils no other."""
+        """Tokenise texts; those with literals one by one, so that a refusal affects only one."""
         plain = [index for index, found in enumerate(literals) if not found]
         encoded: dict[int, EncodedText | RowFault] = {}
         if plain:
@@ -224,7 +224,7 @@ class RowEncoder:
         return self._encode_without_template(rows)
 
     def _encode_without_template(self, rows: Sequence[Row]) -> list[EncodedRow | RowFault]:
-        """Join prompt and completion as they are: a base model without a chat template."""
+        """Concatenate prompts and completions unchanged, for a base model without a template."""
         prompts = self._encode_contents(rows, 0)
         answers = self._encode_contents(rows, 1)
         eos = self._tokenizer.eos_token_id
@@ -241,7 +241,7 @@ class RowEncoder:
         return encoded
 
     def _encode_contents(self, rows: Sequence[Row], side: int) -> list[EncodedText | RowFault]:
-        """Tokenise the questions (0) or the answers (1) of rows without a template, as text."""
+        """Tokenise the questions (`side` 0) or answers (1) of rows as text, without a template."""
         fault = RowFault(
             "the base model has no chat template, so only rows of one prompt and one answer can be "
             "learned; use a chat model or 'prompt'/'completion' rows"
@@ -262,7 +262,7 @@ class RowEncoder:
 def _mark_turns(
     one: RenderedSample, tokens: Tokenized, turns: Sequence[LearnedTurn], *, is_part: bool
 ) -> EncodedRow:
-    """Mark the answers among tokens, and put the end token of the last one behind them."""
+    """Mark the answers among the tokens, and append the last answer's end token if it has one."""
     learned = _mark([span for turn in turns for span in turn.spans], tokens.spans)
     ids = tokens.ids.astype(np.int32)
     if (end_id := turns[-1].end_id) is not None:
@@ -275,7 +275,7 @@ def _describe_literal(exc: TemplateRefusedError) -> RowFault:
 
 
 def _mark(spans: Sequence[Span], offsets: IntArray) -> Mask:
-    """Mark the tokens of which any character lies in a span."""
+    """Mark the tokens that have any character in a span."""
     starts, ends = offsets.T
     learned = np.zeros(len(offsets), dtype=np.bool_)
     for span_start, span_end in spans:
@@ -286,7 +286,7 @@ def _mark(spans: Sequence[Span], offsets: IntArray) -> Mask:
 def _encode_raw_texts(
     rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
 ) -> list[EncodedRow | RowFault]:
-    """Tokenise plain texts, each ended by the end-of-text token; all of it is learned."""
+    """Tokenise plain texts, each ending with the end-of-text token; all tokens are learned."""
     with translate_faults():
         ids = tokenizer([row.text for row in rows], return_attention_mask=False)["input_ids"]
     eos = tokenizer.eos_token_id

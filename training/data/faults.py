@@ -1,4 +1,4 @@
-"""What is wrong with rows: one fault of one row, and all faults of a file grouped by kind."""
+"""Faults of rows: the fault of one row, and all faults of a file grouped by kind."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -12,20 +12,20 @@ _MAX_VALUE_CHARACTERS = 80
 _MAX_NAMES_SHOWN = 20
 _MAX_NAMES_COUNTED = 64
 OTHER_KEYS = "(other keys)"
-"""Under this name the rows are counted whose keys are beyond the names that are kept."""
+"""The name under which rows with keys beyond the limit of counted names are counted."""
 
 
 class DataError(ValueError):
-    """The rows cannot be learned from; the message names the file, the lines and the reasons.
+    """Rows cannot be learned from; the message names the file, the lines and the reasons.
 
-    `role` is which rows of the spec they are, once that is known.
+    `role` is the use of these rows in the spec, once it is known.
     """
 
     role: "RowRole | None" = None
 
 
-class RowFault(ValueError):  # noqa: N818 - handed about as a value more than raised
-    """Why one row cannot be used: a pattern, which is the kind of fault, and what fills it in."""
+class RowFault(ValueError):  # noqa: N818 - more often passed as a value than raised
+    """Why one row cannot be used: a pattern, which is the kind of fault, and its values."""
 
     def __init__(self, pattern: str, *values: object) -> None:
         super().__init__(pattern.format(*values))
@@ -40,9 +40,9 @@ class _Kind:
 
 
 class RowFaultLog:
-    """The faults of one source of rows, by kind; its size does not depend on how many there are.
+    """The faults of one source of rows by kind; its size does not grow with their number.
 
-    `name` is the source's, `unit` is what its rows are counted in: lines of a file, or rows.
+    `name` is the name of the source, `unit` the unit of its row numbers: 'line' or 'row'.
     """
 
     def __init__(self, name: str, unit: str) -> None:
@@ -54,14 +54,14 @@ class RowFaultLog:
         return sum(kind.count for kind in self._kinds.values())
 
     def add(self, line: int, fault: RowFault) -> None:
-        """Note the fault of one row."""
+        """Record the fault of one row."""
         kind = self._kinds.setdefault(fault.kind, _Kind(str(fault)))
         kind.count += 1
         if len(kind.lines) < MAX_LINES_SHOWN:
             kind.lines.append(line)
 
     def raise_if_any(self, num_rows: int) -> None:
-        """Raise `DataError` that tells every kind of fault, the most frequent first."""
+        """Raise a `DataError` that describes every kind of fault, the most frequent first."""
         if not self._kinds:
             return
         kinds = sorted(self._kinds.values(), key=lambda kind: (-kind.count, kind.lines[0]))
@@ -74,7 +74,7 @@ class RowFaultLog:
 
 
 class IgnoredKeys:
-    """How many rows have each key that means nothing here; its size does not depend on the rows."""
+    """Counts of rows by each of their ignored keys; its size does not grow with the rows."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -91,7 +91,7 @@ class IgnoredKeys:
 
 
 def describe_ignored(counts: Mapping[str, int]) -> str:
-    """Name ignored keys with the rows that have them, the most frequent first."""
+    """Name ignored keys with the number of rows that have them, the most frequent first."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     shown = [f"{name!r} ({count:,})" for name, count in ordered[:_MAX_NAMES_SHOWN]]
     more = len(ordered) - _MAX_NAMES_SHOWN
@@ -107,7 +107,7 @@ def describe_lines(lines: list[int], count: int, unit: str = "line") -> str:
 
 
 def show_names(names: Iterable[str]) -> str:
-    """Quote names that were found, at most 20 of them, each cut to a readable length."""
+    """Quote the names found, at most 20 of them, each truncated to a readable length."""
     found = list(names)
     shown = ", ".join(show_value(name) for name in found[:_MAX_NAMES_SHOWN])
     more = len(found) - _MAX_NAMES_SHOWN
@@ -115,7 +115,7 @@ def show_names(names: Iterable[str]) -> str:
 
 
 def show_value(value: Any) -> str:
-    """Quote a value that was found as JSON, cut to a readable length."""
+    """Quote the value found as JSON, truncated to a readable length."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except (ValueError, RecursionError):

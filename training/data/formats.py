@@ -1,6 +1,6 @@
-"""One record to a `Row`: tell the format, parse it, and say what is wrong with it.
+"""Conversion of a record to a `Row`: recognise the format, parse the record, report its faults.
 
-Whatever the format, a row becomes messages in the shape that chat templates take, or plain text.
+A row of any format becomes messages in the form that chat templates take, or plain text.
 """
 
 import json
@@ -68,11 +68,11 @@ _VERDICTS = (True, False, 0, 1, "0", "1", "true", "false")
 
 @dataclass(frozen=True)
 class Row:
-    """One row as written: its line and either messages or plain text.
+    """One parsed row: its line, and either messages or plain text.
 
-    `learned[i]` says whether message `i` is learned: the assistant's are, unless of weight 0.
-    `ignored` names the keys that the row has and that mean nothing here. `number` counts the rows
-    of a source, several of which may stand on one line.
+    `learned[i]` is true if message `i` is learned: the assistant's messages are, unless their
+    weight is 0. `ignored` names the keys of the row that are not used. `number` is the number of
+    the row in its source, because several rows may be on one line.
     """
 
     line: int
@@ -85,25 +85,25 @@ class Row:
 
     @cached_property
     def measure(self) -> Measure:
-        """How large everything is that it holds, and how deep it is nested."""
+        """The total size and nesting depth of its content."""
         return measure_value((self.messages, self.tools) if self.text is None else self.text)
 
     @cached_property
     def tool_names(self) -> Counter[str]:
-        """The names of its tools and of its calls of tools, with how often each is there."""
+        """The names of its tools and tool calls, with the number of times that each occurs."""
         calls = (call for message in self.messages for call in message.get("tool_calls") or ())
         return Counter(map(name_tool, (*self.tools, *calls)))
 
 
 @dataclass(frozen=True)
 class RowParser:
-    """Turns records of one format into rows; `columns` are our keys to theirs."""
+    """Parses records of one format into rows; `columns` maps our keys to the records' keys."""
 
     format: DataFormat
     columns: Mapping[str, str]
 
     def parse(self, line: int, record: Any, number: int = 0) -> Row:
-        """Parse one record, the row of a `number`; raises `RowFault` that says what is wrong."""
+        """Parse one record, the row with this `number`; raises `RowFault` with the reason."""
         if isinstance(record, RowFault):
             raise record
         if not isinstance(record, Mapping):
@@ -118,9 +118,9 @@ class RowParser:
         return row
 
     def _find_ignored(self, record: Mapping[str, Any]) -> tuple[str, ...]:
-        """The keys with something under them that the format does not use; raises `RowFault`.
+        """Return the keys with values that the format does not use; raises `RowFault`.
 
-        Those that would change what the row teaches are refused, not ignored.
+        Keys that would change what is learned from the row are refused, not ignored.
         """
         used = _NEEDED_KEYS[self.format] + _OPTIONAL_KEYS[self.format]
         used_keys = {*self.columns.values(), *(key for key in used if key not in self.columns)}
@@ -133,10 +133,10 @@ class RowParser:
 
 def choose_parser(
     record: Any,
-    format: DataFormat,  # noqa: A002 - the spec's own word
+    format: DataFormat,  # noqa: A002 - the spec's name
     columns: Mapping[str, str],
 ) -> RowParser:
-    """Choose by the first row how rows are parsed; 'auto' recognises the format.
+    """Choose the parser by the first row; 'auto' recognises the format.
 
     Raises `DataError` if the row has none of our formats, or lacks a column that is mapped.
     """
@@ -160,7 +160,7 @@ def choose_parser(
 
 
 def _explain_refusal(key: str, value: Any, *, is_text: bool) -> str | None:
-    """Say why a row with a key cannot be learned from; None for a key that means nothing here.
+    """Return why a row with a key cannot be learned from; None for a key that can be ignored.
 
     The reason is the pattern of a `RowFault` without values.
     """
@@ -207,7 +207,7 @@ def _parse_text(line: int, record: Mapping[str, Any]) -> Row:
 
 
 def _parse_chat(line: int, record: Mapping[str, Any]) -> Row:
-    flag = record.get("parallel_tool_calls")  # says nothing that a template shows
+    flag = record.get("parallel_tool_calls")  # no template uses it
     if not isinstance(flag, bool | None | str):
         raise RowFault("'parallel_tool_calls' is {}, expected true or false", show_value(flag))
     messages = get_list(record, "messages", "message")
@@ -243,7 +243,7 @@ def _parse_alpaca(line: int, record: Mapping[str, Any]) -> Row:
 
 
 def _parse_history(record: Mapping[str, Any]) -> list[Turn]:
-    """The earlier turns of an Alpaca row, learned as in LLaMA-Factory; raises `RowFault`."""
+    """Return the earlier turns of an Alpaca row, learned as in LLaMA-Factory; raises `RowFault`."""
     history = record.get("history")
     if isinstance(history, str) and history.strip():
         history = parse_json(history, "'history'")
@@ -281,7 +281,7 @@ def _parse_completion(line: int, record: Mapping[str, Any]) -> Row:
 
 
 def _instruct(record: Mapping[str, Any]) -> list[Turn]:
-    """The system message that a row has beside its turns, if any."""
+    """Return the system message that a row has besides its turns, if any."""
     if not record.get("system"):
         return []
     return [Turn({"role": "system", "content": get_text(record, "system")})]

@@ -1,4 +1,4 @@
-"""One message of a chat, in OpenAI's or ShareGPT's shape, to the shape that templates take."""
+"""Parsing of a chat message in OpenAI's or ShareGPT's format to the form that templates take."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from training.data.row_limits import MAX_TOOLS, check_count
 Message = Mapping[str, Any]
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-# Whether a message is learned: OpenAI's and Axolotl's, LLaMA-Factory's; Axolotl's, ms-swift's.
+# Flags for learning a message: of OpenAI and Axolotl, LLaMA-Factory; of Axolotl, ms-swift.
 _WEIGHT_KEYS = ("weight", "loss_weight")
 _SWITCH_KEYS = ("train", "loss")
 _MESSAGE_KEYS = {
@@ -48,12 +48,12 @@ NO_MEDIA = (
     "images, audio and video cannot be learned yet; leave such rows out, or remove the key where "
     "the text makes sense alone"
 )
-_PARTLY_LEARNED = "train_detail"  # Axolotl's: spans of a message that are learned
+_PARTLY_LEARNED = "train_detail"  # Axolotl's key for the spans of a message that are learned
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A message as templates take it, whether it is learned, and keys that mean nothing here."""
+    """A message in the form that templates take, whether it is learned, and its ignored keys."""
 
     message: Message
     is_learned: bool = False
@@ -91,8 +91,8 @@ def parse_message(place: int, message: Any) -> Turn:
 def parse_sharegpt_message(place: int, item: Any, *, has_tools: bool = False) -> list[Turn]:
     """Parse one message of `conversations`; raises `RowFault`.
 
-    A message in OpenAI's shape is taken as one. In a row with tools, Hermes' `<tool_call>` and
-    `<tool_response>` blocks are calls and results; several results are several turns.
+    A message in OpenAI's format is parsed as such. In a row with tools, Hermes' `<tool_call>` and
+    `<tool_response>` blocks are calls and results; several results become several turns.
     """
     if not isinstance(item, Mapping):
         raise RowFault("message {} is {}, expected an object", place, show_value(item))
@@ -133,7 +133,7 @@ def _find_ignored(place: int, item: Mapping[str, Any]) -> tuple[str, ...]:
 def _read_contents(
     item: Mapping[str, Any], speaker: str, role: str, *, has_tools: bool
 ) -> list[dict[str, Any]]:
-    """The contents and tool calls of a ShareGPT message: several where it has several results."""
+    """Return the contents and tool calls of a ShareGPT message: one for each of its results."""
     value = item.get("value")
     if speaker in _CALLERS:
         if isinstance(value, str) and "<tool_call>" in value:
@@ -152,9 +152,9 @@ def _read_contents(
 
 
 def _cut_blocks(text: str, tag: str) -> tuple[list[str], str]:
-    """Cut what stands between the tags out of a text, in a time in proportion to its length.
+    """Extract the blocks between tags from a text, in linear time.
 
-    Returns the blocks without the space around them, and the rest of the text.
+    Returns the blocks without surrounding space, and the rest of the text.
     """
     begin, end = f"<{tag}>", f"</{tag}>"
     blocks: list[str] = []
@@ -171,7 +171,7 @@ def _cut_blocks(text: str, tag: str) -> tuple[list[str], str]:
 
 
 def _split_calls(text: str) -> dict[str, Any]:
-    """Take Hermes' `<tool_call>` blocks out of a text: what remains is the content."""
+    """Extract Hermes' `<tool_call>` blocks from a text; the rest is the content."""
     blocks, rest = _cut_blocks(text, "tool_call")
     calls = [parse_json(block, "a <tool_call> block") for block in blocks]
     rest = rest.strip()
@@ -181,7 +181,7 @@ def _split_calls(text: str) -> dict[str, Any]:
 
 
 def parse_tools(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Parse a row's top-level `tools`, a list or JSON text of one; raises `RowFault`."""
+    """Parse a row's top-level `tools`, a list or the JSON text of a list; raises `RowFault`."""
     tools = record.get("tools")
     if tools is None or tools in ("", []):
         return ()
@@ -193,29 +193,29 @@ def parse_tools(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     for tool in tools:
         if not name_tool(tool):
             raise RowFault("a tool is {}, expected a function with a name", show_value(tool))
-    # Without the outer 'function', as LLaMA-Factory has them, templates would show other text than
-    # for OpenAI's, which clients send.
+    # For tools without the outer 'function', as in LLaMA-Factory, templates would render other text
+    # than for OpenAI's format, which clients send.
     return tuple(
         tool if "function" in tool else {"type": "function", "function": tool} for tool in tools
     )
 
 
 def is_given(value: Any) -> bool:
-    """Whether a row has something under a key: empty cells and nulls fill tables up."""
+    """Return whether a key's value is not empty: tables have empty cells and nulls."""
     return value is not None and value not in ("", [], {})
 
 
 def name_tool(tool: Any) -> str:
-    """The name of a tool or of a tool call, with or without the outer 'function'; else ''."""
+    """Return the name of a tool or tool call, with or without the outer 'function'; else ''."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     return name if isinstance(name, str) else ""
 
 
 def get_list(record: Mapping[str, Any], key: str, what: str) -> list[Any]:
-    """The list under a key, or the one that JSON text there holds, as CSV has it.
+    """Return the list under a key, or the list in its JSON text, as in CSV files.
 
-    Raises `RowFault` if there is none, or if it is empty.
+    Raises `RowFault` if there is no list, or if it is empty.
     """
     value = record.get(key)
     if isinstance(value, str) and value.lstrip().startswith("["):
@@ -230,7 +230,7 @@ def get_list(record: Mapping[str, Any], key: str, what: str) -> list[Any]:
 
 
 def get_text(record: Mapping[str, Any], key: str, *, may_be_empty: bool = False) -> str:
-    """The text under a key, or text parts joined with line ends; raises `RowFault`."""
+    """Return the text under a key, or its text parts joined with newlines; raises `RowFault`."""
     value = record.get(key)
     if isinstance(value, list):
         value = _join_parts(value, key)
@@ -254,7 +254,7 @@ def _check_characters(value: str, key: str) -> None:
 
 
 def _join_parts(parts: list[Any], key: str) -> str:
-    """Join text parts with line ends, as serving does."""
+    """Join text parts with newlines, as serving does."""
     for part in parts:
         if _read_part(part) is None:
             raise RowFault(
@@ -266,7 +266,7 @@ def _join_parts(parts: list[Any], key: str) -> str:
 
 
 def _read_part(part: Any) -> str | None:
-    """The text of a part, under 'text' as in OpenAI's or 'value' as in LLaMA-Factory's; or None."""
+    """Return a part's text, under 'text' (OpenAI) or 'value' (LLaMA-Factory); None without it."""
     if not isinstance(part, Mapping) or part.get("type") != "text":
         return None
     found = [part[key] for key in ("text", "value") if part.get(key) is not None]
@@ -290,7 +290,7 @@ def _parse_assistant(place: int, message: Mapping[str, Any]) -> Turn:
 
 
 def _read_weight(place: int, message: Mapping[str, Any]) -> bool:
-    """Whether a message of the assistant is learned: unless a flag of some project says no."""
+    """Return whether a message of the assistant is learned: true unless a known flag is off."""
     flags = {}
     for key in (*_WEIGHT_KEYS, *_SWITCH_KEYS):
         if key not in message:
@@ -322,7 +322,7 @@ def _parse_calls(calls: Any) -> list[Mapping[str, Any]]:
 
 
 def _parse_call(call: Any) -> Mapping[str, Any]:
-    """Parse one tool call; templates take its arguments as an object, OpenAI has them as text."""
+    """Parse one tool call; templates take arguments as an object, OpenAI's format has JSON text."""
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
@@ -353,7 +353,7 @@ def _parse_tool_result(message: Mapping[str, Any]) -> Turn:
 
 
 def parse_json(text: Any, what: str) -> Any:
-    """Parse JSON text; what is no text is returned as it is. Raises `RowFault`."""
+    """Parse JSON text; a value that is not text is returned unchanged. Raises `RowFault`."""
     if not isinstance(text, str):
         return text
     try:

@@ -1,7 +1,7 @@
-"""Token tables of several sources to one table, each row as often as its source's weight says.
+"""Mixing the token tables of several sources into one table, with rows repeated by weight.
 
-What an epoch has of each source is fixed by the seed, before training: the table has every row as
-often as an epoch shows it, so batching and resuming need to know nothing of weights.
+The seed fixes the rows that an epoch has from each source before training: the table contains every
+row as often as an epoch does, so batching and resuming do not depend on weights.
 """
 
 import json
@@ -19,17 +19,17 @@ Indices = npt.NDArray[np.int64]
 
 
 class Mix(NamedTuple):
-    """The rows of each source that are learned, as often as an epoch shows them, and held out."""
+    """For each source, the rows to train on, repeated as in an epoch, and the rows held out."""
 
     train: list[Indices]
     held_out: list[Indices]
 
 
 def hold_out_rows(numbers: Indices, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Choose a fraction of the rows by the seed, at least one; True for those that are chosen.
+    """Choose a fraction of the rows by the seed, at least one; returns True for chosen rows.
 
-    Rows of one number are samples of one chat: all of them are chosen, or none. Both arrays have
-    the shape `[num_rows]`.
+    Rows with the same number are samples of one chat: all of them are chosen, or none. Both arrays
+    have the shape `[num_rows]`.
     """
     found, group = np.unique(numbers, return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(found))
@@ -41,11 +41,11 @@ def hold_out_rows(numbers: Indices, fraction: float, seed: int) -> npt.NDArray[n
 def choose_rows(
     numbers: Sequence[Indices], weights: Sequence[float], held_out_fraction: float, seed: int
 ) -> Mix:
-    """Choose rows by the seed; `numbers[i]` are those of the rows of source `i`.
+    """Choose rows by the seed; `numbers[i]` are the numbers of the rows of source `i`.
 
-    A fraction of all rows together is held out first. Of the others, a weight of 2.5 shows each
-    row of its source twice and half of them, the same ones in every epoch, once more. A source
-    gives at least one row if any of its rows is not held out.
+    A fraction of all rows together is held out first. Of the other rows, a weight of 2.5 takes each
+    row of its source twice, and half of them once more, the same rows in every epoch. A source
+    contributes at least one row if any of its rows is not held out.
     """
     num_rows = [len(own) for own in numbers]
     is_held_out = np.zeros(sum(num_rows), dtype=np.bool_)
@@ -79,7 +79,7 @@ def write_mix(
     """Copy the chosen rows of tables into a new one, source by source.
 
     `chosen[i]` are rows of `tables[i]` in ascending order, with repetitions. The new table records
-    how many rows it has of each name.
+    the number of its rows from each source, under the names of the sources.
     """
     sizes = [[name, len(rows)] for name, rows in zip(names, chosen, strict=True)]
     schema = SCHEMA.with_metadata({SOURCES_KEY: json.dumps(sizes)})

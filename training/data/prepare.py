@@ -1,7 +1,7 @@
-"""The rows of a fine-tune, from wherever they are to token tables on disk, or found in the cache.
+"""Preparation of the rows of a fine-tune as token tables on disk, or from the cache.
 
-Rows stream through, so memory does not grow with them. Every row is looked at before anything is
-published.
+Rows are streamed, so memory does not grow with their number. Every row is checked before a table
+is published.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ from training.data.token_table import TokenTable, TokenWriter, split_table
 from training.spec import DataFormat, TrainingSpec
 
 TRAIN_TABLE, VALIDATION_TABLE, SUMMARY_FILE = "train.arrow", "validation.arrow", "summary.json"
-# Part of every cache key: count it up when the same rows are to become other tokens.
+# Part of every cache key: increment it when the same rows must become other tokens.
 _ENCODING_VERSION = 5
 _COUNTS = (
     "num_rows",
@@ -54,9 +54,9 @@ _LEFT_OUT = ("num_dropped_rows", "dropped_lines", "num_split_rows", "ignored_key
 
 @dataclass(frozen=True)
 class PreparedData:
-    """The token tables of a spec, complete files, and what a user wants to know about them.
+    """The complete token tables of a spec, and a summary of them for the user.
 
-    The summary says besides whether all tables were found: `cache`, 'hit' or 'miss'.
+    The key `cache` of the summary is 'hit' if all tables were found in the cache, else 'miss'.
     """
 
     train: Path
@@ -65,12 +65,12 @@ class PreparedData:
 
     @property
     def folder(self) -> Path:
-        """The folder in the cache that holds the table of the training rows."""
+        """The folder of the training rows' table in the cache."""
         return self.train.parent
 
 
 class _Entry(NamedTuple):
-    """One entry of the cache, its counts, and whether it was there already."""
+    """One entry of the cache, its counts, and whether it already existed."""
 
     folder: Path
     counts: Mapping[str, Any]
@@ -90,11 +90,11 @@ def prepare_data(
     known: Mapping[str, KnownFile] | None = None,
     max_cache_bytes: int | None = MAX_CACHE_BYTES,
 ) -> PreparedData:
-    """Check and tokenise the rows of a spec, or find what an earlier run made of the same.
+    """Check and tokenise the rows of a spec, or find the tables of an earlier run with the same.
 
-    Each source of rows is an entry of the cache of its own, so that a file is tokenised once for a
-    model, whatever it is used with. `known` has what is on record about files, by their paths.
-    A new entry removes the longest unused ones beyond `max_cache_bytes`; with None it removes none.
+    Each source of rows has its own cache entry, so that a file is tokenised once for a model,
+    whatever it is combined with. `known` has the records of files, by their paths. When an entry is
+    added, the least recently used entries beyond `max_cache_bytes` are evicted; with None, none.
 
     Raises `DataError` for rows that cannot be used, `UnknownModelError`, or `ValueError` for a
     length that the model has no positions for.
@@ -122,7 +122,7 @@ def prepare_data(
         counts["validation"] = {key: held_out.counts[key] for key in _COUNTS}
         validation_table = held_out.folder / TRAIN_TABLE
         is_hit = is_hit and held_out.is_hit
-    # Of a data set on the hub there is only its own fingerprint.
+    # A data set on the hub has a fingerprint instead of a SHA-256.
     sha256 = fingerprint if spec.train_dataset is None else None
     summary = {
         **counts,
@@ -135,7 +135,7 @@ def prepare_data(
 
 
 def _compute_fingerprint(sources: Sequence[WeightedSource]) -> str:
-    """What identifies the rows: of one file its hash, of several a hash of theirs and weights."""
+    """Return what identifies the rows: one file's hash, or a hash of all hashes and weights."""
     parts = [(one.source.compute_fingerprint(), one.weight) for one in sources]
     return parts[0][0] if _is_plain(sources) else _hash_parts({"mix": parts})
 
@@ -145,9 +145,9 @@ def _is_plain(sources: Sequence[WeightedSource]) -> bool:
 
 
 def link_data(prepared: PreparedData, run_data: Path) -> None:
-    """Put the tables into a run's folder, by hard link where the file system allows it.
+    """Add the tables to a run's folder, as hard links if the file system allows it, else as copies.
 
-    So the run stays whole when the cache is emptied.
+    So the run keeps its tables when the cache is emptied.
     """
     run_data.mkdir(parents=True, exist_ok=True)
     for table, name in ((prepared.train, TRAIN_TABLE), (prepared.validation, VALIDATION_TABLE)):
@@ -168,7 +168,7 @@ def _link_file(source: Path, target: Path) -> None:
 
 @contextmanager
 def _note_role(role: RowRole) -> Iterator[None]:
-    """Record in a `DataError` of the body which rows of the spec it is about."""
+    """Set the `role` of a `DataError` raised in the body."""
     try:
         yield
     except DataError as exc:
@@ -177,7 +177,7 @@ def _note_role(role: RowRole) -> Iterator[None]:
 
 
 class _Build:
-    """Makes the entries of the cache that a spec needs, each in one pass over its rows."""
+    """Builds the cache entries that a spec needs, each in one pass over its rows."""
 
     def __init__(
         self,
@@ -203,10 +203,10 @@ class _Build:
         max_rows: int | None = None,
         fraction: float = 0.0,
     ) -> _Entry:
-        """Find or make the table of several sources, and one of a share of the rows if asked for.
+        """Find or build the table of several sources; `fraction` holds out rows in a second one.
 
-        `fallback` is the format of rows without their own; for all sources but the first it is the
-        format of the first. `max_rows` are read of each source.
+        `fallback` is the format of rows whose format is not recognised; for all sources but the
+        first, the default is the format of the first. `max_rows` rows are read of each source.
         """
         entries: list[_Entry] = []
         for one in sources:
@@ -223,9 +223,9 @@ class _Build:
         fallback: DataFormat | None,
         max_rows: int | None,
     ) -> _Entry:
-        """Find or make the table of one source.
+        """Find or build the table of one source.
 
-        Where the rows were encoded without a fallback before, they need none.
+        A table that was built without a fallback is also used with one.
         """
         keys = [self._compute_key(source, None, max_rows)]
         if fallback is not None:
@@ -254,7 +254,7 @@ class _Build:
     def _mix(
         self, sources: Sequence[WeightedSource], entries: Sequence[_Entry], fraction: float
     ) -> _Entry:
-        """Find or make one table of several, each row as often as its weight says."""
+        """Find or build one table from several, with rows repeated by weight."""
         weights = [one.weight for one in sources]
         names = [one.source.name for one in sources]
         is_drawn = fraction or any(weight % 1 for weight in weights)
@@ -298,10 +298,10 @@ class _Build:
             )
 
     def _hold_out(self, whole: _Entry, name: str) -> _Entry:
-        """Find or make the tables of a share of the rows and of the others.
+        """Find or build the tables of the held-out rows and of the other rows.
 
-        Which ones, a permutation seeded with the spec's seed says; at least one row is on each
-        side, and both keep their order.
+        A permutation with the spec's seed chooses the held-out rows; each table has at least one
+        row, and both keep the order of rows.
         """
         parts = [whole.folder.name, self._spec.validation_fraction, self._spec.seed]
         key = _hash_parts({"split": parts, "version": _ENCODING_VERSION})
@@ -330,7 +330,7 @@ class _Build:
     def _compute_key(
         self, source: RowSource, fallback: DataFormat | None, max_rows: int | None
     ) -> str:
-        """Hash all that decides about the table of a source."""
+        """Hash everything that determines the table of a source."""
         return _hash_parts(
             {
                 "encoding": _ENCODING_VERSION,
@@ -346,7 +346,7 @@ class _Build:
                 "fallback": fallback,
                 "max_rows": max_rows,
                 "columns": self._spec.columns,
-                # It tells a CSV file from a TSV one, and plain text from both.
+                # It distinguishes CSV, TSV and plain text.
                 "suffix": source.suffix if isinstance(source, RowFile) else "",
                 "text_rows": self._spec.text_rows,
                 "max_length": self._max_length,
@@ -361,7 +361,7 @@ def _hash_parts(parts: Mapping[str, Any]) -> str:
 
 
 def _add_up(counts: Sequence[Mapping[str, Any]], table: Path) -> dict[str, Any]:
-    """Counts of a mix: of the rows in its table, and of what was left out of its sources."""
+    """Return the counts of a mix: of the rows in its table, and of rows left out of its sources."""
     formats = dict.fromkeys(one["format"] for one in counts)
     ignored = IgnoredKeys()
     for one in counts:
@@ -379,7 +379,7 @@ def _add_up(counts: Sequence[Mapping[str, Any]], table: Path) -> dict[str, Any]:
 
 
 def _count(path: Path, stream: RowStream | None = None) -> dict[str, Any]:
-    """Count what is in a table, and what its stream left out."""
+    """Count the rows and tokens of a table, and the rows that its stream left out."""
     table = TokenTable(path)
     return {
         "num_rows": len(table),

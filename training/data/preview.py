@@ -1,4 +1,4 @@
-"""The first rows of a data set as tokens, to be looked at before anything starts."""
+"""A preview of the first rows of a data set as tokens, before anything starts."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -19,9 +19,9 @@ _ENOUGH_TOKENS = 100_000  # each is shown with its text
 
 @dataclass(frozen=True)
 class Preview:
-    """The first rows as tokens, how they were understood, and what turns tokens into text.
+    """The first rows as tokens, their format and length limit, and the tokenizer.
 
-    `ignored_keys` counts, of the rows read, those with each key that means nothing here.
+    `ignored_keys` counts the rows read that have each ignored key.
     """
 
     format: DataFormat
@@ -36,9 +36,9 @@ def preview_rows(
 ) -> Preview:
     """Encode the first `num_rows` rows and read no further; fewer if they have many tokens.
 
-    Where a spec has several sources, they are the rows of the first.
+    If a spec has several sources, the rows are those of the first source.
 
-    Rows that a fine-tune would drop are missing. `known` and what is raised are those of
+    Rows that a fine-tune would drop are missing. `known` and the exceptions are those of
     `prepare_data`.
     """
     max_length = choose_max_length(spec)
@@ -59,10 +59,10 @@ def preview_rows(
 
 
 def split_tokens(row: EncodedRow, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:
-    """Show an encoded row piece by piece: the text of each token and whether it is learned.
+    """Split an encoded row into pieces: the text of each token, and whether it is learned.
 
-    Tokens that hold part of a character are joined until the character is whole, which it is after
-    as many tokens as it can have bytes; then the row itself has replacement characters.
+    Tokens with parts of a character are joined until the character is complete. If it is incomplete
+    after as many tokens as a character can have bytes, the row itself has replacement characters.
     """
     pieces: list[tuple[str, bool]] = []
     learned = row.learned.tolist()
@@ -83,7 +83,7 @@ def split_tokens(row: EncodedRow, tokenizer: PreTrainedTokenizerBase) -> list[tu
 
 
 def _count_tail(tokens: list[int], text: str, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Count the last tokens that may begin a character, such that those before them are whole."""
+    """Count the last tokens that may begin a character, so that the tokens before are complete."""
     for num_tail in range(1, len(tokens)):
         parts = tokens[:-num_tail], tokens[-num_tail:]
         if "".join(str(tokenizer.decode(part)) for part in parts) == text:

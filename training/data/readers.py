@@ -1,8 +1,8 @@
-"""Files and hub data sets to records, one by one, each with the line on which it begins.
+"""Streaming readers of files and hub data sets; each record has the line on which it begins.
 
-What kind of file it is, its content tells; a suffix only helps. Nothing is held in memory beyond
-the row that is being read. A row that cannot be read is yielded as its `RowFault`, so that the
-faults of a file are told all together.
+The content of a file determines its kind; the suffix is only a hint. Only the row that is being
+read is held in memory. A row that cannot be read is yielded as its `RowFault`, so that all faults
+of a file are reported together.
 """
 
 from collections.abc import Collection, Iterator
@@ -38,7 +38,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class KnownFile(NamedTuple):
-    """What is on record about a file; the hash holds only for a file of this size."""
+    """The record of an uploaded file; the hash is valid only for a file of this size."""
 
     name: str
     size_bytes: int
@@ -49,8 +49,8 @@ class KnownFile(NamedTuple):
 class RowFile:
     """A file of rows.
 
-    `names` are column names that one may expect; they tell a CSV file from broken JSON. `known` is
-    what was recorded of the file when it was received.
+    `names` are expected column names; they distinguish a CSV file from malformed JSON. `known` is
+    the record of the file from when it was received.
     """
 
     path: Path
@@ -62,11 +62,11 @@ class RowFile:
 
     @property
     def name(self) -> str:
-        """What messages call the file: the name that its user gave it, never where it lies."""
+        """The name of the file in messages: the name that its user gave it, never its path."""
         return self.known.name if self.known else self.path.name
 
     def measure(self) -> int:
-        """Its size in bytes; raises `DataError` if there is no such file."""
+        """Return its size in bytes; raises `DataError` if there is no such file."""
         if self.path.is_dir():
             raise DataError(f"{self.name!r} is a folder: expected a file of rows")
         if self.path.exists() and not self.path.is_file():
@@ -91,20 +91,20 @@ class RowFile:
 
     @property
     def unit(self) -> str:
-        """What its records are counted in: lines, or rows where there are none."""
+        """The unit in which its records are counted: lines, or rows for files without lines."""
         try:
             with self.path.open("rb") as file:
                 return "row" if find_columnar_kind(file.read(NUM_MAGIC_BYTES)) else "line"
-        except OSError:  # reading it will say so
+        except OSError:  # reading it reports the error
             return "line"
 
     @property
     def suffix(self) -> str:
-        """What the name says of the content, as in '.csv'."""
+        """The suffix of the name for its content, as in '.csv'."""
         return find_suffix(self.path)
 
     def read(self) -> Iterator[Record]:
-        """Yield the records; raises `DataError` for a file that holds nothing of ours."""
+        """Yield the records; raises `DataError` for a file of an unsupported kind."""
         self.measure()
         with open_unpacked(self.path, self.name) as file:
             is_packed = not isinstance(file.raw, FileIO)  # type: ignore[attr-defined]
@@ -149,15 +149,15 @@ class HubRows:
 
     @property
     def name(self) -> str:
-        """What messages call the data set: its id, of a folder only the last part."""
+        """The name of the data set in messages: its id, or the last part of a folder's path."""
         return name_source(self.dataset.id)
 
     def measure(self) -> int:
-        """Its size in bytes; raises `DataError` if it cannot be loaded."""
+        """Return its size in bytes; raises `DataError` if it cannot be loaded."""
         return max(1, int(self._load().data.nbytes))
 
     def compute_fingerprint(self) -> str:
-        """What identifies its content: the fingerprint of the loaded data set."""
+        """Return the fingerprint of the loaded data set, which identifies its content."""
         return str(self._load()._fingerprint)
 
     def read(self) -> Iterator[Record]:

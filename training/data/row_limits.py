@@ -1,4 +1,4 @@
-"""How large a row may be, so that one row takes bounded memory and time.
+"""Limits on the size of a row, so that one row takes bounded memory and time.
 
 Reading a row takes up to 30 bytes of memory for each of its bytes. Tokenising its text takes up to
 450 bytes for each byte, so the text has a lower limit.
@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 from training.data.faults import RowFault
 
 MAX_ROW_BYTES = 4 << 20
-"""As it stands in the file, with the columns that are not learned from."""
+"""Size of a row in its file, including columns that are not learned from."""
 MAX_TEXT_BYTES = 750_000
-"""Of its messages and tools, or of its text, in UTF-8."""
+"""Size in UTF-8 of a row's messages and tools, or of its text."""
 MAX_PROTECTED_BYTES = 400_000
-"""The same where control tokens in it are encoded as text: the tokenizer takes twice as much."""
+"""The same if control tokens in it are encoded as text: the tokenizer then needs twice as much."""
 MAX_MESSAGES = 512
-"""As in a chat request. Finding one message in the text takes renderings of those before it."""
+"""As in a chat request. Finding a message in the text requires rendering those before it."""
 MAX_TOOLS = 128
 MAX_DEPTH = 64
 """Levels of lists and objects in its messages and tools."""
-_VALUE_BYTES = 4  # of a value that is no string: about its marks in JSON
+_VALUE_BYTES = 4  # of a value that is not a string: about that of its JSON punctuation
 
 
 class Measure(NamedTuple):
-    """The size of a value of JSON's types, about that of its JSON, and how deep it is nested."""
+    """The size of a value of JSON types, about that of its JSON text, and its nesting depth."""
 
     size_bytes: int
     depth: int
@@ -55,7 +55,7 @@ def measure_value(value: Any) -> Measure:
 
 
 def check_size(what: str, size_bytes: int, most: int) -> None:
-    """Raise `RowFault` for a row with more bytes of text than it may have."""
+    """Raise `RowFault` for a row with more bytes of text than allowed."""
     if size_bytes > most:
         raise RowFault(
             f"{what} {{:,}} bytes, expected at most {{:,}}; split it into several rows",
@@ -65,13 +65,13 @@ def check_size(what: str, size_bytes: int, most: int) -> None:
 
 
 def check_count(count: int, most: int, what: str, advice: str) -> None:
-    """Raise `RowFault` for a row with more of something than it may have."""
+    """Raise `RowFault` for a row with a larger count of something than allowed."""
     if count > most:
         raise RowFault(f"it has {{:,}} {what}, expected at most {{:,}}; {advice}", count, most)
 
 
 def describe_endless() -> RowFault:
-    """Return the fault of a row that is longer in its file than the limit."""
+    """Return the fault of a row whose size in its file exceeds the limit."""
     return RowFault("longer than {:,} bytes, the limit for one row", MAX_ROW_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""One source of rows to encoded rows, as they come, and what became of those that are left out."""
+"""Streaming of one source of rows to encoded rows, with counts of the rows that are left out."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
@@ -21,7 +21,7 @@ from training.data.formats import Row, RowParser, choose_parser
 from training.data.readers import RowSource
 from training.spec import DataFormat, TrainingSpec
 
-# A batch is bounded by both; a row beyond the second is a batch of its own.
+# Both limit a batch; a row with more bytes than the second is a batch of one row.
 _BATCH_ROWS = 512
 _BATCH_BYTES = 1 << 18
 
@@ -29,9 +29,9 @@ _BATCH_BYTES = 1 << 18
 class RowStream:
     """Reads, parses and encodes the rows of one source, and fits them to `max_length`.
 
-    `fallback` is the format of rows whose own is not recognised, `end_ids` are the tokens at which
-    the model stops, by default that of its tokenizer. Counts are right once `encode` is
-    through.
+    `fallback` is the format of rows whose format is not recognised. `end_ids` are the tokens at
+    which the model stops generating, by default its tokenizer's. The counts are final once `encode`
+    is exhausted.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class RowStream:
         end_ids: tuple[int, ...] | None = None,
     ) -> None:
         if tokenizer.chat_template is not None:
-            render_fork_server.start()  # it is ready when the first rows have been read
+            render_fork_server.start()  # ready by the time the first rows have been read
         self.source = source
         self.num_rows = 0
         self.num_dropped = 0
         self.dropped_lines: list[int] = []  # the first of them
         self.num_split = 0  # rows that became several samples
-        self._noted: dict[str, int] = {}  # by what was noted, the number of the last such row
+        self._noted: dict[str, int] = {}  # the number of the last row noted, by kind of note
         self.ignored_keys = IgnoredKeys()
         self._spec = spec
         self._tokenizer = tokenizer
@@ -64,7 +64,7 @@ class RowStream:
 
     @property
     def has_end_token(self) -> bool:
-        """Whether the model has a token at which it stops to generate."""
+        """Whether the model has a token at which it stops generating."""
         return bool(self._settings.end_ids)
 
     @property
@@ -77,11 +77,11 @@ class RowStream:
     def encode(
         self, num_rows: int | None = None, on_read: Callable[[], None] = lambda: None
     ) -> Generator[EncodedRow, None, None]:
-        """Yield those of the rows, or of the first `num_rows`, that can be learned from.
+        """Yield the samples of the rows, or of the first `num_rows`, that can be learned from.
 
-        Calls `on_read` for every row that was read, whether it can be learned from or not.
-        Raises `DataError` at the end, for all rows together, if any cannot be used; at once if the
-        first row has none of our formats, or if the chat template exceeds its limits.
+        Calls `on_read` for every row read, whether it can be learned from or not. Raises
+        `DataError` at the end, for all rows together, if any cannot be used; immediately if the
+        first row has no known format, or if the chat template exceeds its limits.
         """
         num_samples = 0
         with RowEncoder(self._tokenizer, self._settings) as encoder:
@@ -135,7 +135,7 @@ class RowStream:
         return RowParser(self._fallback, self._spec.columns)
 
     def _fit(self, row: Row, encoded: EncodedRow | RowFault) -> EncodedRow | None:
-        """Bring a sample of a row to its length; note why one is left out, and return None.
+        """Fit a sample to `max_length`; record why it is left out, and return None, if it is.
 
         A row counts once, however many of its samples are left out.
         """
@@ -168,7 +168,7 @@ class RowStream:
             self._faults.add(row.line, fault)
 
     def _is_first(self, row: Row, what: str) -> bool:
-        """Whether something is noted for the first time of a row; its samples follow each other."""
+        """Return whether `what` is noted for a row for the first time; its samples are adjacent."""
         is_first = self._noted.get(what) != row.number
         self._noted[what] = row.number
         return is_first

@@ -1,4 +1,4 @@
-"""Where the rows of a spec come from: files, folders and patterns, or a data set on the hub."""
+"""The sources of a spec's rows: files, folders and patterns, or a data set on the hub."""
 
 import glob
 import logging
@@ -25,7 +25,7 @@ MAX_FILES = 1000
 class WeightedSource:
     """One source of rows, how often each row is seen in an epoch, and the setting it is part of.
 
-    `group` counts the settings, of which each is a file, a folder or a pattern called `group_name`.
+    `group` is the number of the setting, which is a file, folder or pattern named `group_name`.
     """
 
     source: RowSource
@@ -37,9 +37,9 @@ class WeightedSource:
 def open_train_sources(
     spec: TrainingSpec, known: Mapping[str, KnownFile] | None = None
 ) -> list[WeightedSource]:
-    """Open the rows that a spec learns from; nothing is read yet.
+    """Open the sources of a spec's training rows, without reading them.
 
-    `known` has what is on record about files, by their paths; errors name files as it does. Raises
+    `known` has the records of files, by their paths; errors use the names in these records. Raises
     `DataError` for a folder or a pattern without files of rows.
     """
     if spec.train_files:
@@ -54,7 +54,7 @@ def open_train_sources(
 
 
 def _check_named_once(sources: Sequence[WeightedSource]) -> None:
-    """Raise `DataError` for a file of several settings: its rows could be learned and held out."""
+    """Raise `DataError` for a file in several settings: its rows could be learned and held out."""
     groups: dict[Path, str] = {}
     for one in sources:
         if not isinstance(one.source, RowFile):
@@ -71,14 +71,14 @@ def _check_named_once(sources: Sequence[WeightedSource]) -> None:
 def open_validation_sources(
     spec: TrainingSpec, known: Mapping[str, KnownFile] | None = None
 ) -> list[WeightedSource]:
-    """Open the rows that a spec evaluates on, as `open_train_sources` does; none if it has none."""
+    """Open the sources of a spec's validation rows, like `open_train_sources`; may be empty."""
     if spec.validation_file is None and spec.validation_dataset is None:
         return []
     return _open_sources(spec.validation_file, spec.validation_dataset, spec, known)
 
 
 def name_sources(sources: Sequence[WeightedSource]) -> str:
-    """What messages call several sources together: the first, and how many more settings."""
+    """Return the name of several sources in messages: the first, and the number of others."""
     names = [next(iter(group)).group_name for _, group in groupby(sources, lambda one: one.group)]
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
@@ -105,7 +105,7 @@ def _open_files(
 ) -> list[WeightedSource]:
     names = (*KNOWN_KEYS, *spec.columns.values())
     record = (known or {}).get(file)
-    # What is on record was uploaded: it is that file alone, whatever its name looks like.
+    # A file with a record was uploaded, so it is one file, even if its name looks like a pattern.
     paths = [Path(file)] if record else _find_files(file)
     group_name = record.name if record else Path(file).name
     return [
@@ -117,7 +117,7 @@ def _open_files(
 
 
 def _find_files(file: str) -> list[Path]:
-    """Return the files that a setting means, by name; reading reports a file that is missing."""
+    """Return the files that a setting refers to, by name; reading reports a missing file."""
     path = Path(file)
     if path.is_dir():
         return _list_folder(path)
@@ -155,9 +155,9 @@ def _check_number(file: str, verb: str, files: list[Path]) -> list[Path]:
 def describe_sources(
     sources: Sequence[WeightedSource], num_rows: Sequence[int], counts: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Describe each setting: its name, weight, files, and the rows that an epoch has of it.
+    """Describe each setting: its name, weight, number of files, and rows in an epoch.
 
-    `num_rows` and `counts` belong to the sources one by one.
+    `num_rows[i]` and `counts[i]` belong to `sources[i]`.
     """
     described = []
     for _, group in groupby(range(len(sources)), lambda place: sources[place].group):

@@ -1,9 +1,10 @@
-"""Complete token tables by what they were made from, so that a second run starts at once.
+"""A cache of complete token tables by their inputs, so that a second run starts immediately.
 
 <cache>/<key>/    train.arrow, perhaps validation.arrow, summary.json, manifest.json
 
-An entry appears whole or not at all. Two processes may make the same one: the first to finish
-publishes it, the other takes that one. The time of its manifest says when an entry was last used.
+An entry is published complete or not at all. If two processes build the same entry, the first to
+finish publishes it, and the other uses it. The modification time of an entry's manifest is the time
+of its last use.
 """
 
 import logging
@@ -26,16 +27,16 @@ _UNFINISHED_LIFETIME_S = 7 * 86_400
 
 
 def default_cache() -> Path:
-    """The user's own cache: `tuneserve/tokens` under `$XDG_CACHE_HOME`, or under `~/.cache`."""
+    """Return the user's cache: `tuneserve/tokens` under `$XDG_CACHE_HOME`, or `~/.cache`."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "tuneserve" / "tokens"
 
 
 def use_entry(cache: Path, key: str) -> bool:
-    """Tell whether there is a complete entry, and note its use; a damaged one is removed."""
+    """Return whether there is a complete entry, and record its use; remove a damaged one."""
     entry = cache / key
     if _is_whole(entry):
-        with suppress(FileNotFoundError):  # removed by somebody else just now
+        with suppress(FileNotFoundError):  # another process has just removed it
             os.utime(entry / durable.MANIFEST_NAME)
             return True
     if entry.exists():
@@ -46,7 +47,7 @@ def use_entry(cache: Path, key: str) -> bool:
 
 @contextmanager
 def build_entry(cache: Path, key: str) -> Iterator[Path]:
-    """Give a folder to build an entry in; it is published when the body ends well."""
+    """Yield a folder to build an entry in; it is published if the body raises nothing."""
     cache.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=cache, prefix=_UNFINISHED_PREFIX))
     try:
@@ -59,11 +60,11 @@ def build_entry(cache: Path, key: str) -> Iterator[Path]:
 def prune_cache(
     cache: Path, kept: Collection[str] | None, max_bytes: int = MAX_CACHE_BYTES
 ) -> None:
-    """Remove entries, the longest unused first, until all have at most `max_bytes`.
+    """Evict entries, least recently used first, until the total is at most `max_bytes`.
 
-    The entries `kept`, by default the one used last, stay in any case. What processes that died
-    left unfinished is removed too. An entry that cannot be read or removed is logged and left out.
-    Raises `OSError` if the cache itself cannot be read.
+    The entries `kept`, by default the most recently used one, always stay. Unfinished entries
+    older than 7 days are also removed. An entry that cannot be read or removed is logged and
+    skipped. Raises `OSError` if the cache itself cannot be read.
     """
     if not cache.is_dir():
         return
@@ -80,7 +81,7 @@ def prune_cache(
 
 
 class _CachedEntry(NamedTuple):
-    """An entry as it is chosen for removal; entries sort by their last use."""
+    """An entry as a candidate for eviction; entries sort by their last use."""
 
     used_at: float
     name: str
@@ -88,7 +89,7 @@ class _CachedEntry(NamedTuple):
 
 
 def _find_entry(path: Path) -> _CachedEntry | None:
-    """Measure an entry; None for anything else and, logged, for one that cannot be read."""
+    """Measure an entry; None for anything else, and for an entry that cannot be read, logged."""
     try:
         if not durable.is_published(path):
             return None
@@ -111,12 +112,12 @@ def _publish(building: Path, entry: Path) -> None:
     try:
         durable.publish_directory(building, entry)
     except OSError:
-        if not _is_whole(entry):  # else somebody published the same before us
+        if not _is_whole(entry):  # else another process published the same entry first
             raise
 
 
 def _is_whole(entry: Path) -> bool:
-    """Compare the sizes of an entry's files with its manifest; that is quick at any size."""
+    """Compare the sizes of an entry's files with its manifest, in time independent of the sizes."""
     try:
         files = durable.read_json(entry / durable.MANIFEST_NAME)["files"]
         return all(
@@ -128,9 +129,9 @@ def _is_whole(entry: Path) -> bool:
 
 
 def _remove(entry: Path) -> None:
-    """Remove an entry; nobody ever sees half of it."""
+    """Remove an entry atomically for other processes."""
     gone = Path(tempfile.mkdtemp(dir=entry.parent, prefix=_UNFINISHED_PREFIX))
-    with suppress(FileNotFoundError):  # somebody else removed it
+    with suppress(FileNotFoundError):  # another process removed it
         entry.rename(gone / entry.name)
     shutil.rmtree(gone, ignore_errors=True)
 
@@ -149,7 +150,7 @@ def _remove_leftovers(cache: Path) -> None:
 
 
 def _get_last_use(entry: Path) -> float:
-    with suppress(FileNotFoundError):  # removed by somebody else just now
+    with suppress(FileNotFoundError):  # another process has just removed it
         return (entry / durable.MANIFEST_NAME).stat().st_mtime
     return 0.0
 

@@ -1,4 +1,4 @@
-"""The rows of a run as tokens on disk: one Arrow file, written as rows come, read memory-mapped."""
+"""The rows of a run as tokens on disk: an Arrow file, written in a stream, read memory-mapped."""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ SCHEMA = pa.schema(
 )
 
 SOURCES_KEY = b"sources"
-"""In the metadata of a table of several sources: JSON of [name, rows] for each, in their order."""
+"""Metadata key of a table of several sources: JSON of [name, num_rows] for each, in order."""
 
 Counts = npt.NDArray[np.int32]
 
@@ -77,10 +77,11 @@ def _make_batch(rows: list[EncodedRow]) -> Any:
 
 
 class TokenTable:
-    """Rows of tokens in the file at `path`; rows are named by their place, counted from 0.
+    """Rows of tokens in the file at `path`; rows are addressed by their index, from 0.
 
-    `lengths` and `num_learned` have the shape `[num_rows]`: the tokens of each row, and those that
-    the loss counts. Nothing else is held in memory: rows are read from the mapped file.
+    `lengths` and `num_learned` have the shape `[num_rows]`: the number of tokens of each row, and
+    of those that the loss counts. Nothing else is held in memory: rows are read from the mapped
+    file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,16 +99,16 @@ class TokenTable:
         return int(self._starts[-1])
 
     def read(self, indices: Sequence[int]) -> list[tuple[TokenIds, Mask]]:
-        """Read token ids and learned masks of rows, each of the shape `[length]`."""
+        """Read the token ids and learned masks of rows, each of shape `[length]`."""
         return [self._read_row(index) for index in indices]
 
     def find_lines(self, indices: Sequence[int]) -> list[int]:
-        """The lines on which rows stand, in the rows' order."""
+        """Return the lines of rows in their files, in the order of `indices`."""
         places = (self._locate(index) for index in indices)
         return [int(_view(batch, "line")[place]) for batch, place in places]
 
     def describe_rows(self, indices: Sequence[int]) -> str:
-        """Name rows by their lines, as in 'lines 3, 9', where there are several sources by source.
+        """Name rows by their lines, as in 'lines 3, 9', grouped by source if there are several.
 
         At most 20 rows are named, the others are counted.
         """
@@ -125,12 +126,12 @@ class TokenTable:
         return ", ".join(named) + (f" and {num_more} more" if num_more else "")
 
     def read_numbers(self) -> npt.NDArray[np.int64]:
-        """Read the numbers of all rows, which samples of one row share; shape `[num_rows]`."""
+        """Read the numbers of all rows, shape `[num_rows]`; samples of one row share a number."""
         parts = [batch.column("number").to_numpy() for batch in self._batches]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
     def count_truncated(self) -> int:
-        """Rows that were cut."""
+        """Count the rows that were truncated."""
         return sum(
             int(np.count_nonzero(_view(batch, "truncated_tokens"))) for batch in self._batches
         )
@@ -154,7 +155,7 @@ class TokenTable:
 
 
 def split_table(source: Path, chosen: Mask, chosen_file: Path, other_file: Path) -> None:
-    """Copy the rows of a file into two: those with `chosen[row]`, and the others, in their order.
+    """Copy the rows of a file into two: those with `chosen[row]`, and the others, in order.
 
     `chosen` has the shape `[num_rows]`.
     """

@@ -22,7 +22,7 @@ def keys(layout: StorageLayout) -> KeyStore:
 
 @pytest.fixture
 def connect(services: Services) -> Connect:
-    """Build an application of its own, and a client with a key; by default from elsewhere."""
+    """Build a separate application and a client with a key, by default from a remote address."""
 
     def connect(
         key: str | None = None,

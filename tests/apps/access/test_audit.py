@@ -1,4 +1,4 @@
-"""What is in the audit log, what never is, and that nobody can fill the disk with it."""
+"""The content of the audit log, what it never contains, and its bounded size."""
 
 import logging
 import stat
@@ -272,7 +272,7 @@ def test_a_refused_request_does_not_wait_for_a_line_that_is_being_written(
 ) -> None:
     audit = AuditLog(layout, max_bytes=1)
     with ThreadPoolExecutor() as threads, take_turn(layout.audit_lock):
-        writing = threads.submit(audit.write, entry())  # waits for its turn to rotate
+        writing = threads.submit(audit.write, entry())  # waits for the lock to rotate the log
         while not layout.audit.exists():
             time.sleep(0.01)
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Without a key: programs on this machine, and nobody who may be elsewhere."""
+"""Access without a key: allowed to local programs, refused to possibly remote clients."""
 
 import httpx
 import pytest
@@ -79,7 +79,7 @@ async def test_a_forwarded_request_is_refused(header: str, connect: Connect) -> 
 
 
 async def test_what_nginx_sends_by_default_is_refused(connect: Connect) -> None:
-    """HTTP/1.0, `Connection: close`, and our own address as the host: nothing else tells."""
+    """Only HTTP/1.0 reveals the proxy: nginx adds no header, and our own address is the host."""
     async with connect(**LOCAL) as client:
         transport = client._transport
         assert isinstance(transport, httpx.ASGITransport)

@@ -1,4 +1,4 @@
-"""Keys at rest, and how a running application follows them."""
+"""Stored keys, and how a running application detects changes of them."""
 
 import json
 import os
@@ -147,7 +147,7 @@ async def test_a_read_error_that_passes_refuses_keys_only_while_it_lasts(
         layout.keys.mkdir()  # reading it fails, as on a faulty disk
         assert (await client.get("/v1/models")).status_code == 401
         layout.keys.rmdir()
-        aside.rename(layout.keys)  # the same file as before, to the nanosecond
+        aside.rename(layout.keys)  # the same file as before, with the same modification time
         assert (await client.get("/v1/models")).status_code == 200
 
 
@@ -155,7 +155,7 @@ async def test_a_read_error_that_passes_does_not_make_keys_necessary(
     connect: Connect, layout: StorageLayout
 ) -> None:
     async with connect(**LOCAL) as client:
-        layout.keys.symlink_to(layout.keys)  # opening it fails, as where the disk does
+        layout.keys.symlink_to(layout.keys)  # opening it fails, as on a faulty disk
         assert (await client.get("/v1/models")).status_code == 401
         layout.keys.unlink()
         assert (await client.get("/v1/models")).status_code == 200
@@ -197,7 +197,7 @@ async def test_removing_the_marker_too_opens_the_next_application(
 def test_keys_in_the_storage_of_another_user_are_not_changed(
     keys: KeyStore, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run with sudo, the command wrote a file that the application could not read."""
+    """Previously, the command run with sudo wrote a file that the application could not read."""
     keys.create("ann", Role.READ)
     before = layout.keys.read_bytes()
     monkeypatch.setattr("os.geteuid", lambda: layout.root.stat().st_uid + 1)
@@ -241,7 +241,7 @@ def test_what_a_later_release_wrote_is_kept_and_hurts_no_other_key(
 
 
 def multiply_keys(layout: StorageLayout, num_keys: int, **changes: Any) -> None:
-    """Write so many keys, as copies of the first one."""
+    """Extend the file to `num_keys` keys with copies of the first one."""
     content = json.loads(layout.keys.read_text())
     first = content["keys"][0]
     copies = [
@@ -326,7 +326,7 @@ def test_keys_that_are_made_at_once_are_all_there(layout: StorageLayout) -> None
 def test_a_file_of_the_same_size_and_time_is_read_again(
     keys: KeyStore, layout: StorageLayout
 ) -> None:
-    """It is replaced, so it is another file."""
+    """The file is replaced, so its inode differs."""
     created = keys.create("ann", Role.READ)
     assert keys.find(created.text) is not None
     before = layout.keys.stat()

@@ -1,4 +1,4 @@
-"""Requests and tokens per minute of a key."""
+"""Limits of requests and tokens per minute of a key."""
 
 import asyncio
 import math
@@ -21,7 +21,7 @@ from tests.apps.access.conftest import Connect
 pytestmark = pytest.mark.anyio
 
 CHAT = {"model": "latest", "messages": [{"role": "user", "content": "one two"}]}
-NUM_TOKENS = 5  # of the prompt and of the answer, as the tests' generator counts them
+NUM_TOKENS = 5  # of the prompt and the answer, as the fake generator counts them
 
 
 async def test_requests_beyond_the_limit_are_answered_429(keys: KeyStore, connect: Connect) -> None:
@@ -108,7 +108,7 @@ async def test_an_answer_that_came_too_late_costs_its_prompt(
     monkeypatch: pytest.MonkeyPatch,
     error: BaseException,
 ) -> None:
-    """It was computed; a client that leaves before the answer cancels the request."""
+    """The answer was computed; a client that disconnects before it cancels the request."""
 
     async def answer(*_: Any) -> Any:
         raise error
@@ -124,7 +124,7 @@ async def test_an_answer_that_came_too_late_costs_its_prompt(
 
 
 async def leave_early(app: Any, key: str, body: bytes, *, names_length: bool) -> None:
-    """Ask for a stream and take only its beginning; without a length the body is chunked."""
+    """Request a stream and disconnect after its beginning; without a length the body is chunked."""
     length = [(b"content-length", str(len(body)).encode())] if names_length else []
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
@@ -142,7 +142,7 @@ async def leave_early(app: Any, key: str, body: bytes, *, names_length: bool) ->
         if message["type"] == "http.response.body" and message.get("body"):
             raise OSError("the client has gone")
 
-    with pytest.raises(BaseException):  # noqa: B017, PT011 - whatever the framework makes of it
+    with pytest.raises(BaseException):  # noqa: B017, PT011 - the framework chooses the exception
         await app(scope, receive, send)
 
 

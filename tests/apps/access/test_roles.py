@@ -1,4 +1,4 @@
-"""Every live route × every kind of key; the table of roles is that of docs/security.md."""
+"""Every live route × every kind of key, compared with the table of roles in docs/security.md."""
 
 import re
 from collections.abc import Iterator

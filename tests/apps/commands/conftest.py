@@ -1,4 +1,4 @@
-"""The API on a real socket, and `tuneserve` as somebody types it."""
+"""The API on a real socket, and `tuneserve` called with command-line arguments."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ START_TIMEOUT_S = 10.0
 
 @pytest.fixture
 def url(services: Services, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of an application in a thread."""
+    """The address of an application that runs in a thread."""
     monkeypatch.delenv("TUNESERVE_API_KEY", raising=False)
     config = uvicorn.Config(build_http(services, None), port=0, log_level="warning")
     server = uvicorn.Server(config)
@@ -35,7 +35,7 @@ def url(services: Services, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture
 def call(url: str, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Run a command; returns its exit status and all that it said, on one line."""
+    """A function that runs a command and returns its exit status and its output on one line."""
     monkeypatch.setenv("TUNESERVE_URL", url)
     monkeypatch.setenv("COLUMNS", "200")
 

@@ -1,4 +1,4 @@
-"""`tuneserve backup` and `restore`, on a real storage that others write to meanwhile."""
+"""`tuneserve backup` and `restore` on a real storage with concurrent writers."""
 
 import errno
 import json
@@ -67,7 +67,7 @@ def expect(command: str, folder: Path, storage: Path) -> str:
 
 
 def add_checkpoint(run: RunFolder, step: int, *, is_complete: bool = True) -> Path:
-    """A checkpoint of one worker, whose manifest comes last."""
+    """Write a checkpoint of one worker, with its manifest last."""
     path = run.checkpoints / f"checkpoint_{step:010d}"
     (path / "state").mkdir(parents=True)
     (path / "state" / "shard.pt").write_bytes(bytes(range(256)) * step)
@@ -88,7 +88,7 @@ def list_files(root: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 async def run(queue: RunQueue, jobs: NotedJobs, file_id: str) -> RunFolder:
-    """A fine-tune in mid-run, with a checkpoint and half of the next."""
+    """A running fine-tune with one complete and one incomplete checkpoint."""
     run = await create_run(queue, file_id)
     await queue.reconcile()
     run.update_record(status="running")
@@ -234,7 +234,7 @@ def test_what_is_no_file_of_a_backup_is_not_read(
         config.symlink_to(tmp_path / "secret")
         (tmp_path / "secret").write_text("secret")
     else:
-        os.mkfifo(config)  # nobody writes into it
+        os.mkfifo(config)  # without a writer
     status, output = call("restore", snapshot, tmp_path / "restored")
     assert status == 1
     assert "'config.json' is" in output
@@ -257,7 +257,7 @@ def test_what_is_no_storage_is_not_backed_up(tmp_path: Path) -> None:
 def test_a_backup_is_consistent_while_models_come_and_go(
     layout: StorageLayout, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """The alias of every snapshot points to a model that the snapshot has, undamaged."""
+    """The alias in every snapshot points to a model in that snapshot, which is undamaged."""
     store = ModelStore(layout)
     has_ended = threading.Event()
 
@@ -267,7 +267,7 @@ def test_a_backup_is_consistent_while_models_come_and_go(
             number += 1
             store.add(tiny_model, f"model-{number}")
             store.point_alias("latest", f"model-{number}")
-            with suppress(ModelInUseError, ModelNotFoundError):  # just being copied; the first one
+            with suppress(ModelInUseError, ModelNotFoundError):  # being copied; no model-0 exists
                 store.delete(f"model-{number - 1}")
 
     writer = threading.Thread(target=publish_and_delete)
@@ -304,7 +304,7 @@ def test_a_log_that_is_rotated_meanwhile_fails_no_backup(
 
 @contextmanager
 def failing_to_list(folder: Path, code: int, before: Callable[[], object] = bool) -> Iterator[None]:
-    """Listing a folder fails, after something happened to it."""
+    """Make listing a folder fail with an error code, after a call of `before`."""
     listing = os.scandir
 
     def list_or_fail(path: Any = ".") -> Any:
@@ -319,7 +319,7 @@ def failing_to_list(folder: Path, code: int, before: Callable[[], object] = bool
 
 
 def list_content(backups: Path) -> dict[str, set[str]]:
-    """The files that the newest snapshot has, and those that its manifest names."""
+    """Return the files in the newest snapshot, and those that its manifest names."""
     newest = max(backups.iterdir())
     content = newest / "content"
     found = {path.relative_to(content).as_posix() for path in content.rglob("*") if path.is_file()}
@@ -333,7 +333,7 @@ def list_content(backups: Path) -> dict[str, set[str]]:
 def test_hidden_folders_that_are_removed_meanwhile_fail_no_backup(
     layout: StorageLayout, tmp_path: Path, place: str
 ) -> None:
-    """Folders of uploads in progress come and go all the time."""
+    """Folders of uploads in progress appear and disappear at any time."""
     add_job(layout, "tiny")
     hidden = layout.root / place / ".upload-1"
     (hidden / "content").mkdir(parents=True)
@@ -433,7 +433,7 @@ def test_a_run_whose_record_cannot_be_read_is_left_out_and_named(
 ) -> None:
     run = add_job(layout, "tiny")
     run.record_file.unlink()
-    run.record_file.symlink_to(run.record_file)  # opening it fails, as where the disk does
+    run.record_file.symlink_to(run.record_file)  # opening it fails, as on a faulty disk
     status, output = call("backup", tmp_path / "backups", layout.root)
     assert status == INCOMPLETE_STATUS
     assert f"the snapshot does not have runs/{run.path.name}: " in output
@@ -476,7 +476,7 @@ def test_a_snapshot_that_cannot_be_read_stops_neither_backups_nor_restores(
 
 
 def test_an_empty_root_is_filled_and_not_replaced(layout: StorageLayout, tmp_path: Path) -> None:
-    """It may be a mount point, which cannot be, and its parent may not be ours to write."""
+    """It may be a mount point, which cannot be replaced, or its parent may not be writable."""
     expect("backup", tmp_path / "backups", layout.root)
     root = tmp_path / "mount"
     (root / "lost+found").mkdir(parents=True)

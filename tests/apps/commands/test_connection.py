@@ -1,4 +1,4 @@
-"""Servers that break off, are something else, or are away for a moment."""
+"""Servers that close connections early, are no TuneServe, or are temporarily unreachable."""
 
 import socket
 import threading
@@ -39,7 +39,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Scripted:
-    """A server that answers each request with the next of some bytes, then closes."""
+    """A server that answers each request with the next of `answers` and closes the connection."""
 
     def __init__(self, *answers: bytes) -> None:
         self.requests: list[str] = []

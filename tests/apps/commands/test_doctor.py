@@ -101,7 +101,7 @@ def test_another_program_on_the_port_is(tmp_path: Path) -> None:
 
 @contextmanager
 def serve_answer(status: int, body: bytes) -> Iterator[int]:
-    """Answer every GET request alike; yields the port."""
+    """Answer every GET request with the same response; yields the port."""
 
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -48,7 +48,7 @@ def test_keys_that_are_not_used_are_shown(call: Call, services: Services) -> Non
     note = services.files.note_check
     note("file-keys", "processed", None, {**found, "ignored_keys": {"id": 3, "note": 1}})
     assert "id (3 rows), note (1 rows)" in call("files", "show", "file-keys")[1]
-    note("file-keys", "processed", None, found)  # as an earlier release noted it
+    note("file-keys", "processed", None, found)  # the record of an earlier release
     assert "not used" not in call("files", "show", "file-keys")[1]
 
 

@@ -25,7 +25,7 @@ REST = {"num_steps": 40, "epoch": 1.0, "tokens_per_s": 900.0, "elapsed_s": 1.0, 
 
 @pytest.fixture
 def services(layout: StorageLayout, queue: RunQueue, request: pytest.FixtureRequest) -> Services:
-    """The application's parts, with the changes that a test is parametrized with."""
+    """The application's services, with the changes that a test is parametrized with."""
     return build_services(layout, queue, **getattr(request, "param", {}))
 
 
@@ -135,7 +135,7 @@ def test_settings_are_json_or_text() -> None:
 
 
 def tell(run: RunFolder, status: str) -> threading.Thread:
-    """Have a job get on and end, in the background."""
+    """Start a thread that takes three steps of a job, with events and log lines, and ends it."""
 
     def happen() -> None:
         for step in range(1, 4):

@@ -1,4 +1,4 @@
-"""`tuneserve keys`, without an application."""
+"""`tuneserve keys` without a running application."""
 
 import json
 import os

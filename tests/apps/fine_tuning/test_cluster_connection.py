@@ -1,4 +1,4 @@
-"""A fine-tune's process whose cluster has ended does not keep its run from another process."""
+"""The process of a fine-tune whose cluster has ended does not block its run for other processes."""
 
 import os
 import subprocess

@@ -43,7 +43,7 @@ sys.addaudithook(_note_opened)
 
 @contextmanager
 def note_opened(folder: Path) -> Iterator[list[str]]:
-    """Note which files and folders below a folder are read; in this process, by any thread."""
+    """Record the files and folders below a folder that any thread of this process opens."""
     opened: list[str] = []
     _OPENED.append(opened)
     try:
@@ -54,7 +54,7 @@ def note_opened(folder: Path) -> Iterator[list[str]]:
 
 
 def age(folder: Path) -> None:
-    """Make files look as if they had not changed for long."""
+    """Set the modification times of a folder's files to the epoch."""
     for path in [folder, *folder.rglob("*")]:
         os.utime(path, (0, 0))
 
@@ -132,11 +132,11 @@ async def test_a_list_of_files_reads_none_that_has_not_changed(
     assert first["data"][0]["status"] == "processed"
     with note_opened(layout.root) as opened:
         assert (await client.get("/v1/files")).json() == first
-    # The folder is listed for new files, and the keys are looked up for the request.
+    # The folder is listed for new files, and the key file is checked for the request.
     assert set(opened) <= {str(layout.files), str(layout.root / "keys.json")}
 
 
-# What other processes write
+# Changes by other processes
 
 
 def test_every_change_of_another_process_is_seen(layout: StorageLayout) -> None:
@@ -157,7 +157,7 @@ def test_every_change_of_another_process_is_seen(layout: StorageLayout) -> None:
     assert index.count() == (4, 0)
 
 
-# One entry's trouble
+# Faults of one entry
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 300, b'{"id": "x"}', b"[1]"])
@@ -222,7 +222,7 @@ async def test_stray_entries_hold_up_no_run(
 async def test_a_fifo_in_place_of_a_record_holds_up_no_other_run(
     queue: RunQueue, client: httpx.AsyncClient, jobs: NotedJobs, file_id: str
 ) -> None:
-    """Opening it waited for a writer, and no run started any more."""
+    """Previously, opening the FIFO blocked until it had a writer, and no run was started."""
     broken, other = await create_run(queue, file_id), await create_run(queue, file_id)
     broken.record_file.unlink()
     os.mkfifo(broken.record_file)

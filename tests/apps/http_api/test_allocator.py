@@ -1,4 +1,4 @@
-"""Freed blocks leave the process, whatever was freed before."""
+"""Freed memory blocks are returned to the system, independent of earlier frees."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`/openapi.json`: exact enough that a generated client works, and every part of it is bounded."""
+"""`/openapi.json`: precise enough for a generated client, with a limit for every part."""
 
 import json
 import shutil
@@ -79,7 +79,7 @@ async def test_every_reference_leads_somewhere(description: dict[str, Any]) -> N
 
 
 def find_unbounded(schema: Any, schemas: dict[str, Any], path: str) -> Iterator[str]:
-    """Yield the parts of a request that may have any length."""
+    """Yield the parts of a request that have no maximum length."""
     if "$ref" in schema:
         yield from find_unbounded(schemas[schema["$ref"].rpartition("/")[2]], schemas, path)
     for number, option in enumerate(schema.get("anyOf", ())):
@@ -103,7 +103,7 @@ def find_unbounded(schema: Any, schemas: dict[str, Any], path: str) -> Iterator[
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_every_part_of_a_request_has_a_limit(description: dict[str, Any], name: str) -> None:
     schemas = description["components"]["schemas"]
-    allowed = {"ChatCompletionRequest.messages[].content|1[]"}  # more keys are ignored
+    allowed = {"ChatCompletionRequest.messages[].content|1[]"}  # extra keys are ignored
     assert set(find_unbounded(schemas[name], schemas, name)) - allowed == set()
 
 
@@ -170,7 +170,7 @@ async def test_real_answers_are_as_described(
 
 
 def validate(answer: httpx.Response, description: dict[str, Any], path: str) -> None:
-    """Compare an answer with what the description says of its status."""
+    """Validate a response against the description of its status."""
     responses = description["paths"][path]["get"]["responses"]
     content = responses[str(answer.status_code)]["content"]
     kind = answer.headers["content-type"].partition(";")[0]
@@ -207,7 +207,7 @@ async def test_a_files_content_has_one_type_whatever_its_name(
 
 @contextmanager
 def serve(services: Services) -> Iterator[str]:
-    """Serve the API on a real socket; yields its address."""
+    """Serve the API on a real socket and yield its address."""
     config = uvicorn.Config(build_http(services, None), port=0, log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

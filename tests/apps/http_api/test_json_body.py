@@ -1,4 +1,4 @@
-"""JSON bodies that are made to be expensive, or that are no JSON."""
+"""JSON bodies that are expensive by design, and bodies that are not JSON."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def anyio_backend() -> str:
 
 
 async def post(client: httpx.AsyncClient, path: str, content: bytes) -> tuple[int, dict[str, Any]]:
-    """Send a body as it is; the answer must be small and of OpenAI's shape."""
+    """Send an unmodified body; check that the error is small and in OpenAI's format."""
     answer = await client.post(path, content=content, headers=JSON)
     assert len(answer.content) < MAX_ANSWER_BYTES
     error = answer.json()["error"]
@@ -133,7 +133,7 @@ async def test_a_large_body_that_is_valid_does_not_keep_others_waiting(
         return original(*arguments)
 
     monkeypatch.setattr(target, name, wait_first)
-    # The most that a body can hold; the echo of the tests cannot answer token ids.
+    # The largest possible body; the tests' `Echo` generator cannot answer token ids.
     body = b'{"model":"nobody","prompt":' + repeat(b"12345", 1_000_000) + b"}"
     asked = asyncio.create_task(client.post(TEXTS, content=body, headers=JSON))
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Which parts `/readyz` names when they fail, and what `/livez` depends on."""
+"""The components that `/readyz` names on failure, and the dependencies of `/livez`."""
 
 import asyncio
 import errno
@@ -50,7 +50,7 @@ async def test_a_read_only_disk_is_not_ready(
     assert await read_checks(client, 503) == {**READY, "storage": "failed"}
     assert "/secret/place" not in (await client.get("/readyz")).text
     logged = [one for one in caplog.records if one.levelno >= logging.WARNING]
-    (message,) = [one.getMessage() for one in logged]  # once, not every second
+    (message,) = [one.getMessage() for one in logged]  # logged once, not every second
     assert message.startswith("not ready: storage: OSError")
 
 

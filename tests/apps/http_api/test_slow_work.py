@@ -1,4 +1,4 @@
-"""Work that takes long holds none of the threads that other requests need."""
+"""Long-running work does not occupy the threads that other requests need."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from serving.model_store import StoredModel
 from tests.apps.test_models_http import make_tar
 
 pytestmark = pytest.mark.anyio
-NUM_REQUESTS = 60  # FastAPI has 40 threads, asyncio 32 at most
+NUM_REQUESTS = 60  # FastAPI has 40 threads, asyncio at most 32
 TIMEOUT_S = 20.0
 CHAT = {"model": "latest", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -25,7 +25,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Verifications and imports last until this is set."""
+    """An event; verifications and imports block until it is set."""
     may_end = threading.Event()
 
     def verify(_: StoredModel) -> None:

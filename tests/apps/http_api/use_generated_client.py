@@ -1,4 +1,4 @@
-"""Use a client that was generated from the API's description; run in the generator's environment.
+"""Use of a client generated from the API's description; runs in the generator's environment.
 
 Arguments: the folder of the generated package, the address of the application.
 """

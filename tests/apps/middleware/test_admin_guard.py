@@ -1,4 +1,4 @@
-"""Access to an application that only administrators may use."""
+"""Access to an application for administrators only."""
 
 import httpx
 import pytest

@@ -1,4 +1,4 @@
-"""Each class of request has slots of its own."""
+"""Each class of request has its own slots."""
 
 import asyncio
 import threading
@@ -27,7 +27,7 @@ def anyio_backend() -> str:
 
 
 class Hanging:
-    """Answers requests for health at once, and all others when told."""
+    """An application that answers health requests at once, and others after `may_end` is set."""
 
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
@@ -90,7 +90,7 @@ async def test_one_key_does_not_take_all_streams(
 
 
 def connect_beside(client: httpx.AsyncClient, key: str) -> httpx.AsyncClient:
-    """Another client of the same application."""
+    """Return another client of the same application."""
     return httpx.AsyncClient(
         transport=client._transport,
         base_url=client.base_url,
@@ -105,7 +105,7 @@ async def test_full_slots_of_one_class_leave_the_others(monkeypatch: pytest.Monk
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         paths = ["/v1/files"] * MAX_ORDINARY + ["/v1/jobs/a/events?stream=true"] * MAX_STREAMS
         tasks = [asyncio.create_task(client.get(path)) for path in paths]
-        await asyncio.sleep(0)  # each task runs up to the application
+        await asyncio.sleep(0)  # each task runs until it is in the application
         await asyncio.sleep(0)
         async with asyncio.timeout(10):
             for path in ("/v1/files", "/v1/jobs/a/logs?follow=true"):

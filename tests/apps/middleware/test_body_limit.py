@@ -24,7 +24,7 @@ async def read_all(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def read_and_cover_up(scope: Scope, receive: Receive, send: Send) -> None:
-    """What a framework makes of an exception that it does not know."""
+    """Replace an exception by a status of 400, as a framework does with unknown exceptions."""
     try:
         await read_all(scope, receive, send)
     except HTTPException:
@@ -39,7 +39,7 @@ async def answer_first(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Exchange:
-    """A request in pieces, and what comes back."""
+    """A request in pieces, and the messages of its response."""
 
     def __init__(self, *pieces: bytes, length: int | None = None, path: str = "/") -> None:
         headers = [] if length is None else [(b"content-length", str(length).encode())]

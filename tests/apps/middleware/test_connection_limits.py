@@ -1,4 +1,4 @@
-"""A real uvicorn, started as Serve's proxy starts it, and clients that misbehave on sockets."""
+"""A real uvicorn, started as Serve's proxy starts it, and misbehaving clients on sockets."""
 
 import asyncio
 import socket
@@ -24,7 +24,7 @@ BODY_HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
 
 
 async def count_body(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with the length of the body, after half a second without reading any of it."""
+    """Answer with the length of the body, which is read after a pause of half a second."""
     await asyncio.sleep(0.5)
     size = len(await Request(scope, receive).body())
     await PlainTextResponse(str(size))(scope, receive, send)
@@ -56,7 +56,7 @@ def connect(port: int) -> socket.socket:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Read until the server closes; fails if it does not."""
+    """Read until the server closes the connection; a timeout fails the test."""
     received = b""
     with suppress(ConnectionResetError):
         while piece := connection.recv(65536):
@@ -94,7 +94,7 @@ def test_an_empty_line_during_a_response_does_not_cut_it(port: int) -> None:
     with connect(port) as client:
         client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         time.sleep(0.05)
-        client.sendall(b"\r\n")  # the response takes longer than headers may
+        client.sendall(b"\r\n")  # the response takes longer than the header timeout
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 
@@ -142,7 +142,7 @@ def test_a_kept_connection_has_the_time_of_a_request_anew(port: int) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
         for _ in range(2):
             assert client.get("/").text == "0"
-            time.sleep(0.4)  # longer than headers may take
+            time.sleep(0.4)  # longer than the header timeout
 
 
 def test_too_many_connections_are_refused(port: int) -> None:

@@ -21,7 +21,7 @@ def anyio_backend() -> str:
 
 
 class Gated:
-    """An application whose responses wait until the test lets them go."""
+    """An application whose responses wait until the test sets `may_answer`."""
 
     def __init__(self, folder: Path) -> None:
         self.signal = DrainSignal(folder)

@@ -1,4 +1,4 @@
-"""A proxy without a limit of its own between a fast client and a slow application."""
+"""A proxy without its own limit between a fast client and a slow application."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class EagerProxy:
-    """Reads a request as fast as it comes, as Serve's does; notes how far it is ahead."""
+    """A proxy that reads requests without backpressure, like Serve's; `most` is its peak buffer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -60,7 +60,7 @@ class EagerProxy:
 
 
 class SlowApplication:
-    """Counts a body, with a pause at every piece; or answers before it has read any of it."""
+    """An application that reads a body with a pause at every piece, or answers without reading."""
 
     def __init__(self, *, reads: bool = True) -> None:
         self.reads = reads
@@ -138,13 +138,13 @@ def test_serve_finds_the_proxys_half() -> None:
     assert list(map(repr, found)) == [f"Middleware({name})" for name in names]
 
 
-# Answers
+# Responses
 
 CONTENT = "/v1/files/file-1/content"
 
 
 class EndlessQueue:
-    """Takes an answer as fast as it is made, as a replica does, for a client that comes later."""
+    """An unbounded queue between an application and a slower client, like a replica's."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -171,7 +171,7 @@ class EndlessQueue:
 
 
 async def answer_at_once(scope: Scope, receive: Receive, send: Send) -> None:
-    """Send as fast as is let, and listen for the client's end, as Starlette's streams do."""
+    """Send without pauses and listen for a disconnect, as Starlette's streams do."""
     listening = asyncio.ensure_future(receive())
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for _ in range(300):
@@ -181,7 +181,7 @@ async def answer_at_once(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Client:
-    """Takes an answer piece by piece, each after a moment; goes away after some."""
+    """A client that receives pieces with a delay, and disconnects after `num_pieces`."""
 
     def __init__(self, num_pieces: int = 10_000) -> None:
         self.num_bytes = 0

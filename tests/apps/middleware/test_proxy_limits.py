@@ -1,4 +1,4 @@
-"""What Serve's proxy accepts of a request before an application sees it."""
+"""The limits that Serve's proxy applies to a request before it reaches an application."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Reader:
-    """Reads a whole body, as Serve's proxy does, and answers with its length."""
+    """An application that reads a whole body, like Serve's proxy, and answers with its length."""
 
     def __init__(self, *, answers_first: bool = False) -> None:
         self.num_bytes = 0
@@ -119,7 +119,7 @@ async def test_only_addresses_are_clients(
 
 
 async def find_scope(parts: dict[str, object]) -> Scope:
-    """What an application behind the middleware gets."""
+    """Return the scope that an application behind the middleware receives."""
     found: asyncio.Future[Scope] = asyncio.get_running_loop().create_future()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -17,7 +17,7 @@ def anyio_backend() -> str:
 
 
 async def answer_as_the_proxy(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer as Serve's proxy does before it knows any application."""
+    """Answer as Serve's proxy does before any application is deployed."""
     text = f"Path '{scope['path']}' not found. Ping http://.../-/routes for available routes."
     for message in convert_object_to_asgi_messages(text, status_code=404):
         await send(message)

@@ -1,4 +1,4 @@
-"""A small real server with the API's shapes, for tests of the page without Ray."""
+"""A small real server with the API's formats, for tests of the page without Ray."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ HOLD_TIMEOUT_S = 20
 
 
 class StubApi:
-    """Answers like the HTTP API; remembers what it was asked."""
+    """A stub of the HTTP API that records its requests."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -36,13 +36,13 @@ class StubApi:
         self.queries: list[tuple[str, dict[str, str]]] = []
         self.num_sent_bytes = 0
         self.latest = "base-tuned"
-        self.answering_models: list[str] = []  # those of the next answers; then the one asked for
-        self.holds: list[threading.Event] = []  # what the next lists of models wait for
+        self.answering_models: list[str] = []  # of the next answers; then the requested model
+        self.holds: list[threading.Event] = []  # events that the next model lists wait for
         self.closed_streams = 0
         self.permissions = ["files.write"]
 
     def add_job(self, job_id: str, status: str, **changes: Any) -> dict[str, Any]:
-        """Put a run into the list, newest first."""
+        """Add a run to the front of the list, which is newest first."""
         job = {
             "id": job_id,
             "object": "fine_tuning.job",
@@ -65,7 +65,7 @@ class StubApi:
         return job
 
     def add_event(self, job_id: str, message: str, **changes: Any) -> None:
-        """Have something happen to a run."""
+        """Add an event to a run."""
         events = self.events[job_id]
         event = {"id": f"ftevent-{len(events) + 1:06d}", "created_at": int(time.time())}
         events.insert(0, {**event, "level": "info", "message": message, **changes})
@@ -98,7 +98,7 @@ def build_stub(stub: StubApi) -> FastAPI:
 
 
 class _ByteCounter:
-    """Counts the bytes of all bodies that the stub sends."""
+    """A middleware that counts the bytes of all bodies that the stub sends."""
 
     def __init__(self, app: ASGIApp, stub: StubApi) -> None:
         self._app, self._stub = app, stub
@@ -292,7 +292,7 @@ class LocalServer(uvicorn.Server):
 
 
 def ask(api: StubApi, call: Callable[[ApiClient], Awaitable[Result]]) -> Result:
-    """Return what a call of the page's client answers."""
+    """Run a call of the page's client and return its result."""
 
     async def run() -> Result:
         client = ApiClient(api.url)

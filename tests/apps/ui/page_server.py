@@ -1,4 +1,4 @@
-"""The page on a free port below a prefix, and calls of its functions as a browser makes them."""
+"""The page on a free port below a prefix, and calls of its functions in a browser's format."""
 
 import asyncio
 import json
@@ -23,9 +23,9 @@ TIMEOUT_S = 20
 
 
 def build_page(settings: UiSettings) -> PageGuard:
-    """Build inside an event loop, as a replica does; Gradio would leave one of its own behind.
+    """Build the page inside an event loop, as a replica does; otherwise Gradio leaves one open.
 
-    In a thread of its own, as the browser's tests have a loop in theirs.
+    The loop runs in a separate thread, because browser tests have a loop in their own thread.
     """
 
     async def build() -> PageGuard:
@@ -36,7 +36,7 @@ def build_page(settings: UiSettings) -> PageGuard:
 
 
 def mount_at_prefix(app: ASGIApp) -> ASGIApp:
-    """Serve `app` below the prefix as Ray Serve does, its lifespan included."""
+    """Serve `app` below the prefix as Ray Serve does, including its lifespan."""
 
     async def mounted(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -51,7 +51,7 @@ def mount_at_prefix(app: ASGIApp) -> ASGIApp:
 
 @dataclass(frozen=True)
 class Result:
-    """What a call of a function ended with."""
+    """The result of a function call."""
 
     success: bool
     text: str
@@ -70,7 +70,7 @@ class PageCaller:
         self.query = query or {}
         self.http = httpx.Client(base_url=url, timeout=TIMEOUT_S, auth=auth)
         self.config: dict[str, Any] = {}
-        for path in ("/", "/runs", "/chat"):  # each has its own part
+        for path in ("/", "/runs", "/chat"):  # each has its own part of the configuration
             page = self.http.get(path).text
             text = page.partition("window.gradio_config = ")[2].partition(";</script>")[0]
             config = json.loads(text)
@@ -82,26 +82,26 @@ class PageCaller:
         self.http.close()
 
     def list_functions(self) -> dict[int, dict[str, Any]]:
-        """Every function of the page by its id."""
+        """Return every function of the page by its id."""
         return {entry["id"]: entry for entry in self.config["dependencies"]}
 
     def find_function(self, api_name: str) -> int:
-        """The id of a function by its name."""
+        """Return the id of the function with an API name."""
         names = {entry["api_name"]: entry["id"] for entry in self.config["dependencies"]}
         return int(names[api_name])
 
     def find_component(self, elem_id: str) -> int:
-        """The id of a component by the id that its element has."""
+        """Return the id of the component whose element has the id `elem_id`."""
         found = (c for c in self.config["components"] if c["props"].get("elem_id") == elem_id)
         return int(next(found)["id"])
 
     def join(self, fn_index: int, data: list[Any], **more: Any) -> httpx.Response:
-        """Ask for a function; the session is in `more` or new."""
+        """Enqueue a function call; the session is in `more` or new."""
         body = {"fn_index": fn_index, "data": data, "session_hash": uuid.uuid4().hex, **more}
         return self.http.post("/gradio_api/queue/join", json=body, params=self.query)
 
     def call(self, fn_index: int, data: list[Any], **more: Any) -> Result:
-        """Call a function and return its last message, or the refusal."""
+        """Call a function and return its result, or the error response."""
         session = more.setdefault("session_hash", uuid.uuid4().hex)
         answer = self.join(fn_index, data, **more)
         if answer.is_error:
@@ -112,7 +112,7 @@ class PageCaller:
         raise AssertionError(f"function {fn_index} did not complete")
 
     def follow(self, session: str) -> Iterator[tuple[str, Result]]:
-        """Yield the event ids and results of the calls that a session asked for, as they end."""
+        """Yield event ids and results of a session's calls in the order in which they complete."""
         texts: dict[str | None, str] = {}
         events = self.http.stream("GET", "/gradio_api/queue/data", params={"session_hash": session})
         with events as stream:
@@ -126,19 +126,19 @@ class PageCaller:
                     yield event_id, Result(message["success"], texts[event_id])
 
     def upload(self, name: str, content: bytes) -> dict[str, Any]:
-        """Upload a file and return it as a browser passes it to a function."""
+        """Upload a file and return the value that a browser passes to a function."""
         answer = self.http.post("/gradio_api/upload", files={"files": (name, content)})
         answer.raise_for_status()
         return name_file(answer.json()[0], name)
 
 
 def name_file(path: str, name: str = "rows.jsonl", **more: Any) -> dict[str, Any]:
-    """A file of the server as a visitor can name it in a call."""
+    """Return the value by which a visitor's call can name a file of the server."""
     return {"path": path, "orig_name": name, "meta": {"_type": "gradio.FileData"}, **more}
 
 
 @contextmanager
 def serve_page(settings: UiSettings) -> Iterator[str]:
-    """Run the page; yields its address."""
+    """Run the page and yield its address."""
     with LocalServer(mount_at_prefix(build_page(settings))) as url:
         yield f"{url}{PREFIX}"

@@ -1,4 +1,4 @@
-"""Who may open the page, and that its calls have the key of the visitor that they are for."""
+"""Access to the page, and that its API calls carry the key of their visitor."""
 
 import asyncio
 import json
@@ -141,7 +141,7 @@ def test_two_visitors_at_once_never_act_with_each_others_key() -> None:
 
 
 def chat(page: str, name: str) -> Result:
-    """Chat as one visitor; every piece of the answer names the key that it was asked with."""
+    """Chat as one visitor; every piece of the answer names the key of its request."""
     with visit(page, name) as visitor:
         session = uuid.uuid4().hex
         for function, data in (("ask", [name, None, MODEL]), ("respond", [None, 0, 16])):
@@ -158,7 +158,7 @@ def visit(page: str, key: str) -> Iterator[PageCaller]:
 
 
 def build_telling_api(seen: list[tuple[str, str]]) -> FastAPI:
-    """Build an API whose answers consist of the key that they were asked with."""
+    """Build an API whose answers consist of the key of their request."""
     app = FastAPI()
 
     @app.get("/v1/access")
@@ -180,7 +180,7 @@ def build_telling_api(seen: list[tuple[str, str]]) -> FastAPI:
 
     async def stream(name: str) -> AsyncIterator[str]:
         for _ in range(NUM_CHUNKS):
-            await asyncio.sleep(0.01)  # the others come in between
+            await asyncio.sleep(0.01)  # lets other streams interleave
             chunk = {"model": "m", "choices": [{"delta": {"content": f"{name} "}}]}
             yield f"data: {json.dumps(chunk)}\n\n"
         yield "data: [DONE]\n\n"

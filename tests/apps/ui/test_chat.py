@@ -1,4 +1,4 @@
-"""Which model a chat asks, and with which conversation, through the functions of the page."""
+"""The model and the conversation of a chat, through the functions of the page."""
 
 import json
 import threading
@@ -33,11 +33,11 @@ class Tab:
         return str(answer.json()["event_id"])
 
     def send(self, text: str, model: str | None = "latest") -> tuple[Result, Result]:
-        """What a click on Send does."""
+        """Call the functions of a click on Send."""
         return self.call("ask", text, None, model), self.call("respond", None, 0.0, 16)
 
     def choose(self, model: str, text: str = "") -> Result:
-        """What a choice in the menu does; `text` is what the text field has."""
+        """Call the function of a choice in the menu; `text` is the content of the text field."""
         return self.call("choose", None, None, model, text)
 
 
@@ -84,7 +84,7 @@ def test_another_tab_does_not_see_the_conversation(tab: Tab, stub: StubApi) -> N
 
 @pytest.mark.parametrize("model", [None, "", "gone", ["latest"], 7])
 def test_without_a_model_that_exists_nothing_is_asked(tab: Tab, stub: StubApi, model: Any) -> None:
-    """Above all not the model that 'latest' names."""
+    """In particular, the question is not sent to the model that 'latest' names."""
     asked, _ = tab.send("hello", model)
     assert stub.bodies == []
     assert "hello" not in asked.text, "the text field is emptied or the question shown"
@@ -124,7 +124,7 @@ def test_after_a_hand_over_a_new_conversation_begins(tab: Tab, stub: StubApi) ->
     tab.send("first")
     stub.latest = "newer"
     asked, _ = tab.send("second")
-    assert "latest → newer" in asked.text  # before the answer
+    assert "latest → newer" in asked.text  # shown before the answer
     assert "latest is newer now; this is a new conversation" in asked.text
     assert list_questions(stub.bodies[-1]) == ["second"]
 
@@ -140,7 +140,7 @@ def test_another_model_gets_a_new_conversation(tab: Tab, stub: StubApi) -> None:
 def test_a_conversation_does_not_go_on_with_a_model_that_a_generator_switched_to(
     tab: Tab, stub: StubApi
 ) -> None:
-    """The alias had moved before the first question; the generator switches after it."""
+    """The alias moved before the first question; the generator switches after it."""
     stub.latest = "newer"
     stub.answering_models = ["base-tuned"]
     asked, first = tab.send("first")
@@ -155,7 +155,7 @@ def test_a_conversation_does_not_go_on_with_a_model_that_a_generator_switched_to
 
 
 def test_a_conversation_goes_on_while_a_generator_keeps_its_model(tab: Tab, stub: StubApi) -> None:
-    """As where memory does not hold the model that the alias has moved to."""
+    """This happens if memory has no room for the model that the alias moved to."""
     stub.latest = "newer"
     stub.answering_models = ["base-tuned"] * 3
     for text in ("first", "second", "third"):
@@ -183,7 +183,7 @@ def test_a_choice_and_a_question_at_the_same_time_lose_no_question(tab: Tab, stu
         tab.start("ask", "second", None, "base"),
     }
     for event_id, _ in tab.visitor.follow(tab.session):
-        held.set()  # the other one has waited for the models until now
+        held.set()  # lets the other call, which waits for the model list, continue
         events.remove(event_id)
         if not events:
             break
@@ -224,7 +224,7 @@ def test_a_question_without_an_answer_returns_to_its_field_when_another_model_is
 
 
 def test_a_question_is_answered_once_and_before_the_next_one(tab: Tab, stub: StubApi) -> None:
-    """Enter sends also while the button is hidden."""
+    """The Enter key sends even while the button is hidden."""
     tab.call("ask", "first", None, "latest")
     asked = tab.call("ask", "second", None, "latest")
     assert "still being answered" in asked.text
@@ -261,7 +261,7 @@ def test_a_setting_that_its_field_cannot_stand_for_is_refused_by_name(
 
 
 def test_the_model_of_a_question_is_that_of_its_sending(tab: Tab, stub: StubApi) -> None:
-    """Whatever is chosen between the click and the answer."""
+    """A choice between the click and the answer has no effect on it."""
     tab.call("ask", "hello", None, "base")
     tab.call("refresh_1", None, "latest")
     tab.call("respond", None, 0.0, 16)

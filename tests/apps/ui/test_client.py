@@ -1,4 +1,4 @@
-"""The client against a real small server."""
+"""The page's API client against a small real server."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Which model answers a conversation, and what becomes of an answer that is stopped."""
+"""The model that answers a conversation, and answers that are stopped."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_a_refused_chat_is_an_error_for_the_page(api: StubApi) -> None:
 
 
 def test_a_model_that_is_not_the_one_shown_is_named(api: StubApi) -> None:
-    """As while the model that an alias points to is not loaded yet."""
+    """This happens while the model that an alias points to is not yet loaded."""
     api.answering_models = ["older"]
     steps = ask(api, lambda client: collect_answer(client, "hello"))
     assert steps[-1].conversation.model_id == "older"
@@ -57,7 +57,7 @@ def test_a_model_that_is_not_the_one_shown_is_named(api: StubApi) -> None:
 
 @pytest.mark.parametrize("second", ["newer", "base-tuned"])
 def test_a_conversation_has_the_answers_of_one_model(api: StubApi, second: str) -> None:
-    """Replicas may differ in what they have loaded, so the second answer may be of any model."""
+    """Replicas may have different models loaded, so any of them may give the second answer."""
     api.answering_models = ["newer", second]
     steps = ask(api, lambda client: collect_answer(client, "second", ANSWERED))
     last = steps[-1].conversation

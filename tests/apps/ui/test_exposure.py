@@ -1,4 +1,4 @@
-"""What a visitor of the page can reach on the server besides what the page is for."""
+"""Server resources that a visitor of the page can reach beyond the page's own functions."""
 
 import asyncio
 import gzip
@@ -81,7 +81,7 @@ def test_the_upload_function_imports_no_other_file(
 
 
 def build_foreign_inputs(path: str) -> dict[str, Any]:
-    """Ways to name a file in the input of a component."""
+    """Return component inputs that name a file, by shape."""
     file = name_file(path)
     return {
         "file": file,
@@ -118,7 +118,7 @@ def build_foreign_inputs(path: str) -> dict[str, Any]:
 def test_no_function_takes_a_file_of_the_server(
     visitor: PageCaller, secret: Path, shape: str, api: StubApi
 ) -> None:
-    """The file does not reach a folder of the page, from which a link could serve it."""
+    """The file is not copied to a folder of the page, from which a link could serve it."""
     functions = visitor.list_functions()
     before = len(api.files)
     assert functions
@@ -146,7 +146,7 @@ def test_a_chat_gives_no_link_to_a_file(visitor: PageCaller, secret: Path) -> No
 
 @pytest.fixture(scope="module")
 def unguarded(api: StubApi) -> Iterator[PageCaller]:
-    """The page without our middleware: what Gradio itself refuses."""
+    """A visitor of the page without our middleware, to test what Gradio itself rejects."""
     uploads = UploadFolder()
 
     async def build() -> FastAPI:
@@ -161,7 +161,7 @@ def unguarded(api: StubApi) -> Iterator[PageCaller]:
 def test_gradio_itself_imports_only_uploads(
     unguarded: PageCaller, api: StubApi, secret: Path
 ) -> None:
-    """Without the middleware in front, as it could miss a new way to name a file."""
+    """Tested without the middleware, which might miss a new way to name a file."""
     before = len(api.files)
     add_file = unguarded.find_function("add_file")
     assert not unguarded.call(add_file, [name_file(str(secret))]).success
@@ -192,7 +192,7 @@ def test_devices_addresses_and_the_like_are_no_uploads(visitor: PageCaller, path
 def test_what_lies_in_the_upload_folder_must_be_a_plain_file(
     visitor: PageCaller, secret: Path
 ) -> None:
-    """Whoever got such a thing in there: it is neither waited for nor followed."""
+    """Other kinds of files in it are neither waited for (FIFOs) nor followed (links)."""
     upload = Path(visitor.upload("rows.jsonl", b"{}")["path"])
     folder = upload.parent
     fifo, link, linked_folder = folder / "fifo", folder / "link", folder / "folder"
@@ -239,7 +239,7 @@ def test_an_upload_folder_counts_what_is_young(tmp_path: Path) -> None:
     for name, age_s in (("new", 0), ("old", UPLOAD_LIFETIME_S + 10)):
         (uploads.path / name).write_bytes(bytes(100))
         os.utime(uploads.path / name, (time.time() - age_s,) * 2)
-    assert 100 <= uploads.count_bytes() < 200  # and the lock of the folder
+    assert 100 <= uploads.count_bytes() < 200  # plus the lock file of the folder
     assert not (uploads.path / "old").exists()
     uploads.remove()
 
@@ -331,7 +331,7 @@ def test_a_body_that_is_no_call_is_refused(visitor: PageCaller, route: str, body
 
 
 def list_routes(routes: Sequence[BaseRoute], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Method and path of every route of an application and of what is mounted in it."""
+    """Yield method and path of every route of an application and of its mounts."""
     for route in routes:
         if isinstance(route, Mount):
             yield from list_routes(route.routes, prefix + route.path.rstrip("/"))
@@ -354,7 +354,7 @@ def routes() -> set[tuple[str, str]]:
 
 
 def read_documented_routes() -> tuple[set[str], set[str]]:
-    """The open and the closed routes of the tables in docs/security.md."""
+    """Return the open and the closed routes in the tables of docs/security.md."""
     text = DOCUMENT.read_text().partition("## The page")[2].partition("\n## ")[0]
     opened, _, closed = text.partition("### Closed routes")
     return tuple(  # type: ignore[return-value]
@@ -363,7 +363,7 @@ def read_documented_routes() -> tuple[set[str], set[str]]:
 
 
 def test_every_route_is_documented_as_open_or_closed(routes: set[tuple[str, str]]) -> None:
-    """A new version of Gradio has new routes: they are closed until somebody has looked at them."""
+    """Routes that a new version of Gradio adds stay closed until they have been reviewed."""
     opened, closed = read_documented_routes()
     assert not opened & closed
     live = {f"{method} {path.rstrip('/') or '/'}" for method, path in routes if method != "HEAD"}
@@ -409,7 +409,7 @@ def test_files_beside_the_assets_are_not_served(visitor: PageCaller) -> None:
 
 
 def test_every_function_is_named_and_private(visitor: PageCaller) -> None:
-    """Functions are called by their number, through one route; docs/security.md names each."""
+    """Functions are called by number through one route; docs/security.md lists each of them."""
     functions = visitor.list_functions().values()
     document = DOCUMENT.read_text().partition("## The page")[2].partition("\n## ")[0]
     for function in functions:

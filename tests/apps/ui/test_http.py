@@ -1,4 +1,4 @@
-"""The page's ASGI application: addresses, access, and that it loads nothing from elsewhere."""
+"""The page's ASGI application: addresses, access, and no resources from other sites."""
 
 import re
 from collections.abc import Iterator

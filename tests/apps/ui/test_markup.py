@@ -1,4 +1,4 @@
-"""HTML from data, and that nothing hostile gets through it."""
+"""HTML that is generated from data, with hostile values escaped."""
 
 import re
 import time
@@ -49,7 +49,7 @@ def test_a_preview_shows_counts_and_marks_what_is_learned() -> None:
 
 def test_a_long_row_is_cut_and_says_so() -> None:
     html = markup.render_preview(make_preview([Token(text="a", learned=True)] * 200))
-    assert html.count("<mark") == markup.MAX_SHOWN_TOKENS + 1  # and the one in the legend
+    assert html.count("<mark") == markup.MAX_SHOWN_TOKENS + 1  # plus one in the legend
     assert "40 more tokens" in html
 
 

@@ -1,4 +1,4 @@
-"""What the pages do with what the API says, without a browser."""
+"""How the pages process API responses, without a browser."""
 
 import gradio as gr
 import pytest
@@ -22,7 +22,7 @@ def test_without_a_choice_the_running_run_is_shown(api: StubApi) -> None:
     assert view.is_active
     assert view.interval_s == runs.ACTIVE_INTERVAL_S
     assert 'data-points="2"' in view.curve
-    assert HOSTILE in view.log  # a text field shows it, so it stays as it is
+    assert HOSTILE in view.log  # not escaped, because a text field shows it
 
 
 def test_a_chosen_run_stays_chosen(api: StubApi) -> None:

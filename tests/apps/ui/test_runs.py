@@ -1,4 +1,4 @@
-"""What an open page "Runs" asks the API for, through the functions of the page."""
+"""The API requests of an open page "Runs", through the functions of the page."""
 
 import uuid
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def visitor(api: StubApi) -> Iterator[PageCaller]:
 
 
 def count_bytes_of_a_tick(visitor: PageCaller, api: StubApi) -> int:
-    """Count what the API sends for the second tick of an open page."""
+    """Return the number of bytes that the API sends for the second tick of an open page."""
     session = uuid.uuid4().hex
     refresh, size = visitor.find_function("refresh"), 0
     for _ in range(2):

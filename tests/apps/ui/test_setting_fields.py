@@ -1,4 +1,4 @@
-"""The fields of the training settings: what is typed is what is sent, or it is refused."""
+"""The fields of the training settings: entered values are sent unchanged, or rejected."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def test_only_changed_settings_are_sent() -> None:
 
 
 def test_what_is_left_as_it_was_is_no_change() -> None:
-    """Whatever kind of value a setting has, the page shows it and reads it back as the same."""
+    """For every type of value, the page reads back the same value that it shows."""
     shown = {key: build_setting(key, SCHEMAS[key], value).value for key, value in DEFAULTS.items()}
     assert collect(shown) == {}
     changed = {**shown, "columns": '{"prompt": "q"}', "adam_betas": "[0.9, 0.99]"}
@@ -36,7 +36,7 @@ def test_what_is_left_as_it_was_is_no_change() -> None:
 
 @pytest.mark.parametrize("typed", [2.5, 2.0, 3])
 def test_a_number_is_sent_as_it_was_typed(typed: float) -> None:
-    """The API refuses half an epoch; the page does not round it."""
+    """The API rejects half an epoch; the page does not round it."""
     field = build_setting("epochs", SCHEMAS["epochs"], 4)
     assert isinstance(field, gr.Number)
     assert collect({"epochs": field.preprocess(typed)}).get("epochs", 3) == typed

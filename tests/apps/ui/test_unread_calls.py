@@ -1,4 +1,4 @@
-"""What the page keeps for visitors is bounded, whoever does not read it."""
+"""The page bounds the events that it keeps for visitors who do not read them."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,7 +21,7 @@ from tests.apps.ui.page_server import PageCaller, serve_page
 
 
 class Kept:
-    """What a page keeps: unread events by session, sessions that were dropped, and the time."""
+    """The state of a page: number of unread events, dropped sessions, and the time."""
 
     def __init__(self) -> None:
         self.num_events = 0

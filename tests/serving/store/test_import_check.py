@@ -1,4 +1,4 @@
-"""What a model from elsewhere may make the check of its import do."""
+"""The check of imported models, with models that try to exploit it."""
 
 import json
 import shutil
@@ -68,7 +68,7 @@ def test_memory_is_that_of_the_loaded_model(
 def test_a_config_that_claims_more_than_its_weights_hold_is_refused(
     layout: StorageLayout, source: Path
 ) -> None:
-    """242 kB of files used to become 5.2 GB of random weights in the engine's process."""
+    """Previously, 242 kB of files caused 5.2 GB of random weights in the engine's process."""
     wide = {"hidden_size": 8192, "intermediate_size": 28672, "head_dim": 2048}
     change_config(source, **wide, num_hidden_layers=4)
     started = time.monotonic()
@@ -83,7 +83,7 @@ def test_a_sound_model_is_imported(layout: StorageLayout, source: Path) -> None:
 
 
 def test_building_a_model_cannot_take_the_memory_of_the_server(source: Path) -> None:
-    # The class of this configuration makes a list of two entries for each of the 10^10.
+    # The class of this configuration builds a list with two entries for each of the 10^10.
     endless = [[["global", "local"], 10**10]]
     change_config(source, model_type="gpt_neo", num_layers=2, attention_types=endless)
     with pytest.raises(ModelRefusedError, match="takes more memory than"):
@@ -160,19 +160,19 @@ def _break_tokenizer(model: Path) -> None:
 
 
 def _multiply_letters(model: Path) -> None:
-    """Let the tokenizer make 10^12 letters of one."""
+    """Make the tokenizer expand one letter to 10^12 letters."""
     replace = {"type": "Replace", "pattern": {"String": "l"}, "content": "l" * 1000}
     _change_tokenizer(model, normalizer={"type": "Sequence", "normalizers": [replace] * 4})
 
 
 def _hang(model: Path) -> None:
-    """Let the tokenizer take twice as long for each `a` of a message."""
+    """Make the tokenizer's time double with each `a` of a message."""
     pattern = {"type": "Replace", "pattern": {"Regex": "(a|a)*bb"}, "content": ""}
     _change_tokenizer(model, normalizer=pattern)
 
 
 def _add_long_token(model: Path) -> None:
-    """One token took 765 MB, for all its beginnings were kept."""
+    """Add a token that previously took 765 MB, because all its prefixes were kept."""
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     first = tokenizer["added_tokens"][0]
     last = {**first, "id": 384, "content": "x" * 40_000}
@@ -180,7 +180,7 @@ def _add_long_token(model: Path) -> None:
 
 
 def _fill_vocabulary(model: Path) -> None:
-    """18 MB of entries took 378 MB and stopped all other models for three seconds."""
+    """Add 18 MB of entries, which took 378 MB and blocked all other models for three seconds."""
     vocab = {f"word-{number}": number for number in range(400_000)}
     _change_tokenizer(model, model={"type": "WordLevel", "vocab": vocab, "unk_token": "word-0"})
 
@@ -209,7 +209,7 @@ def test_a_tokenizer_that_harms_its_process_is_refused(
 def test_a_model_whose_tokenizer_is_a_file_of_the_server_is_refused(
     layout: StorageLayout, source: Path, tmp_path: Path
 ) -> None:
-    """transformers opens the `vocab` of some classes as a file; `decode` showed its lines."""
+    """transformers opens the `vocab` of some classes as a file; `decode` returned its lines."""
     secret = tmp_path / "secret"
     secret.write_text("the token of Ray")
     HOSTILE["vocab-BertTokenizer"](source, secret)
@@ -267,7 +267,7 @@ def test_the_memory_of_a_tokenizer_is_counted(source: Path) -> None:
     extra = {f"word-{number}": len(vocab) + number for number in range(100_000)}
     _change_tokenizer(source, model={**tokenizer["model"], "vocab": {**vocab, **extra}})
     change_config(source, vocab_size=len(vocab) + len(extra))
-    # In a process of its own, as in a check: this one may have freed memory to use again.
+    # In a separate process, as in a check, because this process may reuse freed memory.
     program = (
         "import sys; from pathlib import Path; from serving.store.inspection import try_tokenizer"
     )
@@ -291,7 +291,7 @@ def test_a_chat_template_is_tried_in_the_process_of_the_check(
 def test_a_template_that_could_not_be_tried_is_not_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The check's process finds a module that replaces the fork server's."""
+    """The check's process imports a `sitecustomize` that replaces the fork server's `fork`."""
     package = tmp_path / "first" / "sitecustomize.py"
     package.parent.mkdir()
     package.write_text(
@@ -317,7 +317,7 @@ def test_a_fault_of_the_machine_refuses_no_model(
     number: str,
     expected: type[Exception],
 ) -> None:
-    """The check's process finds a module that replaces the reading of weights."""
+    """The check's process imports a `sitecustomize` that replaces the reading of weights."""
     package = tmp_path / "first" / "sitecustomize.py"
     package.parent.mkdir()
     package.write_text(

@@ -1,4 +1,4 @@
-"""Models that no check of this release has seen, before they are loaded."""
+"""Inspection before loading of models that this release has not checked."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Files that cannot be learned from: each is refused with a message that says what to do."""
+"""Unusable training files: each is rejected with a message that explains what to do."""
 
 import bz2
 import gzip
@@ -26,7 +26,7 @@ TOOL = {"type": "function", "function": {"name": "count_loaves"}}
 
 
 def refuse(path: Path, content: bytes, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> str:
-    """Write the file, read it wholly, and return the message with which it is refused."""
+    """Write a file, read all of it, and return the message of its rejection."""
     path.write_bytes(content)
     spec = TrainingSpec.model_validate({"base_model": "m", "train_file": str(path), **settings})
     source = RowFile(path, ("prompt", "text", "messages", *spec.columns.values()))
@@ -53,7 +53,7 @@ def zip_bytes() -> bytes:
 
 
 FILES: dict[str, tuple[str, bytes, str]] = {
-    # What is no file of rows at all
+    # Not a file of rows
     "empty": ("rows.jsonl", b"", "rows.jsonl holds no rows: expected at least one"),
     "only blank lines": ("rows.jsonl", b"\n \n", "rows.jsonl holds no rows"),
     "empty array": ("rows.json", b" [ ] \n", "rows.json holds no rows"),
@@ -69,7 +69,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "bzip2": ("rows.jsonl", bz2.compress(lines(GOOD)), "compressed with bzip2: unpack it, or"),
     "UTF-16": ("rows.csv", "text\nTwelve.\n".encode("utf-16"), "encoded in UTF-16: save it as"),
     "UTF-16, no mark": ("rows.csv", "text\n".encode("utf-16-le"), "is not text: byte 1 is NUL"),
-    # JSON that is broken or of another shape
+    # Invalid JSON, or JSON of another structure
     "Latin-1": (
         "rows.jsonl",
         lines(GOOD) + '{"prompt": "Größe"}\n'.encode("latin-1"),
@@ -162,7 +162,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     ),
     "empty cell": ("rows.csv", b"prompt,completion\na,\n", "'completion' is empty, expected text"),
     "CSV in Latin-1": ("rows.csv", b"text\nGr\xf6\xdfe\n", "not UTF-8 (byte 0xf6); save the file"),
-    # Values of the wrong kind
+    # Values of the wrong type
     "text is a number": ("rows.jsonl", lines({"text": 3}), "'text' is 3, expected text (line 1)"),
     "output is null": (
         "rows.jsonl",
@@ -284,7 +284,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         lines({"conversations": [{"value": "x"}]}),
         "message 1 is from null, expected one of system, human",
     ),
-    # What would be learned wrongly
+    # Rows that would be learned wrongly
     "KTO": (
         "rows.jsonl",
         lines({**GOOD, "label": True}, {**GOOD, "label": False}),
@@ -444,7 +444,7 @@ def test_a_row_beyond_all_bounds_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     mark: str,
 ) -> None:
-    """So that a file that is one endless line or one open quote does not fill the memory."""
+    """A file with one endless line or an unclosed quote must not exhaust the memory."""
     monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", 200_000)
     endless = '"' + "x" * 1_000_000 if mark else '{"text": "' + "x" * 1_000_000
     message = refuse(tmp_path / "rows", f"{mark}{endless}".encode(), tokenizer)
@@ -485,4 +485,4 @@ def test_many_names_in_a_row_cost_little_and_are_not_all_shown(
     assert 'duplicate key "name99999"' in twice
     assert "and 99980 more" in header
     assert len(twice + header) < 4_000
-    assert time.process_time() - started < 20.0  # looking for each name among all takes minutes
+    assert time.process_time() - started < 20.0  # a linear search per name takes minutes

@@ -113,7 +113,7 @@ def test_weight_0_holds_where_a_message_has_several_marked_blocks(
 def test_answers_are_found_where_a_template_rewrites_every_turn(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Each is a sample of its own, after the prompt that serving builds."""
+    """Each answer is a separate sample, after the prompt that serving builds."""
     rewriting = with_template(
         tokenizer, "{% for m in messages %}{{ loop.revindex }}{{ m.content }}{% endfor %}"
     )
@@ -249,7 +249,7 @@ def test_replacement_characters_are_shown_as_the_text_that_they_are(
 def test_a_character_of_several_tokens_is_learned_wholly(
     tokenizer: PreTrainedTokenizerBase, tiny_model: Path
 ) -> None:
-    """The library's own mask has only the first token of a character that ends a span."""
+    """The library's own mask covers only the first token of a character that ends a span."""
     ending = with_template(
         tokenizer,
         "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
@@ -271,7 +271,7 @@ def test_only_the_end_token_is_learned_besides_what_is_marked(
 
 
 def test_prompts_of_their_own_are_bounded(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Each answer of this template has the whole prompt again, which ends in a space."""
+    """With this template, each answer is a sample with the whole prompt, which ends in a space."""
     joined = with_template(
         tokenizer,
         "{% for m in messages %}{% if m.role == 'user' %}USER: {{ m.content }} {% else %}"

@@ -47,7 +47,7 @@ def write_jsonl(records: list[dict[str, Any]]) -> str:
 
 
 def write_table(records: list[dict[str, Any]], separator: str = ",") -> str:
-    """Write CSV as spreadsheets do; lists become JSON text."""
+    """Return CSV as spreadsheets write it; lists become JSON text."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, list(records[0]), delimiter=separator)
     writer.writeheader()
@@ -79,14 +79,14 @@ def parse(record: dict[str, Any]) -> Row:
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["", "marked"])
 @pytest.mark.parametrize(
     ("case", "kind"),
-    # In a cell, a prompt that looks like JSON is text: it may well be meant so.
+    # In a cell, a prompt that looks like JSON stays text, because that may be intended.
     [(case, kind) for case in RECORDS for kind in WRITERS if case != "TRL" or kind[0] in "Ja"],
 )
 def test_every_format_comes_in_every_kind_of_file(
     tmp_path: Path, case: str, kind: str, mark: bytes
 ) -> None:
     expected, record = RECORDS[case]
-    file = tmp_path / "upload"  # no suffix says what it is
+    file = tmp_path / "upload"  # no suffix reveals the format
     file.write_bytes(mark + WRITERS[kind]([record, record]).encode())
     found, rows = read_rows(file)
     assert found == expected

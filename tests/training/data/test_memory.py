@@ -30,7 +30,7 @@ for file in files:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc of Linux")
 def test_memory_does_not_grow_with_the_file(tiny_model: Path, tmp_path: Path) -> None:
-    """60 MB in any kind of file take no more anonymous memory than 15 MB, but for buffers."""
+    """60 MB in any format need at most 16 MiB more anonymous memory than 15 MB, for buffers."""
     record = {
         "prompt": "How many loaves?",
         "completion": "Twelve.",

@@ -1,4 +1,4 @@
-"""Which rows of several sources an epoch has, and the table that holds them."""
+"""The rows of several sources in an epoch, and the table that contains them."""
 
 from pathlib import Path
 from typing import Any

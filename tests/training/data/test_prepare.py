@@ -166,7 +166,7 @@ def test_the_cache_keeps_to_its_size(tiny_model: Path, rows: Path, cache: Path) 
         made.append(prepare_data(spec, cache).folder)
     for age, folder in enumerate(made):
         os.utime(folder / "manifest.json", (age, age))
-    prepare_data(make_spec(tiny_model, train_file=rows, max_length=32), cache)  # used just now
+    prepare_data(make_spec(tiny_model, train_file=rows, max_length=32), cache)  # most recent use
     size = sum(path.stat().st_size for path in made[0].iterdir())
     prune_cache(cache, [made[1].name], int(2.5 * size))
     assert {path.name for path in cache.iterdir()} == {made[0].name, made[1].name}
@@ -284,7 +284,7 @@ def test_names_of_ignored_keys_are_kept_to_a_number(
 
 
 def make_mix(tiny_model: Path, folder: Path, **settings: Any) -> TrainingSpec:
-    """20 rows twice, and half of 10."""
+    """Build a spec with 20 rows of weight 2 and 10 rows of weight 0.5."""
     write_rows(folder / "a.jsonl", make_records(20))
     others = [{"instruction": f"Bake {place}.", "output": "Done."} for place in range(10)]
     write_rows(folder / "b.jsonl", others)
@@ -341,7 +341,7 @@ def test_a_folder_is_read_file_by_file(
     spec = make_spec(tiny_model, train_file=folder, validation_file=folder / "[ab].jsonl")
     data = prepare_data(spec, cache)
     days = [text.split("day ")[1][0] for text in read_texts(data.train, tokenizer)]
-    assert days == ["2", "3", "1"]  # by the names of the files
+    assert days == ["2", "3", "1"]  # sorted by file name
     assert data.validation is not None
     assert len(read_texts(data.validation, tokenizer)) == 2
     assert data.summary["name"] == "many"
@@ -381,7 +381,7 @@ def test_max_rows_are_read_of_each_file_and_no_more(
     mixed = prepare_data(make_mix(tiny_model, tmp_path, max_rows=4), cache)
     assert mixed.summary["num_rows"] == 2 * 4 + 2
     assert len(preview_rows(spec, 20).rows) == 5
-    with pytest.raises(DataError, match="1 of 21 rows cannot be used"):  # all of them are read
+    with pytest.raises(DataError, match="1 of 21 rows cannot be used"):  # all rows are read
         prepare_data(spec.model_copy(update={"max_rows": None, "validation_file": None}), cache)
     other = write_rows(tmp_path / "heldout.jsonl", make_records(9))
     held_out = spec.model_copy(update={"validation_file": str(other)})
@@ -407,7 +407,7 @@ def test_a_validation_file_is_checked_as_wholly(
     write_rows(other, [*make_records(1), {"prompt": "x", "completion": 3}])
     with pytest.raises(DataError, match="heldout.jsonl: 1 of 2 rows .* is 3, expected text"):
         prepare_data(spec, cache)
-    write_rows(other, [{"prompt": "x"}])  # no format of its own: that of the training rows
+    write_rows(other, [{"prompt": "x"}])  # parsed in the format of the training rows
     with pytest.raises(DataError, match="heldout.jsonl: .* 'completion' is missing"):
         prepare_data(spec, cache)
 
@@ -448,7 +448,7 @@ def test_a_run_stays_whole_without_the_cache(
 
         monkeypatch.setattr(os, "link", refuse)
     data = tmp_path / "run" / "data"
-    for _ in range(2):  # a run that is prepared again is none the worse
+    for _ in range(2):  # a run may be prepared again
         link_data(prepared, data)
     inodes = {(folder / "train.arrow").stat().st_ino for folder in (data, prepared.folder)}
     assert len(inodes) == (1 if can_link else 2)
@@ -483,7 +483,7 @@ def test_rows_come_from_a_data_set_in_a_folder(
     assert (prepared.summary["format"], prepared.summary["name"]) == ("chat", "loaves")
     table = TokenTable(prepared.folder / "train.arrow")
     assert table.find_lines([0, 1]) == [1, 2]
-    assert table.num_learned[0] == table.num_learned[1]  # weight 0 and nulls are understood
+    assert table.num_learned[0] == table.num_learned[1]  # weight 0 and nulls are supported
     assert prepare_data(spec, cache).summary["cache"] == "hit"
     spec = make_spec(tiny_model, train_dataset={"id": str(folder), "split": "tset"})
     with pytest.raises(DataError, match=r"'loaves' \(split 'tset'\) cannot be loaded: .*tset") as e:

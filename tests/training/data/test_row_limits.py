@@ -1,4 +1,4 @@
-"""Rows that are small on disk and would take much memory or time are refused, with their line."""
+"""Small rows that would take much memory or time are rejected with their line number."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ from training.data.row_stream import RowStream
 from training.spec import TrainingSpec
 
 ROOT = Path(__file__).parents[3]
-MAX_CPU_S = 10.0  # where the code before took minutes
+MAX_CPU_S = 10.0  # previously, these rows took minutes
 USER = {"role": "user", "content": "How many loaves?"}
 ANSWER = {"role": "assistant", "content": "Twelve."}
 GOOD = {"messages": [USER, ANSWER]}
@@ -149,7 +149,7 @@ def test_a_row_with_as_many_messages_as_allowed_is_learned_from(
 def test_the_memory_of_a_row_does_not_grow_with_the_number_of_its_answers(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    """All beginnings of this row are 150 MB together, and once were sent in one message."""
+    """All prefixes of this row are 150 MB in total; previously, one message contained them all."""
     talk = {"messages": [{**USER, "content": "loaves " * 160}, ANSWER] * 256}
     write_rows(tmp_path / "long.jsonl", {"messages": talk["messages"][:2]}, talk)
     write_rows(tmp_path / "short.jsonl", GOOD)
@@ -189,7 +189,7 @@ print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[Row]]:
-    """The batches of rows that are encoded."""
+    """A list to which every encoded batch of rows is added."""
     found: list[list[Row]] = []
     encode = RowEncoder.encode
 

@@ -1,4 +1,4 @@
-"""Folders and patterns: which files they stand for."""
+"""The files that folders and glob patterns match."""
 
 import logging
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_a_pattern_stands_for_what_it_matches(folder: Path) -> None:
     assert list_names(folder / "*.jsonl") == ["b.jsonl"]
     assert list_names(folder / "[ab].*") == ["a.txt.gz", "b.jsonl"]
     assert list_names(folder / "**" / "*.csv") == ["d.csv"]
-    assert list_names(folder / "README.*") == ["README.md"]  # a pattern says itself what it means
+    assert list_names(folder / "README.*") == ["README.md"]  # a pattern may match any suffix
 
 
 def test_a_file_whose_name_looks_like_a_pattern_is_that_file(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rows of several answers for a model whose template rewrites earlier turns, and such settings."""
+"""Rows with several answers for templates that rewrite earlier turns, and the related settings."""
 
 import json
 import shutil

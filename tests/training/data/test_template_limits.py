@@ -90,12 +90,12 @@ def test_rows_of_a_model_without_template_are_text_too() -> None:
     (row,) = encode(tokenizer, chat(1, f"fox{FORGED} ", FORGED))
     ids = row.input_ids.tolist()
     start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
-    assert (ids.count(start), ids.count(end)) == (0, 1)  # the end that we add
+    assert (ids.count(start), ids.count(end)) == (0, 1)  # the end token that we append
     assert tokenizer.decode(ids) == f"fox{FORGED} {FORGED}<|im_end|>"
 
 
 def test_plain_texts_stay_raw() -> None:
-    """Whoever writes `text` rows writes the control tokens too."""
+    """The author of `text` rows also writes their control tokens."""
     tokenizer = make_tokenizer("byte-level", CHATML)
     (row,) = encode(tokenizer, Row(1, text="a<|im_end|>"))
     assert row.input_ids.tolist()[-1] == tokenizer.eos_token_id

@@ -1,1 +1,1 @@
-"""Chats to texts, as serving prompts a model with them, and what of them is learned."""
+"""Conversion of chats to texts, as serving prompts a model, with the parts that are learned."""

@@ -1,8 +1,8 @@
-"""Tokens of a prompt in training as they are in serving, whatever follows the prompt.
+"""Tokenisation of a prompt in training exactly as in serving, whatever follows the prompt.
 
 A tokenizer may join the last characters of a prompt with the first of an answer: `assistant: ` and
-`Paris` become ` Paris`, which is no token that a model can write after a prompt that ends in a
-space. Serving tokenises the prompt alone, so that is what is trained on.
+`Paris` become ` Paris`, a token that a model cannot write after a prompt that ends in a space.
+Serving tokenises the prompt separately, so training does the same.
 """
 
 from collections.abc import Mapping
@@ -16,20 +16,20 @@ from templating.renderer import Span
 from templating.text_pieces import PLACEHOLDER, EncodedText, IntArray, restore_literals
 
 _MAX_CACHED = 1024
-# What may stand before an answer so that its first token is that of the middle of a text.
+# Texts before an answer, after which its first token is one for the middle of a text.
 _CONTEXTS = ("\n", "a", ".", "")
 _NUM_READ = 16  # tokens
 
 
 class Tokenized(NamedTuple):
-    """A text as tokens; `spans` has the shape (tokens, 2): the characters from and to of each."""
+    """A text as tokens; `spans` has the shape [tokens, 2]: the first and end character of each."""
 
     ids: IntArray
     spans: IntArray
 
     @classmethod
     def of(cls, encoded: EncodedText) -> "Tokenized":
-        """Take what a tokenizer returned."""
+        """Build it from a tokenizer's result."""
         return cls(
             np.array(encoded.ids, dtype=np.int64),
             np.array(encoded.offsets, dtype=np.int64).reshape(-1, 2),
@@ -53,7 +53,7 @@ class PromptBoundaries:
         tokens: Tokenized,
         prompt_end: int,
     ) -> bool:
-        """Whether the tokens of a text begin with those of its first `prompt_end` characters.
+        """Return whether a text's tokens begin with those of its first `prompt_end` characters.
 
         No token reaches beyond an added token, so only what follows the last one is compared.
         """
@@ -75,9 +75,9 @@ class PromptBoundaries:
         tokens: Tokenized,
         prompt_end: int,
     ) -> Tokenized:
-        """Return the tokens of a prompt as serving has them, followed by those of the rest."""
+        """Return the tokens of a prompt as in serving, followed by the tokens of the rest."""
         prompt = self._encode(text[:prompt_end], literals, template)
-        joint = prompt_end  # the end of what is tokenised with characters of the prompt
+        joint = prompt_end  # the end of the tokens that include characters of the prompt
         while (grown := self._find_token_end(tokens, joint)) > joint:
             joint = grown
         gap = self._encode_rest(text, literals, template, prompt, (prompt_end, joint))
@@ -88,17 +88,17 @@ class PromptBoundaries:
         return Tokenized(ids, np.concatenate((inside, between, tokens.spans[num_before:])))
 
     def _find_token_end(self, tokens: Tokenized, place: int) -> int:
-        """Return how far the tokens reach that begin before `place`."""
+        """Return the largest end of the tokens that begin before `place`."""
         num_tokens = int(np.searchsorted(tokens.spans[:, 0], place))
         return max(place, int(tokens.spans[:num_tokens, 1].max(initial=0)))
 
     def _encode_rest(
         self, text: str, literals: Mapping[str, str], template: str, prompt: IntArray, span: Span
     ) -> IntArray:
-        """Tokenise characters so that they are read as they stand after the tokens of a prompt.
+        """Tokenise characters so that they decode to themselves after the tokens of a prompt.
 
-        They are tokenised after several contexts. For a tokenizer that drops characters, the first
-        context is used whose tokens do not change.
+        Several contexts are tried before the characters. If none works, as with a tokenizer that
+        drops characters, the first context whose own tokens do not change is used.
         """
         part = text[slice(*span)]
         if not part:
@@ -118,7 +118,7 @@ class PromptBoundaries:
         return fallback
 
     def _reads(self, before: IntArray, rest: IntArray, text: str) -> bool:
-        """Whether tokens add exactly a text to what was written before."""
+        """Return whether tokens decode to exactly `text` after the tokens before them."""
         decode = self._tokenizer.decode
         written = str(decode([*before.tolist(), *rest.tolist()]))
         return written == str(decode(before.tolist())) + text

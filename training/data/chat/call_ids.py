@@ -1,4 +1,4 @@
-"""Ids of tool calls for templates that demand them, in rows that have none."""
+"""Ids of tool calls for templates that require them, in rows without ids."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,10 @@ _DEMANDS = re.compile(r"""call(\.id\b|\[['"]id['"]\])|tool_call_id""")
 def add_call_ids(
     messages: Sequence[Mapping[str, Any]], template: str
 ) -> Sequence[Mapping[str, Any]]:
-    """Number the tool calls without an id, and the results without one, if a template reads ids.
+    """Add ids to tool calls and results that have none, if the template reads ids.
 
-    An id has nine letters and digits, which is what Mistral's templates expect. The results after
-    a message belong to its calls, in their order.
+    An id has nine letters and digits, as Mistral's templates expect. The results after a message
+    belong to its calls, in order.
     """
     if not _DEMANDS.search(template):
         return messages

@@ -1,4 +1,4 @@
-"""The tokens at which a model stops to generate, and which of them ends an answer."""
+"""The tokens at which a model stops generating, and the choice of the one that ends an answer."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from templating.renderer import BatchRenderer, ChatTemplates, Rendering, RenderJ
 
 
 class EndToken(NamedTuple):
-    """An end token in a text: its characters from and to, and its id."""
+    """An end token in a text: its first and end character, and its id."""
 
     start: int
     end: int
@@ -19,9 +19,9 @@ class EndToken(NamedTuple):
 
 
 class EndTokens:
-    """The end tokens of one model, as serving stops at them.
+    """The end tokens of one model, at which serving stops.
 
-    `ids` are those of its generation settings and of its tokenizer; the first is what ends a text.
+    `ids` come from its generation settings and its tokenizer; the first id ends a text.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> None:
@@ -46,11 +46,11 @@ class EndTokens:
         return self._read(self._pattern.match(text, place)) if self._pattern else None
 
     def choose(self, template: int, limits: RenderLimits, *, has_calls: bool) -> int | None:
-        """Choose what ends an answer for which a template writes no end token; None without any.
+        """Choose the token that ends an answer if the template writes none; None without any.
 
-        That is the end token with which the template continues a chat after such an answer, as
-        GLM-4.5 does with the next role; else the one that ends a text. `template` counts the
-        model's templates from 0.
+        The template may continue a chat after such an answer with an end token, as GLM-4.5 does
+        with the next role; otherwise the token that ends a text is chosen. `template` is the number
+        of the template among the model's templates, from 0.
         """
         key = template, has_calls
         if key not in self._continuations:
@@ -64,7 +64,7 @@ class EndTokens:
     def _find_continuation(
         self, template: int, limits: RenderLimits, has_calls: bool
     ) -> int | None:
-        """Render a short chat that continues after an answer, and read what follows the answer."""
+        """Render a short chat that continues after an answer, and find the end token after it."""
         function = {"name": "count", "arguments": {}}
         call = {"id": "call00001", "type": "function", "function": function}
         answer: dict[str, object] = {"role": "assistant", "content": "Answer."}
@@ -85,7 +85,7 @@ class EndTokens:
             renderer.send([job])
             (found,) = renderer.receive(1)
         except (RenderProcessError, TemplateLimitError):
-            return None  # the rows themselves will show it
+            return None  # rendering the rows will report it
         finally:
             renderer.close()
         if not isinstance(found, Rendering) or found.turns[0].whole.rest:

@@ -1,4 +1,4 @@
-"""The reasoning before an answer: learned, masked or dropped, and written where it is missing."""
+"""The reasoning before an answer: learned, masked or dropped, and inserted where it is missing."""
 
 import re
 from typing import Literal, NamedTuple
@@ -9,7 +9,7 @@ ReasoningUse = Literal["learn", "mask", "drop"]
 
 
 class _Tags(NamedTuple):
-    """What a model writes around its reasoning."""
+    """The tags that a model writes around its reasoning."""
 
     begin: str
     end: str
@@ -26,7 +26,7 @@ _TAGS = (
 
 
 class ShownAnswer(NamedTuple):
-    """An answer with its reasoning, and the characters of that; `is_changed` if it was inserted."""
+    """An answer with its reasoning and the reasoning's span; `is_changed` if text was inserted."""
 
     text: str
     span: tuple[int, int] | None
@@ -36,10 +36,11 @@ class ShownAnswer(NamedTuple):
 def show_reasoning(
     prompt_end: str, answer: str, reasoning: str | None, content: str, template: str, place: int
 ) -> ShownAnswer:
-    """Insert reasoning into an answer whose template leaves it out; end what the prompt began.
+    """Insert reasoning that the template omits into an answer; end reasoning begun by the prompt.
 
-    `prompt_end` is the end of the prompt, `content` what the answer says after its reasoning;
-    `place` counts messages from 0. Raises `RowFault` where the reasoning has no place.
+    `prompt_end` is the end of the prompt, `content` the content of the answer after its reasoning,
+    and `place` the number of the message, from 0. Raises `RowFault` if the reasoning cannot be
+    inserted.
     """
     if reasoning is not None:
         _check_open(prompt_end, place)
@@ -75,7 +76,7 @@ def _find_reasoning(answer: str, reasoning: str, content: str) -> int | None:
 
 
 def _check_open(prompt_end: str, place: int) -> None:
-    """Raise `RowFault` for a prompt that tells the model not to reason."""
+    """Raise `RowFault` for a prompt that instructs the model not to reason."""
     for tags in _TAGS:
         if prompt_end.rstrip().endswith(tags.end):
             raise RowFault(
@@ -87,12 +88,12 @@ def _check_open(prompt_end: str, place: int) -> None:
 
 
 def _end_begun(prompt_end: str, answer: str, reasoning: str | None, tags: _Tags) -> ShownAnswer:
-    """Complete an answer whose prompt ends in the middle of the reasoning."""
+    """Complete an answer whose prompt ends within the reasoning."""
     if reasoning is None and tags.end in answer:
         return ShownAnswer(answer, None, is_changed=False)
     is_lined = prompt_end.endswith("\n")
     if tags.end in answer and (at := answer.index(tags.end)) == len(answer) - len(answer.lstrip()):
-        end = "\n" if is_lined else ""  # the template ends it, at once
+        end = "\n" if is_lined else ""  # the template ends it immediately
         return _splice(answer, 0, at, "", reasoning or "", end)
     end = f"\n{tags.end}\n\n" if is_lined else tags.end
     return _splice(answer.lstrip(), 0, 0, "", reasoning or "", end)
@@ -101,7 +102,7 @@ def _end_begun(prompt_end: str, answer: str, reasoning: str | None, tags: _Tags)
 def _splice(
     answer: str, start: int, end: int, before: str, reasoning: str, after: str
 ) -> ShownAnswer:
-    """Replace characters of an answer by reasoning and what stands around it."""
+    """Replace characters of an answer by reasoning and the text around it."""
     text = f"{answer[:start]}{before}{reasoning}{after}{answer[end:]}"
     first = start + len(before)
     span = (first, first + len(reasoning)) if reasoning else None

@@ -1,6 +1,6 @@
-"""Rows to texts by the model's chat template, and the parts of these texts that are learned.
+"""Rendering of rows to texts with the model's chat template, with the parts that are learned.
 
-Templates are rendered in a process of their own (`templating.renderer`).
+Templates are rendered in a separate process (`templating.renderer`).
 """
 
 import re
@@ -24,7 +24,7 @@ from training.data.formats import Row
 from training.data.row_limits import MAX_PROTECTED_BYTES, MAX_TEXT_BYTES, check_size
 
 _GENERATION_MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# The tokenizer takes some 400 bytes for each byte of text while it works.
+# The tokenizer takes about 400 bytes of memory per byte of text while it runs.
 _GROUP_BYTES = 1 << 18
 _MAX_NAME_CHARACTERS = 80
 
@@ -39,7 +39,7 @@ class TemplateStoppedError(Exception):
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """What of chats is learned; `end_ids` are the tokens at which serving stops, best first."""
+    """The parts of chats that are learned; `end_ids` are serving's stop tokens, best first."""
 
     learned_turns: LearnedTurns = "all"
     reasoning: ReasoningUse = "learn"
@@ -48,7 +48,7 @@ class ChatSettings:
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """A row, and what is rendered of it; `reasonings` has those of the messages to learn."""
+    """A row and its render job; `reasonings` has the reasoning of each message to learn."""
 
     row: Row
     template: str
@@ -59,9 +59,9 @@ class PlannedRow:
 
 @dataclass(frozen=True)
 class RenderedSample:
-    """A chat, or the beginning of one, as text, and what its placeholders stand for.
+    """A chat, or its beginning, as text; `literals` are the texts that its placeholders stand for.
 
-    `is_part` says that the row has other samples.
+    `is_part` is true if the row has other samples.
     """
 
     row: Row
@@ -74,7 +74,7 @@ class RenderedSample:
 
 @dataclass(frozen=True)
 class FaultyRow:
-    """A row that cannot be used, and why."""
+    """A row that cannot be used, and its fault."""
 
     row: Row
     fault: RowFault
@@ -107,17 +107,17 @@ class RowRenderer:
 
     @property
     def has_template(self) -> bool:
-        """Whether the model has a chat template at all."""
+        """Whether the model has a chat template."""
         return bool(self._templates.texts)
 
     def close(self) -> None:
-        """End the process that renders."""
+        """Stop the render process."""
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None
 
     def plan(self, row: Row) -> PlannedRow | FaultyRow:
-        """Say what to render of a row, or why it cannot be rendered."""
+        """Plan the rendering of a row, or return why it cannot be rendered."""
         try:
             return self._plan_rendering(row)
         except RowFault as fault:
@@ -157,7 +157,7 @@ class RowRenderer:
         return places[-1:] if self._settings.learned_turns == "last" else places
 
     def send(self, planned: Sequence[PlannedRow | FaultyRow]) -> None:
-        """Have rows rendered; raises `OSError` if they cannot be."""
+        """Send rows to the render process; raises `OSError` if that fails."""
         jobs = [one.job for one in planned if isinstance(one, PlannedRow)]
         with _expect_process():
             if self._renderer is None:
@@ -165,9 +165,9 @@ class RowRenderer:
             self._renderer.send(jobs)
 
     def receive(self, planned: Sequence[PlannedRow | FaultyRow]) -> Iterator[Group]:
-        """Yield rows that were sent as their texts arrive, in groups that take bounded memory.
+        """Yield the sent rows as their texts arrive, in groups of bounded memory.
 
-        Raises `TemplateStoppedError`, or `OSError` if the process ended for another cause.
+        Raises `TemplateStoppedError`, or `OSError` if the process ended for another reason.
         """
         group: Group = []
         num_bytes = 0
@@ -201,7 +201,7 @@ class RowRenderer:
     def _read_row(
         self, planned: PlannedRow, found: Rendering | TemplateRefusedError
     ) -> list[RenderedSample]:
-        """Make the samples of a row that was rendered; raises `RowFault`."""
+        """Build the samples of a rendered row; raises `RowFault`."""
         if isinstance(found, TemplateRefusedError):
             raise RowFault("the model's chat template refuses it: {}", found)
         row, literals = planned.row, planned.literals
@@ -226,7 +226,7 @@ class RowRenderer:
 
 @contextmanager
 def _expect_process() -> Iterator[None]:
-    """Raise `OSError` if the process that renders is not there: it is no fault of the rows."""
+    """Raise `OSError` if the render process fails, because that is not a fault of the rows."""
     try:
         yield
     except RenderProcessError as exc:
@@ -262,7 +262,7 @@ def _check_tools_known(row: Row, template: str) -> None:
 
 
 def _check_tools_shown(row: Row, text: str) -> None:
-    """Every tool and every call must be in the text by its name, once for each."""
+    """Raise `RowFault` unless the text has the name of every tool and call, once for each use."""
     for name, num_uses in row.tool_names.items():
         if text.count(name) < num_uses:
             raise RowFault(

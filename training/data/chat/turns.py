@@ -1,9 +1,9 @@
-"""One rendered chat to the samples that are trained on: texts, and the parts of them to learn.
+"""Conversion of a rendered chat to training samples: texts, and the parts of them to learn.
 
 Serving prompts a model with the chat before each answer. A sample teaches an answer after exactly
-that prompt. Most templates render a chat so that the whole begins with the prompts of all its
-answers; then one sample teaches them all. Where a template rewrites earlier turns, for example
-removes their reasoning, an answer whose prompt is no beginning of the whole is a sample of its own.
+that prompt. With most templates, the prompt of every answer is a prefix of the whole rendered chat;
+then one sample teaches all answers. If a template rewrites earlier turns, for example removes their
+reasoning, an answer whose prompt is not a prefix of the whole chat becomes a separate sample.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ _PROMPT_END_CHARACTERS = 200
 class LearnedTurn(NamedTuple):
     """An answer in the text of a sample: its prompt ends at `start`, the answer at `end`.
 
-    `spans` are the characters that are learned, of the answer. `end_id` is an end token that is
-    learned behind it, where the template writes none; only the last turn of a text has one.
+    `spans` are the characters of the answer that are learned. `end_id` is an end token learned
+    after the answer if the template writes none; only the last turn of a text has one.
     """
 
     start: int
@@ -34,7 +34,7 @@ class LearnedTurn(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A text to be tokenised, and the answers in it that are learned, in their order."""
+    """A text to tokenise, and the answers in it that are learned, in order."""
 
     text: str
     turns: list[LearnedTurn]
@@ -42,10 +42,10 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class _Answer:
-    """An answer as a model is to write it, to its end token where it has one.
+    """An answer as the model should write it, including its end token if it has one.
 
-    `spans` are the characters that are learned. `is_rendered` says that it is in the text of the
-    conversation up to it, right after the prompt.
+    `spans` are the characters that are learned. `is_rendered` is true if the answer is unchanged in
+    the rendered conversation, directly after the prompt.
     """
 
     text: str
@@ -55,7 +55,7 @@ class _Answer:
 
 
 class SampleBuilder:
-    """Makes samples of chats that were rendered with one template."""
+    """Builds samples from chats that were rendered with one template."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class SampleBuilder:
         reasonings: Mapping[int, str | None],
         found: Rendering,
     ) -> list[Sample]:
-        """Make the samples of a chat; the keys of `reasonings` are the messages to learn.
+        """Build the samples of a chat; the keys of `reasonings` are the messages to learn.
 
-        `messages` are those that were rendered. Raises `RowFault` for an answer that is not in
-        what the template wrote.
+        `messages` are the rendered messages. Raises `RowFault` for an answer that is missing from
+        the template's output.
         """
         shared: list[LearnedTurn] = []
         samples: list[Sample] = []
@@ -104,7 +104,7 @@ class SampleBuilder:
     def _find_answer(
         self, text: str, turn: RenderedTurn, place: int, reasoning: str | None, content: str
     ) -> _Answer:
-        """Cut an answer out of what was rendered, and complete its reasoning."""
+        """Extract an answer from the rendered text, and complete its reasoning."""
         if turn.start is None:
             raise RowFault(
                 "message {} cannot be found in what the model's chat template renders; use a model "
@@ -123,7 +123,7 @@ class SampleBuilder:
         spans = [(0, len(shown.text))]
         if marked and not shown.is_changed:
             spans = marked
-            if found is not None and marked[-1][1] < found.end:  # it is outside of the markers
+            if found is not None and marked[-1][1] < found.end:  # it is outside the markers
                 spans = [*marked, (found.start, found.end)]
         if self._reasoning == "mask" and shown.span is not None:
             spans = [part for span in spans for part in _subtract(span, shown.span)]
@@ -137,7 +137,7 @@ class SampleBuilder:
     def _place(
         self, answer: _Answer, turn: RenderedTurn, text: str, has_calls: bool
     ) -> LearnedTurn | None:
-        """Find an answer in the text of the whole chat; None if it is not there as it is served."""
+        """Find an answer in the text of the whole chat; None if it differs there from serving."""
         start = turn.prompt.num_shared
         end = start + len(answer.text)
         if not answer.is_rendered or end > turn.whole.num_shared:

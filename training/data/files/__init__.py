@@ -1,1 +1,1 @@
-"""How each kind of file becomes records; `training.data.readers` chooses among them."""
+"""Readers of each kind of file, which yield records; `training.data.readers` chooses one."""

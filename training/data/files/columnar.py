@@ -1,8 +1,8 @@
-"""Parquet and Arrow files to records, read in a process of their own with a limit on its memory.
+"""Reader of Parquet and Arrow files, in a separate process with a memory limit.
 
-A file says itself how much memory its pages and batches take, so a small one can ask for any
-amount; and Arrow's readers are C++ that was not written for hostile files. Where the process
-exceeds its limit or crashes, only the file is refused.
+A file declares the memory size of its pages and batches itself, so a small file can request any
+amount; and Arrow's readers are C++ that was not written for hostile files. If the process exceeds
+its limit or crashes, only the file is refused.
 """
 
 import os
@@ -19,14 +19,14 @@ from training.data.files.json_rows import parse_line
 from training.data.files.kinds import FileKind, Record
 
 MAX_MEMORY_BYTES = 512 << 20
-"""What reading a file may take beyond what the process has when it starts."""
+"""Memory that reading a file may take in addition to that of the process at its start."""
 _KIND_NAMES = {"parquet": "Parquet", "arrow_file": "Arrow", "arrow_stream": "Arrow"}
 
 
 def read_columnar(path: Path, name: str, kind: FileKind) -> Iterator[tuple[int, Record]]:
-    """Yield the rows, counted from 1, each with the bytes of the file that have been read.
+    """Yield the rows, numbered from 1, each after the bytes of the file that have been read.
 
-    Raises `DataError` for a file that cannot be read, or not within `MAX_MEMORY_BYTES`.
+    Raises `DataError` for a file that cannot be read, or that needs more than `MAX_MEMORY_BYTES`.
     """
     for number, line in enumerate(read_lines(path, name, kind), 1):
         position, _, content = line.partition(b" ")
@@ -39,7 +39,7 @@ def read_columnar(path: Path, name: str, kind: FileKind) -> Iterator[tuple[int, 
 def read_lines(path: Path, name: str, kind: FileKind) -> Iterator[bytes]:
     """Yield a line for each row: the position in the file, a space and the row as JSON.
 
-    The JSON is left out of a row that is too long. Raises as `read_columnar` does.
+    The JSON of a row that is too long is omitted. Raises as `read_columnar` does.
     """
     process = subprocess.Popen(  # noqa: S603 - our own command
         [

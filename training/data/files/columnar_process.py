@@ -1,7 +1,7 @@
 """The process that reads one Parquet or Arrow file: `… PATH KIND MAX_BYTES`, rows on stdout.
 
 Each row is a line: the bytes of the file that have been read, a space, and the row as JSON. A line
-that begins with a mark says why nothing more can be read.
+that begins with a mark contains the reason why nothing more can be read.
 """
 
 import json
@@ -16,13 +16,13 @@ from training.data.row_limits import MAX_ROW_BYTES
 ERROR_MARK = b"!"
 MEMORY_MARK = b"!memory"
 _MAX_REASON_CHARACTERS = 300
-# So few that rows of the largest size fit, also where a dictionary has one text for all of them.
+# Few enough that rows of the largest size fit, even if a dictionary has one text for all of them.
 _BATCH_ROWS = 32
 _PAGE_BUFFER_BYTES = 1 << 20
 
 
 def main(path: str, kind: str, max_bytes: int, output: BinaryIO) -> None:
-    """Write the rows of a file, or why it cannot be read."""
+    """Write the rows of a file, or the reason why it cannot be read."""
     import pyarrow as pa
 
     pa.set_cpu_count(1)
@@ -32,9 +32,9 @@ def main(path: str, kind: str, max_bytes: int, output: BinaryIO) -> None:
         for position, batch in _READERS[kind](path):
             for row in batch.to_pylist():
                 output.write(b"%d %s\n" % (position, _write_row(row)))
-    except MemoryError:  # Arrow's own is one
+    except MemoryError:  # Arrow's memory error is a subclass
         output.write(MEMORY_MARK + b"\n")
-    except BrokenPipeError:  # the reader has seen enough
+    except BrokenPipeError:  # the parent process stopped reading
         os._exit(0)
     except (OSError, ValueError, NotImplementedError, KeyError) as exc:
         reason = (str(exc).splitlines() or [type(exc).__name__])[0].replace(path, "the file")
@@ -43,7 +43,7 @@ def main(path: str, kind: str, max_bytes: int, output: BinaryIO) -> None:
 
 
 def _limit_memory(max_bytes: int) -> None:
-    """Limit the memory that is written to; files that are mapped do not count."""
+    """Limit the writable memory of this process; mapped files do not count."""
     with open("/proc/self/status") as status:
         used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
     limit = used + max_bytes
@@ -58,7 +58,7 @@ def _read_parquet(path: str) -> Iterator[tuple[int, Any]]:
     import pyarrow.parquet as pq
 
     size_bytes, num_done = os.stat(path).st_size, 0
-    # Pages are read one by one; else a whole row group would be in memory.
+    # Read pages one by one; otherwise a whole row group would be in memory.
     with pq.ParquetFile(path, buffer_size=_PAGE_BUFFER_BYTES, pre_buffer=False) as file:
         num_rows = max(1, file.metadata.num_rows)
         for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
@@ -100,7 +100,7 @@ _READERS = {
 
 
 def _write_row(row: dict[str, Any]) -> bytes:
-    """Write a row as JSON, without the nulls with which Arrow fills objects up; b"" if too long."""
+    """Return a row as JSON without the nulls that Arrow adds to objects; b"" if it is too long."""
     kept = {key: drop_nulls(value) for key, value in row.items()}
     line = json.dumps(kept, ensure_ascii=False, default=_write_other).encode(
         "utf-8", "surrogatepass"
@@ -109,7 +109,7 @@ def _write_row(row: dict[str, Any]) -> bytes:
 
 
 def drop_nulls(value: Any) -> Any:
-    """Leave out the nulls with which Arrow fills up objects that differ in their keys."""
+    """Remove the nulls that Arrow adds to objects that differ in their keys."""
     if isinstance(value, dict):
         return {key: drop_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -118,7 +118,7 @@ def drop_nulls(value: Any) -> Any:
 
 
 def _write_other(value: Any) -> Any:
-    """Write a value that JSON lacks: bytes of text as that, anything else as no text."""
+    """Convert a value that JSON lacks: UTF-8 bytes to a string, anything else to an object."""
     if isinstance(value, bytes):
         try:
             return value.decode()

@@ -1,4 +1,4 @@
-"""Tables as CSV and TSV to records."""
+"""Reader of CSV and TSV tables."""
 
 import csv
 from collections import Counter
@@ -12,8 +12,8 @@ from training.data.files.kinds import Record, find_quoting, find_separator
 
 
 def read_table(file: BinaryIO, name: str, suffix: str, sample: bytes) -> Iterator[Record]:
-    """Yield the rows of a table as objects; `sample` is how the file begins."""
-    # The limit is the process's: a larger one lets nothing through that was refused for a reason.
+    """Yield the rows of a table as objects; `sample` is the beginning of the file."""
+    # This limit is process-wide; raising it admits nothing that was refused for a reason.
     csv.field_size_limit(row_limits.MAX_ROW_BYTES)
     begin = sample.decode("utf-8-sig", errors="replace").lstrip()
     separator = find_separator(suffix, begin.split("\n", 1)[0])
@@ -29,9 +29,9 @@ def read_table(file: BinaryIO, name: str, suffix: str, sample: bytes) -> Iterato
 
 
 class _RowLines:
-    """The lines of a table, of which a row may have only so many characters.
+    """The lines of a table, with a limit on the characters of a row.
 
-    A quote that is not closed makes one row of all that follows.
+    Without the limit, a quote that is not closed would make one row of the rest of the file.
     """
 
     def __init__(self, text: TextIOWrapper) -> None:
@@ -51,7 +51,7 @@ class _RowLines:
         return line
 
     def begin_row(self) -> None:
-        """Count the characters of the next row."""
+        """Start to count the characters of the next row."""
         self._num_characters = 0
 
 
@@ -63,7 +63,7 @@ def _read_cells(name: str, reader: Any, lines: _RowLines) -> Iterator[Record]:
         lines.begin_row()
         try:
             cells = next(reader, None)
-        except RowFault as fault:  # where the next row begins is not known
+        except RowFault as fault:  # the start of the next row is unknown
             if header is None:
                 raise DataError(f"{name}: the header is {fault}") from fault
             yield line, fault

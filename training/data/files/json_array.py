@@ -1,4 +1,4 @@
-"""The elements of a JSON array one by one, out of a buffer that holds little more than one."""
+"""Streaming reader of the elements of a JSON array; its buffer holds little more than one."""
 
 import codecs
 import json
@@ -18,7 +18,7 @@ def read_array(
 ) -> Iterator[tuple[int, Any]]:
     """Yield each element with the line on which it begins.
 
-    Where the array is broken, its fault is yielded last: nothing after it can be read.
+    If the array is malformed, its fault is yielded last, because nothing after it can be read.
     """
     window = _Window(file, max_characters)
     try:
@@ -28,7 +28,7 @@ def read_array(
 
 
 def describe_json_error(exc: json.JSONDecodeError) -> str:
-    """Python's words for it, without those that a place is to follow."""
+    """Return Python's message, without the suffix that announces a position."""
     return exc.msg.removesuffix(" starting at")
 
 
@@ -47,7 +47,7 @@ def _read_elements(window: "_Window", decoder: json.JSONDecoder) -> Iterator[tup
 
 
 class _Window:
-    """A stretch of the decoded file, from `_position` on not yet taken."""
+    """A window of the decoded file; the text from `_position` on has not been consumed."""
 
     def __init__(self, file: BinaryIO, max_characters: int) -> None:
         self._file = file
@@ -56,11 +56,11 @@ class _Window:
         self._text = ""
         self._position = 0
         self._is_complete = False
-        self._fault: RowFault | None = None  # raised once what stands before it is taken
+        self._fault: RowFault | None = None  # raised once the text before it is consumed
         self.line = 1
 
     def find_mark(self) -> str:
-        """Go to the next character that is no space and return it; '' at the end of the file."""
+        """Advance to the next non-space character and return it; '' at the end of the file."""
         while True:
             found = _NO_SPACE.search(self._text, self._position)
             self._advance(found.start() if found else len(self._text))
@@ -70,7 +70,7 @@ class _Window:
                 return ""
 
     def take_mark(self, expected: str) -> str:
-        """Take one of the expected marks."""
+        """Consume and return one of the expected marks; raises `RowFault` for anything else."""
         mark = self.find_mark()
         if not mark:
             raise RowFault("the file ends before the array's ']'; it seems cut off")
@@ -80,9 +80,9 @@ class _Window:
         return mark
 
     def take_value(self, decoder: json.JSONDecoder) -> Any:
-        """Take one value, reading on until the whole of it is in the window.
+        """Consume and return one value, reading until all of it is in the window.
 
-        Returns the `RowFault` of an object that is whole but not usable.
+        Returns the `RowFault` of an object that is complete but not usable.
         """
         while True:
             try:
@@ -97,7 +97,7 @@ class _Window:
                 raise RowFault("cannot be read ({}), nor what follows", exc) from exc
             else:
                 is_cut = isinstance(value, int | float) and end > len(self._text) - _LONGEST_TOKEN
-                if not is_cut or not self._read_more():  # a number may go on beyond the window
+                if not is_cut or not self._read_more():  # a number may continue after the window
                     self._advance(end)
                     return value
 
@@ -106,13 +106,13 @@ class _Window:
         return fault
 
     def _is_certain(self, exc: json.JSONDecodeError) -> bool:
-        """Tell whether it is an error whatever the rest of the file is."""
+        """Return whether this is an error whatever the rest of the file contains."""
         margin = 0 if self._is_complete else _LONGEST_TOKEN
         return "Unterminated" not in exc.msg and exc.pos < len(self._text.rstrip()) - margin
 
     def _refuse(self, exc: json.JSONDecodeError) -> None:
         if self._is_certain(exc):
-            self._advance(exc.pos)  # for the line
+            self._advance(exc.pos)  # for the line number
             reason = describe_json_error(exc)
             raise RowFault("not JSON ({}), so what follows cannot be read", reason)
         if not self._is_complete:
@@ -124,7 +124,7 @@ class _Window:
         self._position = position
 
     def _read_more(self) -> bool:
-        """Double what is in the window; returns whether there was more to read."""
+        """Double the content of the window; returns whether there was more to read."""
         if self._fault is not None:
             raise self._fault
         kept = len(self._text) - self._position

@@ -1,4 +1,4 @@
-"""JSONL and JSON arrays to records."""
+"""Readers of JSONL and JSON arrays."""
 
 import json
 from collections import Counter
@@ -12,7 +12,7 @@ from training.data.files.kinds import Record
 
 
 def read_json_lines(file: BinaryIO) -> Iterator[Record]:
-    """Yield the objects of JSONL; lines without anything are skipped."""
+    """Yield the objects of JSONL; blank lines are skipped."""
     number = 0
     while line := file.readline(row_limits.MAX_ROW_BYTES + 1):
         number += 1

@@ -1,4 +1,4 @@
-"""What kind of file it is: its content tells, and the suffix only helps."""
+"""Detection of the kind of a file by its content; the suffix is only a hint."""
 
 import csv
 import json
@@ -11,7 +11,7 @@ from training.data.faults import DataError, show_value
 FileKind = Literal["lines", "array", "table", "text", "parquet", "arrow_file", "arrow_stream"]
 Compression = Literal["gzip", "zstd"]
 Record = tuple[int, Any]
-"""The line or row, and what is there or the `RowFault` why that is unknown."""
+"""The number of the line or row, and its content, or the `RowFault` why it cannot be read."""
 
 EXPECTED = (
     "expected rows as JSONL, as a JSON array, as CSV, Parquet or Arrow, or plain text in a .txt "
@@ -41,17 +41,17 @@ _FOREIGN_KINDS = {
 
 
 def find_compression(head: bytes) -> Compression | None:
-    """Tell by the first bytes of a file how it is compressed, if it is."""
+    """Return the compression of a file by its first bytes; None if it is not compressed."""
     return next((kind for magic, kind in _COMPRESSIONS.items() if head.startswith(magic)), None)
 
 
 def find_columnar_kind(head: bytes) -> FileKind | None:
-    """Tell by the first bytes of a file whether it is Parquet or Arrow."""
+    """Return the kind of a Parquet or Arrow file by its first bytes; None for other files."""
     return next((kind for magic, kind in _COLUMNAR.items() if head.startswith(magic)), None)
 
 
 def find_suffix(path: Path) -> str:
-    """The suffix that says what is in a file, in lower case and without that of a compression."""
+    """Return the suffix for the content of a file, in lower case, ignoring compression suffixes."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     while suffixes and suffixes[-1] in _PACKED_SUFFIXES:
         suffixes.pop()
@@ -59,9 +59,9 @@ def find_suffix(path: Path) -> str:
 
 
 def tell_kind(name: str, suffix: str, sample: bytes, names: Collection[str]) -> FileKind:
-    """Tell the kind of an unpacked file by its beginning, or raise `DataError`.
+    """Return the kind of a decompressed file by its beginning, or raise `DataError`.
 
-    `names` are column names that one may expect; they tell a CSV file from broken JSON.
+    `names` are expected column names; they distinguish a CSV file from malformed JSON.
     """
     if kind := find_columnar_kind(sample):
         return kind
@@ -87,19 +87,19 @@ def tell_kind(name: str, suffix: str, sample: bytes, names: Collection[str]) -> 
 
 
 def find_separator(suffix: str, header: str) -> str:
-    """The separator of a table by its header."""
+    """Return the separator of a table, judged by its header."""
     if suffix == ".tsv":
         return "\t"
-    return max(_SEPARATORS, key=header.count)  # the first of equals: a comma
+    return max(_SEPARATORS, key=header.count)  # the first if equal: a comma
 
 
 def find_quoting(sample: str, separator: str) -> Literal[0, 3]:
-    """Tell whether quotes are quotes: where tabs separate, they are often plain text."""
+    """Return csv's quoting mode: in tab-separated files, quotes are often plain text."""
     if separator == "\t":
         try:
             list(csv.reader(sample.splitlines(keepends=True), delimiter=separator, strict=True))
         except csv.Error as exc:
-            if "expected after" in str(exc):  # a sample may well end within quotes
+            if "expected after" in str(exc):  # other errors: a sample may end within quotes
                 return csv.QUOTE_NONE
     return csv.QUOTE_MINIMAL
 
@@ -116,7 +116,7 @@ def _decode_sample(name: str, sample: bytes) -> str:
 
 
 def _holds_rows(begin: str, first: str, names: Collection[str]) -> bool:
-    """Whether what has the suffix of plain text is a table or JSON all the same."""
+    """Return whether a file with the suffix of plain text is actually a table or JSON."""
     if begin.startswith("["):
         return begin[1:].lstrip()[:1] in ("{", "]")
     if begin.startswith("{"):
@@ -126,7 +126,7 @@ def _holds_rows(begin: str, first: str, names: Collection[str]) -> bool:
 
 
 def _refuse_spread_object(name: str, text: str) -> None:
-    """Refuse one object over several lines, which is no row of JSONL and no array of rows."""
+    """Refuse an object over several lines, which is neither a row of JSONL nor an array."""
     lines = [line.strip() for line in text.split("\n", 20) if line.strip()]
     if len(lines) < 2 or _is_json(lines[0]):
         return

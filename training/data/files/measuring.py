@@ -1,4 +1,4 @@
-"""How much a file of rows unpacks to: measured before a file of somebody else's is accepted."""
+"""Measurement of the unpacked size of a file of rows, before an upload is accepted."""
 
 import codecs
 import time
@@ -17,21 +17,21 @@ from training.data.row_limits import MAX_ROW_BYTES
 
 _CHUNK_BYTES = 1 << 20
 MAX_UNPACKING_S = 300.0
-"""Other uploads of packed files wait meanwhile."""
+"""Time limit for unpacking a file; other uploads of packed files wait meanwhile."""
 _MIN_ROW_BYTES = 256
-"""What a row counts for at least: a file of columns can have any number of rows without content."""
+"""The smallest size counted for a row: a columnar file can have any number of empty rows."""
 
 
 def is_packed(head: bytes) -> bool:
-    """Tell by its first bytes whether a file has to be unpacked: compressed, Parquet or Arrow."""
+    """Return by its first bytes whether a file is packed: compressed, Parquet or Arrow."""
     return find_compression(head) is not None or find_columnar_kind(head) is not None
 
 
 def measure_unpacked(path: Path, name: str, max_bytes: int, max_s: float = MAX_UNPACKING_S) -> int:
-    """Count the bytes of text that a packed file holds; stops beyond `max_bytes`.
+    """Count the bytes of text in a packed file; stops beyond `max_bytes`.
 
     Rows of Parquet and Arrow count as JSON. Raises `DataError` if the file cannot be unpacked, or
-    not within `max_s` seconds, or if what it unpacks to is no text in UTF-8.
+    takes more than `max_s` seconds, or if its content is not text in UTF-8.
     """
     num_bytes = 0
     deadline = time.monotonic() + max_s
@@ -52,7 +52,7 @@ def _measure_parts(path: Path, name: str) -> Iterator[int]:
     if kind is not None:
         for line in read_lines(path, name, kind):
             _, _, content = line.partition(b" ")
-            # The JSON of a row that is too long is left out.
+            # The JSON of a row that is too long is omitted.
             yield max(_MIN_ROW_BYTES, len(content)) if content.strip() else MAX_ROW_BYTES
         return
     decoder = codecs.getincrementaldecoder("utf-8")()

@@ -1,7 +1,8 @@
-"""Files compressed with gzip or zstd, unpacked as they are read and only so far.
+"""Streaming decompression of gzip and zstd files, up to a limit.
 
-A decompression bomb is a small file that unpacks to an enormous one; so what a file unpacks to is
-bounded by its own size. Arrow's own codecs are used. They hold one window, of at most 128 MiB.
+A decompression bomb is a small file that decompresses to an enormous one, so the decompressed size
+is limited by the size of the file. Arrow's codecs are used, which hold one window of at most
+128 MiB in memory.
 """
 
 import io
@@ -12,14 +13,14 @@ from training.data.faults import DataError
 from training.data.files.kinds import NUM_MAGIC_BYTES, find_compression
 
 MAX_EXPANSION = 200
-"""How many times its own size a file may unpack to."""
+"""The largest ratio of the decompressed size to the size of a file."""
 FREE_BYTES = 1 << 30
-"""A file may unpack to so much in any case."""
+"""Decompressed size that is always allowed."""
 _BUFFER_BYTES = 1 << 18
 
 
 class PackedFile(io.RawIOBase):
-    """What a compressed file unpacks to. Raises `DataError` for one that cannot be unpacked."""
+    """The decompressed content of a file. Raises `DataError` if it cannot be decompressed."""
 
     def __init__(self, path: Path, name: str, compression: str) -> None:
         import pyarrow as pa  # slow to import; most files are not compressed
@@ -32,11 +33,11 @@ class PackedFile(io.RawIOBase):
         self._unpacked = pa.CompressedInputStream(self._packed, compression)
 
     def readable(self) -> bool:
-        """It can be read."""
+        """Return true: it can be read."""
         return True
 
     def readinto(self, buffer: "memoryview[int]") -> int:  # type: ignore[override]
-        """Unpack more."""
+        """Decompress the next bytes into `buffer`, and return their number."""
         try:
             chunk = self._unpacked.read(len(buffer))
         except (OSError, ValueError) as exc:
@@ -55,18 +56,18 @@ class PackedFile(io.RawIOBase):
         return len(chunk)
 
     def count_packed(self) -> int:
-        """Bytes of the compressed file that have been read."""
+        """Return the bytes of the compressed file that have been read."""
         return int(self._packed.tell())
 
     def close(self) -> None:
-        """Close the compressed file as well."""
+        """Close this stream and the compressed file."""
         if not self.closed:
             self._packed.close()
         super().close()
 
 
 def open_unpacked(path: Path, name: str) -> BinaryIO:
-    """Open a file for reading, of a compressed one what it unpacks to."""
+    """Open a file for reading, decompressed if it is compressed."""
     file = path.open("rb")
     compression = find_compression(file.read(NUM_MAGIC_BYTES))
     file.seek(0)
@@ -79,6 +80,6 @@ def open_unpacked(path: Path, name: str) -> BinaryIO:
 
 
 def find_position(file: BinaryIO) -> int:
-    """Bytes of the file on disk that have been read."""
+    """Return the bytes of the file on disk that have been read."""
     raw = getattr(file, "raw", None)
     return raw.count_packed() if isinstance(raw, PackedFile) else file.tell()

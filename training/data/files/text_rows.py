@@ -1,4 +1,4 @@
-"""Plain text to records of one `text` each: lines, paragraphs, or the document as a whole."""
+"""Reader of plain text as records with a `text`: lines, paragraphs, or the whole document."""
 
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -25,7 +25,7 @@ def _read_lines(file: BinaryIO) -> Iterator[Record]:
 
 
 def _read_blocks(file: BinaryIO, *, is_document: bool) -> Iterator[Record]:
-    """Yield what blank lines separate, or everything if it is one document."""
+    """Yield the blocks between blank lines, or everything if it is one document."""
     block = bytearray()
     first = 0
     is_endless = False
@@ -42,7 +42,7 @@ def _read_blocks(file: BinaryIO, *, is_document: bool) -> Iterator[Record]:
         first = first or number
         is_endless = is_endless or line is None or len(block) + len(line) > row_limits.MAX_ROW_BYTES
         if is_endless:
-            block[:] = b"."  # the rest of it is not kept
+            block[:] = b"."  # the content is not kept
         elif line is not None:
             block += line
     if first:

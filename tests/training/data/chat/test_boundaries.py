@@ -6,7 +6,7 @@ from tests.tokenizer_kinds import KINDS, make_tokenizer
 from training.data.encoding import EncodedRow, RowEncoder
 from training.data.formats import Row
 
-# What the prompt ends with: a space, a line end that the answer may continue, half a word.
+# The end of the prompt: a space, a line end that the answer may continue, half a word.
 PROMPTS = {"space": "ASSISTANT: ", "line end": "ASSISTANT:\n", "half a word": "ASSISTANT: the "}
 ANSWERS = ("Paris is nice.", "  indented", "\n\nlines", "Grüße 你好", "x")
 

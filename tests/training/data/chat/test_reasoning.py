@@ -16,7 +16,7 @@ KEYED = {"role": "assistant", "content": "Twelve.", "reasoning_content": "I coun
 
 
 def learn(name: str, answer: dict[str, Any], use: Any = "learn") -> tuple[str, str]:
-    """The learned part of a row, and the whole of it."""
+    """Return the learned part of a row, and the whole row."""
     family = FAMILIES[name]
     tokenizer = make_tokenizer(family)
     record = {"messages": [QUESTION, answer]}

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files, harmless and otherwise."""
+"""Parquet and Arrow files, harmless and hostile."""
 
 import datetime
 import gzip
@@ -48,7 +48,7 @@ def read(path: Path) -> list[tuple[int, Any]]:
 @every_kind
 def test_rows_are_those_that_were_written(tmp_path: Path, kind: str) -> None:
     records = [{"text": f"Twelve {place} 🦊", "id": place} for place in range(100)]
-    file = tmp_path / "upload"  # no suffix says what it is
+    file = tmp_path / "upload"  # no suffix reveals the format
     KINDS[kind](file, pa.Table.from_pylist(records))
     source = RowFile(file)
     assert list(source.read()) == list(enumerate(records, 1))
@@ -109,7 +109,7 @@ def test_a_row_that_is_too_long_is_a_fault_and_no_other_row(tmp_path: Path) -> N
 def test_a_row_group_is_not_read_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One row group of 190 MB within 64 MiB."""
+    """One row group of 190 MB is read within 64 MiB."""
     monkeypatch.setattr(columnar, "MAX_MEMORY_BYTES", 64 << 20)
     texts = [f"{place:06d}" * 1_600 for place in range(20_000)]
     with pq.ParquetWriter(tmp_path / "rows", pa.schema([("text", pa.string())])) as writer:
@@ -121,7 +121,7 @@ def test_a_row_group_is_not_read_as_a_whole(
 
 
 def write_large_text(path: Path) -> None:
-    """200 KB that ask for 200 MB in one page."""
+    """Write a file of 200 KB with a page that unpacks to 200 MB."""
     write_parquet_page = pa.table({"text": ["x" * (200 << 20)]})
     pq.write_table(write_parquet_page, path, compression="zstd", use_dictionary=False)
 
@@ -137,7 +137,7 @@ def write_large_batch(path: Path) -> None:
 
 
 def write_repeated_text(path: Path) -> None:
-    """A dictionary with one text of 3 MB for 200 rows, 600 MB in all."""
+    """Write a dictionary with one text of 3 MB for 200 rows, 600 MB in total."""
     pq.write_table(pa.table({"text": ["x" * (3 << 20)] * 200}), path, compression="zstd")
 
 
@@ -172,7 +172,7 @@ def test_a_reader_that_is_closed_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_too_long_count_for_what_they_unpack_to(tmp_path: Path) -> None:
-    """A dictionary of one text gives any number of rows in a small file."""
+    """With a dictionary of one text, a small file can contain any number of rows."""
     path = tmp_path / "rows.parquet"
     texts = pa.array(["x" * (MAX_ROW_BYTES + 1)] * 4).dictionary_encode()
     write_parquet(path, pa.table({"text": texts}))

@@ -30,7 +30,7 @@ def read(content: bytes) -> list[Any]:
 def test_an_array_is_what_the_standard_library_says(
     monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ) -> None:
-    """Whole arrays are read alike wherever chunks end, and damaged ones are never read as whole."""
+    """Arrays are read identically for any chunk size, and damaged arrays are never accepted."""
     monkeypatch.setattr(json_array, "_CHUNK_BYTES", chunk_bytes)
     source = random.Random(chunk_bytes)
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""Compressed files: read as what they unpack to, within bounds."""
+"""Compressed files: read like their content, within limits."""
 
 import gzip
 import json
