@@ -143,11 +143,6 @@ def draw_curve(metrics: list[dict[str, float]], width: int) -> str:
     )
 
 
-def _find_points(metrics: list[dict[str, float]], key: str) -> list[tuple[float, float]]:
-    """Return the steps at which a metric has a finite value, with the values."""
-    figures = ((line["step"], line.get(key, math.nan)) for line in metrics)
-    return [(step, figure) for step, figure in figures if math.isfinite(figure)]
-
 
 def _draw_bar(last: dict[str, float]) -> Progress:
     bar = Progress(

@@ -50,10 +50,10 @@ def test_only_the_limited_part_is_ended() -> None:
     """The cluster around it must start and end completely, however late the pause is."""
     with PauseOnInterrupt(lambda: None, LONG_S) as pausing:
         send()
-        let_time_pass()  # as the cluster starts
+        let_time_pass()  # while the cluster starts
         with pytest.raises(PauseTimeoutError), pausing.limit():
             pytest.fail("the limited part begins after the time limit")
-        let_time_pass()  # as the cluster ends
+        let_time_pass()  # while the cluster shuts down
 
 
 def test_a_second_signal_lifts_the_time_limit() -> None:
@@ -61,7 +61,7 @@ def test_a_second_signal_lifts_the_time_limit() -> None:
         send()
         with pytest.raises(KeyboardInterrupt):
             send()
-        let_time_pass()  # as what was stopped is recorded
+        let_time_pass()  # while the end of the run is recorded
 
 
 def test_the_alarm_repeats_and_none_is_left_behind() -> None:
