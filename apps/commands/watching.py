@@ -143,7 +143,6 @@ def draw_curve(metrics: list[dict[str, float]], width: int) -> str:
     )
 
 
-
 def _draw_bar(last: dict[str, float]) -> Progress:
     bar = Progress(
         TextColumn("{task.description}"),
