@@ -7,10 +7,12 @@ system lock, which the kernel releases when a process dies; a lock file found th
 """
 
 import argparse
+import hashlib
 import logging
 import os
 import shutil
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from storage.locks import take_turn
 logger = logging.getLogger(__name__)
 
 _LOCK_NAME = "tuneserve.lock"
+_FOLDER_VARIABLE = "TORCH_EXTENSIONS_DIR"
 
 
 class CompilerError(RuntimeError):
@@ -95,9 +98,25 @@ def prefer_own_ninja() -> None:
         os.environ["PATH"] = f"{own}{os.pathsep}{path}"
 
 
+def set_build_folder() -> None:
+    """Give each installation of torch and DeepSpeed a build folder of its own, unless one is set.
+
+    torch's default is one folder per user. The compiler's options contain the paths of an
+    installation, so two virtual environments would rebuild each other's operation at every start.
+    """
+    if os.environ.get(_FOLDER_VARIABLE):
+        return
+    from torch.utils.cpp_extension import get_default_build_root
+
+    parts = (sys.prefix, sys.version, version("torch"), version("deepspeed"))
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    os.environ[_FOLDER_VARIABLE] = str(Path(get_default_build_root(), f"tuneserve-{digest[:12]}"))
+
+
 def _load_builder() -> Any:
     os.environ["DS_ACCELERATOR"] = "cpu"
     prefer_own_ninja()
+    set_build_folder()
     from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 
     return ShareMemCommBuilder()

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 from openai import OpenAI
 
-from tests.faults.ledger import ALIAS, MAX_RUNNING, Ledger, Move
+from tests.faults.ledger import MAX_RUNNING, MOVES_PER_ALIAS, Ledger, Move
 
 BASE_MODEL, OTHER_MODEL = "tiny", "other"
 MAX_UNFINISHED = 3  # one more than MAX_RUNNING, so that one job is queued
@@ -129,9 +129,10 @@ class Clients:
 
     def _move_alias(self, rng: random.Random, turn: int) -> None:
         model = (BASE_MODEL, OTHER_MODEL)[turn % 2]
-        alias: Any = self._client.put(f"/aliases/{ALIAS}", body={"model": model}, cast_to=object)
+        name = f"chaos-{len(self.ledger.moves) // MOVES_PER_ALIAS}"
+        alias: Any = self._client.put(f"/aliases/{name}", body={"model": model}, cast_to=object)
         with self.ledger.lock:
-            self.ledger.moves.append(Move(len(alias["history"]), alias["history"][-1]))
+            self.ledger.moves.append(Move(name, len(alias["history"]), alias["history"][-1]))
         self.ledger.note_outcome("move_alias ok")
         self._over.wait(2.0)
 

@@ -12,7 +12,11 @@ from openai import OpenAI
 from storage import durable
 from storage.manifest import verify_directory
 
-ALIAS = "chaos"
+MOVES_PER_ALIAS = 400
+"""Moves that are acknowledged for an alias before clients move another one.
+
+A history keeps all moves as long as they are at most `serving.alias_history.MAX_MOVES`.
+"""
 MAX_RUNNING = 2
 Losses = list[tuple[float, float]]
 
@@ -21,6 +25,7 @@ Losses = list[tuple[float, float]]
 class Move:
     """A move of the alias: its 1-based position in the returned history, and its entry."""
 
+    alias: str
     place: int
     entry: dict[str, Any]
 
@@ -157,11 +162,12 @@ def _judge_order(ledger: Ledger, client: OpenAI, verdict: Verdict) -> None:
 
 
 def _judge_moves(ledger: Ledger, storage: Path, verdict: Verdict) -> None:
-    """Check that each acknowledged move is still at its position in the alias history."""
+    """The history of an alias must have each acknowledged move at its acknowledged position."""
     if not ledger.moves:
         return
-    history = durable.read_json(storage / "aliases.json")[ALIAS]["history"]
+    aliases = durable.read_json(storage / "aliases.json")
     for move in ledger.moves:
+        history = aliases.get(move.alias, {"history": []})["history"]
         found = history[move.place - 1] if move.place <= len(history) else None
         if found is None or any(found[key] != move.entry[key] for key in ("model", "at")):
-            verdict.lost.append(f"move {move.place} of {ALIAS!r} to {move.entry['model']!r}")
+            verdict.lost.append(f"move {move.place} of {move.alias!r} to {move.entry['model']!r}")
