@@ -30,6 +30,12 @@ pytestmark = pytest.mark.e2e
 
 NUM_TOKENS = 1500
 BESIDE = "beside"
+BESIDE_SETTINGS: dict[str, Any] = {
+    "num_workers": 1,
+    "epochs": 1000,
+    "save_every_steps": 1000,
+    "evaluate_every_steps": 1000,
+}
 ROWS = [{"prompt": f"What comes after {n}?", "completion": f"{n + 1}."} for n in range(60)]
 SETTINGS = {
     "num_workers": 1,
@@ -155,7 +161,7 @@ class Stream(threading.Thread):
 def start_training(folder: Path) -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]:
     """Start `python -m training` on a separate cluster, with enough steps for the whole test."""
     with ExitStack() as stack:
-        yield lambda: stack.enter_context(start(folder, BESIDE, num_workers=1, epochs=10_000))
+        yield lambda: stack.enter_context(start(folder, BESIDE, **BESIDE_SETTINGS))
 
 
 def test_sigterm_drains_and_the_next_start_continues(
