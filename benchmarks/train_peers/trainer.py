@@ -96,7 +96,7 @@ def _count_our_rows(bench: Workbench) -> int:
     """Return the average number of rows in our micro batches of this workbench."""
     spec, rows = bench.read_spec(), bench.open_tokens()
     plan = plan_epoch(rows.lengths, BatchPlan.from_spec(spec, "padded", spec.num_workers), epoch=0)
-    return max(1, round(len(rows) / (len(plan) * dist.get_world_size())))
+    return max(1, round(len(rows) / (len(plan) * spec.num_workers)))
 
 
 def _make_arguments(bench: Workbench, changes: Mapping[str, Any]) -> Any:
