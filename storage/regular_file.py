@@ -13,19 +13,15 @@ def open_regular(path: str | Path, *, follow_links: bool = True) -> BinaryIO:
     Raises `OSError` as `open` does, with `errno.EINVAL` for anything but a regular file, and with
     `errno.ELOOP` for a link if links are not followed.
     """
-    extra = os.O_NONBLOCK if follow_links else os.O_NONBLOCK | os.O_NOFOLLOW
-
-    def open_at_once(name: str, flags: int) -> int:
-        return os.open(name, flags | extra)  # opening a FIFO without O_NONBLOCK would block
-
-    file = open(path, "rb", opener=open_at_once)  # noqa: SIM115 - for the caller to close
-    try:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))  # noqa: TRY301 - closes it
-    except BaseException:
-        file.close()
-        raise
-    return file
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # without it, opening a FIFO would block
+    descriptor = os.open(path, flags if follow_links else flags | os.O_NOFOLLOW)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def read_regular(path: Path) -> bytes:

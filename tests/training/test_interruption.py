@@ -91,8 +91,8 @@ def test_sigterm_interrupts_what_cannot_be_paused() -> None:
 import signal
 from training.interruption import interrupt_on_sigterm
 with interrupt_on_sigterm():
-    print("ready", flush=True)
     try:
+        print("ready", flush=True)
         signal.pause()
     except KeyboardInterrupt:
         print("interrupted")

@@ -20,8 +20,9 @@ def test_what_outlives_its_cluster_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as hanging:
         assert hanging.stdout is not None
         hanging.stdout.readline()
-        end_leftovers([psutil.Process(hanging.pid)], timeout_s=0.1)
-        assert hanging.wait(5) < 0
+        process = psutil.Process(hanging.pid)
+        end_leftovers([process], timeout_s=0.1)
+        assert not psutil.wait_procs([process], timeout=5)[1]
     gone = subprocess.Popen([sys.executable, "-c", ""])
     found = psutil.Process(gone.pid)
     gone.wait()
