@@ -77,10 +77,13 @@ async def follow_log(run: RunFolder, offset: int, max_age_s: float) -> AsyncGene
     """
     log = RunLog(run.log_file)
     ends_at = time.monotonic() + max_age_s
+
+    def look() -> tuple[bool, int]:
+        return has_ended(run), log.measure().begin  # in this order: the log ends before the run
+
     while True:
-        is_last = await asyncio.to_thread(has_ended, run)
-        written = await asyncio.to_thread(log.measure)
-        if offset < written.begin:
+        is_last, begin = await asyncio.to_thread(look)
+        if offset < begin:
             return
         pieces = log.read(offset)
         while piece := await asyncio.to_thread(next, pieces, b""):

@@ -44,10 +44,7 @@ from benchmarks.workbench import (
     start_run,
     write_spec,
 )
-from training.batching import BatchPlan, plan_epoch
 from training.checkpoint import list_checkpoints
-from training.data.token_table import TokenTable
-from training.spec import TrainingSpec
 
 SAVE_EVERY_STEPS = 50
 _FIRST_STEP = 25  # the end of this step starts the clock; halfway to the first checkpoint
@@ -126,14 +123,9 @@ def _repeat_rows(
     The end of an epoch would add a checkpoint.
     """
     once = build_workbench(folder / "once", rows, **settings)
-    spec = once.read_spec()
-    steps_per_pass = max(1, _count_steps(spec, once.open_tokens()))
+    steps_per_pass = max(1, len(once.plan_epoch()))
     num_passes = -(-(num_steps + 1) // steps_per_pass) + 1
     return rows * num_passes
-
-
-def _count_steps(spec: TrainingSpec, rows: TokenTable) -> int:
-    return len(plan_epoch(rows.lengths, BatchPlan.from_spec(spec, "padded", NUM_WORKERS), epoch=0))
 
 
 def _measure_saving(

@@ -28,6 +28,7 @@ import numpy as np
 import yaml
 
 from training.base_model import load_tokenizer
+from training.batching import BatchPlan, EpochPlan, plan_epoch
 from training.collate import IGNORED_LABEL
 from training.cpu_op import ensure_cpu_op
 from training.data.faults import RowFault
@@ -114,6 +115,12 @@ class Workbench:
     def open_tokens(self) -> TokenTable:
         """Open the rows as tokens."""
         return TokenTable(self.path / "data" / "train.arrow")
+
+    def plan_epoch(self) -> EpochPlan:
+        """Plan the batches of the first epoch as the product does, with padded rows."""
+        spec = self.read_spec()
+        plan = BatchPlan.from_spec(spec, "padded", spec.num_workers)
+        return plan_epoch(self.open_tokens().lengths, plan, epoch=0)
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:

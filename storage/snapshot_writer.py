@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from storage import durable
+from storage.regular_file import open_regular
 from storage.snapshot import (
     CONTENT_NAME,
     MANIFEST_NAME,
@@ -78,7 +79,7 @@ class SnapshotWriter:
         Raises `EntryGoneError` or `EntryUnreadableError`; then no partial copy is left.
         """
         with reading(path):
-            reader = path.open("rb")
+            reader = open_regular(path)
         with reader:
             found = os.fstat(reader.fileno())
             source = found.st_ino, found.st_mtime_ns, found.st_size

@@ -31,11 +31,7 @@ from training.agent_port import choose_free_agent_port
 from training.byte_progress import show_bytes
 from training.data.token_cache import default_cache
 from training.full_output import drop_what_finds_no_room
-from training.interruption import (
-    PauseOnInterrupt,
-    PauseTimeoutError,
-    interrupt_on_sigterm,
-)
+from training.interruption import PauseOnInterrupt, PauseTimeoutError, interrupt_on_sigterm
 from training.lease import hold_lease
 from training.priority import yield_to_others
 from training.rerun import RerunError, is_untrained, reopen_run

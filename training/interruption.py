@@ -55,7 +55,7 @@ class PauseOnInterrupt:
     def install(self) -> None:
         """Install the handlers, again if a library has replaced them."""
         for number in _PAUSING:
-            signal.signal(number, self._handle)
+            signal.signal(number, self._handler)
 
     @contextmanager
     def limit(self) -> Iterator[None]:
@@ -71,16 +71,14 @@ class PauseOnInterrupt:
         finally:
             self._is_limited = False
 
-    def _handle(self, *_: object) -> None:
-        self._handler()
-
-    def _handle_first(self) -> None:
+    def _handle_first(self, *_: object) -> None:
         self._handler = self._handle_second
+        self.install()
         if self._timeout_s is not None:
             signal.setitimer(signal.ITIMER_REAL, self._timeout_s, _REPEAT_S)
         self._pause()
 
-    def _handle_second(self) -> NoReturn:
+    def _handle_second(self, *_: object) -> NoReturn:
         self._is_limited = False
         raise KeyboardInterrupt
 

@@ -15,7 +15,6 @@ from training.tracker_thread import CLOSE_TIMEOUT_S, Tracker, TrackerThread
 
 logger = logging.getLogger(__name__)
 
-
 _NOT_CURVES = frozenset({"step", "num_steps"})
 
 

@@ -24,7 +24,6 @@ from training.runs import RunFolder
 
 logger = logging.getLogger(__name__)
 
-
 STALL_FACTOR = 20.0
 MIN_STALL_S = 60.0
 """The shortest duration after which a step is reported, however fast the others are: a cold cache

@@ -73,7 +73,7 @@ def _render_note(note: str) -> gr.HTML:
 
 @dataclass
 class OpenChat:
-    """The conversation that a tab has open, and the question in it that is to be answered.
+    """The open conversation of a tab, and its question that has not been answered.
 
     Concurrent event handlers share one such object. Each change is made without an await in
     between, so that no handler overwrites the change of another. An immutable state would be

@@ -20,7 +20,6 @@ from transformers.integrations import HfDeepSpeedConfig
 
 from benchmarks.train_peers.report import StepClock
 from benchmarks.workbench import LEARNING_RATE, Workbench
-from training.batching import BatchPlan, plan_epoch
 from training.collate import IGNORED_LABEL, MicroBatch, collate_rows
 
 
@@ -59,8 +58,7 @@ def main() -> None:
 
 def _make_batches(bench: Workbench) -> tuple[list[MicroBatch], list[int]]:
     """Make this worker's batches from our own plan; returns the batches and their token counts."""
-    spec, rows = bench.read_spec(), bench.open_tokens()
-    plan = plan_epoch(rows.lengths, BatchPlan.from_spec(spec, "padded", spec.num_workers), epoch=0)
+    rows, plan = bench.open_tokens(), bench.plan_epoch()
     mine = [
         indices for step in plan for indices in step.deal(dist.get_rank(), dist.get_world_size())
     ]

@@ -31,8 +31,7 @@ from transformers import (
 )
 
 from benchmarks.train_peers.report import StepClock
-from benchmarks.workbench import LEARNING_RATE, Workbench
-from training.batching import BatchPlan, plan_epoch
+from benchmarks.workbench import LEARNING_RATE, NUM_WORKERS, Workbench
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
@@ -94,9 +93,8 @@ def main() -> None:
 
 def _count_our_rows(bench: Workbench) -> int:
     """Return the average number of rows in our micro batches of this workbench."""
-    spec, rows = bench.read_spec(), bench.open_tokens()
-    plan = plan_epoch(rows.lengths, BatchPlan.from_spec(spec, "padded", spec.num_workers), epoch=0)
-    return max(1, round(len(rows) / (len(plan) * spec.num_workers)))
+    num_batches = len(bench.plan_epoch()) * NUM_WORKERS
+    return max(1, round(len(bench.open_tokens()) / num_batches))
 
 
 def _make_arguments(bench: Workbench, changes: Mapping[str, Any]) -> Any:

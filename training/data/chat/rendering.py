@@ -59,7 +59,7 @@ class PlannedRow:
 
 @dataclass(frozen=True)
 class RenderedSample:
-    """A chat, or its beginning, as text; `literals` are the texts that its placeholders stand for.
+    """A chat, or its beginning, as text; `literals` maps its placeholders to the original texts.
 
     `is_part` is true if the row has other samples.
     """
