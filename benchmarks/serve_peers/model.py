@@ -4,7 +4,7 @@ import string
 from itertools import chain, islice, product
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models
 
 _VOCABULARY = 32_000
 _CONTEXT = 2048
@@ -57,14 +57,19 @@ def build_model(
 
 
 def _build_tokenizer() -> Tokenizer:
-    """Build a byte-level BPE of two and three letters: nearly every id decodes to text."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    """Build a BPE of one to three ASCII characters, in which every token is a text of its own.
+
+    A random model repeats a token for a whole answer. If that token were part of a character, the
+    servers would hold back the text of the answer, and the time to its first text would not be the
+    time to its first token.
+    """
+    alphabet = [*string.printable.strip(), " ", "\n"]
     letters = string.ascii_letters + string.digits
     twos = list(product(letters, letters))
     threes = product(("".join(two) for two in twos), letters)
     pairs = list(islice(chain(twos, threes), _VOCABULARY - len(alphabet)))
     tokens = [*alphabet, *(first + second for first, second in pairs)]
-    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, pairs))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, pairs, unk_token="?"))
+    tokenizer.decoder = decoders.Fuse()
     return tokenizer
