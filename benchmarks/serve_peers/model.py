@@ -70,6 +70,6 @@ def _build_tokenizer() -> Tokenizer:
     pairs = list(islice(chain(twos, threes), _VOCABULARY - len(alphabet)))
     tokens = [*alphabet, *(first + second for first, second in pairs)]
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, pairs, unk_token="?"))
+    tokenizer = Tokenizer(models.BPE(vocabulary, pairs, unk_token="?"))  # noqa: S106 - a token, not a password
     tokenizer.decoder = decoders.Fuse()
     return tokenizer
