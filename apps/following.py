@@ -77,13 +77,10 @@ async def follow_log(run: RunFolder, offset: int, max_age_s: float) -> AsyncGene
     """
     log = RunLog(run.log_file)
     ends_at = time.monotonic() + max_age_s
-
-    def look() -> tuple[bool, int]:
-        return has_ended(run), log.measure().begin  # in this order: the log ends before the run
-
     while True:
-        is_last, begin = await asyncio.to_thread(look)
-        if offset < begin:
+        # The status is read first, so that all that was written before the end is sent.
+        is_last, written = await asyncio.to_thread(lambda: (has_ended(run), log.measure()))
+        if offset < written.begin:
             return
         pieces = log.read(offset)
         while piece := await asyncio.to_thread(next, pieces, b""):

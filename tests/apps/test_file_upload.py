@@ -102,7 +102,7 @@ def write_parquet(rows: list[dict[str, str]]) -> bytes:
 def pack_rows(num_rows: int) -> dict[str, bytes]:
     text = (ROW * num_rows).encode()
     return {
-        "rows.jsonl.gz": gzip.compress(text, mtime=0),
+        "rows.jsonl.gz": gzip.compress(text),
         "rows.jsonl.zst": bytes(pa.Codec("zstd").compress(text, asbytes=True)),
         "rows.parquet": write_parquet([{"text": "Zwölf."}] * num_rows),
     }
@@ -143,14 +143,8 @@ async def test_a_file_that_unpacks_to_too_much_is_refused_and_leaves_nothing(
     ("content", "message"),
     [
         (PACKED["rows.jsonl.gz"][:-9], "cannot be unpacked (gzip"),
-        (
-            gzip.compress(b"\xff\xff text", mtime=0),
-            "does not unpack to text (invalid start byte in UTF-8)",
-        ),
-        (
-            gzip.compress(PACKED["rows.parquet"], mtime=0),
-            "a compressed file that holds another packed one",
-        ),
+        (gzip.compress(b"\xff\xff text"), "does not unpack to text (invalid start byte in UTF-8)"),
+        (gzip.compress(PACKED["rows.parquet"]), "a compressed file that holds another packed one"),
         (PACKED["rows.parquet"][:200], "cannot be read as Parquet"),
         (b"\x1f\x8b", "cannot be unpacked (gzip"),
         (
@@ -159,6 +153,9 @@ async def test_a_file_that_unpacks_to_too_much_is_refused_and_leaves_nothing(
         ),
         (b"PK\x03\x04\xff\xff", "is not text"),
     ],
+    ids=lambda value: (
+        value if isinstance(value, str) else ""
+    ),  # no bytes: gzip writes the time into them
 )
 async def test_a_packed_file_that_is_broken_is_refused_and_leaves_nothing(
     client: httpx.AsyncClient, layout: StorageLayout, content: bytes, message: str
