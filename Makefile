@@ -49,11 +49,11 @@ audit: $(TOOLS)/bin/pip-audit ## look for known vulnerabilities in constraints.t
 	$(BIN)/python .ci/audit.py --pip-audit $(TOOLS)/bin/pip-audit
 
 check: ## see whether this machine has what is needed
-	@$(PYTHON) apps/preflight.py --environment $(VENV)
+	@$(PYTHON) apps/cli/preflight.py --environment $(VENV)
 
 .PHONY: check-port
 check-port:
-	@$(PYTHON) apps/preflight.py --environment $(VENV) --deploy deploy.yaml
+	@$(PYTHON) apps/cli/preflight.py --environment $(VENV) --deploy deploy.yaml
 
 $(VENV)/.installed: pyproject.toml constraints.txt | check
 	@echo "Installing into $(VENV); this takes a few minutes the first time"
@@ -73,7 +73,7 @@ $(VENV)/openapi-client/.installed: tests/openapi-client.txt | $(VENV)/.installed
 
 $(VENV)/.compiled: $(VENV)/.installed
 	@echo "Preparing DeepSpeed for this machine"
-	@$(BIN)/python -m training.cpu_op
+	@$(BIN)/python -m training.deepspeed.cpu_op
 	@touch $@
 
 # In an environment of their own: what they depend on is not pinned here.

@@ -11,12 +11,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from storage import durable
-from storage.backup import take_snapshot
 from storage.layout import StorageLayout
 from storage.locks import hold_shared, take_turn
 from storage.regular_file import read_regular
-from storage.snapshot import Snapshot
-from storage.snapshot_writer import (
+from storage.snapshots.backup import take_snapshot
+from storage.snapshots.snapshot import Snapshot
+from storage.snapshots.snapshot_writer import (
     EntryGoneError,
     EntryUnreadableError,
     OnBytes,
@@ -24,13 +24,13 @@ from storage.snapshot_writer import (
     find_files,
     reading,
 )
-from training.checkpoint import (
+from training.checkpoint.format import (
     LAST_COMPLETE_NAME,
     Checkpoint,
     hold_checkpoint,
     list_checkpoints,
 )
-from training.runs import RunFolder
+from training.run.folder import RunFolder
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from apps.bundled import find_demonstration_model
 from apps.settings import BUNDLED_SOURCE
-from serving.model_store import LATEST_ALIAS, ModelStore
+from serving.store.model_store import LATEST_ALIAS, ModelStore
 from storage import durable
 
 logger = logging.getLogger(__name__)

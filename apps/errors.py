@@ -38,7 +38,7 @@ from serving.errors import (
     TooManyAliasesError,
 )
 from storage.layout import new_id
-from storage.machine_faults import is_out_of_room
+from system.machine_faults import is_out_of_room
 from training.setting_faults import describe_faults
 from training.spec import describe_validation_error
 

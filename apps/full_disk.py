@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from apps.errors import FULL_DISK, ApiError
-from storage.machine_faults import is_out_of_room
+from system.machine_faults import is_out_of_room
 
 
 @contextmanager

@@ -119,7 +119,7 @@ class UsageLimits(BaseModel):
 
 
 class ApplicationSettings(GenerationSettings, UsageLimits, AccessSettings):
-    """Arguments of `apps.api:build_app`; an unknown key is refused."""
+    """Arguments of `apps.deployments:build_app`; an unknown key is refused."""
 
     storage: str = Field(
         DEFAULT_ROOT, min_length=1, description="Folder for files, runs and models."

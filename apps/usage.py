@@ -4,7 +4,7 @@ from threading import Lock
 
 from apps.errors import ApiError
 from apps.file_index import StoredBytes
-from apps.fine_tuning.run_index import RunIndex
+from apps.fine_tuning.index.run_index import RunIndex
 from apps.settings import UsageLimits
 from training.spec import TrainingSpec
 

@@ -14,7 +14,7 @@ _PORTS = range(20_000, 32_768)
 def write_deploy_file(source: Path, folder: Path, port: int, **arguments_of_api: Any) -> Path:
     """Copy a deploy.yaml with another port and storage root; returns the path of the copy.
 
-    `arguments_of_api` replace or extend the arguments of `apps.api`.
+    `arguments_of_api` replace or extend the arguments of `apps.deployments`.
     """
     settings = yaml.safe_load(source.read_text().replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
     settings["http_options"]["port"] = port
@@ -22,7 +22,7 @@ def write_deploy_file(source: Path, folder: Path, port: int, **arguments_of_api:
         arguments = application["args"]
         if "storage" in arguments:
             arguments["storage"] = str(folder / "storage")
-        if application["import_path"].startswith("apps.api:"):
+        if application["import_path"].startswith("apps.deployments:"):
             arguments.update(arguments_of_api)
     target = folder / "deploy.yaml"
     target.write_text(yaml.safe_dump(settings))

@@ -44,7 +44,7 @@ from benchmarks.workbench import (
     start_run,
     write_spec,
 )
-from training.checkpoint import list_checkpoints
+from training.checkpoint.format import list_checkpoints
 
 SAVE_EVERY_STEPS = 50
 _FIRST_STEP = 25  # the end of this step starts the clock; halfway to the first checkpoint

@@ -54,9 +54,9 @@ def _train(rank: int, model: Path, checkpoint: Path, rendezvous: Path) -> None:
     import torch.distributed as dist
 
     from training.batching import BatchPlan
-    from training.checkpoint import TAG
+    from training.checkpoint.format import TAG
+    from training.checkpoint.reference_logits import PROBE_NAME, take_probe
     from training.engine import Place, init_distributed, start_engine
-    from training.probe import PROBE_NAME, take_probe
     from training.spec import TrainingSpec
 
     torch.set_num_threads(1)
@@ -91,9 +91,9 @@ def _import_architecture(model: Path) -> None:
 
 def _convert_ours(options: argparse.Namespace, output: Path) -> dict[str, Any]:
     from storage import durable
-    from training.consolidate import write_model
-    from training.probe import read_probe
-    from training.verification import check_model
+    from training.checkpoint.reference_logits import read_probe
+    from training.export.consolidate import write_model
+    from training.export.verification import check_model
 
     _import_architecture(options.model)
     probe = read_probe(options.checkpoint)

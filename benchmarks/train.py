@@ -48,7 +48,7 @@ from benchmarks.workbench import (
     read_rows,
     run_product,
 )
-from training.priority import yield_to_others
+from system.priority import yield_to_others
 
 PEERS = ("raw", "guide", "trainer", "trainer_grouped", "trainer_sized")
 _TIMEOUT_S = 3600.0

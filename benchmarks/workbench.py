@@ -30,16 +30,16 @@ import yaml
 from training.base_model import load_tokenizer
 from training.batching import BatchPlan, EpochPlan, plan_epoch
 from training.collate import IGNORED_LABEL
-from training.cpu_op import ensure_cpu_op
 from training.data.faults import RowFault
 from training.data.formats import KNOWN_KEYS, Row, choose_parser
 from training.data.prepare import link_data, prepare_data
 from training.data.readers import RowFile
 from training.data.token_table import TokenTable
-from training.deepspeed_config import build_deepspeed_config
+from training.deepspeed.config import build_deepspeed_config
+from training.deepspeed.cpu_op import ensure_cpu_op
 from training.launch import CPU_WORKER_ENV, quiet_libraries
 from training.model import DTYPES, find_hidden_size
-from training.runs import RunFolder
+from training.run.folder import RunFolder
 from training.spec import TrainingSpec, load_spec
 
 ROOT = Path(__file__).parent.parent

@@ -11,24 +11,24 @@ from pydantic import Field
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from serving.alias_follower import AliasFollower
-from serving.answer import TokenText, ToldToken
-from serving.asked import Asked
-from serving.chat_protocol import ChatCompletionRequest, parse_chat_request
-from serving.choices import ChoicePiece, merge
-from serving.completion_protocol import CompletionRequest, parse_completion_request
+from serving.alias_watcher import AliasFollower
+from serving.engine.answer import TokenText, ToldToken
+from serving.engine.choices import ChoicePiece, merge
+from serving.engine.memory import find_default_budget
+from serving.engine.remote import fork_server
 from serving.errors import EngineDeadError, ServingError
-from serving.handovers import HandoverLog
-from serving.loaded_models import LoadedModels
-from serving.memory import find_default_budget
-from serving.model_store import ModelStore, StoredModel
+from serving.metrics import RequestRecord, Telemetry
+from serving.model_pool import LoadedModels
+from serving.openai.chat import ChatCompletionRequest, parse_chat_request
+from serving.openai.completion import CompletionRequest, parse_completion_request
+from serving.openai.protocol import count_items
 from serving.origin import Origin, RequestKind, describe_origin
-from serving.protocol import count_items
 from serving.refusals import Refusal, return_refusals, yield_refusals
-from serving.remote_core import fork_server
+from serving.request_execution import Asked
 from serving.serve_log import log_to_serve
 from serving.settings import GenerationSettings
-from serving.telemetry import RequestRecord, Telemetry
+from serving.store.alias_events import HandoverLog
+from serving.store.model_store import ModelStore, StoredModel
 from storage.layout import open_storage
 from storage.privacy import keep_files_private
 

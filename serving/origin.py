@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from serving.model_store import StoredModel
+from serving.store.model_store import StoredModel
 
 RequestKind = Literal["chat", "completion"]
 Origin = dict[str, str | None]

@@ -1,7 +1,7 @@
 """The paths of everything under the storage root; no other module builds them.
 
 <root>/files/<file-id>/     file.json, the uploaded bytes
-<root>/runs/<run-id>/       listed in training/runs.py
+<root>/runs/<run-id>/       listed in training/run/folder.py
 <root>/models/<model-id>/   a Hugging Face model directory, lineage.json, manifest.json
 <root>/cache/tokens/        tokenized rows of earlier runs; may be emptied at any time
 <root>/aliases.json         the model that each alias points to, and its history

@@ -10,8 +10,8 @@ import pytest
 
 from storage import durable
 from storage.layout import StorageLayout
-from training.lineage import write_lineage
-from training.runs import RunFolder, RunRecord
+from training.export.lineage import write_lineage
+from training.run.folder import RunFolder, RunRecord
 from training.spec import TrainingSpec
 
 LINEAGE_NAME = "lineage.json"

@@ -10,7 +10,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from serving.chat_encoder import ChatEncoder
+from serving.engine.chat_encoder import ChatEncoder
 from templating.arguments import set_arguments
 from templating.reasoning import arrange_reasoning
 from templating.renderer import RenderLimits

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from training.probe import PROBE_NAME, Probe, make_prompt
+from training.checkpoint.reference_logits import PROBE_NAME, Probe, make_prompt
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ALIASES = {HEAD: EMBEDDING}

@@ -27,17 +27,17 @@ from storage import durable
 from storage.durable import DamagedFileError
 from storage.local_paths import check_local_path
 from storage.privacy import keep_files_private
-from training.agent_port import choose_free_agent_port
-from training.byte_progress import show_bytes
+from system.byte_progress import show_bytes
+from system.priority import yield_to_others
+from training.cluster.agent_port import choose_free_agent_port
+from training.command.full_output import drop_what_finds_no_room
+from training.command.interruption import PauseOnInterrupt, PauseTimeoutError, interrupt_on_sigterm
 from training.data.token_cache import default_cache
-from training.full_output import drop_what_finds_no_room
-from training.interruption import PauseOnInterrupt, PauseTimeoutError, interrupt_on_sigterm
-from training.lease import hold_lease
-from training.priority import yield_to_others
-from training.rerun import RerunError, is_untrained, reopen_run
-from training.runs import RunFolder, RunRecord, log_to_file
+from training.monitoring.trackers import check_trackers
+from training.run.folder import RunFolder, RunRecord, log_to_file
+from training.run.lease import hold_lease
+from training.run.reopen import RerunError, is_untrained, reopen_run
 from training.spec import TrainingSpec, load_spec
-from training.trackers import check_trackers
 
 if TYPE_CHECKING:
     from training.data.prepare import PreparedData
@@ -122,7 +122,7 @@ def _run_command(options: argparse.Namespace, console: Console) -> int:
 def _fine_tune(options: argparse.Namespace, console: Console) -> Path | None:
     from training import launch  # slow to import; --help is not
     from training.data.prepare import link_data, prepare_data
-    from training.preflight import check_settings
+    from training.preflight.preflight import check_settings
 
     run = RunFolder(Path(options.output).resolve())
     _check_output(run)

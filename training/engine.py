@@ -20,11 +20,11 @@ import torch.distributed as dist
 
 from training.batching import BatchLayout, BatchPlan, Step
 from training.collate import MicroBatch, collate_rows
-from training.cpu_op import load_cpu_op
 from training.data.token_table import TokenTable
-from training.deepspeed_config import build_deepspeed_config
+from training.deepspeed.config import build_deepspeed_config
+from training.deepspeed.cpu_op import load_cpu_op
+from training.deepspeed.optimizer import build_optimizer
 from training.model import find_hidden_size, load_model, sum_loss
-from training.optimizer import build_optimizer
 from training.spec import TrainingSpec
 
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from storage.durable import DamagedFileError
 from storage.lineage_file import read_lineage_file
-from training.cluster_state import find_cluster_loss
-from training.cpu_op import ensure_cpu_op
+from training.cluster.cluster_state import find_cluster_loss
 from training.data.faults import describe_ignored, describe_lines
-from training.loss_trend import find_loss_rise
-from training.resources import check_resources, settle_precision, wants_gpu
-from training.runs import RunError, RunFolder
+from training.deepspeed.cpu_op import ensure_cpu_op
+from training.monitoring.loss_trend import find_loss_rise
+from training.preflight.resources import check_resources, settle_precision, wants_gpu
+from training.run.folder import RunError, RunFolder
 from training.spec import TrainingSpec, name_source
 
 if TYPE_CHECKING:
-    from training.checkpoint import Checkpoint
+    from training.checkpoint.format import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -127,8 +127,8 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
     without recording it: the run resumes when it is started again.
     """
     from training.base_model import hold_base_model
-    from training.full_disk import pause_until_room
-    from training.retry import is_full_disk
+    from training.cluster.retry import is_full_disk
+    from training.preflight.full_disk import pause_until_room
 
     now = int(time.time())
     started_at = run.read_record().started_at or now
@@ -185,8 +185,8 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
     import ray
 
     from training.base_model import find_revision
-    from training.preflight import check_settings
-    from training.room import check_room
+    from training.preflight.free_space import check_room
+    from training.preflight.preflight import check_settings
 
     check_settings(spec)  # in seconds, before the base model is hashed and any worker starts
     if run.read_record().base_revision is None:
@@ -230,10 +230,10 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
     import ray.exceptions
     import ray.train
 
-    from training.failures import summarise_exception
+    from training.cluster.retry import ReportFailures
+    from training.cluster.trainer import LeanTorchTrainer
     from training.loop import run_worker
-    from training.retry import ReportFailures
-    from training.trainer import LeanTorchTrainer
+    from training.run.failures import summarise_exception
 
     # Ray's annotations are outdated for a range of workers, for settings of Train V2, and for the
     # return value of the workers.
@@ -282,7 +282,7 @@ def _fit_and_restart(trainer: Any, run: RunFolder, max_failures: int) -> Any:
     import ray.exceptions
     import ray.train
 
-    from training.failures import summarise_exception
+    from training.run.failures import summarise_exception
 
     for _ in range(max_failures):
         try:
@@ -310,7 +310,7 @@ def _fit(trainer: Any) -> Any:
 
 
 def _consolidate(run: RunFolder, spec: TrainingSpec) -> None:
-    from training.checkpoint import choose_result, list_checkpoints
+    from training.checkpoint.format import choose_result, list_checkpoints
 
     # Left by a run that was killed here; the model of an earlier end was renamed.
     shutil.rmtree(run.model, ignore_errors=True)
@@ -328,11 +328,11 @@ def export_checkpoint(
     `UnknownModelError` if the base model, which provides the tokenizer, is gone.
     """
     from training.base_model import hold_base_model
-    from training.checkpoint import find_damage, hold_checkpoint
-    from training.consolidate import consolidate_checkpoint
-    from training.lineage import write_lineage
+    from training.checkpoint.format import find_damage, hold_checkpoint
+    from training.export.consolidate import consolidate_checkpoint
+    from training.export.lineage import write_lineage
+    from training.export.zero_shards import ShardsError
     from training.model import DTYPES
-    from training.shards import ShardsError
 
     metrics = checkpoint.progress.summarise()
     run.add_event(f"Consolidating the checkpoint of step {checkpoint.step}", data=metrics)
@@ -383,8 +383,8 @@ def _check_base_model(run: RunFolder, spec: TrainingSpec) -> None:
 
 def _describe_failure(exc: Any) -> tuple[str, str]:
     """Return why Ray Train gave up: a message, and a code, the type of a worker's exception."""
-    from training.failures import choose_failure, summarise_exception
-    from training.unwrapping import unwrap_user_exception
+    from training.cluster.unwrapping import unwrap_user_exception
+    from training.run.failures import choose_failure, summarise_exception
 
     failures: Mapping[int, Any] | None = getattr(exc, "worker_failures", None)
     if not failures:

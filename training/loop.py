@@ -17,10 +17,14 @@ from typing import Any, Literal
 import torch
 
 from storage.privacy import keep_files_private
+from system.priority import yield_to_others
 from training.batching import BatchPlan, EpochPlan, Step, count_steps, plan_epoch
-from training.checkpoint import Checkpoint, CheckpointError
-from training.checkpoint_writer import CheckpointWriter
+from training.checkpoint.format import Checkpoint, CheckpointError
+from training.checkpoint.reference_logits import take_probe
+from training.checkpoint.restore import find_start, is_resharded, load_checkpoint
+from training.checkpoint.writer import CheckpointWriter
 from training.data.token_table import TokenTable
+from training.deepspeed.optimizer import learning_rate_at
 from training.engine import (
     NonFiniteLossError,
     Place,
@@ -32,18 +36,14 @@ from training.engine import (
     take_step,
 )
 from training.evaluation import evaluate
-from training.journal import Journal, compute_perplexity
 from training.model import WeightsError, choose_layout
-from training.optimizer import learning_rate_at
-from training.packing_check import find_leak
-from training.priority import yield_to_others
-from training.probe import take_probe
-from training.progress import Progress
-from training.resume import find_start, is_resharded, load_checkpoint
-from training.runs import RunFolder, log_to_file
+from training.monitoring.journal import Journal, compute_perplexity
+from training.monitoring.trackers import open_trackers
+from training.monitoring.watchdog import Watchdog, report_stall
+from training.preflight.packing_check import find_leak
+from training.run.folder import RunFolder, log_to_file
+from training.run.progress import Progress
 from training.spec import TrainingSpec
-from training.trackers import open_trackers
-from training.watchdog import Watchdog, report_stall
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +59,8 @@ def run_worker(config: dict[str, Any]) -> dict[str, str]:
     """Train; Ray Train calls this in each worker with the spec and the path of the run's folder.
 
     Returns `{"ending": …}`, or `{"error": …, "code": …}` for an error that new workers could not
-    avoid. Raises every other exception. If a retry may help (`training.retry`), Ray Train then
-    replaces the workers, which resume from the last checkpoint.
+    avoid. Raises every other exception. If a retry may help (`training.cluster.retry`), Ray Train
+    then replaces the workers, which resume from the last checkpoint.
     """
     spec = TrainingSpec.model_validate(config["spec"])
     keep_files_private()

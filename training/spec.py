@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from storage.local_paths import check_local_path
 from templating.arguments import check_arguments
-from training.deepspeed_settings import adopt_settings, check_batch_size
+from training.deepspeed.user_config import adopt_settings, check_batch_size
 from training.row_places import HubDataset, TrainFile, limit_train_files
 from training.setting_faults import describe_faults, show_value
 from training.spec_file import read_spec_file

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 from fastapi import Depends, Request
 
 from apps.errors import ApiError, InvalidInputError
-from serving.own_thread import OwnThread
+from system.threads import OwnThread
 
 MAX_VALUES = 1_010_000
 """The longest prompt is a million token ids."""

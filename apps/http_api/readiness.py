@@ -9,9 +9,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from apps.services import Services
-from serving.own_thread import OwnThread
+from apps.http_api.dependencies import Services
 from storage.free_space import check_writable
+from system.threads import OwnThread
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from apps.access.audit import AuditEntry, AuditLog
 from apps.access.exchange import Exchange, begin_exchange
 from apps.access.roles import Permission
 from apps.middleware.proxy_limits import REQUEST_ID
-from serving.own_thread import OwnThread
 from storage.layout import new_id
+from system.threads import OwnThread
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import gradio as gr
 
+from apps.client.client import ApiClient, ApiError
+from apps.client.resources import Model
 from apps.ui import markup
-from apps.ui.client import ApiClient, ApiError
 from apps.ui.conversation import Conversation, OpenChat, Turn, answer
-from apps.ui.resources import Model
 
 LATEST_ALIAS = "latest"
 REFRESH_INTERVAL_S = 10.0

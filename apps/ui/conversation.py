@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import gradio as gr
 
-from apps.ui.client import ApiClient, Message
-from apps.ui.resources import Piece
+from apps.client.client import ApiClient, Message
+from apps.client.resources import Piece
 
 OTHER_MODEL_NOTE = "{} answered instead of {}; this is a new conversation with your last question."
 

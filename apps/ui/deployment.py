@@ -4,8 +4,8 @@ from ray import serve
 from ray.serve import Application
 
 from apps.logical_cpus import PAGE_CPUS
-from apps.ui.access import PageGuard
 from apps.ui.page import build_http
+from apps.ui.protection.access import PageGuard
 from apps.ui.settings import UiSettings
 from storage.privacy import keep_files_private
 

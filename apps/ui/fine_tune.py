@@ -9,11 +9,11 @@ from typing import Any
 import gradio as gr
 from gradio.components import Component
 
+from apps.client.client import ApiClient, ApiError
+from apps.client.resources import Defaults, File, Model
 from apps.ui import markup
-from apps.ui.client import ApiClient, ApiError
-from apps.ui.resources import Defaults, File, Model
+from apps.ui.protection.uploads import UPLOAD_LIFETIME_S, ForeignFileError, UploadFolder
 from apps.ui.setting_fields import build_setting, collect_changes
-from apps.ui.uploads import UPLOAD_LIFETIME_S, ForeignFileError, UploadFolder
 
 _logger = logging.getLogger(__name__)
 

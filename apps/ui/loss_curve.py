@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from apps.ui.resources import Metrics
+from apps.client.resources import Metrics
 
 MAX_POINTS = 300
 NUM_TICKS = 4

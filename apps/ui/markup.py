@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from urllib.parse import quote
 
-from apps.ui.resources import Event, Job, Preview, Row, Token
+from apps.client.resources import Event, Job, Preview, Row, Token
 
 STATUS_WORDS = {
     "validating_files": "Checking data",

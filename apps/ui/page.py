@@ -10,18 +10,18 @@ import gradio as gr
 from fastapi import FastAPI
 from fastapi.responses import RedirectResponse
 
+from apps.client.client import ApiClient
 from apps.middleware.flow_control import TellUse
 from apps.ui import markup
-from apps.ui.access import PageGuard
 from apps.ui.chat import build_chat_page
-from apps.ui.client import ApiClient
-from apps.ui.exposure import RouteGuard
 from apps.ui.fine_tune import build_fine_tune_page
+from apps.ui.protection.access import PageGuard
+from apps.ui.protection.exposure import RouteGuard
+from apps.ui.protection.unread_calls import UnreadCalls
+from apps.ui.protection.uploads import UPLOAD_LIFETIME_S, UploadFolder
+from apps.ui.protection.visitor import find_visitor_key
 from apps.ui.runs import build_runs_page
 from apps.ui.settings import UiSettings
-from apps.ui.unread_calls import UnreadCalls
-from apps.ui.uploads import UPLOAD_LIFETIME_S, UploadFolder
-from apps.ui.visitor import find_visitor_key
 
 STYLE_FILE = Path(__file__).with_name("style.css")
 MAX_CONCURRENT_EVENTS = 64

@@ -15,10 +15,10 @@ from typing import Any
 
 import gradio as gr
 
+from apps.client.client import ApiClient, ApiError
+from apps.client.resources import Event, Job
 from apps.ui import markup
-from apps.ui.client import ApiClient, ApiError
 from apps.ui.loss_curve import render_loss_curve
-from apps.ui.resources import Event, Job
 
 ACTIVE_INTERVAL_S = 1.5
 IDLE_INTERVAL_S = 8.0

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.serve_peers.load import Ask, measure
-from serving.packed_linear import pack_linear_layers
-from serving.paged_attention import use_attention_by_request
-from serving.process import prepare_process
+from serving.cpu.malloc import prepare_process
+from serving.cpu.packed_linear import pack_linear_layers
+from serving.cpu.paged_attention import use_attention_by_request
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Settings:
 
 def main(connection: Any, settings: Settings) -> None:
     """Run each load received over the connection and send back its figures, until it is closed."""
-    # Built on a thread that ends, like our engine; see `serving.own_thread` for the reason.
+    # Built on a thread that ends, like our engine; see `system.threads` for the reason.
     with ThreadPoolExecutor(max_workers=1) as thread:
         engine = thread.submit(Engine, settings).result()
     try:

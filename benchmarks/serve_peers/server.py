@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import psutil
 
-from apps.server_process import stop_server
+from apps.server.server_process import stop_server
 from benchmarks.application import find_free_port, write_deploy_file
 from benchmarks.serve_peers.load import Ask, Load, measure
 from benchmarks.serve_peers.processes import awake, paused, wait_until_quiet

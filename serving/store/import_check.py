@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from model_files.cleaning import clean_directory
-from serving.model_checks import TOKENIZER_NAME, check_model_directory, find_cache_repository
 from serving.store.import_steps import CheckStep
-from serving.store.process_limits import lift_memory_limit, limit_cpu, limit_memory
-from storage.machine_faults import is_machine_fault
+from serving.store.validation import TOKENIZER_NAME, check_model_directory, find_cache_repository
+from system.machine_faults import is_machine_fault
+from system.process_limits import lift_memory_limit, limit_cpu, limit_memory
 from templating.trial import try_chat_template
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def check_directory(
         lift_memory_limit()
         from transformers.utils import logging as transformers_logging
 
-        from serving.store.inspection import convert_tokenizer, inspect_model, try_tokenizer
+        from serving.loading.inspection import convert_tokenizer, inspect_model, try_tokenizer
 
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()

@@ -13,8 +13,8 @@ from typing import cast
 
 from pydantic import ValidationError
 
+from serving.loading.model_memory import ModelMemory
 from serving.store.import_steps import CAUSES, CheckStep
-from serving.store.model_memory import ModelMemory
 
 logger = logging.getLogger(__name__)
 

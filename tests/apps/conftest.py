@@ -11,18 +11,18 @@ from typing import Any
 import httpx
 import pytest
 
-from apps.files import FileStore
-from apps.http import build_http
-from apps.job_runner import JobState
-from apps.queue import RunQueue
-from apps.runs import find_run
-from apps.services import Services
-from apps.tasks import Task
-from serving.model_store import ModelStore
+from apps.file_store import FileStore
+from apps.fine_tuning.cluster.job_runner import JobState
+from apps.fine_tuning.cluster.tasks import Task
+from apps.fine_tuning.index.run_lookup import find_run
+from apps.fine_tuning.queue import RunQueue
+from apps.http_api.app import build_http
+from apps.http_api.dependencies import Services
 from serving.origin import RequestKind, describe_origin
+from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from tests.tiny_model import build_tiny_model
-from training.runs import RunFolder, RunRecord
+from training.run.folder import RunFolder, RunRecord
 from training.spec import TrainingSpec
 
 ROW = {"prompt": "How many loaves?", "completion": "Twelve."}

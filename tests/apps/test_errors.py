@@ -9,11 +9,11 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from ray.exceptions import RayTaskError
 
-from apps.api import FineTuningQueueReplica
+from apps.deployments import FineTuningQueueReplica
 from apps.errors import ApiError, InvalidInputError, invalid_input, to_response
-from apps.http import build_http
-from apps.remote import RemoteQueue
-from apps.services import Services
+from apps.http_api.app import build_http
+from apps.http_api.dependencies import Services
+from apps.http_api.serve_handles import RemoteQueue
 from serving.errors import InvalidRequestError
 from serving.refusals import Refusal
 from tests.apps.conftest import Echo

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from ray.serve.handle import DeploymentHandle
 
-from apps.http import ApiReplica
+from apps.http_api.app import ApiReplica
 from apps.settings import ApplicationSettings
-from serving.model_store import ModelStore
+from serving.store.model_store import ModelStore
 from storage.layout import open_storage
 from tests.tiny_model import build_tiny_model
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import datasets, pyarrow, tokenizers, torch  # so that all threads come to transformers at once
 
-from apps.checks import check_file
-from apps.files import FileStore
-from apps.fine_tuning.run_index import RunIndex
-from apps.intake import Intake
-from apps.model_sizes import ModelSizes
+from apps.fine_tuning.validation.row_validation import check_file
+from apps.file_store import FileStore
+from apps.fine_tuning.index.run_index import RunIndex
+from apps.fine_tuning.submission import Intake
+from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.settings import UsageLimits
-from serving.model_store import ModelStore
+from serving.store.model_store import ModelStore
 from storage.layout import open_storage
 
 model, root = map(Path, sys.argv[1:])

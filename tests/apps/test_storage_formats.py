@@ -13,16 +13,16 @@ import pytest
 
 from apps.access.keys import KeyStore
 from apps.access.roles import Role
-from apps.files import FileStore
-from apps.http import build_http
-from apps.queue import RunQueue
-from apps.runs import name_export_note
-from serving.model_store import ModelStore
+from apps.file_store import FileStore
+from apps.fine_tuning.index.run_lookup import name_export_note
+from apps.fine_tuning.queue import RunQueue
+from apps.http_api.app import build_http
+from serving.store.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout, open_storage
 from tests.apps.conftest import NotedJobs, build_services
-from training.checkpoint import find_damage, list_checkpoints
-from training.runs import RunFolder
+from training.checkpoint.format import find_damage, list_checkpoints
+from training.run.folder import RunFolder
 
 pytestmark = pytest.mark.anyio
 

@@ -6,17 +6,17 @@ from typing import Any
 import httpx
 import pytest
 
-from apps.http import build_http
-from apps.model_sizes import ModelSizes
-from apps.queue import RunQueue
+from apps.fine_tuning.index.model_sizes import ModelSizes
+from apps.fine_tuning.queue import RunQueue
+from apps.http_api.app import build_http
 from apps.settings import UsageLimits
-from serving.model_export import stream_archive
-from serving.model_store import ModelStore
+from serving.store.archive import stream_archive
+from serving.store.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout
 from tests.apps.conftest import NotedJobs, build_services
-from training.progress import Progress
-from training.runs import RunFolder
+from training.run.folder import RunFolder
+from training.run.progress import Progress
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from apps.server_process import build_command, build_environment, stop_server
+from apps.server.server_process import build_command, build_environment, stop_server
 from benchmarks.application import find_free_port, write_deploy_file
 from tests.waiting import wait_until
 

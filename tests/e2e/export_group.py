@@ -16,12 +16,12 @@ import torch.distributed as dist
 from tests.e2e.training_group import join_group, write_table
 from tests.e2e.worker_group import run_in_group
 from training.batching import BatchPlan, plan_epoch
-from training.checkpoint import TAG
+from training.checkpoint.format import TAG
+from training.checkpoint.reference_logits import PROBE_NAME, take_probe
 from training.data.token_table import TokenTable
 from training.engine import Place, start_engine, take_step
 from training.model import load_model
-from training.packing_check import find_leak
-from training.probe import PROBE_NAME, take_probe
+from training.preflight.packing_check import find_leak
 from training.spec import TrainingSpec
 
 VOCABULARY = 160

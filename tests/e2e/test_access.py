@@ -12,7 +12,7 @@ import openai
 import pytest
 import yaml
 
-from apps.server_process import build_command, build_environment
+from apps.server.server_process import build_command, build_environment
 from benchmarks.application import find_free_port, write_deploy_file
 from storage.durable import read_json_lines
 from tests.e2e.conftest import ROOT, START_TIMEOUT_S, Application, start_application

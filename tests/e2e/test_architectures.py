@@ -29,10 +29,10 @@ from transformers import (
 from storage.manifest import verify_directory
 from tests.e2e.export_group import LEAK_NAME, VOCABULARY, ExportCase, save_in_group
 from tests.tiny_model import build_tiny_model
-from training.checkpoint import TAG, find_shards
-from training.consolidate import consolidate_checkpoint
-from training.probe import PROBE_NAME, read_probe
-from training.resume import convert_to_universal
+from training.checkpoint.format import TAG, find_shards
+from training.checkpoint.reference_logits import PROBE_NAME, read_probe
+from training.checkpoint.restore import convert_to_universal
+from training.export.consolidate import consolidate_checkpoint
 
 pytestmark = pytest.mark.e2e
 

@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from apps.http_api.text_schemas import ChatCompletionChunk, Completion
+from apps.http_api.openapi.text_schemas import ChatCompletionChunk, Completion
 from tests.e2e.conftest import Application
 
 pytestmark = pytest.mark.e2e

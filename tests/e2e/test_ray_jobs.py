@@ -27,8 +27,8 @@ open(sys.argv[1], "w").write(ray.get_runtime_context().gcs_address)
 """
 SUBMIT = """
 import sys, time, ray
-from apps.ray_jobs import RayJobRunner
-from training.agent_port import choose_free_agent_port
+from apps.fine_tuning.cluster.ray_jobs import RayJobRunner
+from training.cluster.agent_port import choose_free_agent_port
 with choose_free_agent_port():
     ray.init(address="local", num_cpus=1, include_dashboard=True, log_to_driver=False)
 own = ray.get_runtime_context().gcs_address

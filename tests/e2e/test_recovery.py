@@ -128,7 +128,7 @@ def test_a_paused_run_goes_on_with_other_numbers_of_workers(folder: Path, whole:
 
 def test_the_readmes_way_to_a_model_works(folder: Path, whole: Steps) -> None:
     blocks = re.findall(r"^```\w*\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
-    (example,) = (block for block in blocks if "training.consolidate" in block)
+    (example,) = (block for block in blocks if "training.export.consolidate" in block)
     example = example.replace("my-run", "whole").replace(".venv/bin/python", sys.executable)
     subprocess.run(["sh", "-ec", example], cwd=folder, check=True, timeout=TIMEOUT_S)
     assert (folder / "another-model" / "model.safetensors").is_file()

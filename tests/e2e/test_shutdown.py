@@ -24,7 +24,7 @@ from tests.tiny_model import build_tiny_model
 from tests.training_process import finish, read_steps, start, wait_for_step, write_inputs
 from tests.waiting import wait_until
 from training.__main__ import PAUSED_STATUS
-from training.checkpoint import list_checkpoints
+from training.checkpoint.format import list_checkpoints
 
 pytestmark = pytest.mark.e2e
 

@@ -8,7 +8,7 @@ import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 
 from benchmarks.application import find_free_port, write_deploy_file
-from serving.model_store import ModelStore
+from serving.store.model_store import ModelStore
 from storage.layout import open_storage
 from tests.e2e.conftest import ROOT, Application, start_application
 from tests.stub_server import StubServer, refuse, serve_stub

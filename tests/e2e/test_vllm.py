@@ -18,7 +18,7 @@ import yaml
 from openai.types.chat import ChatCompletionUserMessageParam
 
 from benchmarks.application import find_free_port, write_deploy_file
-from serving.model_store import ModelStore
+from serving.store.model_store import ModelStore
 from storage.layout import open_storage
 from tests.e2e.conftest import ROOT, Application, start_application
 from tests.tiny_model import build_tiny_model

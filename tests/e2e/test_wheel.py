@@ -37,6 +37,7 @@ def test_the_wheel_has_the_product_and_no_tests(wheel: Path) -> None:
         "apps",
         "serving",
         "storage",
+        "system",
         "model_files",
         "templating",
         "training",

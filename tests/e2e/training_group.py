@@ -18,15 +18,15 @@ from torch.nn.functional import cross_entropy
 
 from tests.e2e.worker_group import run_in_group
 from training.batching import BatchLayout, BatchPlan, Step, plan_epoch
-from training.checkpoint import TAG, Checkpoint
+from training.checkpoint.format import TAG, Checkpoint
+from training.checkpoint.restore import is_resharded, load_checkpoint
 from training.collate import collate_rows
 from training.data.encoding import EncodedRow
 from training.data.token_table import TokenTable, TokenWriter
+from training.deepspeed.optimizer import build_optimizer, learning_rate_at
 from training.engine import Place, init_distributed, start_engine, take_step
 from training.model import load_model
-from training.optimizer import build_optimizer, learning_rate_at
-from training.progress import Progress
-from training.resume import is_resharded, load_checkpoint
+from training.run.progress import Progress
 from training.spec import TrainingSpec
 
 NUM_STEPS = 40  # length of the learning-rate schedule; fewer steps are taken

@@ -15,7 +15,7 @@ from storage.manifest import verify_directory
 MOVES_PER_ALIAS = 400
 """Moves that are acknowledged for an alias before clients move another one.
 
-A history keeps all moves as long as they are at most `serving.alias_history.MAX_MOVES`.
+A history keeps all moves as long as they are at most `serving.store.alias_history.MAX_MOVES`.
 """
 MAX_RUNNING = 2
 Losses = list[tuple[float, float]]

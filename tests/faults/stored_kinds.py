@@ -42,7 +42,7 @@ NOT_DAMAGED = {
     "runs/*/pause": "that it exists is what counts, beside one word",
     "runs/*/heartbeat": "its time is what counts",
     "runs/*/ray/.validate_storage_marker": "Ray Train's, never read",
-    "runs/*/ray/checkpoints/last_complete.json": "tests/training/test_checkpoint.py",
+    "runs/*/ray/checkpoints/last_complete.json": "tests/training/checkpoint/test_format.py",
     "runs/*/ray/checkpoints/checkpoint_*/latest": "as the checkpoint: tests/training",
     "runs/*/ray/checkpoints/checkpoint_*/state/*.pt": "as the checkpoint: tests/training",
     "runs/*/ray/checkpoints/checkpoint_*/probe.safetensors": "as the checkpoint: tests/training",
@@ -56,8 +56,8 @@ NOT_DAMAGED = {
     "cache/tokens/*/manifest.json": "tests/training/data/test_prepare.py",
     "cache/tokens/*/summary.json": "tests/training/data/test_prepare.py",
     "cache/tokens/*/*.arrow": "tests/training/data/test_prepare.py",
-    "files/*/check_tries.json": "tests/apps/test_check_tries.py",
-    "runs/*/check_tries.json": "tests/apps/test_check_tries.py",
+    "files/*/check_tries.json": "tests/apps/fine_tuning/validation/test_validation_attempts.py",
+    "runs/*/check_tries.json": "tests/apps/fine_tuning/validation/test_validation_attempts.py",
     "files/*/data_*.csv": "as uploaded rows; the metrics of a run",
 }
 """The files that `test_damage` does not damage, with the reason or the test that covers them."""

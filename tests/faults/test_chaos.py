@@ -57,7 +57,7 @@ def find_consolidating(application: Application) -> list[psutil.Process]:
     return found
 
 
-DRIVERS = Target("job driver", find_by_command("apps.finetune"))
+DRIVERS = Target("job driver", find_by_command("apps.fine_tuning.cluster.job_main"))
 TARGETS = [
     Target("training worker", find_by_command("RayTrainWorker")),
     Target("train controller", find_by_command("TrainController")),

@@ -12,18 +12,18 @@ import httpx
 import pytest
 import torch.distributed
 
-from apps.checks import check_file
-from apps.files import FileStore
-from apps.http import build_http
-from apps.queue import RunQueue
-from serving.handovers import HandoverEvent, HandoverLog
-from serving.model_store import ModelStore
+from apps.file_store import FileStore
+from apps.fine_tuning.queue import RunQueue
+from apps.fine_tuning.validation.row_validation import check_file
+from apps.http_api.app import build_http
+from serving.store.alias_events import HandoverEvent, HandoverLog
+from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from tests.apps.conftest import NotedJobs, build_services, create_run
 from tests.faults.stored_kinds import DAMAGED
-from tests.training.test_checkpoint import ALONE, FakeEngine, make_progress
-from training.checkpoint_writer import CheckpointWriter
-from training.runs import RunFolder
+from tests.training.checkpoint.test_format import ALONE, FakeEngine, make_progress
+from training.checkpoint.writer import CheckpointWriter
+from training.run.folder import RunFolder
 
 pytestmark = pytest.mark.anyio
 

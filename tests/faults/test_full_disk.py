@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from apps.services import Services
-from serving.model_store import ModelStore
+from apps.http_api.dependencies import Services
+from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from storage.manifest import verify_directory
 from tests.faults.conftest import SmallDisk
@@ -24,11 +24,11 @@ from tests.training_process import (
 )
 from tests.written_checkpoint import write_whole
 from training.__main__ import PAUSED_STATUS
-from training.consolidate import consolidate_checkpoint
-from training.runs import RunFolder
+from training.export.consolidate import consolidate_checkpoint
+from training.monitoring.tracker_thread import Tracker
+from training.monitoring.trackers import open_trackers
+from training.run.folder import RunFolder
 from training.spec import TrainingSpec
-from training.tracker_thread import Tracker
-from training.trackers import open_trackers
 
 pytestmark = pytest.mark.anyio
 ROOM_BYTES = 64 << 20

@@ -18,10 +18,10 @@ import httpx
 import psutil
 import pytest
 
-from apps.queue import RunQueue
-from apps.services import Services
-from apps.tasks import Task
-from serving.model_store import ModelStore
+from apps.fine_tuning.cluster.tasks import Task
+from apps.fine_tuning.queue import RunQueue
+from apps.http_api.dependencies import Services
+from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from tests.apps.conftest import NotedJobs, build_services
 from tests.faults.memory import watch_memory
@@ -53,7 +53,9 @@ TOOL_TEMPLATE = (
 )
 EXECUTE = """
 import sys
-from apps import ray_jobs, tasks
+from apps.fine_tuning.cluster import ray_jobs
+
+from apps.fine_tuning.cluster import tasks
 
 storage, kind, subject = sys.argv[1:]
 ray_jobs.execute_task(storage, tasks.Task(kind, subject))

@@ -121,9 +121,9 @@ HOSTILE: dict[str, Spoil] = {
 
 def main() -> None:
     """Check and load the models on the command line, as imports and generators do."""
-    from serving.model_checks import check_model_directory
-    from serving.model_loading import load_model, load_tokenizer
-    from serving.store.inspection import inspect_model
+    from serving.loading.inspection import inspect_model
+    from serving.loading.loading import load_model, load_tokenizer
+    from serving.store.validation import check_model_directory
 
     opened: list[str] = []
     is_watching = False

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from serving.engine import Engine
-from serving.engine_core import EngineCore, read_model
+from serving.engine.core import EngineCore, read_model
+from serving.engine.engine import Engine
 from serving.generator import GeneratorReplica, GeneratorSettings
-from serving.model_loading import load_tokenizer
-from serving.model_store import ModelStore
+from serving.loading.loading import load_tokenizer
 from serving.settings import EngineSettings
+from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from tests.tiny_model import build_tiny_model
 

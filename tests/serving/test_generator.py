@@ -11,7 +11,9 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from serving.engine import Engine
+from serving.engine.engine import Engine
+from serving.engine.memory import estimate_memory
+from serving.engine.remote_inspection import inspect_in_fork
 from serving.errors import (
     EngineDeadError,
     EngineLostError,
@@ -21,11 +23,9 @@ from serving.errors import (
     OverloadedError,
 )
 from serving.generator import Generator, GeneratorReplica, GeneratorSettings
-from serving.handovers import HandoverLog
-from serving.memory import estimate_memory
-from serving.model_store import ModelStore
 from serving.settings import EngineSettings
-from serving.store.remote_inspection import inspect_in_fork
+from serving.store.alias_events import HandoverLog
+from serving.store.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout
 from tests.damage import damage
@@ -295,8 +295,8 @@ def test_move_is_tried_again_when_the_process_ends_that_loads(
     monkeypatch: pytest.MonkeyPatch,
     num_lost: int,
 ) -> None:
-    monkeypatch.setattr("serving.alias_follower._LOST_DELAY_S", 0.05)
-    monkeypatch.setattr("serving.alias_follower._MAX_LOST", 3)
+    monkeypatch.setattr("serving.alias_watcher._LOST_DELAY_S", 0.05)
+    monkeypatch.setattr("serving.alias_watcher._MAX_LOST", 3)
     store.add(tiny_model, "old")
     store.add(tiny_model, "new")
     store.point_alias("latest", "old")
@@ -420,7 +420,7 @@ def find_engines() -> list[psutil.Process]:
     return [
         process
         for process in psutil.Process().children(recursive=True)
-        if process.ppid() != os.getpid() and "serving.engine_process" in process.cmdline()
+        if process.ppid() != os.getpid() and "serving.engine.worker" in process.cmdline()
     ]
 
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.deploy_file import DeployFileError, find_storage
+from apps.server.deploy_file import DeployFileError, find_storage
 from apps.settings import ApplicationSettings
 from storage.layout import open_storage
 from storage.local_paths import check_local_path

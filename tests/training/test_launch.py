@@ -12,7 +12,7 @@ import ray.train
 from tests.tiny_model import build_tiny_model
 from training.base_model import UnknownModelError, find_revision
 from training.launch import ClusterLostError, _fit_and_restart, execute_run
-from training.runs import RunFolder, RunRecord
+from training.run.folder import RunFolder, RunRecord
 from training.spec import TrainingSpec
 
 
@@ -50,7 +50,7 @@ def test_an_interrupted_run_reports_what_is_known_of_the_cluster_and_its_own_fai
     """Previously, a cluster that did not answer within 10 s under load was reported as ended."""
     may_return = Event()
     monkeypatch.setattr(ray, "nodes", may_return.wait)
-    monkeypatch.setattr("training.cluster_state.ANSWER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("training.cluster.cluster_state.ANSWER_TIMEOUT_S", 0.1)
     run = prepare_run_of_another_model(tiny_model, tmp_path)
     with pytest.raises(ClusterLostError) as caught:
         execute_run(run, run.read_spec())

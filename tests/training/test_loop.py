@@ -15,9 +15,9 @@ from training.batching import BatchPlan, count_steps, plan_epoch
 from training.data.encoding import EncodedRow
 from training.data.token_table import TokenTable, TokenWriter
 from training.engine import Place, StepResult
-from training.journal import Journal
-from training.progress import Progress
-from training.runs import RunFolder, RunRecord
+from training.monitoring.journal import Journal
+from training.run.folder import RunFolder, RunRecord
+from training.run.progress import Progress
 from training.spec import TrainingSpec
 
 

@@ -12,7 +12,7 @@ import ray
 
 from tests.tiny_model import build_tiny_model
 from training.__main__ import PAUSED_STATUS, end_leftovers, main
-from training.runs import RunFolder
+from training.run.folder import RunFolder
 
 
 def test_what_outlives_its_cluster_is_killed() -> None:

@@ -19,8 +19,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from storage import durable
+from system.byte_progress import ByteMeter, OnBytes
 from training.base_model import choose_max_length, find_end_ids, load_tokenizer
-from training.byte_progress import ByteMeter, OnBytes
 from training.data.faults import DataError, IgnoredKeys, RowRole
 from training.data.mixing import choose_rows, hold_out_rows, write_mix
 from training.data.readers import KnownFile, RowFile, RowSource

@@ -8,8 +8,8 @@ import pytest
 
 from apps.access.keys import KeyStore
 from apps.access.settings import AccessSettings
-from apps.http import build_http
-from apps.services import Services
+from apps.http_api.app import build_http
+from apps.http_api.dependencies import Services
 from storage.layout import StorageLayout
 
 Connect = Callable[..., httpx.AsyncClient]

@@ -15,9 +15,9 @@ from starlette.types import Message
 from apps.access.audit import FAILURES_PER_MINUTE, AuditEntry, AuditLog
 from apps.access.keys import KeyStore
 from apps.access.roles import Role
-from apps.http import build_http
+from apps.http_api.app import build_http
+from apps.http_api.dependencies import Services
 from apps.middleware.auth import WRONG_KEYS_PER_MINUTE
-from apps.services import Services
 from storage.durable import read_json_lines
 from storage.layout import StorageLayout
 from storage.locks import take_turn

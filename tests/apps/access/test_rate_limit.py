@@ -15,7 +15,7 @@ from apps.access.keys import KeyStore
 from apps.access.rate_limit import RateLimiter, show_duration
 from apps.access.roles import Role
 from apps.errors import ApiError
-from apps.services import Services
+from apps.http_api.dependencies import Services
 from tests.apps.access.conftest import Connect
 
 pytestmark = pytest.mark.anyio

@@ -14,11 +14,11 @@ from starlette.routing import Route
 from apps.access.gate import Gate
 from apps.access.keys import KeyStore
 from apps.access.roles import ROLE_PERMISSIONS, Permission, Role, find_permission
-from apps.http import build_routes
+from apps.http_api.app import build_routes
+from apps.http_api.dependencies import Services
 from apps.middleware.auth import _OPEN_PATHS, AccessControl
-from apps.relay import UpstreamRelay
-from apps.services import Services
 from apps.settings import UpstreamSettings
+from apps.upstream.proxy import UpstreamRelay
 from tests.apps.access.conftest import Connect
 
 pytestmark = pytest.mark.anyio

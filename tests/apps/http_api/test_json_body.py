@@ -11,8 +11,8 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from apps.http_api import json_body
+from apps.http_api.routes import completions
 from apps.middleware.body_limit import MAX_JSON_BYTES, MAX_TEXT_BYTES
-from apps.routes import completions
 
 pytestmark = pytest.mark.anyio
 

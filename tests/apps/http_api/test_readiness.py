@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from apps.http import build_http
 from apps.http_api import readiness
-from apps.services import Services
+from apps.http_api.app import build_http
+from apps.http_api.dependencies import Services
 from tests.apps.conftest import Echo
 
 pytestmark = pytest.mark.anyio

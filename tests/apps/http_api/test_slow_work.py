@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from apps.model_archive import IncomingModel
-from serving.model_store import StoredModel
-from tests.apps.test_models_http import make_tar
+from apps.http_api.model_upload import IncomingModel
+from serving.store.model_store import StoredModel
+from tests.apps.http_api.routes.test_models import make_tar
 
 pytestmark = pytest.mark.anyio
 NUM_REQUESTS = 60  # FastAPI has 40 threads, asyncio at most 32

@@ -11,7 +11,7 @@ from apps.access.keys import KeyStore
 from apps.access.roles import Role
 from apps.middleware import admission
 from apps.middleware.admission import Admission
-from serving.model_store import ModelStore
+from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from tests.apps.access.conftest import Connect, connect, keys
 from tests.apps.conftest import add_job

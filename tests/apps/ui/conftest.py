@@ -13,7 +13,7 @@ from fastapi import FastAPI, Form, Request, UploadFile
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from apps.ui.client import ApiClient
+from apps.client.client import ApiClient
 
 Result = TypeVar("Result")
 HOSTILE = "<img src=x onerror=alert(1)>"

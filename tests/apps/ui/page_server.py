@@ -13,8 +13,8 @@ import httpx
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from apps.ui.access import PageGuard
 from apps.ui.page import build_http
+from apps.ui.protection.access import PageGuard
 from apps.ui.settings import UiSettings
 from tests.apps.ui.conftest import LocalServer
 

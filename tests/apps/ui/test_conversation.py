@@ -2,7 +2,7 @@
 
 import pytest
 
-from apps.ui.client import ApiClient, ApiError
+from apps.client.client import ApiClient, ApiError
 from apps.ui.conversation import AnswerStep, Conversation, OpenChat, Turn, answer
 from tests.apps.ui.conftest import StubApi, ask
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from apps.client.resources import Metrics
 from apps.ui.loss_curve import MAX_POINTS, choose_ticks, render_loss_curve, smooth, thin_out
-from apps.ui.resources import Metrics
 
 
 def make_metrics(losses: list[float], num_steps: int) -> list[Metrics]:

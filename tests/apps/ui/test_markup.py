@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from apps.client.resources import Event, Job, Preview, Progress, Row, Token
 from apps.ui import markup
-from apps.ui.resources import Event, Job, Preview, Progress, Row, Token
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'"
 

@@ -4,9 +4,9 @@ import gradio as gr
 import pytest
 from gradio.components import Component
 
+from apps.client.client import ApiClient
+from apps.client.resources import Model
 from apps.ui import chat, fine_tune, runs
-from apps.ui.client import ApiClient
-from apps.ui.resources import Model
 from apps.ui.runs import NO_EVENTS, KnownEvents, View
 from apps.ui.setting_fields import build_setting
 from tests.apps.ui.conftest import HOSTILE, STEPS, StubApi, ask

@@ -21,11 +21,11 @@ from transformers import (
     Qwen2Config,
 )
 
-from serving.model_loading import load_model, load_tokenizer
-from serving.model_store import ModelStore
-from serving.store.config_sizes import check_config_sizes
+from serving.loading.config_sizes import check_config_sizes
+from serving.loading.inspection import inspect_model
+from serving.loading.loading import load_model, load_tokenizer
 from serving.store.import_process import ImportCheckError, ModelRefusedError, check_import
-from serving.store.inspection import inspect_model
+from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from tests.file_watch import watch_file
 from tests.model_files.hostile import HOSTILE
@@ -269,7 +269,7 @@ def test_the_memory_of_a_tokenizer_is_counted(source: Path) -> None:
     change_config(source, vocab_size=len(vocab) + len(extra))
     # In a separate process, as in a check, because this process may reuse freed memory.
     program = (
-        "import sys; from pathlib import Path; from serving.store.inspection import try_tokenizer"
+        "import sys; from pathlib import Path; from serving.loading.inspection import try_tokenizer"
     )
     program += "; print(try_tokenizer(Path(sys.argv[1])))"
     measured = subprocess.run(
@@ -322,7 +322,7 @@ def test_a_fault_of_the_machine_refuses_no_model(
     package.parent.mkdir()
     package.write_text(
         "import errno, os\n"
-        "import serving.model_checks as module\n"
+        "import serving.store.validation as module\n"
         f"def fail(*_, **__): raise OSError(errno.{number}, os.strerror(errno.{number}))\n"
         "module.safe_open = fail\n"
     )

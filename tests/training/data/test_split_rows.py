@@ -15,7 +15,7 @@ from training.data.prepare import VALIDATION_TABLE, prepare_data
 from training.data.preview import preview_rows
 from training.data.token_table import TokenTable
 from training.launch import tell_data
-from training.runs import RunFolder
+from training.run.folder import RunFolder
 from training.spec import TrainingSpec
 
 

@@ -1,0 +1,197 @@
+"""The Serve deployments of the application, and how they are connected.
+
+Api              stateless, any number of replicas; reads the disk, calls the other two
+Generator        any number of replicas; generates text, unless `upstreams` do
+FineTuningQueue  one replica; its state is on disk
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from threading import Thread
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+
+from apps.access.gate import Gate, read_api_key
+from apps.access.keys import KeyStore
+from apps.access.start import check_exposure, find_serve_host
+from apps.base_models import install_base_models
+from apps.bundled import HANDBOOK_FILE_ID, find_handbook
+from apps.drain import find_drain_signal
+from apps.errors import ApiError
+from apps.file_store import FileStore
+from apps.fine_tuning.cluster.ray_jobs import RayJobRunner
+from apps.fine_tuning.queue import RunQueue
+from apps.fine_tuning.retention import start_retention
+from apps.http_api.app import ApiReplica
+from apps.logical_cpus import API_CPUS, PAGE_CPUS, QUEUE_CPUS
+from apps.middleware.admission import HEALTH_SLOTS, MAX_ORDINARY_REQUESTS
+from apps.settings import ApplicationSettings
+from serving.errors import ServingError
+from serving.generator import GENERATOR_CPUS, Generator, GeneratorSettings
+from serving.refusals import return_refusals
+from serving.serve_log import log_to_serve
+from serving.settings import GenerationSettings
+from serving.store.model_store import ModelStore
+from storage.layout import open_storage
+from storage.privacy import keep_files_private
+from system.library_imports import import_transformers
+from system.threads import put_thread_last
+
+logger = logging.getLogger(__name__)
+
+RECONCILE_INTERVAL_S = 1.0
+_expected = return_refusals(ApiError, ServingError)
+_MAX_LOOK_S = 300.0
+"""Longer than any reconcile pass takes, unless the cluster does not respond."""
+
+
+def build_app(settings: ApplicationSettings) -> Application:
+    """Build the application that `deploy.yaml` names, with typed and checked settings."""
+    keep_files_private()
+    layout = open_storage(settings.storage)
+    gate = Gate(read_api_key(), KeyStore(layout), require_key=settings.require_key)
+    check_exposure(gate, find_serve_host())
+    store = ModelStore(layout)
+    store.clean_up()
+    install_base_models(store, settings.base_models)
+    FileStore(layout).add(HANDBOOK_FILE_ID, find_handbook().read_bytes(), "handbook.jsonl")
+    reserved_cpus = API_CPUS + QUEUE_CPUS + PAGE_CPUS + settings.reserved_cpus
+    generator: Application | None = None
+    if not settings.upstreams:
+        generator = _bind_generator(settings, str(layout.root))
+        reserved_cpus += settings.replicas.max * GENERATOR_CPUS
+    queue = FineTuningQueue.bind(str(layout.root), settings, reserved_cpus, settings.reserved_gpus)
+    most = MAX_ORDINARY_REQUESTS + settings.max_streams + HEALTH_SLOTS
+    api = Api.options(max_ongoing_requests=most, max_queued_requests=most)
+    return api.bind(str(layout.root), settings, generator, queue)
+
+
+def _bind_generator(settings: ApplicationSettings, storage: str) -> Application:
+    options = settings.replicas.to_options(settings.engine.capacity)
+    return Generator.options(**options).bind(
+        GeneratorSettings(
+            storage=storage,
+            max_replicas=settings.replicas.max,
+            **{name: getattr(settings, name) for name in GenerationSettings.model_fields},
+        )
+    )
+
+
+class FineTuningQueueReplica:
+    """The queue as one replica, which reconciles the runs on disk once a second."""
+
+    def __init__(
+        self,
+        storage: str,
+        settings: ApplicationSettings,
+        reserved_cpus: float,
+        reserved_gpus: float,
+    ) -> None:
+        keep_files_private()
+        log_to_serve()
+        self._queue = RunQueue(
+            open_storage(storage),
+            RayJobRunner(),
+            max_concurrent_runs=settings.max_concurrent_runs,
+            max_restarts=settings.max_restarts,
+            reserved_cpus=reserved_cpus,
+            reserved_gpus=reserved_gpus,
+            limits=settings.to_limits(),
+        )
+        start_retention(open_storage(storage), settings.max_token_cache_bytes)
+        self._drain_signal = find_drain_signal()
+        self._looked_at = time.monotonic()
+        self._task = asyncio.get_event_loop().create_task(self._keep_reconciling())
+        Thread(target=_import_readers, name="import-readers", daemon=True).start()
+
+    @_expected
+    async def create(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Validate and queue a fine-tuning job."""
+        return await self._queue.create(body)
+
+    @_expected
+    async def preview(
+        self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Show rows of a file as tokens."""
+        return await self._queue.preview(file_id, model, num_rows, training)
+
+    @_expected
+    async def get_defaults(self, model: str) -> dict[str, Any]:
+        """Return the default settings of a fine-tuning job for a model."""
+        return self._queue.get_defaults(model)
+
+    @_expected
+    async def cancel(self, run_id: str) -> dict[str, Any]:
+        """Cancel a fine-tuning job."""
+        return await self._queue.cancel(run_id)
+
+    @_expected
+    async def pause(self, run_id: str) -> dict[str, Any]:
+        """Pause a fine-tuning job and free its resources; it can be resumed later."""
+        return await self._queue.pause(run_id)
+
+    @_expected
+    async def resume(self, run_id: str) -> dict[str, Any]:
+        """Resume a paused, failed or cancelled fine-tuning job."""
+        return await self._queue.resume(run_id)
+
+    @_expected
+    async def delete(self, run_id: str) -> None:
+        """Delete a fine-tuning job that has ended."""
+        await self._queue.delete(run_id)
+
+    @_expected
+    async def publish_checkpoint(
+        self, run_id: str, checkpoint_id: str, model_id: str | None
+    ) -> dict[str, Any]:
+        """Start publishing a checkpoint as a model."""
+        return await self._queue.publish_checkpoint(run_id, checkpoint_id, model_id)
+
+    def check_health(self) -> None:
+        """Raise if reconciling has stopped, so that Serve restarts this replica."""
+        if self._task.done():
+            raise RuntimeError("the queue's loop has ended")
+        if time.monotonic() - self._looked_at > _MAX_LOOK_S:
+            raise RuntimeError("looking after the runs does not come to an end")
+
+    async def _keep_reconciling(self) -> None:
+        while True:
+            try:
+                if self._drain_signal is None or not self._drain_signal.is_draining:
+                    await self._queue.reconcile()
+                elif await self._queue.drain():
+                    self._drain_signal.report_runs_paused()
+            except Exception:  # the cluster or the storage is unavailable for a moment
+                logger.exception("looking after the runs failed; trying again")
+            self._looked_at = time.monotonic()
+            await asyncio.sleep(RECONCILE_INTERVAL_S)
+
+
+def _import_readers() -> None:
+    """Import modules that take seconds before the first job needs them, at low priority."""
+    put_thread_last()
+    import_transformers()
+    import training.data.preview  # noqa: F401
+
+
+FineTuningQueue = serve.deployment(
+    name="FineTuningQueue",
+    num_replicas=1,
+    max_ongoing_requests=256,
+    max_queued_requests=256,
+    ray_actor_options={"num_cpus": QUEUE_CPUS},
+    graceful_shutdown_timeout_s=2,
+)(FineTuningQueueReplica)
+
+
+Api = serve.deployment(
+    name="Api",
+    num_replicas=1,  # `build_app` sets the limits on requests
+    ray_actor_options={"num_cpus": API_CPUS},
+    graceful_shutdown_timeout_s=5,
+)(serve.ingress()(ApiReplica))

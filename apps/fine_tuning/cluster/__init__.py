@@ -1,0 +1,1 @@
+"""Runs as Ray jobs of the application's cluster."""

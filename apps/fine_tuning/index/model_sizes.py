@@ -1,0 +1,100 @@
+"""Sizes of the models and checkpoints of a storage root, from their manifests.
+
+A manifest never changes once it is written, so each is read once. Hidden folders, which are being
+built or removed, and files that no manifest lists do not count.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Lock
+
+from storage import durable, versioned
+from storage.durable import DamagedFileError
+from storage.file_cache import ParsedFileCache
+from storage.layout import StorageLayout
+from storage.manifest import parse_listed_files
+from storage.regular_file import read_regular
+from system.fault_log import FaultLog
+from training.run.folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+_CHECKPOINT_MANIFEST_PREFIX = "manifest-"
+
+
+class ModelSizes:
+    """Measures the models and checkpoints of a storage root; safe to share between threads."""
+
+    def __init__(self, layout: StorageLayout) -> None:
+        self._layout = layout
+        self._lock = Lock()
+        self._sizes = ParsedFileCache(_measure_listed)
+        self._faults = FaultLog(logger)
+
+    def measure(self) -> int:
+        """Return the bytes of all models and of all checkpoints of all runs.
+
+        A manifest that cannot be read is logged once, and what it lists is not counted. Raises
+        `OSError` if the folder of all models or runs cannot be read.
+        """
+        with self._lock:
+            manifests = {*self._list_model_manifests(), *self._list_checkpoint_manifests()}
+            self._sizes.keep_only(manifests)
+            self._faults.keep_only(manifests)
+            return sum(map(self._measure, manifests))
+
+    def measure_model(self, model_id: str) -> int:
+        """Return the bytes of one model; 0 if there is no such model."""
+        with self._lock:
+            return self._measure(f"{self._layout.model(model_id)}/{durable.MANIFEST_NAME}")
+
+    def _list_model_manifests(self) -> Iterator[str]:
+        for model in _list_folders(self._layout.models):
+            yield f"{model}/{durable.MANIFEST_NAME}"
+
+    def _list_checkpoint_manifests(self) -> Iterator[str]:
+        for run in _list_folders(self._layout.runs):
+            try:
+                checkpoints = list(_list_folders(RunFolder(Path(run)).checkpoints))
+            except (FileNotFoundError, NotADirectoryError):  # it has none yet, or is deleted
+                continue
+            for checkpoint in checkpoints:
+                yield from _list_manifests(checkpoint)
+
+    def _measure(self, manifest: str) -> int:
+        try:
+            size_bytes = self._sizes.read(manifest)
+        except (FileNotFoundError, NotADirectoryError):  # deleted just now, or no model
+            self._sizes.forget(manifest)
+            return 0
+        except (OSError, DamagedFileError) as exc:
+            self._faults.report(manifest, f"cannot be read, and its files are not counted: {exc}")
+            return 0
+        self._faults.clear(manifest)
+        return size_bytes
+
+
+def _list_folders(parent: Path) -> Iterator[str]:
+    with os.scandir(parent) as entries:
+        for entry in entries:
+            if not entry.name.startswith("."):
+                yield entry.path
+
+
+def _list_manifests(checkpoint: str) -> Iterator[str]:
+    """Yield the manifests that the workers have written for a checkpoint."""
+    try:
+        with os.scandir(checkpoint) as entries:
+            for entry in entries:
+                if entry.name.startswith(_CHECKPOINT_MANIFEST_PREFIX):
+                    yield entry.path
+    except (FileNotFoundError, NotADirectoryError):  # superseded just now, or no checkpoint
+        return
+
+
+def _measure_listed(path: Path) -> int:
+    """Return the bytes of all files that a manifest lists."""
+    manifest = versioned.parse_object(path, read_regular(path))
+    return sum(file.size_bytes for file in parse_listed_files(path, manifest).values())

@@ -1,0 +1,54 @@
+"""Automatic removal: cached tokens beyond a size, and the remains of killed processes."""
+
+import logging
+import time
+from threading import Thread
+
+from apps.fine_tuning.submission import BUILDING_PREFIX
+from serving.store.model_store import ModelStore
+from storage.layout import UPLOAD_PREFIX, StorageLayout
+from storage.scratch import sweep_scratch
+from storage.temporary_files import remove_old_temporaries
+from system.threads import put_thread_last
+from training.data.token_cache import prune_cache
+
+logger = logging.getLogger(__name__)
+
+_INTERVAL_S = 600.0
+
+
+def enforce_retention(layout: StorageLayout, max_token_cache_bytes: int) -> None:
+    """Limit the size of the token cache, and remove unfinished work of killed processes.
+
+    The newest entry of the cache always stays: a job may be about to use it. A fault of one folder
+    is logged and does not prevent the rest.
+    """
+    try:
+        prune_cache(layout.token_cache, None, max_token_cache_bytes)
+    except OSError:
+        logger.exception("the cache of tokens cannot be pruned")
+    try:
+        ModelStore(layout).clean_up()
+    except (OSError, RuntimeError):
+        logger.exception("what killed processes left in the store of models cannot be removed")
+    sweep_scratch(layout.files, UPLOAD_PREFIX)
+    sweep_scratch(layout.runs, BUILDING_PREFIX)
+    try:
+        remove_old_temporaries(layout)
+    except OSError:
+        logger.exception("the temporary files that killed processes left cannot be listed")
+
+
+def start_retention(layout: StorageLayout, max_token_cache_bytes: int) -> None:
+    """Enforce retention now and every ten minutes, on a thread that ends with this process."""
+
+    def keep_enforcing() -> None:
+        put_thread_last()
+        while True:
+            try:
+                enforce_retention(layout, max_token_cache_bytes)
+            except Exception:
+                logger.exception("what is no longer needed cannot be removed; trying again later")
+            time.sleep(_INTERVAL_S)
+
+    Thread(target=keep_enforcing, name="retention", daemon=True).start()

@@ -1,0 +1,193 @@
+"""Creation of fine-tuning jobs: a request is validated completely, and becomes a queued run."""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from apps.errors import InvalidInputError, invalid_input
+from apps.file_store import FileStore
+from apps.fine_tuning.index.model_sizes import ModelSizes
+from apps.fine_tuning.index.run_index import RunIndex
+from apps.fine_tuning.index.run_lookup import require_lineage
+from apps.fine_tuning.job_schemas import SERVER_SETTINGS, FineTuneRequest, parse_fine_tune
+from apps.fine_tuning.validation.row_validation import (
+    COUNTS,
+    SlowRowsError,
+    are_quick,
+    build_default_spec,
+    count_rows,
+    find_known_files,
+    prepare_rows,
+)
+from apps.full_disk import refuse_full_disk
+from apps.settings import UsageLimits
+from apps.usage import check_job_counts, check_job_size, check_model_room
+from serving.store.model_store import ModelStore, StoredModel
+from storage import durable
+from storage.layout import StorageLayout, new_id
+from storage.scratch import build_in_scratch
+from system.library_imports import import_transformers
+from training import launch
+from training.data.faults import DataError
+from training.preflight.resources import ResourceError, check_resources
+from training.run.folder import RunFolder, RunRecord
+from training.spec import SettingError, TrainingSpec
+
+BUILDING_PREFIX = ".building-"
+
+
+class Intake:
+    """Creates runs from requests, and previews how rows become tokens."""
+
+    def __init__(
+        self,
+        layout: StorageLayout,
+        runs: RunIndex,
+        sizes: ModelSizes,
+        limits: UsageLimits,
+        reserved_cpus: float,
+        reserved_gpus: float,
+    ) -> None:
+        self._layout = layout
+        self._runs = runs
+        self._sizes = sizes
+        self._limits = limits
+        self._creating = Lock()  # held from counting the jobs until one is added
+        self._files = FileStore(layout)
+        self._models = ModelStore(layout)
+        self._reserved_cpus, self._reserved_gpus = reserved_cpus, reserved_gpus
+
+    def create(self, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]) -> RunFolder:
+        """Validate a request for a fine-tuning job, and create its run, which is queued.
+
+        Large files are read later; the status of the run is then `validating_files`. Raises
+        `ServingError` or `ApiError` for a job that cannot work, for too many jobs, or if there is
+        no room for one more model of this size.
+        """
+        check_job_counts(self._runs, self._limits)  # before the rows are read
+        model = self._models.resolve(request.model)
+        require_lineage(model)  # the new model's lineage refers to it
+        new_bytes = self._sizes.measure_model(model.id)
+        check_model_room(self._sizes.measure(), self._limits, new_bytes)
+        with ExitStack() as held, refuse_full_disk():
+            # Locked until a record states that they are needed.
+            held.enter_context(model.hold())
+            for file_id in request.list_files():
+                held.enter_context(self._files.hold(file_id))
+            return self._create_from(model, request, nodes)
+
+    def preview(
+        self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Show how the first rows of a file become tokens for a model.
+
+        `training` has settings as in a job. Raises as `create` does.
+        """
+        import_transformers()
+        from training.data.preview import preview_rows, split_tokens
+
+        stored = self._models.resolve(model)
+        file = self._files.find_content(file_id)
+        request = parse_fine_tune(
+            {"model": model, "training_file": file_id, "training": dict(training)}
+        )
+        spec = request.resolve_settings(build_default_spec(self._models, stored, str(file)))
+        known = find_known_files(self._layout, spec)
+        try:
+            with invalid_input("model", only=SettingError):
+                shown = preview_rows(spec, num_rows, known)
+        except DataError as exc:
+            self._files.check_unchanged(known)
+            raise InvalidInputError(str(exc), param="file") from exc
+        counts: dict[str, Any] = {
+            "format": shown.format,
+            "max_length": shown.max_length,
+            "ignored_keys": dict(shown.ignored_keys),
+        }
+        counts |= self._count_rows(file_id, file, spec, None if training else stored.id)
+        rows = [
+            {
+                "line": row.line,
+                "is_part": row.is_part,
+                "tokens": [
+                    {"text": text, "learned": learned}
+                    for text, learned in split_tokens(row, shown.tokenizer)
+                ],
+            }
+            for row in shown.rows
+        ]
+        return {"object": "file.preview", **_NOTHING_COUNTED, **counts, "rows": rows}
+
+    def _count_rows(
+        self, file_id: str, file: Path, spec: TrainingSpec, model_id: str | None
+    ) -> dict[str, Any]:
+        """Return the counts of a file's rows, by reading them if that is quick.
+
+        Otherwise returns the counts of the file's check if that used `model_id`, and nothing if
+        not; `model_id` is None if settings were given. Raises as `prepare_rows` does.
+        """
+        if are_quick([file]):
+            with suppress(SlowRowsError):
+                return count_rows(prepare_rows(self._layout, spec))
+        checked: dict[str, Any] | None = self._files.get(file_id).get("check")
+        return checked if checked and checked["model"] == model_id else {}
+
+    def get_defaults(self, model: str) -> dict[str, Any]:
+        """Return the default settings of a fine-tuning job for `model`, and their schema."""
+        schema = TrainingSpec.model_json_schema()["properties"]
+        spec = build_default_spec(self._models, self._models.resolve(model), "-")
+        return {
+            "object": "fine_tuning.defaults",
+            "model": model,
+            "training": spec.model_dump(exclude=set(SERVER_SETTINGS)),
+            "schema": {key: value for key, value in schema.items() if key not in SERVER_SETTINGS},
+        }
+
+    def _create_from(
+        self, model: StoredModel, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]
+    ) -> RunFolder:
+        import_transformers()
+        from training.data.prepare import link_data
+        from training.preflight.preflight import check_base_model
+
+        with invalid_input("model", only=SettingError):
+            check_base_model(str(model.path))
+        paths = {file_id: self._files.find_content(file_id) for file_id in request.list_files()}
+        training_file = str(paths[request.training_file])
+        defaults = build_default_spec(self._models, model, training_file)
+        spec = request.resolve_settings(defaults, paths)
+        check_job_size(spec, self._limits)
+        with invalid_input(only=ResourceError):
+            check_resources(spec, nodes, self._reserved_cpus, self._reserved_gpus)
+        prepared = None
+        if are_quick(list(paths.values())):
+            with suppress(SlowRowsError):
+                prepared = prepare_rows(self._layout, spec)
+        record = RunRecord(
+            id=new_id("ftjob"),
+            status="validating_files" if prepared is None else "queued",
+            created_at=int(time.time()),
+            priority=request.priority,
+            training_filename=self._files.get(request.training_file)["filename"],
+            writer="queue",
+            request={**request.model_dump(mode="json"), "model": model.id},
+        )
+        with build_in_scratch(self._layout.runs, BUILDING_PREFIX) as building:
+            run = RunFolder(building)
+            if prepared is None:
+                run.add_event("Checking the files")
+            else:
+                link_data(prepared, run.data)
+                launch.tell_data(run, prepared.summary)
+                run.add_event("Queued", code="queued")
+            run.create(spec, record)
+            with self._creating:
+                check_job_counts(self._runs, self._limits)
+                durable.move_directory(building, self._layout.run(record.id))
+        return RunFolder(self._layout.run(record.id))
+
+
+_NOTHING_COUNTED = dict.fromkeys(COUNTS)

@@ -1,0 +1,1 @@
+"""Validation of training rows before a run is queued."""

@@ -1,0 +1,225 @@
+"""Validation of training rows: those of uploads, and those of jobs that are being validated.
+
+The queue reads small files itself (`apps.fine_tuning.validation.row_thread`); tasks read larger
+ones (`apps.fine_tuning.cluster.tasks`).
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apps.bundled import DEMONSTRATION_MODEL, read_demonstration_settings
+from apps.errors import ApiError, InvalidInputError, invalid_input
+from apps.file_store import FileStore
+from apps.fine_tuning.index.run_lookup import find_run
+from serving.errors import ServingError
+from serving.store.model_store import LATEST_ALIAS, ModelStore, StoredModel
+from storage import durable
+from storage.layout import StorageLayout
+from system.byte_progress import OnBytes
+from system.library_imports import import_transformers
+from training import launch
+from training.data.faults import DataError
+from training.run.folder import RunFolder
+from training.spec import SettingError, TrainingSpec
+
+# Imported lazily: these modules take seconds, which would delay the start of the application.
+if TYPE_CHECKING:
+    from training.data.prepare import PreparedData
+    from training.data.readers import KnownFile
+
+logger = logging.getLogger(__name__)
+
+MAX_QUICK_BYTES = 4 << 20
+"""Files up to this size take a few seconds to read and tokenise, unless crafted to take long."""
+MAX_QUICK_S = 20.0
+"""Seconds after which the queue stops reading rows itself and leaves them to a task."""
+
+_REFUSAL_NAME = "refusal.json"
+_PROGRESS_NAME = "progress.json"
+COUNTS = (
+    "num_rows",
+    "num_tokens",
+    "num_learned_tokens",
+    "num_truncated_rows",
+    "num_dropped_rows",
+    "num_split_rows",
+)
+"""Counts of the rows of a file."""
+_PROGRESS_INTERVAL_S = 1.0
+
+
+class SlowRowsError(Exception):
+    """Rows of small files could not be read within `MAX_QUICK_S`."""
+
+
+class _CheckAbandonedError(Exception):
+    """The job ended, or the file was deleted, while the rows were read."""
+
+
+def build_default_spec(models: ModelStore, model: StoredModel, train_file: str) -> TrainingSpec:
+    """Build the default spec of a fine-tuning job for `model`."""
+    settings = {}
+    if models.find_root(model) == DEMONSTRATION_MODEL:
+        settings = read_demonstration_settings()
+    return TrainingSpec.model_validate(
+        {**settings, "base_model": str(model.path), "train_file": train_file}
+    )
+
+
+def are_quick(files: Sequence[Path]) -> bool:
+    """Return whether the files have at most `MAX_QUICK_BYTES` together."""
+    return sum(file.stat().st_size for file in files) <= MAX_QUICK_BYTES
+
+
+def prepare_rows(layout: StorageLayout, spec: TrainingSpec) -> "PreparedData":
+    """Read the rows of a job whose files are small.
+
+    Raises `SlowRowsError` if reading them takes too long, `InvalidInputError` that names the file
+    at fault, and `ApiError` 500 for a file whose bytes differ from those that were uploaded.
+    """
+    import_transformers()
+    from training.data.prepare import prepare_data
+
+    known = find_known_files(layout, spec)
+    try:
+        with invalid_input("training", only=SettingError):
+            return prepare_data(spec, layout.token_cache, _limit_time(), known, None)
+    except DataError as exc:
+        FileStore(layout).check_unchanged(known)
+        param = name_param(exc)
+        raise InvalidInputError(str(exc), param=param, code=f"invalid_{param}") from exc
+
+
+def _limit_time() -> OnBytes:
+    """Return a callback that raises `SlowRowsError` after `MAX_QUICK_S`."""
+    give_up_at = time.monotonic() + MAX_QUICK_S
+
+    def check_time(*_: int) -> None:
+        if time.monotonic() > give_up_at:
+            raise SlowRowsError
+
+    return check_time
+
+
+def find_known_files(layout: StorageLayout, spec: TrainingSpec) -> dict[str, "KnownFile"]:
+    """Return the upload records of a job's files, by path."""
+    files = [spec.train_file, spec.validation_file, *(entry.file for entry in spec.train_files)]
+    return FileStore(layout).find_known(file for file in files if file is not None)
+
+
+def name_param(exc: DataError) -> str:
+    """Return the field of a request that names the rows an error is about."""
+    return "validation_file" if exc.role == "validation" else "training_file"
+
+
+def check_job(layout: StorageLayout, run_id: str) -> None:
+    """Read the rows of a job, and store them, or the reason to refuse them, in its folder.
+
+    Only faults of the rows or the settings are reasons to refuse. Other exceptions, such as
+    `OSError` on a full disk, are raised, and the check is repeated.
+    """
+    import_transformers()
+    from training.data.prepare import link_data, prepare_data
+
+    run = find_run(layout, run_id)
+    spec = run.read_spec()
+    launch.quiet_libraries()
+    told_at = 0.0
+
+    def tell_progress(num_done: int, num_all: int) -> None:
+        nonlocal told_at
+        if run.read_record().is_final:
+            raise _CheckAbandonedError
+        if time.monotonic() - told_at > _PROGRESS_INTERVAL_S:
+            told_at = time.monotonic()
+            durable.write_json(run.path / _PROGRESS_NAME, {"done": num_done, "all": num_all})
+
+    known = find_known_files(layout, spec)
+    try:
+        # `apps.fine_tuning.retention` bounds the cache, by the operator's setting.
+        prepared = prepare_data(spec, layout.token_cache, tell_progress, known, None)
+    except _CheckAbandonedError:
+        logger.info("job %s has ended before its files were checked", run_id)
+    except (DataError, SettingError) as exc:
+        FileStore(layout).check_unchanged(known)
+        logger.warning("the files of job %s cannot be used: %s", run_id, exc)
+        message = str(exc).replace(str(layout.root), "<storage>")
+        param = name_param(exc) if isinstance(exc, DataError) else None
+        code = f"invalid_{param}" if param else "invalid_settings"
+        refusal = {"code": code, "message": message, "param": param}
+        durable.write_json(run.path / _REFUSAL_NAME, refusal)
+    else:
+        launch.tell_data(run, prepared.summary)
+        link_data(prepared, run.data)
+    finally:
+        (run.path / _PROGRESS_NAME).unlink(missing_ok=True)
+
+
+def read_refusal(run: RunFolder) -> dict[str, Any] | None:
+    """Return why the check of a job's files refused them; None if it did not."""
+    try:
+        refusal: dict[str, Any] = durable.read_json(run.path / _REFUSAL_NAME)
+    except FileNotFoundError:
+        return None
+    return refusal
+
+
+def read_share(run: RunFolder) -> float | None:
+    """Return the share of a job's files that its check has read, from 0 to 1; None if unknown."""
+    try:
+        progress = durable.read_json(run.path / _PROGRESS_NAME)
+    except FileNotFoundError:
+        return None
+    return float(progress["done"] / max(1, progress["all"]))
+
+
+def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -> None:
+    """Read an upload as a fine-tuning job for `latest` would, and store the result with the file.
+
+    Results are about the rows or the model. Other exceptions, such as `OSError` on a full disk, are
+    raised, and the check is repeated. With `is_quick`, raises `SlowRowsError` if reading takes too
+    long.
+    """
+    import_transformers()
+    from training.data.prepare import prepare_data
+
+    files, models = FileStore(layout), ModelStore(layout)
+    path = files.find_content(file_id)
+
+    check_time = _limit_time() if is_quick else None
+
+    def stop_early(num_done: int, num_all: int) -> None:
+        if not path.exists():
+            raise _CheckAbandonedError
+        if check_time is not None:
+            check_time(num_done, num_all)
+
+    try:
+        model = models.resolve(LATEST_ALIAS)
+        with model.hold():
+            spec = build_default_spec(models, model, str(path))
+            known = find_known_files(layout, spec)
+            prepared = prepare_data(spec, layout.token_cache, stop_early, known, None)
+            found = count_rows(prepared)
+    except _CheckAbandonedError:
+        logger.info("file %s was deleted before it was checked", file_id)
+    except (DataError, SettingError, ServingError) as exc:
+        message = str(exc).replace(str(layout.root), "<storage>")
+        try:
+            files.check_unchanged(files.find_known([str(path)]))
+        except ApiError as damage:
+            message = damage.message
+        files.note_check(file_id, "error", message, None)
+    else:
+        files.note_check(file_id, "processed", None, {"model": model.id, **found})
+
+
+def count_rows(prepared: "PreparedData") -> dict[str, Any]:
+    """Summarise rows: their number, their tokens, and the share of tokens that are learned."""
+    counts = {name: prepared.summary[name] for name in ("format", "max_length", *COUNTS)}
+    share = counts["num_learned_tokens"] / max(1, counts["num_tokens"])
+    ignored = prepared.summary["ignored_keys"]
+    return {**counts, "learned_share": round(share, 4), "ignored_keys": ignored}

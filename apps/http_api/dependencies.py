@@ -1,0 +1,98 @@
+"""The services that the HTTP routes use; the same in a Serve replica and in a test."""
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+from apps.file_store import FileStore
+from apps.fine_tuning.index.events_index import EventsReader
+from apps.fine_tuning.index.metrics_index import MetricsReader
+from apps.fine_tuning.index.model_sizes import ModelSizes
+from apps.fine_tuning.index.run_index import RunIndex
+from apps.settings import UsageLimits
+from apps.upstream.proxy import UpstreamRelay
+from serving.origin import RequestKind
+from serving.store.model_store import ModelStore
+from storage.layout import StorageLayout
+
+
+class TextGenerator(Protocol):
+    """Generates chat and text completions."""
+
+    def stream(
+        self, kind: RequestKind, body: dict[str, Any], request_id: str
+    ) -> AsyncGenerator[Any, None]:
+        """Yield parts of a response, `{"origin", "pieces"}`; the first has the model's origin."""
+
+    async def answer(
+        self, kind: RequestKind, body: dict[str, Any], request_id: str
+    ) -> dict[str, Any]:
+        """Return the whole response: the model's origin, and one piece per choice."""
+
+    async def check(self) -> None:
+        """Raise if no response can be generated at present."""
+
+
+class FineTuning(Protocol):
+    """Accepts and controls fine-tuning jobs."""
+
+    async def create(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Validate and queue a fine-tuning job."""
+
+    async def preview(
+        self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Show rows of a file as tokens."""
+
+    async def get_defaults(self, model: str) -> dict[str, Any]:
+        """Return the default settings of a fine-tuning job for a model."""
+
+    async def cancel(self, run_id: str) -> dict[str, Any]:
+        """Cancel a fine-tuning job."""
+
+    async def pause(self, run_id: str) -> dict[str, Any]:
+        """Pause a fine-tuning job and free its resources; it can be resumed later."""
+
+    async def resume(self, run_id: str) -> dict[str, Any]:
+        """Resume a paused, failed or cancelled fine-tuning job."""
+
+    async def delete(self, run_id: str) -> None:
+        """Delete a fine-tuning job that has ended."""
+
+    async def publish_checkpoint(
+        self, run_id: str, checkpoint_id: str, model_id: str | None
+    ) -> dict[str, Any]:
+        """Start publishing a checkpoint as a model."""
+
+    async def check(self) -> None:
+        """Raise if no fine-tuning job can be accepted at present."""
+
+
+@dataclass(frozen=True)
+class Services:
+    """Everything that a route may use."""
+
+    layout: StorageLayout
+    files: FileStore
+    models: ModelStore
+    text: TextGenerator | UpstreamRelay
+    fine_tuning: FineTuning
+    max_upload_bytes: int
+    max_model_bytes: int
+    min_free_bytes: int
+    max_streams: int
+    max_stream_age_s: float
+    metrics: MetricsReader = field(default_factory=MetricsReader)
+    events: EventsReader = field(default_factory=EventsReader)
+    limits: UsageLimits = field(default_factory=UsageLimits)
+
+    @cached_property
+    def runs(self) -> RunIndex:
+        """Index of the runs, cached in this process."""
+        return RunIndex(self.layout)
+
+    @cached_property
+    def model_sizes(self) -> ModelSizes:
+        """Sizes of models and checkpoints, cached in this process."""
+        return ModelSizes(self.layout)

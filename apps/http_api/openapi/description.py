@@ -1,0 +1,179 @@
+"""`/openapi.json`: FastAPI's generated description, completed.
+
+FastAPI generates paths and parameters. Bodies are validated by the routes, responses are
+dictionaries, and all errors have our own format, so all three are described here.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from apps.fine_tuning.job_schemas import FineTuneRequest
+from apps.http_api.openapi import response_schemas as answers
+from apps.http_api.openapi import text_schemas as texts
+from apps.http_api.routes.aliases import Promotion
+from apps.http_api.routes.job_events import Publication
+from serving.openai.chat import ChatCompletionRequest
+from serving.openai.completion import CompletionRequest
+from serving.store.lineage import Lineage
+
+_REFERENCE = "#/components/schemas/"
+_REQUESTS = (ChatCompletionRequest, CompletionRequest, FineTuneRequest, Promotion, Publication)
+_CLONE_CHANGES = "FineTuneChanges"
+_JOB = "/v1/fine_tuning/jobs/{job_id}"
+_BINARY = {"type": "string", "format": "binary"}
+_EVENTS = {"type": "string", "description": "Server-sent events."}
+
+Content = Mapping[str, type[BaseModel] | dict[str, Any]]
+
+
+def _json(model: type[BaseModel]) -> Content:
+    return {"application/json": model}
+
+
+_ANSWERS: Mapping[tuple[str, str], Content] = {
+    ("get", "/livez"): _json(answers.Liveness),
+    ("get", "/readyz"): _json(answers.Readiness),
+    ("get", "/v1/access"): _json(answers.Access),
+    ("post", "/v1/files"): _json(answers.File),
+    ("get", "/v1/files"): _json(answers.FilePage),
+    ("get", "/v1/files/{file_id}"): _json(answers.File),
+    ("get", "/v1/files/{file_id}/content"): {"application/octet-stream": _BINARY},
+    ("get", "/v1/files/{file_id}/preview"): _json(answers.FilePreview),
+    ("delete", "/v1/files/{file_id}"): _json(answers.Deletion),
+    ("get", "/v1/fine_tuning/defaults"): _json(answers.JobDefaults),
+    ("post", "/v1/fine_tuning/jobs"): _json(answers.FineTuningJob),
+    ("get", "/v1/fine_tuning/jobs"): _json(answers.JobPage),
+    ("get", _JOB): _json(answers.FineTuningJob),
+    ("delete", _JOB): _json(answers.Deletion),
+    ("post", f"{_JOB}/cancel"): _json(answers.FineTuningJob),
+    ("post", f"{_JOB}/pause"): _json(answers.FineTuningJob),
+    ("post", f"{_JOB}/resume"): _json(answers.FineTuningJob),
+    ("post", f"{_JOB}/clone"): _json(answers.FineTuningJob),
+    ("get", f"{_JOB}/events"): {
+        "application/json": answers.JobEventPage,
+        "text/event-stream": {**_EVENTS, "description": "Events whose data is a `JobEvent`."},
+    },
+    ("get", f"{_JOB}/checkpoints"): _json(answers.JobCheckpointPage),
+    ("post", f"{_JOB}/checkpoints/{{checkpoint_id}}/publish"): _json(answers.PublishingModel),
+    ("get", f"{_JOB}/metrics"): _json(answers.JobMetrics),
+    ("get", f"{_JOB}/logs"): {"text/plain": {"type": "string"}},
+    ("get", "/v1/models"): _json(answers.ModelList),
+    ("get", "/v1/models/{model_id}"): _json(answers.Model),
+    ("put", "/v1/models/{model_id}"): _json(answers.Model),
+    ("delete", "/v1/models/{model_id}"): _json(answers.Deletion),
+    ("get", "/v1/models/{model_id}/lineage"): _json(Lineage),
+    ("post", "/v1/models/{model_id}/verify"): _json(answers.ModelVerification),
+    ("get", "/v1/models/{model_id}/archive"): {
+        "application/x-tar": _BINARY,
+        "application/zip": _BINARY,
+    },
+    ("get", "/v1/aliases"): _json(answers.AliasList),
+    ("get", "/v1/aliases/{name}"): _json(answers.ModelAlias),
+    ("put", "/v1/aliases/{name}"): _json(answers.ModelAlias),
+    ("delete", "/v1/aliases/{name}"): _json(answers.Deletion),
+    ("get", "/v1/aliases/{name}/events"): _json(answers.AliasEventList),
+    ("post", "/v1/aliases/{name}/rollback"): _json(answers.ModelAlias),
+    ("post", "/v1/chat/completions"): {
+        "application/json": texts.ChatCompletion,
+        "text/event-stream": {**_EVENTS, "description": "Data: `ChatCompletionChunk`, `[DONE]`."},
+    },
+    ("post", "/v1/completions"): {
+        "application/json": texts.Completion,
+        "text/event-stream": {**_EVENTS, "description": "Data: `Completion`, then `[DONE]`."},
+    },
+}
+_ALSO = (answers.Error, texts.ChatCompletionChunk, answers.JobEvent)
+_ERRORS = {
+    "4XX": "The request was refused.",
+    "5XX": "The request failed, or no part of the application can answer it now.",
+}
+
+
+def install_description(app: FastAPI) -> None:
+    """Make an application return a complete description, built at the first request."""
+    build = app.openapi
+
+    def describe() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _complete(build())
+        return app.openapi_schema
+
+    app.openapi = describe  # type: ignore[method-assign] # FastAPI's documented way
+
+
+def _complete(description: dict[str, Any]) -> dict[str, Any]:
+    for path, operations in description["paths"].items():
+        for method, operation in operations.items():
+            _describe_responses(operation, _ANSWERS.get((method, path), {}))
+            if path.startswith("/v1/"):
+                operation["tags"] = [path.split("/")[2]]
+            if (method, path) == ("get", f"{_JOB}/events"):
+                text = "A stream that would have nothing to send, now or later."
+                operation["responses"]["204"] = {"description": text}
+            if path in ("/livez", "/readyz"):
+                operation["security"] = []
+            if path == "/readyz":
+                content = {"application/json": {"schema": _refer(answers.Readiness)}}
+                text = "A part of the application cannot work; `checks` names it."
+                operation["responses"]["503"] = {"description": text, "content": content}
+    components = description.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)  # of FastAPI's own errors, which we do not return
+    schemas.update(_build_schemas())
+    components["securitySchemes"] = {
+        "bearer": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "The API key; not needed where the server has none.",
+        }
+    }
+    description["security"] = [{"bearer": []}, {}]
+    return description
+
+
+def _describe_responses(operation: dict[str, Any], content: Content) -> None:
+    responses = operation["responses"]
+    responses.pop("422", None)
+    if content:
+        success = next(code for code in responses if code.startswith("2"))
+        responses[success]["content"] = {
+            kind: {"schema": _refer(schema)} for kind, schema in content.items()
+        }
+    error = {"application/json": {"schema": _refer(answers.Error)}}
+    for code, text in _ERRORS.items():
+        responses.setdefault(code, {"description": text, "content": error})
+
+
+def _refer(schema: type[BaseModel] | dict[str, Any]) -> dict[str, Any]:
+    return schema if isinstance(schema, dict) else {"$ref": f"{_REFERENCE}{schema.__name__}"}
+
+
+def _build_schemas() -> dict[str, Any]:
+    found = [
+        *_build_part(_REQUESTS, "validation"),
+        *_build_part(_list_answers(), "serialization"),
+    ]
+    schemas = dict(found)
+    changes = dict(schemas[FineTuneRequest.__name__])
+    del changes["required"]
+    schemas[_CLONE_CHANGES] = {**changes, "title": _CLONE_CHANGES}
+    return schemas
+
+
+def _list_answers() -> list[type[BaseModel]]:
+    described = [schema for content in _ANSWERS.values() for schema in content.values()]
+    models = [schema for schema in described if isinstance(schema, type)]
+    return list(dict.fromkeys([*models, *_ALSO]))
+
+
+def _build_part(models: Iterable[type[BaseModel]], mode: Any) -> Iterable[tuple[str, Any]]:
+    _, built = models_json_schema(
+        [(model, mode) for model in models], ref_template=f"{_REFERENCE}{{model}}"
+    )
+    schemas: dict[str, Any] = built["$defs"]
+    return schemas.items()

@@ -1,0 +1,91 @@
+"""`/v1/aliases`: names that point to models; promote, roll back, show the history."""
+
+import asyncio
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from apps.access.roles import Permission, requires
+from apps.fine_tuning.index.run_lookup import check_unreserved
+from apps.http_api.json_body import JsonBody
+from apps.http_api.routes import ServicesOf, describe_body
+from serving.openai.protocol import MAX_MODEL_CHARACTERS, RequestPart, parse_part
+from serving.store.alias_events import HandoverLog
+from serving.store.aliases import Alias, find_alias
+
+router = APIRouter(prefix="/v1/aliases")
+
+
+class Promotion(RequestPart):
+    """The body of a promotion."""
+
+    model: str = Field(
+        min_length=1,
+        max_length=MAX_MODEL_CHARACTERS,
+        description="Id of the model that the alias is to point to.",
+    )
+
+
+@router.get("")
+@requires(Permission.READ_MODELS)
+def list_aliases(services: ServicesOf) -> dict[str, Any]:
+    """List all aliases by name."""
+    aliases = services.models.read_aliases()
+    data = [describe_alias(name, aliases[name]) for name in sorted(aliases)]
+    return {"object": "list", "data": data}
+
+
+@router.get("/{name}")
+@requires(Permission.READ_MODELS)
+def get_alias(services: ServicesOf, name: str) -> dict[str, Any]:
+    """Show the model that an alias points to, and all its moves, oldest first."""
+    return describe_alias(name, find_alias(services.models.read_aliases(), name))
+
+
+@router.get("/{name}/events")
+@requires(Permission.READ_MODELS)
+async def list_handover_events(services: ServicesOf, name: str) -> dict[str, Any]:
+    """List the hand-over events of an alias from all generator replicas, oldest first."""
+    events = await asyncio.to_thread(HandoverLog(services.layout.handovers).read, name)
+    data = [{"object": "alias.event", **asdict(event)} for event in events]
+    return {"object": "list", "data": data}
+
+
+@router.put("/{name}", openapi_extra=describe_body(Promotion))
+@requires(Permission.ADMINISTER)
+async def promote(services: ServicesOf, name: str, body: JsonBody) -> dict[str, Any]:
+    """Point a new or existing alias to a model."""
+    promotion = parse_part(Promotion, body.value)
+    await asyncio.to_thread(check_unreserved, services.layout, services.runs, name)
+    alias = await asyncio.to_thread(services.models.point_alias, name, promotion.model)
+    return describe_alias(name, alias)
+
+
+@router.post("/{name}/rollback")
+@requires(Permission.ADMINISTER)
+async def roll_back(services: ServicesOf, name: str) -> dict[str, Any]:
+    """Point an alias to its previous model; a second call goes back one more model."""
+    return describe_alias(name, await asyncio.to_thread(services.models.roll_back_alias, name))
+
+
+@router.delete("/{name}")
+@requires(Permission.ADMINISTER)
+async def remove_alias(services: ServicesOf, name: str) -> dict[str, Any]:
+    """Remove an alias; the models are kept."""
+    await asyncio.to_thread(services.models.remove_alias, name)
+    return {"id": name, "object": "alias", "deleted": True}
+
+
+def describe_alias(name: str, alias: Alias) -> dict[str, Any]:
+    """Return an alias with its history."""
+    return {
+        "id": name,
+        "object": "alias",
+        "model": alias.model_id,
+        "history": [
+            {"model": move.model_id, "at": move.at, "rollback": move.is_rollback}
+            for move in alias.history
+        ],
+    }

@@ -1,0 +1,163 @@
+"""`/v1/fine_tuning/jobs`: create, show and control jobs, in OpenAI's format."""
+
+import asyncio
+import logging
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from apps.access.roles import Permission, requires
+from apps.fine_tuning.index.run_index import UnreadableRun, describe_fault
+from apps.fine_tuning.index.run_lookup import expect_run, find_run
+from apps.fine_tuning.job_schemas import (
+    FineTuneRequest,
+    describe_job,
+    describe_unreadable_job,
+    lay_over,
+    parse_fine_tune,
+)
+from apps.http_api.json_body import JsonBody, OptionalJsonBody
+from apps.http_api.pagination import After, Limit, cut_page, describe_page
+from apps.http_api.routes import ServicesOf, describe_body
+from storage.durable import DamagedFileError
+from storage.layout import read_creation_time
+from storage.versioned import NewerFormatError
+from training.run.folder import RunFolder
+
+router = APIRouter(prefix="/v1/fine_tuning")
+
+_METADATA = {
+    "name": "metadata",
+    "in": "query",
+    "required": False,
+    "style": "deepObject",
+    "description": "As in `metadata[team]=ovens`: only jobs that have all of these.",
+    "schema": {"type": "object", "additionalProperties": {"type": "string"}},
+}
+logger = logging.getLogger(__name__)
+
+
+@router.get("/defaults")
+@requires(Permission.READ_JOBS)
+async def get_defaults(services: ServicesOf, model: str = "latest") -> dict[str, Any]:
+    """Show the default settings of a job for a model."""
+    return await services.fine_tuning.get_defaults(model)
+
+
+@router.post("/jobs", openapi_extra=describe_body(FineTuneRequest))
+@requires(Permission.WRITE_JOBS)
+async def create_job(services: ServicesOf, body: JsonBody) -> dict[str, Any]:
+    """Validate a job and queue it."""
+    await body.check(parse_fine_tune)
+    return await services.fine_tuning.create(body.value)
+
+
+@router.get("/jobs", openapi_extra={"parameters": [_METADATA]})
+@requires(Permission.READ_JOBS)
+async def list_jobs(
+    services: ServicesOf, request: Request, limit: Limit = 20, after: After = None
+) -> dict[str, Any]:
+    """List jobs, newest first; `metadata[KEY]=VALUE` selects those that have this pair."""
+    return await asyncio.to_thread(_list_jobs, services, _read_metadata(request), limit, after)
+
+
+def _list_jobs(
+    services: ServicesOf, metadata: dict[str, str], limit: int, after: str | None
+) -> dict[str, Any]:
+    found = services.runs.scan()
+    listed: list[tuple[int, str, RunFolder | UnreadableRun]] = [
+        (record.created_at, record.id, run)
+        for run, record in found.runs
+        if metadata.items() <= (record.request.get("metadata") or {}).items()
+    ]
+    if not metadata:  # the metadata of an unreadable job is unknown
+        for unreadable in found.unreadable:
+            run_id = unreadable.run.path.name
+            listed.append((read_creation_time(run_id) or 0, run_id, unreadable))
+        listed.sort(key=itemgetter(0, 1), reverse=True)
+    page, has_more = cut_page(listed, itemgetter(1), limit, after, descending=True)
+    shown = []
+    for _, run_id, entry in page:
+        if isinstance(entry, UnreadableRun):
+            shown.append(describe_unreadable_job(entry))
+            continue
+        try:
+            shown.append(describe_job(entry))
+        except FileNotFoundError:  # deleted just now
+            continue
+        except (DamagedFileError, OSError) as exc:
+            logger.exception("job %s cannot be shown", run_id)
+            unreadable = UnreadableRun(entry, describe_fault(exc))
+            shown.append(describe_unreadable_job(unreadable))
+    return describe_page(shown, has_more=has_more)
+
+
+@router.get("/jobs/{job_id}")
+@requires(Permission.READ_JOBS)
+async def get_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
+    """Show one job."""
+    with expect_run(job_id):
+        return await asyncio.to_thread(_get_job, find_run(services.layout, job_id))
+
+
+def _get_job(run: RunFolder) -> dict[str, Any]:
+    try:
+        return describe_job(run)
+    except NewerFormatError as exc:
+        return describe_unreadable_job(UnreadableRun(run, exc.reason))
+
+
+@router.post("/jobs/{job_id}/cancel")
+@requires(Permission.WRITE_JOBS)
+async def cancel_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
+    """Cancel a job immediately."""
+    return await services.fine_tuning.cancel(job_id)
+
+
+@router.post("/jobs/{job_id}/pause")
+@requires(Permission.WRITE_JOBS)
+async def pause_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
+    """Pause a job: it finishes its step, saves a checkpoint and frees its resources."""
+    return await services.fine_tuning.pause(job_id)
+
+
+@router.post("/jobs/{job_id}/resume")
+@requires(Permission.WRITE_JOBS)
+async def resume_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
+    """Queue a paused, failed or cancelled job to resume."""
+    return await services.fine_tuning.resume(job_id)
+
+
+@router.post(
+    "/jobs/{job_id}/clone", openapi_extra=describe_body("FineTuneChanges", is_required=False)
+)
+@requires(Permission.WRITE_JOBS)
+async def clone_job(services: ServicesOf, job_id: str, body: OptionalJsonBody) -> dict[str, Any]:
+    """Create a copy of a job, with the changes in the body."""
+    asked = await asyncio.to_thread(_read_request, services, job_id)
+    return await services.fine_tuning.create(await body.check(partial(lay_over, asked)))
+
+
+@router.delete("/jobs/{job_id}")
+@requires(Permission.WRITE_JOBS)
+async def delete_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
+    """Delete a job that has ended, with its checkpoints; its models are kept."""
+    await services.fine_tuning.delete(job_id)
+    return {"id": job_id, "object": "fine_tuning.job", "deleted": True}
+
+
+def _read_request(services: ServicesOf, job_id: str) -> dict[str, Any]:
+    """Read the request that created a job."""
+    with expect_run(job_id):
+        return find_run(services.layout, job_id).read_record().request
+
+
+def _read_metadata(request: Request) -> dict[str, str]:
+    """Read the pairs that a client sends as `metadata[KEY]=VALUE`."""
+    return {
+        name.removeprefix("metadata[").removesuffix("]"): value
+        for name, value in request.query_params.items()
+        if name.startswith("metadata[") and name.endswith("]")
+    }

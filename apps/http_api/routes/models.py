@@ -1,0 +1,153 @@
+"""`/v1/models`: list, show, import, verify, export and delete models."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from apps.access.roles import Permission, requires
+from apps.bundled import DEMONSTRATION_MODEL
+from apps.errors import ApiError
+from apps.fine_tuning.index.run_lookup import (
+    check_new_model,
+    delete_unneeded_model,
+    require_lineage,
+)
+from apps.http_api.closing_response import PiecesResponse
+from apps.http_api.dependencies import Services
+from apps.http_api.model_upload import IncomingModel
+from apps.http_api.routes import ServicesOf
+from serving.store.aliases import Alias, find_names
+from serving.store.archive import ArchiveFormat, stream_archive
+from serving.store.model_store import StoredModel
+from storage.durable import DamagedDirectoryError
+from storage.versioned import NewerFormatError
+from system.threads import OwnThread
+
+router = APIRouter(prefix="/v1/models")
+
+_IMPORTS = OwnThread("import-model")
+_VERIFICATIONS = OwnThread("verify-model")
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_ARCHIVE = {
+    "required": True,
+    "description": "A tar or zip archive of the model's folder, whatever its content-type.",
+    "content": {"application/octet-stream": _BINARY},
+}
+
+
+@router.get("")
+@requires(Permission.READ_MODELS)
+def list_models(services: ServicesOf) -> dict[str, Any]:
+    """List all models, newest first."""
+    models = sorted(services.models.list_models(), key=lambda model: model.created_at, reverse=True)
+    aliases = services.models.read_aliases()
+    roots = services.models.find_roots(models)
+    return {
+        "object": "list",
+        "data": [_describe(model, aliases, roots[model.id]) for model in models],
+    }
+
+
+@router.get("/{model_id}")
+@requires(Permission.READ_MODELS)
+def get_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
+    """Show one model, by its id or an alias."""
+    return describe_model(services, services.models.resolve(model_id))
+
+
+@router.get("/{model_id}/lineage")
+@requires(Permission.READ_MODELS)
+def get_lineage(services: ServicesOf, model_id: str) -> dict[str, Any]:
+    """Show a model's lineage: base, data, settings, step, packages; empty if unknown."""
+    lineage = require_lineage(services.models.resolve(model_id))
+    return lineage.model_dump(mode="json", exclude_unset=True)
+
+
+@router.put("/{model_id}", openapi_extra={"requestBody": _ARCHIVE})
+@requires(Permission.ADMINISTER)
+async def put_model(services: ServicesOf, model_id: str, request: Request) -> dict[str, Any]:
+    """Import an external model; the body is a tar or zip archive of its folder."""
+    # Checked before the large body is received.
+    await asyncio.to_thread(check_new_model, services.layout, services.runs, model_id)
+    incoming = await asyncio.to_thread(
+        IncomingModel, services.layout, services.model_sizes, services.limits
+    )
+    try:
+        await incoming.receive(request.stream())
+    except BaseException:
+        await asyncio.shield(asyncio.to_thread(incoming.close))
+        raise
+    try:
+        # The import is completed even if the client disconnects.
+        model = await asyncio.shield(_IMPORTS.run(incoming.publish, model_id))
+    except FileExistsError as exc:
+        raise ApiError(409, str(exc), param="model") from None
+    return await asyncio.to_thread(describe_model, services, model)
+
+
+@router.post("/{model_id}/verify")
+@requires(Permission.READ_WEIGHTS)
+async def verify_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
+    """Compare every file of a model with what was published; a 409 names the first difference."""
+    model = await asyncio.to_thread(services.models.resolve, model_id)
+    try:
+        await _VERIFICATIONS.run(model.verify)
+    except DamagedDirectoryError as exc:
+        raise ApiError(409, str(exc), param="model", code="model_damaged") from exc
+    except NewerFormatError as exc:
+        message = f"model {model.id!r} needs a newer version of Tuneserve: {exc.reason}"
+        raise ApiError(409, message, param="model", code="newer_format") from exc
+    return {"id": model.id, "object": "model.verification", "verified": True}
+
+
+@router.get("/{model_id}/archive")
+@requires(Permission.READ_WEIGHTS)
+def get_archive(
+    services: ServicesOf,
+    model_id: str,
+    kind: Annotated[ArchiveFormat, Query(alias="format")] = "tar",
+) -> PiecesResponse:
+    """Send a model as one archive; the response is 500 if its files differ from the published ones.
+
+    If damage is found while sending, the connection is closed: a complete archive is intact.
+    """
+    model = services.models.resolve(model_id)
+    try:
+        pieces = stream_archive(model, kind)
+    except DamagedDirectoryError as exc:
+        message = f"the model is damaged on the server: {exc}"
+        raise ApiError(500, message, param="model", code="model_damaged") from exc
+    return PiecesResponse(
+        pieces,
+        media_type="application/zip" if kind == "zip" else "application/x-tar",
+        headers={"content-disposition": f'attachment; filename="{model.id}.{kind}"'},
+    )
+
+
+@router.delete("/{model_id}")
+@requires(Permission.ADMINISTER)
+async def delete_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
+    """Delete a model that no alias, no unfinished job and no answer in progress needs."""
+    await asyncio.to_thread(delete_unneeded_model, services.layout, services.runs, model_id)
+    return {"id": model_id, "object": "model", "deleted": True}
+
+
+def describe_model(services: Services, model: StoredModel) -> dict[str, Any]:
+    """Return a model in OpenAI's format, with its aliases and its origin."""
+    return _describe(model, services.models.read_aliases(), services.models.find_root(model))
+
+
+def _describe(model: StoredModel, aliases: Mapping[str, Alias], root: str) -> dict[str, Any]:
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": model.created_at,
+        "owned_by": "tuneserve",
+        "aliases": find_names(aliases, model.id),
+        "base": model.lineage.run_id is None and model.lineage_fault is None,
+        "demonstration": root == DEMONSTRATION_MODEL,
+        "run_id": model.lineage.run_id,
+        "checkpoint_step": model.lineage.checkpoint_step,
+    }

@@ -1,0 +1,163 @@
+"""Clients of the generator and the queue, which the API reaches through Serve handles."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from ray.exceptions import RayActorError
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+
+from apps.http_api.deployment_health import DeploymentHealth
+from serving.errors import DeadlineExceededError
+from serving.origin import RequestKind
+from serving.refusals import take
+from serving.store.model_store import ModelStore
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteText:
+    """The generators behind a Serve handle.
+
+    With `models`, a request is routed to a replica that has its model in memory, if that has
+    capacity. Every request ends after `timeout_s`, even if no generator has accepted it: this is
+    slightly more than the generators' own deadline. With `may_sleep`, zero replicas are not a
+    fault.
+    """
+
+    def __init__(
+        self,
+        handle: DeploymentHandle[Any],
+        *,
+        models: ModelStore | None,
+        timeout_s: float,
+        may_sleep: bool,
+    ) -> None:
+        # A piece of a response costs a third by gRPC of what it costs as a Ray object.
+        self._handle = handle.options(_by_reference=False)
+        self._streaming_handle = handle.options(
+            stream=True, _by_reference=False, response_serialization="pickle"
+        )
+        self._models = models
+        self._timeout_s = timeout_s
+        self._may_sleep = may_sleep
+        self._health = DeploymentHealth()
+
+    async def stream(
+        self, kind: RequestKind, body: dict[str, Any], request_id: str
+    ) -> AsyncGenerator[Any, None]:
+        """Yield the response in pieces; closing the generator early cancels the request."""
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        for is_last_try in (False, True):
+            handle = self._route(self._streaming_handle, body)
+            items = handle.stream.remote(kind, body, request_id)
+            assert isinstance(items, DeploymentResponseGenerator)
+            has_begun = False
+            try:
+                while True:
+                    with _translate_timeout(self._timeout_s):
+                        async with asyncio.timeout_at(deadline):
+                            item = await anext(items)
+                    has_begun = True
+                    yield take(item)
+            except StopAsyncIteration:
+                return
+            except RayActorError:
+                if has_begun or is_last_try:
+                    raise
+                logger.warning("%s: a generator died before it answered; asking again", request_id)
+            finally:
+                items.cancel()  # type: ignore[no-untyped-call]
+
+    async def answer(
+        self, kind: RequestKind, body: dict[str, Any], request_id: str
+    ) -> dict[str, Any]:
+        """Return the whole response; cancellation cancels the request."""
+        with _translate_timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s):
+                try:
+                    return await self._answer(kind, body, request_id)
+                except RayActorError:
+                    logger.warning("%s: a generator died with it; asking again", request_id)
+                    return await self._answer(kind, body, request_id)
+
+    async def _answer(
+        self, kind: RequestKind, body: dict[str, Any], request_id: str
+    ) -> dict[str, Any]:
+        response = self._route(self._handle, body).answer.remote(kind, body, request_id)
+        try:
+            return take(await response)
+        except asyncio.CancelledError:
+            response.cancel()  # type: ignore[no-untyped-call]
+            raise
+
+    def _route(self, handle: DeploymentHandle[Any], body: dict[str, Any]) -> DeploymentHandle[Any]:
+        """Pass the model's id to Serve's router if the model exists: the router keeps every id."""
+        if self._models is None:
+            return handle
+        return handle.options(multiplexed_model_id=self._models.resolve(body["model"]).id)
+
+    async def check(self) -> None:
+        """Raise if no generator can respond; one that may sleep is not started."""
+        application, deployment = self._handle.app_name, self._handle.deployment_name
+        await self._health.check(application, deployment, may_sleep=self._may_sleep)
+
+
+@contextmanager
+def _translate_timeout(timeout_s: float) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as exc:
+        raise DeadlineExceededError(f"no complete answer within {timeout_s:g} s") from exc
+
+
+class RemoteQueue:
+    """The queue behind a Serve handle."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+        self._health = DeploymentHealth()
+
+    async def create(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Validate and queue a fine-tuning job."""
+        return take(await self._handle.create.remote(body))
+
+    async def preview(
+        self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Show rows of a file as tokens."""
+        call = self._handle.preview
+        return take(await call.remote(file_id, model, num_rows, training))
+
+    async def get_defaults(self, model: str) -> dict[str, Any]:
+        """Return the default settings of a fine-tuning job for a model."""
+        return take(await self._handle.get_defaults.remote(model))
+
+    async def cancel(self, run_id: str) -> dict[str, Any]:
+        """Cancel a fine-tuning job."""
+        return take(await self._handle.cancel.remote(run_id))
+
+    async def pause(self, run_id: str) -> dict[str, Any]:
+        """Pause a fine-tuning job and free its resources; it can be resumed later."""
+        return take(await self._handle.pause.remote(run_id))
+
+    async def resume(self, run_id: str) -> dict[str, Any]:
+        """Resume a paused, failed or cancelled fine-tuning job."""
+        return take(await self._handle.resume.remote(run_id))
+
+    async def delete(self, run_id: str) -> None:
+        """Delete a fine-tuning job that has ended."""
+        take(await self._handle.delete.remote(run_id))
+
+    async def publish_checkpoint(
+        self, run_id: str, checkpoint_id: str, model_id: str | None
+    ) -> dict[str, Any]:
+        """Start publishing a checkpoint as a model."""
+        call = self._handle.publish_checkpoint
+        return take(await call.remote(run_id, checkpoint_id, model_id))
+
+    async def check(self) -> None:
+        """Raise if the queue cannot respond."""
+        await self._health.check(self._handle.app_name, self._handle.deployment_name)

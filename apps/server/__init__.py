@@ -1,0 +1,1 @@
+"""The process of `serve run`: start, stop, log and deploy file."""

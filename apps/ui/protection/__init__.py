@@ -1,0 +1,1 @@
+"""Protection of the page: access, allowed calls, uploads."""

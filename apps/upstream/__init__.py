@@ -1,0 +1,1 @@
+"""Text from other servers: OpenAI-compatible upstreams, and vLLM through Ray Serve."""

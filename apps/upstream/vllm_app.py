@@ -1,0 +1,110 @@
+"""Serving of models from the store on GPUs: Ray Serve's LLM support with vLLM, behind our API keys.
+
+`deploy.vllm.yaml` names this module; the API relays requests to it (`apps/upstream/proxy.py`). vLLM
+is imported only when an application is built, since it is an optional dependency.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from ray.serve import Application
+
+from apps.access.gate import Gate, read_api_key
+from apps.access.keys import KeyStore
+from apps.access.start import check_exposure, find_serve_host
+from model_files.refused_keys import check_keys
+from serving.store.model_store import ModelStore, StoredModel
+from storage.layout import DEFAULT_ROOT, open_storage
+
+BASE_MODEL_TIMEOUT_S = 60.0  # within which the API's application adds its base models
+_POLL_S = 0.5
+SHUTDOWN_TIMEOUT_S = 150.0  # for requests in progress
+
+
+class VllmSettings(BaseModel):
+    """Arguments of `apps.upstream.vllm_app:build_app`; an unknown key is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    storage: str = Field(DEFAULT_ROOT, min_length=1, description="The API's storage folder.")
+    models: tuple[str, ...] = Field(
+        min_length=1, description="Ids of models in the store; aliases are the API's matter."
+    )
+    accelerator_type: str | None = Field(
+        None, description="The kind of GPU, as Ray calls it; any if absent."
+    )
+    engine: dict[str, Any] = Field(
+        default_factory=dict, description="Arguments of vLLM's engine, for every model."
+    )
+    deployment: dict[str, Any] = Field(
+        default_factory=dict, description="Serve's options for the replicas of every model."
+    )
+    max_requests: int = Field(
+        256, ge=1, description="Requests that may be under way at once; as many may wait."
+    )
+    require_key: bool = Field(
+        False, description="Whether every request needs a key, also while none exists."
+    )
+
+
+def build_app(settings: VllmSettings) -> Application:
+    """Build an application that serves models of the store, each on its own GPUs.
+
+    Raises `ModelNotFoundError` for an unknown model, `DamagedDirectoryError` for one whose files
+    have changed, `NewerFormatError` for one of a newer release, and `ValueError` if vLLM is not
+    installed or the settings of a model name a file to open.
+    """
+    layout = open_storage(settings.storage)
+    gate = Gate(read_api_key(), KeyStore(layout), require_key=settings.require_key)
+    check_exposure(gate, find_serve_host())
+    store = ModelStore(layout)
+    configs = list(describe_models(store, settings))
+    try:
+        from apps.upstream.vllm_ingress import bind_ingress
+    except ImportError as exc:
+        raise ValueError(
+            f"vLLM cannot be used here ({exc}); install it with: pip install 'tuneserve[vllm]'"
+        ) from exc
+    return bind_ingress(configs, settings)
+
+
+def describe_models(store: ModelStore, settings: VllmSettings) -> Iterator[dict[str, Any]]:
+    """Yield Ray's `LLMConfig` for every model, after checking that its files are unchanged.
+
+    Raises as `build_app` does.
+    """
+    options: dict[str, Any] = {"graceful_shutdown_timeout_s": SHUTDOWN_TIMEOUT_S}
+    if "autoscaling_config" not in settings.deployment:
+        options["num_replicas"] = 1
+    for model_id in settings.models:
+        model = _wait_for(store, model_id)
+        model.verify()
+        _check_settings(model)
+        yield {
+            "model_loading_config": {"model_id": model.id, "model_source": str(model.path)},
+            "accelerator_type": settings.accelerator_type,
+            "engine_kwargs": settings.engine,
+            "deployment_config": {**options, **settings.deployment},
+        }
+
+
+def _check_settings(model: StoredModel) -> None:
+    """Refuse a model of an earlier release whose settings would make vLLM open a file."""
+    try:
+        check_keys(model.path)
+    except ValueError as exc:
+        raise ValueError(
+            f"model {model.id!r} is not given to vLLM: {exc}; delete the model and import it again"
+        ) from exc
+
+
+def _wait_for(store: ModelStore, model_id: str) -> StoredModel:
+    """Return a model; on the first start, wait until the API's application has added it."""
+    if model_id in store.read_aliases():
+        raise ValueError(f"{model_id!r} is an alias; name the model that it points to")
+    deadline = time.monotonic() + BASE_MODEL_TIMEOUT_S
+    while not store.has(model_id) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return store.get(model_id)

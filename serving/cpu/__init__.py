@@ -1,0 +1,1 @@
+"""Kernels and settings for generation on a CPU."""

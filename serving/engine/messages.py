@@ -1,0 +1,91 @@
+"""Messages to and from an engine's core; importing them needs no torch."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from serving.engine.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Natural log-probability of a token at its position, and the top tokens there."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # token ids and log-probabilities, likeliest first
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The facts about a loaded model that its callers need."""
+
+    context_length: int
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    sampling: Sampling
+    """Defaults for requests that leave sampling settings unset."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A request to count the memory of a model instead of loading it; the process then ends."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A request for tokens after a prompt."""
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    num_new_tokens: int
+    sampling: Sampling
+    is_streamed: bool
+    """Whether to report every token, or all tokens together at the end."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """A request for the log-probability of each token of a text."""
+
+    request_id: str
+    token_ids: Sequence[int]
+    num_top: int
+
+
+@dataclass(frozen=True)
+class Cancellation:
+    """A request to cancel another request of any kind."""
+
+    request_id: str
+
+
+Command = Generation | Scoring | Cancellation
+
+
+class Progress(NamedTuple):
+    """The progress of one request since its last report."""
+
+    request_id: str
+    tokens: Sequence[int]
+    likelihoods: Sequence[Likelihood]
+    """One per token in `tokens`, or empty if the request did not ask for them."""
+    is_finished: bool
+    error: str | None = None
+
+
+class Report(NamedTuple):
+    """The progress of all requests in one step.
+
+    `cache_use` is the fraction of the cache that is in use.
+    """
+
+    progress: Sequence[Progress]
+    num_running: int = 0
+    cache_use: float = 0.0
+
+
+Tell = Callable[[Report | None], None]
+"""Callback for the reports of a core, called from any thread; None after the core has ended."""

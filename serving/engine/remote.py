@@ -1,0 +1,170 @@
+"""An engine's core in a separate process, so that it does not compete for this process's GIL.
+
+A fork server, which has imported the libraries that take seconds to import, forks a new process for
+each model (`serving.engine.worker`).
+"""
+
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from queue import SimpleQueue
+
+from serving.engine.messages import Cancellation, Command, Generation, ModelFacts, Scoring, Tell
+from serving.errors import EngineDeadError, EngineLostError
+from serving.settings import EngineSettings
+
+PID_BYTES = 8
+_NUM_TRIES = 2
+
+
+class RemoteCore:
+    """An `EngineCore` in another process; calls `tell` from a thread of this process.
+
+    The constructor blocks until the model is loaded; it raises `EngineDeadError` if the model does
+    not load, and `EngineLostError` if the process ends before. Other methods except `close` never
+    block, even if the process hangs.
+    """
+
+    def __init__(self, path: Path, settings: EngineSettings, tell: Tell) -> None:
+        self._tell = tell
+        self._connection, there = Pipe()
+        self._process: int | None = None  # a pidfd, since process ids are reused
+        try:
+            with there:
+                self._process = os.pidfd_open(fork_server.fork(there))
+            self._connection.send((path, settings))
+            found: ModelFacts | EngineDeadError = self._connection.recv()
+        except (EOFError, OSError):
+            found = EngineLostError(f"the process that was to load model {path.name!r} has ended")
+        except EngineDeadError as exc:
+            found = exc
+        if isinstance(found, EngineDeadError):
+            self._end_process()
+            self._connection.close()
+            raise found
+        self.facts = found
+        self._is_alive = True
+        self._commands: SimpleQueue[bytes | None] = SimpleQueue()
+        self._writing = threading.Thread(target=self._write, name="engine-commands", daemon=True)
+        self._writing.start()
+        threading.Thread(target=self._read, name="engine-reports", daemon=True).start()
+
+    def is_alive(self) -> bool:
+        """Return whether the process is alive and accepts requests."""
+        return self._is_alive
+
+    def generate(self, asked: Generation) -> None:
+        """Start to generate; raises `EngineDeadError` if the process has ended."""
+        self._send(asked)
+
+    def score(self, asked: Scoring) -> None:
+        """Start to score a text; raises `EngineDeadError` if the process has ended."""
+        self._send(asked)
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a request of any kind; reports already in transit may still arrive."""
+        with suppress(EngineDeadError):
+            self._send(Cancellation(request_id))
+
+    def close(self) -> None:
+        """End the process; block until its memory is free."""
+        self._is_alive = False
+        self._end_process()
+
+    def _end_process(self) -> None:
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        try:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            ended = select.poll()
+            ended.register(process, select.POLLIN)
+            ended.poll()
+        finally:
+            os.close(process)
+
+    def _send(self, command: Command) -> None:
+        if not self._is_alive:
+            raise EngineDeadError("the model's engine has stopped")
+        # If the process ends after this check, `tell(None)` reports it to all waiting requests.
+        self._commands.put(pickle.dumps(command))
+
+    def _write(self) -> None:
+        """Send commands in a thread, so that a process that does not read never blocks callers."""
+        with suppress(OSError):  # the process has ended; `_read` handles that
+            while (command := self._commands.get()) is not None:
+                self._connection.send_bytes(command)
+
+    def _read(self) -> None:
+        try:
+            with suppress(EOFError, OSError):
+                while True:
+                    self._tell(self._connection.recv())
+        finally:
+            self._is_alive = False
+            self._tell(None)
+            self._commands.put(None)
+            self._writing.join()
+            self._connection.close()
+
+
+class ForkServer:
+    """A process that has imported the libraries of engines and forks one process per model."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def start(self) -> None:
+        """Start the fork server if it is not running; return before it is ready."""
+        with self._lock:
+            self._start()
+
+    def fork(self, connection: Connection) -> int:
+        """Fork a process that serves the other end of a connection; return its process id.
+
+        Raises `EngineLostError` if no process could be started.
+        """
+        with self._lock:
+            for _ in range(_NUM_TRIES):
+                control = self._start()
+                with suppress(OSError):
+                    socket.send_fds(control, [b"\0"], [connection.fileno()])
+                    if answer := control.recv(PID_BYTES):
+                        return int.from_bytes(answer, "little")
+                self._discard()  # the fork server has probably ended, so start a new one
+        raise EngineLostError("no process could be started for an engine; the log says why")
+
+    def _start(self) -> socket.socket:
+        if self._control is None:
+            control, there = socket.socketpair()
+            with there:
+                self._process = subprocess.Popen(  # noqa: S603 - our own command
+                    [sys.executable, "-m", "serving.engine.worker", str(there.fileno())],
+                    pass_fds=[there.fileno()],
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                )
+            self._control = control
+        return self._control
+
+    def _discard(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+fork_server = ForkServer()

@@ -1,0 +1,157 @@
+"""The peer of `serving.engine.remote`: `python -m serving.engine.worker` forks a process for each.
+
+A forked process ends when its client process ends and when its generating thread ends.
+"""
+
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from transformers.utils import logging as transformers_logging
+
+from serving.engine.core import EngineCore, LoadedWeights, read_model
+from serving.engine.messages import (
+    Command,
+    Generation,
+    Inspection,
+    Progress,
+    Report,
+    Scoring,
+)
+from serving.engine.remote import PID_BYTES
+from serving.errors import EngineDeadError
+from serving.loading.inspection import inspect_directory
+from serving.loading.model_memory import ModelMemory
+from serving.settings import EngineSettings
+from system.process_limits import MAX_CPU_S, limit_cpu, limit_memory
+from system.threads import put_thread_last
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 1.0
+
+
+def serve_forks(control: socket.socket) -> None:
+    """Fork for every incoming connection until the other end of `control` is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides when to end
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended processes are reaped by the kernel
+    # Garbage collection in a fork writes to all objects that are not frozen, which would copy the
+    # memory that all forks share.
+    gc.collect()
+    gc.freeze()
+    while True:
+        _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not descriptors:
+            return
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            _run_engine(Connection(descriptors[0]))
+        os.close(descriptors[0])
+        control.sendall(pid.to_bytes(PID_BYTES, "little"))
+
+
+def _run_engine(connection: Connection) -> None:
+    """Run an engine's core for the client at the other end; never returns."""
+    code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _serve_engine(connection)
+        code = 0
+    except (EOFError, BrokenPipeError):  # the client has closed the connection
+        code = 0
+    except BaseException:
+        logger.exception("an engine's process failed")
+    finally:
+        os._exit(code)  # without waiting for threads
+
+
+def _serve_engine(connection: Connection) -> None:
+    sending = threading.Lock()
+
+    def tell(report: Report | None) -> None:
+        with sending:
+            connection.send(report)
+
+    command = connection.recv()
+    if isinstance(command, Inspection):
+        connection.send(_inspect(command.path))
+        return
+    path, settings = command
+    try:
+        thread = ThreadPoolExecutor(max_workers=1)
+        loading = thread.submit(_read_model_last, path, settings)
+        thread.shutdown(wait=False)
+        while not wait([loading], _POLL_S).done:
+            if connection.poll():  # clients send nothing before the model is loaded: this is EOF
+                raise EOFError
+        loaded = loading.result()
+        core = EngineCore(loaded, settings, tell)
+    except EngineDeadError as exc:
+        connection.send(exc)
+        return
+    del loading, loaded
+    connection.send(core.facts)
+    while core.is_alive():
+        if connection.poll(_POLL_S):
+            command = connection.recv()
+            try:
+                _obey(core, command)
+            except EngineDeadError:
+                raise
+            except Exception as exc:  # other requests must not fail with this one
+                logger.exception("a request failed before it was under way")
+                core.cancel(command.request_id)
+                tell(Report([Progress(command.request_id, (), (), True, str(exc))]))
+
+
+def _inspect(path: Path) -> ModelMemory | EngineDeadError:
+    """Count the memory of a model; a hostile config may make this process exceed its limits."""
+    put_thread_last()
+    transformers_logging.set_verbosity_error()  # the returned error has the same information
+    signal.signal(signal.SIGXCPU, _raise_cpu_limit)
+    limit_cpu()
+    try:
+        weights = path.glob("*.safetensors")
+        limit_memory(sum(file.stat().st_size for file in weights))
+        return inspect_directory(path)
+    except EngineDeadError as exc:
+        return exc
+    except Exception as exc:  # a damaged or hostile model can make the libraries fail in any way
+        logger.warning("model %s cannot be inspected", path.name, exc_info=exc)
+        reason = str(exc).replace(str(path), path.name) or type(exc).__name__
+        return EngineDeadError(f"model {path.name!r} cannot be loaded: {reason}")
+
+
+def _raise_cpu_limit(*_: object) -> None:
+    raise EngineDeadError(
+        "the model is refused: its config or its tokenizer makes building it take more than "
+        f"{MAX_CPU_S} s"
+    )
+
+
+def _read_model_last(path: Path, settings: EngineSettings) -> LoadedWeights:
+    put_thread_last()  # loading should not slow down the serving of other models
+    return read_model(path, settings)
+
+
+def _obey(core: EngineCore, command: Command) -> None:
+    if isinstance(command, Generation):
+        core.generate(command)
+    elif isinstance(command, Scoring):
+        core.score(command)
+    else:
+        core.cancel(command.request_id)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    transformers_logging.disable_progress_bar()
+    serve_forks(socket.socket(fileno=int(sys.argv[1])))

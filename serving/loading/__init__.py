@@ -1,0 +1,1 @@
+"""Inspection and loading of published model directories."""

@@ -1,0 +1,1 @@
+"""Requests and responses in OpenAI's format."""

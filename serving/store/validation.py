@@ -1,0 +1,108 @@
+"""Checks of a model directory before it is published: complete, and without executable content."""
+
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from model_files.json_files import read_object
+from model_files.refused_keys import check_keys, check_weight_files
+from serving.store.lineage import check_lineage
+
+TOKENIZER_NAME = "tokenizer.json"
+VERIFICATION_NAME = "verification.json"
+_WEIGHTS_NAME = "model.safetensors"
+_INDEX_NAME = "model.safetensors.index.json"
+_PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+_MAX_INDEX_BYTES = 64 << 20
+_OLDER_TOKENIZER_NAMES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+def check_model_directory(
+    directory: Path, *, links_stay_in: Path | None = None, converts_tokenizer: bool = False
+) -> None:
+    """Check that a directory is a complete model that runs no code and opens no other files.
+
+    Links must be relative and stay inside `links_stay_in`, by default the directory itself. With
+    `converts_tokenizer`, files of an older tokenizer are accepted instead of tokenizer.json. Raises
+    `ValueError` that names the first fault found.
+    """
+    check_files(directory, links_stay_in=links_stay_in)
+    check_weight_files(directory)
+    _check_weights(directory)
+    names = (TOKENIZER_NAME, *(_OLDER_TOKENIZER_NAMES if converts_tokenizer else ()))
+    if not any((directory / name).is_file() for name in names):
+        raise ValueError(
+            f"{directory.name!r} has no tokenizer: expected {' or '.join(names)}; convert one of "
+            "another kind with transformers' AutoTokenizer and save_pretrained"
+        )
+    check_keys(directory)
+    check_lineage(directory)
+    if (directory / VERIFICATION_NAME).exists():
+        report = read_object(directory / VERIFICATION_NAME)
+        if report.get("passed") is not True:
+            raise ValueError(
+                f"{directory.name!r} failed its verification, as its {VERIFICATION_NAME} says; "
+                "consolidate the checkpoint again"
+            )
+
+
+def check_files(directory: Path, *, links_stay_in: Path | None = None) -> None:
+    """Check the names and types of a directory's files without reading them; raise `ValueError`."""
+    if not (directory / "config.json").is_file():
+        raise ValueError(f"{directory.name!r} is not a model directory: it has no config.json")
+    for path in sorted(directory.rglob("*")):
+        _check_file(path, directory, links_stay_in or directory)
+
+
+def _check_file(path: Path, directory: Path, root: Path) -> None:
+    name = path.relative_to(directory)
+    if path.suffix in (".json", ".safetensors") and not path.is_file():
+        raise ValueError(f"{name} is a folder; expected a file")
+    if path.suffix.lower() in _PICKLE_SUFFIXES:
+        raise ValueError(
+            f"{name} may hold pickled weights, which can run code when they are loaded; convert "
+            "them to safetensors and remove the file"
+        )
+    if path.is_symlink() and (
+        path.readlink().is_absolute() or not path.resolve().is_relative_to(root.resolve())
+    ):
+        raise ValueError(
+            f"{name} is a link that leaves the directory; copy the file itself (cp -rL does)"
+        )
+
+
+def _check_weights(directory: Path) -> None:
+    """Check that every weight file exists, is complete and has the tensors that the index lists."""
+    if (directory / _INDEX_NAME).is_file():
+        index = read_object(directory / _INDEX_NAME, _MAX_INDEX_BYTES)
+        weight_map = index.get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ValueError(f"{_INDEX_NAME} has no 'weight_map' of tensors to files")
+    elif (directory / _WEIGHTS_NAME).is_file():
+        weight_map = dict.fromkeys(_read_names(directory / _WEIGHTS_NAME), _WEIGHTS_NAME)
+    else:
+        raise ValueError(
+            f"{directory.name!r} has no weights: expected {_WEIGHTS_NAME}, or {_INDEX_NAME} and "
+            "the files that it names"
+        )
+    for file in sorted(set(map(str, weight_map.values()))):
+        if Path(file).name != file or not (directory / file).is_file():
+            raise ValueError(f"{_INDEX_NAME} names {file!r}, which is no file of the directory")
+        held = _read_names(directory / file)
+        if gone := {name for name, place in weight_map.items() if place == file} - held:
+            raise ValueError(f"{file} lacks {min(gone)!r}, which {_INDEX_NAME} says it has")
+
+
+def _read_names(file: Path) -> set[str]:
+    try:
+        with safe_open(file, framework="numpy") as weights:  # does not import torch
+            return set(weights.keys())
+    except SafetensorError as exc:
+        raise ValueError(f"{file.name} is not a whole safetensors file: {exc}") from exc
+
+
+def find_cache_repository(source: Path) -> Path | None:
+    """Return the repository folder in the hub's cache if `source` is a snapshot of one, or None."""
+    repository = source.parent.parent
+    is_snapshot = source.parent.name == "snapshots" and (repository / "blobs").is_dir()
+    return repository if is_snapshot else None

@@ -1,0 +1,1 @@
+"""Snapshots of a storage root, for backup and restore."""

@@ -1,0 +1,1 @@
+"""Helpers for the machine, which know nothing of Tuneserve."""

@@ -1,0 +1,236 @@
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from apps.cli.connection import Connection
+from apps.cli.jobs import read_settings
+from apps.cli.watch import draw_job, follow_events, read_new_metrics
+from apps.fine_tuning.index.run_lookup import find_run
+from apps.fine_tuning.job_schemas import describe_job
+from apps.fine_tuning.queue import RunQueue
+from apps.http_api.dependencies import Services
+from storage.layout import StorageLayout
+from tests.apps.cli.conftest import Call
+from tests.apps.conftest import build_services
+from training.run.folder import RunFolder
+
+ROWS = '{"prompt": "How many loaves?", "completion": "Twelve."}\n' * 3
+REST = {"num_steps": 40, "epoch": 1.0, "tokens_per_s": 900.0, "elapsed_s": 1.0, "remaining_s": 65.0}
+
+
+@pytest.fixture
+def services(layout: StorageLayout, queue: RunQueue, request: pytest.FixtureRequest) -> Services:
+    """The application's services, with the changes that a test is parametrized with."""
+    return build_services(layout, queue, **getattr(request, "param", {}))
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    (tmp_path / "rows.jsonl").write_text(ROWS)
+    return tmp_path / "rows.jsonl"
+
+
+@pytest.fixture
+def run(call: Call, services: Services, rows: Path) -> RunFolder:
+    status, job_id = call("jobs", "create", str(rows), "--epochs", "2")
+    assert status == 0, job_id
+    return find_run(services.layout, job_id)
+
+
+def add_step(run: RunFolder, step: int, loss: float, **more: float) -> None:
+    run.add_metrics({"step": step, "loss": loss, **REST, **more})
+
+
+def test_a_job_is_begun_with_settings_paused_resumed_and_cancelled(
+    call: Call, services: Services, rows: Path
+) -> None:
+    file_id = call("files", "upload", str(rows))[1]
+    more = ("--validation", str(rows), "--suffix", "ovens", "--priority", "3")
+    settings = ("--set", "learning_rate=0.01", "--set", "lr_schedule=linear")
+    status, said = call("jobs", "create", file_id, *more, *settings, "--json")
+    job = json.loads(said)
+    assert (status, job["training_file"], job["priority"]) == (0, file_id, 3)
+    assert (job["training"]["learning_rate"], job["training"]["lr_schedule"]) == (0.01, "linear")
+    assert job["validation_file"] is not None
+    for change, expected in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
+        assert call("jobs", change, job["id"]) == (0, f"{job['id']} is {expected}")
+    status, said = call("jobs", "cancel", job["id"])
+    assert (status, said) == (1, f"error: job '{job['id']}' has cancelled already")
+    status, cloned = call("jobs", "clone", job["id"], "--set", "learning_rate=0.02")
+    assert describe_job(find_run(services.layout, cloned))["training"]["learning_rate"] == 0.02
+    status, shown = call("jobs", "list")
+    assert (status, job["id"] in shown, cloned in shown) == (0, True, True)
+    assert len(json.loads(call("jobs", "list", "--limit", "1", "--json")[1])) == 1
+    assert call("jobs", "delete", job["id"]) == (0, f"deleted {job['id']}")
+    assert "learning_rate=0.02" in call("jobs", "show", cloned)[1]
+    assert call("jobs", "checkpoints", cloned)[0] == 0
+
+
+def test_files_are_mixed_by_weight(
+    call: Call, services: Services, rows: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "c=1.jsonl").write_text(ROWS)
+    sent = call("files", "upload", str(rows))[1]
+    mix = ("--mix", f"{sent}=0.5", "--mix", str(tmp_path / "c=1.jsonl"))
+    status, said = call("jobs", "create", str(rows), *mix, "--json")
+    assert status == 0, said
+    job = json.loads(said)
+    first, second, third = job["training_files"]
+    assert first == {"file": job["training_file"], "weight": 1.0}
+    assert second == {"file": sent, "weight": 0.5}
+    assert services.files.get(third["file"])["filename"] == "c=1.jsonl"
+    run = find_run(services.layout, job["id"])
+    assert run.read_data_summary()["num_rows"] == 3 + 2 + 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("create", "nowhere.jsonl"), "there is no file 'nowhere.jsonl' here"),
+        (("create", "file-none"), "there is no file 'file-none'"),
+        (("create", "file-none", "--set", "epochs"), "expected NAME=VALUE"),
+        (("create", "file-none", "--mix", "a=b"), "the weight is 'b', expected a number, as in"),
+        (("show", "ftjob-none"), "there is no job 'ftjob-none'"),
+        (("watch", "ftjob-none"), "there is no job 'ftjob-none'"),
+        (("logs", "ftjob-none"), "there is no job 'ftjob-none'"),
+    ],
+)
+def test_what_cannot_be_is_said(call: Call, arguments: tuple[str, ...], message: str) -> None:
+    status, said = call("jobs", *arguments)
+    assert status == 1
+    assert said.startswith("error: ")
+    assert message in said
+
+
+def test_an_application_that_is_not_there_is_named(call: Call) -> None:
+    status, said = call("jobs", "list", "--url", "http://127.0.0.1:9")
+    assert status == 1
+    assert "http://127.0.0.1:9 cannot be reached" in said
+    assert "tuneserve run" in said
+
+
+def test_what_is_no_json_number_is_sent_as_text(call: Call, rows: Path) -> None:
+    assert read_settings(["learning_rate=NaN"]) == {"learning_rate": "NaN"}
+    status, said = call("jobs", "create", str(rows), "--set", "learning_rate=NaN")
+    assert (status, "learning_rate" in said) == (1, True)
+
+
+def test_settings_are_json_or_text() -> None:
+    given = ["epochs=3", "keep=best", "adam_betas=[0.9, 0.99]", "columns={}", "format=a=b"]
+    assert read_settings(given) == {
+        "epochs": 3,
+        "keep": "best",
+        "adam_betas": [0.9, 0.99],
+        "columns": {},
+        "format": "a=b",
+    }
+
+
+# Watching
+
+
+def tell(run: RunFolder, status: str) -> threading.Thread:
+    """Start a thread that takes three steps of a job, with events and log lines, and ends it."""
+
+    def happen() -> None:
+        for step in range(1, 4):
+            time.sleep(0.1)
+            add_step(run, step, 2.0 / step)
+            run.add_event(f"step {step}")
+            with run.log_file.open("a") as log:
+                log.write(f"line {step}\n")
+        run.update_record(status=status, model_id="tiny")
+
+    thread = threading.Thread(target=happen)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(("status", "code"), [("succeeded", 0), ("failed", 1), ("cancelled", 1)])
+def test_elsewhere_than_on_a_terminal_events_are_printed(
+    call: Call, run: RunFolder, status: str, code: int
+) -> None:
+    happening = tell(run, status)
+    exit_code, said = call("jobs", "watch", run.path.name)
+    happening.join()
+    assert exit_code == code
+    assert [f"step {step}" in said for step in (1, 2, 3)] == [True] * 3
+    assert ("tiny is there" in said) == (status == "succeeded")
+
+
+def test_events_are_json_lines_if_asked_for(call: Call, run: RunFolder) -> None:
+    tell(run, "succeeded").join()
+    exit_code, said = call("jobs", "watch", run.path.name, "--json")
+    decoder, events = json.JSONDecoder(), []
+    while said:
+        event, end = decoder.raw_decode(said)
+        events.append(event)
+        said = said[end:].strip()
+    assert exit_code == 0
+    assert [event["id"] for event in events] == [event["id"] for event in run.read_events()]
+
+
+def test_a_log_is_printed_to_the_jobs_end(call: Call, run: RunFolder) -> None:
+    happening = tell(run, "succeeded")
+    assert call("jobs", "logs", run.path.name, "--follow") == (0, "line 1 line 2 line 3")
+    happening.join()
+    assert call("jobs", "logs", run.path.name, "--tail", "7") == (0, "line 3")
+
+
+@pytest.mark.parametrize("services", [{"max_stream_age_s": 0.0}], indirect=True)
+def test_a_followed_log_that_ended_by_age_is_resumed(call: Call, run: RunFolder) -> None:
+    happening = tell(run, "succeeded")
+    assert call("jobs", "logs", run.path.name, "--follow") == (0, "line 1 line 2 line 3")
+    happening.join()
+
+
+@pytest.fixture
+def connection(url: str) -> Connection:
+    return Connection(url)
+
+
+def test_events_go_on_where_a_connection_was_cut(connection: Connection, run: RunFolder) -> None:
+    events = follow_events(connection, run.path.name)
+    first = next(events)
+    tell(run, "succeeded").join()
+    rest = [event["id"] for event in events]
+    assert [first["id"], *rest] == [event["id"] for event in run.read_events()]
+
+
+def test_figures_are_read_once_and_again_where_an_interruption_undid_them(
+    connection: Connection, run: RunFolder
+) -> None:
+    name = run.path.name
+    assert read_new_metrics(connection, name, []) == []
+    for step in (1, 2, 3):
+        add_step(run, step, 3.0)
+    known = read_new_metrics(connection, name, [])
+    add_step(run, 4, 3.0)
+    known = read_new_metrics(connection, name, known)
+    assert known == run.read_metrics()
+    run.forget_metrics_after(2)
+    known = read_new_metrics(connection, name, known)
+    assert known == run.read_metrics()
+    add_step(run, 3, 2.5)
+    assert read_new_metrics(connection, name, known) == run.read_metrics()
+
+
+def test_a_job_is_drawn_with_a_bar_a_curve_and_its_events(run: RunFolder) -> None:
+    for step in range(1, 31):
+        add_step(run, step, 4.0 / step, **({"eval_loss": 3.0 / step} if step % 10 == 0 else {}))
+    run.update_record(status="running")
+    job: dict[str, Any] = {**describe_job(run), "waiting_for": "number 2 in the queue"}
+    console = Console(width=90, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(draw_job(job, run.read_metrics(), [{**run.read_events()[0]}], 90))
+    console.file.close()
+    drawn = console.export_text()
+    for part in ("running", "number 2 in the queue", "30/40", "1:05 left", "loss by step"):
+        assert part in drawn
+    assert "validation" in drawn
+    assert sum("│" in line for line in drawn.splitlines()) >= 10
+    assert max(map(len, drawn.splitlines())) <= 90

@@ -1,0 +1,90 @@
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from apps.fine_tuning.index.run_lookup import name_model
+from apps.http_api.dependencies import Services
+from serving.store.model_store import ModelStore
+from storage.layout import StorageLayout
+from tests.apps.cli.conftest import Call
+from tests.apps.conftest import add_job
+
+
+@pytest.fixture
+def store(services: Services) -> ModelStore:
+    return services.models
+
+
+def test_a_model_is_added_promoted_rolled_back_and_deleted(
+    call: Call, store: ModelStore, tiny_model: Path
+) -> None:
+    assert call("models", "add", str(tiny_model), "mine") == (0, "added mine")
+    assert call("models", "verify", "mine") == (0, "mine is as it was published")
+    assert call("models", "promote", "latest", "mine") == (0, "latest points to mine")
+    status, said = call("models", "delete", "mine")
+    assert (status, "'mine' is what 'latest' points to" in said) == (1, True)
+    assert call("models", "rollback", "latest") == (0, "latest points to tiny")
+    assert call("models", "delete", "mine") == (0, "deleted mine")
+    assert [model.id for model in store.list_models()] == ["tiny"]
+    status, said = call("models", "list")
+    assert (status, "tiny" in said, "latest" in said) == (0, True, True)
+    assert json.loads(call("models", "show", "latest", "--json")[1])["id"] == "tiny"
+    assert call("models", "show", "latest")[0] == 0
+
+
+def test_an_export_is_whole_or_not_there(
+    call: Call, layout: StorageLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("models", "export", "latest", "tiny.tar") == (0, "wrote tiny.tar")
+    with tarfile.open("tiny.tar") as file:
+        names = {Path(name).name for name in file.getnames()}
+    assert names == {path.name for path in layout.model("tiny").iterdir()}
+    status, said = call("models", "export", "tiny", "tiny.tar")
+    assert (status, "is there already" in said) == (1, True)
+    assert call("models", "export", "nope", "nope.zip")[0] == 1
+    assert call("models", "export", "tiny", "tiny.rar")[0] == 1
+    assert [path.name for path in tmp_path.glob("*.*")] == ["tiny.tar"]
+
+
+def test_an_archive_goes_in_as_a_folder_does(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("models", "export", "tiny", "tiny.zip")[0] == 0
+    assert call("models", "add", "tiny.zip", "again") == (0, "added again")
+    assert call("models", "verify", "again")[0] == 0
+
+
+def test_a_damaged_model_is_told_of(call: Call, layout: StorageLayout) -> None:
+    config = layout.model("tiny") / "config.json"
+    config.write_text(config.read_text() + " ")
+    status, said = call("models", "verify", "tiny")
+    assert (status, "'config.json' differs from its manifest" in said) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("add", "/nowhere", "mine"),
+        ("delete", "nope"),
+        ("promote", "a b", "tiny"),
+        ("promote", "tiny", "tiny"),
+        ("rollback", "latest"),
+        ("verify", "nope"),
+        ("push", "nope", "me/nope"),
+        ("show", "nope"),
+    ],
+)
+def test_what_cannot_be_done_is_said(call: Call, arguments: tuple[str, ...]) -> None:
+    status, said = call("models", *arguments)
+    assert status == 1
+    assert said.startswith("error: ")
+
+
+def test_an_alias_takes_no_name_that_a_job_needs(call: Call, layout: StorageLayout) -> None:
+    record = add_job(layout, "tiny").read_record()
+    status, said = call("models", "promote", name_model(record), "tiny")
+    assert (status, "is what job 'ftjob-000001' calls its model" in said) == (1, True)

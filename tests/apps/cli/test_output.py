@@ -1,0 +1,64 @@
+import json
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from apps.cli.main import output
+from apps.cli.output import Rows, decode, escape_controls, print_json, say, show
+from apps.cli.watch import draw_curve
+from apps.http_api.dependencies import Services
+from tests.apps.cli.conftest import Call
+
+HOSTILE = "a\x1b[2Jb\x9b31mc\x07\u202edcba\ud800"
+HARMLESS = "a\\u001b[2Jb\\u009b31mc\\u0007\\u202edcba\\ud800"
+
+
+def test_what_a_terminal_would_obey_is_written_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert escape_controls(HOSTILE) == HARMLESS
+    assert escape_controls("two lines\n\tof Brötchen 🥨") == "two lines\n\tof Brötchen 🥨"
+    say(HOSTILE)
+    show(None, False, lambda _: Rows([(HOSTILE, "[/b]")]))
+    assert capsys.readouterr().out == f"{HARMLESS}\n{HARMLESS}\t[/b]\n"
+    print_json({"text": HOSTILE})
+    printed = capsys.readouterr().out
+    assert HARMLESS in printed
+    assert json.loads(printed) == {"text": HOSTILE}
+
+
+def test_names_are_not_markup_and_no_signs_become_pictures(
+    call: Call, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "rows[/b][link=http://x]y[/link]:100:\x1b[2J.jsonl"
+    services.files.add("file-odd", b"{}\n", name)
+    for terminal in (False, True):
+        monkeypatch.setattr(
+            output, "console", Console(markup=False, emoji=False, force_terminal=terminal)
+        )
+        status, shown = call("files", "list")
+        assert status == 0
+        assert "rows[/b][link=http://x]y[/link]:100:\\u001b[2J.jsonl" in shown
+
+
+def test_elsewhere_than_on_a_terminal_nothing_is_cut_off(
+    call: Call, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    services.files.add("file-0123456789abcdef01234567", b"{}\n", "a name with\ttabs.jsonl")
+    listed = call("files", "list")[1]
+    assert listed.startswith("file-0123456789abcdef01234567 a name with tabs.jsonl")
+    status, said = call("files", "show", "file-" + "none" * 20)
+    assert (status, said) == (1, f"error: there is no file 'file-{'none' * 20}'")
+
+
+def test_text_is_whole_where_a_piece_ends_within_a_character() -> None:
+    def cut() -> Iterator[bytes]:
+        for byte in "Brötchen 🥨".encode():
+            yield bytes([byte])
+
+    assert "".join(decode(cut())) == "Brötchen 🥨"
+
+
+@pytest.mark.parametrize(("loss", "width"), [(float("nan"), 90), (1.0, 16), (1.0, 0)])
+def test_no_curve_is_better_than_a_wrong_one(loss: float, width: int) -> None:
+    assert draw_curve([{"step": 1, "loss": loss}], width) == ""

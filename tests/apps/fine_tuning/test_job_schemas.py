@@ -1,0 +1,70 @@
+"""Runs as jobs in OpenAI's format."""
+
+import time
+from typing import Any
+
+import pytest
+
+from apps.fine_tuning.job_schemas import describe_job
+from storage import durable
+from storage.layout import StorageLayout
+from tests.apps.conftest import add_job
+from training.run.folder import RunFolder, RunStatus
+
+STEP = dict.fromkeys(("num_steps", "epoch", "loss", "tokens_per_s", "elapsed_s"), 1.0)
+
+
+@pytest.fixture
+def run(layout: StorageLayout) -> RunFolder:
+    return add_job(layout, "tiny")
+
+
+def change_record(run: RunFolder, **changes: Any) -> None:
+    """Replace values in run.json, including by values of another release."""
+    durable.write_json(run.record_file, {**durable.read_json(run.record_file), **changes})
+
+
+def add_step(run: RunFolder, step: int, *, age_s: int = 0, remaining_s: float = 60.0) -> None:
+    """Record the metrics of a step taken `age_s` seconds ago."""
+    figures = {**STEP, "step": step, "trained_tokens": 100 * step, "remaining_s": remaining_s}
+    line = {**figures, "created_at": int(time.time()) - age_s}
+    durable.append_json_line(run.metrics_file, line)
+
+
+@pytest.mark.parametrize("status", ["succeeded", "failed", "cancelled"])
+def test_a_job_that_has_ended_reports_the_tokens_of_its_last_step(
+    run: RunFolder, status: RunStatus
+) -> None:
+    """Previously, a job that had been paused reported the tokens up to the pause, others none."""
+    add_step(run, 3)
+    change_record(run, status="paused", trained_tokens=300)
+    assert describe_job(run)["trained_tokens"] is None
+    add_step(run, 5)
+    change_record(run, status="running")
+    assert describe_job(run)["trained_tokens"] is None
+    change_record(run, status=status)
+    assert describe_job(run)["trained_tokens"] == 500
+
+
+def test_a_job_that_ended_before_its_first_step_reports_no_tokens(run: RunFolder) -> None:
+    change_record(run, status="failed")
+    assert describe_job(run)["trained_tokens"] is None
+
+
+def test_the_end_is_not_estimated_from_steps_before_the_job_was_resumed(run: RunFolder) -> None:
+    now = int(time.time())
+    add_step(run, 3, age_s=100)
+    change_record(run, status="running", computing_since=now - 20)
+    assert describe_job(run)["estimated_finish"] is None
+    add_step(run, 4, age_s=10)
+    assert describe_job(run)["estimated_finish"] == pytest.approx(now + 50, abs=3)
+    add_step(run, 5, age_s=10, remaining_s=1.0)
+    assert describe_job(run)["estimated_finish"] >= now, "it has not ended yet"
+
+
+def test_a_run_records_when_a_step_was_taken(run: RunFolder) -> None:
+    before = int(time.time())
+    run.add_metrics({"step": 1.0})
+    (line,) = run.read_metrics()
+    assert line["step"] == 1
+    assert before <= line["created_at"] <= time.time()

@@ -1,0 +1,174 @@
+"""The file and name with which row faults are reported, and the number of reads of a file."""
+
+import errno
+import json
+from typing import Any
+
+import pytest
+
+from apps.errors import ApiError
+from apps.file_store import FileStore
+from apps.fine_tuning.queue import RunQueue
+from apps.fine_tuning.validation.row_validation import check_file, check_job, read_refusal
+from storage import durable
+from storage.layout import StorageLayout
+from tests.apps.conftest import ROW, create_run
+from training.data.encoding import RowEncoder
+
+pytestmark = pytest.mark.anyio
+
+GOOD = f"{json.dumps(ROW)}\n".encode() * 4
+BAD = GOOD + b'{"prompt": "x", "completion": 3}\n'
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def add_files(layout: StorageLayout, train: bytes, validation: bytes) -> dict[str, str]:
+    """Add two uploads with the same file name."""
+    store = FileStore(layout)
+    for file_id, content in (("file-train", train), ("file-validation", validation)):
+        store.add(file_id, content, "bad.jsonl")
+    return {"file_id": "file-train", "validation_file": "file-validation"}
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+@pytest.mark.parametrize("param", ["training_file", "validation_file"])
+async def test_files_of_one_name_are_told_apart(
+    queue: RunQueue,
+    layout: StorageLayout,
+    monkeypatch: pytest.MonkeyPatch,
+    param: str,
+    is_quick: bool,
+) -> None:
+    files = add_files(layout, *((BAD, GOOD) if param == "training_file" else (GOOD, BAD)))
+    if is_quick:
+        with pytest.raises(ApiError) as refused:
+            await create_run(queue, **files)
+        found: dict[str, Any] = {
+            "message": str(refused.value),
+            "param": refused.value.param,
+            "code": refused.value.code,
+        }
+    else:
+        monkeypatch.setattr("apps.fine_tuning.validation.row_validation.MAX_QUICK_BYTES", 0)
+        run = await create_run(queue, **files)
+        check_job(layout, run.path.name)
+        found = read_refusal(run) or {}
+    assert (found["param"], found["code"]) == (param, f"invalid_{param}")
+    assert found["message"].startswith("bad.jsonl: 1 of 5 rows cannot be used")
+
+
+async def test_an_upload_is_hashed_and_tokenised_once_for_a_model(
+    queue: RunQueue, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = add_files(layout, GOOD, GOOD.replace(b"Twelve", b"Eleven"))
+    encoded: list[int] = []
+
+    encode = RowEncoder.encode
+
+    def count_rows(encoder: RowEncoder, batches: Any) -> Any:
+        made = list(encode(encoder, batches))
+        encoded.append(len(made))
+        return iter(made)
+
+    monkeypatch.setattr(RowEncoder, "encode", count_rows)
+    hashed: list[str] = []
+    hash_file = durable.hash_file
+
+    def count_hash(path: Any) -> str:
+        hashed.append(path.name)
+        return hash_file(path)
+
+    monkeypatch.setattr(durable, "hash_file", count_hash)
+    for file_id in ("file-train", "file-validation"):
+        check_file(layout, file_id)
+        assert FileStore(layout).get(file_id)["status"] == "processed"
+    assert encoded == [4, 4]
+    runs = [
+        await create_run(queue, "file-train"),
+        await create_run(queue, **files),
+        await create_run(queue, "file-train", training={"validation_fraction": 0.25}),
+    ]
+    assert encoded == [4, 4], "jobs use the tokens of the checks"
+    assert "data_bad.jsonl" not in hashed
+    names = [run.read_data_summary()["name"] for run in runs]
+    assert names == ["bad.jsonl"] * 3
+    hashes = {run.read_data_summary()["sha256"] for run in runs}
+    assert hashes == {FileStore(layout).get("file-train")["sha256"]}
+    sizes = [
+        (summary["num_rows"], (summary["validation"] or {}).get("num_rows"))
+        for summary in (run.read_data_summary() for run in runs)
+    ]
+    assert sizes == [(4, None), (4, 4), (3, 1)]
+
+
+async def test_a_preview_names_the_file_as_it_was_uploaded(
+    queue: RunQueue, layout: StorageLayout
+) -> None:
+    FileStore(layout).add("file-train", GOOD, "rows.jsonl")
+    with pytest.raises(ApiError) as refused:
+        await queue.preview("file-train", "latest", 1, {"columns": {"prompt": "nope"}})
+    assert str(refused.value).startswith("rows.jsonl: ")
+
+
+async def test_keys_that_are_not_used_are_in_the_check_the_preview_and_the_events(
+    queue: RunQueue, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{**ROW, "id": place, **({"note": "x"} if place == 3 else {})} for place in range(4)]
+    content = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+    FileStore(layout).add("file-train", content, "rows.jsonl")
+    counted = {"id": 4, "note": 1}
+    assert (await queue.preview("file-train", "latest", 1, {}))["ignored_keys"] == counted
+    run = await create_run(queue, "file-train")
+    (warning,) = [event for event in run.read_events() if event["level"] == "warn"]
+    assert (
+        "Keys of rows that are not used, with how many rows have them: 'id' (4), 'note' (1)"
+        in (warning["message"])
+    )
+    assert warning["data"] == {"ignored_keys": counted}
+    monkeypatch.setattr("apps.fine_tuning.submission.are_quick", lambda _: False)
+    shown = await queue.preview("file-train", "latest", 1, {})
+    assert (shown["num_rows"], shown["ignored_keys"]) == (None, {"id": 1})  # only of the read row
+    check_file(layout, "file-train")
+    assert FileStore(layout).get("file-train")["check"]["ignored_keys"] == counted
+    shown = await queue.preview("file-train", "latest", 1, {})
+    assert (shown["num_rows"], shown["ignored_keys"]) == (4, counted)
+
+
+@pytest.mark.parametrize("fault", [ValueError("of our own"), OSError(errno.EROFS, "read-only")])
+async def test_a_fault_that_is_not_in_the_rows_is_neither_the_jobs_nor_the_files(
+    queue: RunQueue, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    monkeypatch.setattr("apps.fine_tuning.validation.row_validation.MAX_QUICK_BYTES", 0)
+    run = await create_run(queue, **add_files(layout, GOOD, GOOD))
+
+    def fail(*_: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr("training.data.prepare.prepare_data", fail)
+    with pytest.raises(type(fault)):
+        check_job(layout, run.path.name)
+    assert read_refusal(run) is None
+    with pytest.raises(type(fault)):
+        check_file(layout, "file-train")
+    assert FileStore(layout).get("file-train")["status"] == "uploaded"
+
+
+@pytest.mark.parametrize("damage", [GOOD.replace(b"{", b"}"), GOOD[:-9], None])
+async def test_damaged_bytes_on_the_server_are_not_the_clients_fault(
+    queue: RunQueue, layout: StorageLayout, damage: bytes | None
+) -> None:
+    files = FileStore(layout)
+    files.add("file-train", GOOD, "rows.jsonl")
+    path = files.find_content("file-train")
+    path.unlink() if damage is None else path.write_bytes(damage)
+    for ask in (
+        lambda: queue.preview("file-train", "latest", 1, {}),
+        lambda: create_run(queue, "file-train"),
+    ):
+        with pytest.raises(ApiError, match="'rows.jsonl' is damaged") as refused:
+            await ask()
+        assert (refused.value.status, refused.value.code) == (500, "file_unreadable")

@@ -1,0 +1,80 @@
+"""The number of started checks, stored on disk."""
+
+import json
+import logging
+
+import pytest
+
+from apps.fine_tuning.cluster.tasks import Task
+from apps.fine_tuning.validation.validation_attempts import CheckTries
+from storage.layout import StorageLayout
+
+TASK = Task("check_file", "file-rows")
+PAUSES_S = (5.0, 30.0, 120.0, 600.0)
+
+
+def read_stored(layout: StorageLayout) -> str:
+    return (layout.file(TASK.subject) / "check_tries.json").read_text()
+
+
+def write_stored(layout: StorageLayout, text: str) -> None:
+    (layout.file(TASK.subject) / "check_tries.json").write_text(text)
+
+
+@pytest.fixture(autouse=True)
+def uploaded(file_id: str) -> None:
+    assert file_id == TASK.subject
+
+
+def test_pauses_grow_also_over_restarts(layout: StorageLayout) -> None:
+    now = 1_000.0
+
+    def restart() -> CheckTries:
+        return CheckTries(layout, lambda: now)
+
+    for pause_s in PAUSES_S:
+        assert restart().is_due(TASK)
+        assert restart().count(TASK)
+        now += pause_s - 1
+        assert not restart().is_due(TASK)
+        now += 1
+        assert restart().is_due(TASK)
+    assert restart().count(TASK)
+    assert not restart().count(TASK), "five were enough"
+    assert restart().is_due(TASK), "so that it is given up at once"
+
+
+def test_a_clock_that_is_set_back_delays_nothing(layout: StorageLayout) -> None:
+    CheckTries(layout, lambda: 1e9).count(TASK)
+    assert CheckTries(layout, lambda: 1e6).is_due(TASK)
+
+
+def test_a_try_that_is_withdrawn_does_not_count(layout: StorageLayout) -> None:
+    tries = CheckTries(layout, lambda: 0.0)
+    for _ in range(2):
+        tries.count(TASK)
+    tries.withdraw(TASK)
+    assert tries.read(TASK).num_tries == 1
+    tries.withdraw(TASK)
+    assert list(layout.file(TASK.subject).glob("check_tries*")) == []
+
+
+def test_the_count_names_the_version_of_its_format(layout: StorageLayout) -> None:
+    CheckTries(layout, lambda: 7.0).count(TASK)
+    stored = json.loads(read_stored(layout))
+    assert stored == {"num_tries": 1, "last_try_at": 7.0, "format_version": "1.0"}
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "[]", '{"num_tries": -1, "last_try_at": 0}', '{"format_version": "99.0"}']
+)
+def test_a_damaged_count_is_counted_anew(
+    layout: StorageLayout, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = CheckTries(layout, lambda: 0.0)
+    write_stored(layout, damage)
+    with caplog.at_level(logging.WARNING):
+        assert tries.is_due(TASK)
+    assert "is counted anew" in caplog.text
+    assert tries.count(TASK)
+    assert tries.read(TASK).num_tries == 1

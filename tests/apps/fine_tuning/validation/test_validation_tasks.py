@@ -1,0 +1,244 @@
+"""Checks of files that run beside the queue's other work, and the number of attempts."""
+
+import asyncio
+import errno
+from collections.abc import Iterator
+from threading import Event
+from typing import Any
+
+import pytest
+
+from apps.file_store import FileStore
+from apps.fine_tuning.cluster.tasks import Task
+from apps.fine_tuning.queue import RunQueue
+from apps.fine_tuning.validation.row_thread import RowThread
+from apps.fine_tuning.validation.row_validation import SlowRowsError, check_file, prepare_rows
+from apps.fine_tuning.validation.validation_tasks import CheckDesk
+from storage.layout import StorageLayout
+from tests.apps.conftest import NotedJobs, create_run, reconcile_until
+from training.spec import TrainingSpec
+
+pytestmark = pytest.mark.anyio
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def is_released(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
+    """An event; every check of a file blocks until it is set."""
+    event = Event()
+
+    def wait(*_: Any, **__: Any) -> None:
+        event.wait(DEADLINE_S)
+
+    monkeypatch.setattr("apps.fine_tuning.validation.validation_tasks.check_file", wait)
+    yield event
+    event.set()
+
+
+class Restarting:
+    """A sequence of check desks on one storage, like those of a queue that dies in each check."""
+
+    def __init__(self, layout: StorageLayout, jobs: NotedJobs) -> None:
+        self.now = 1_000.0
+        self._layout, self._jobs = layout, jobs
+        self._threads: list[RowThread] = []
+
+    def start(self) -> CheckDesk:
+        """Start the next check desk."""
+        self._threads.append(RowThread())
+        return CheckDesk(self._layout, self._jobs, self._threads[-1], clock=lambda: self.now)
+
+    def close(self) -> None:
+        """End all threads."""
+        for thread in self._threads:
+            thread.close()
+
+
+@pytest.fixture
+def restarting(layout: StorageLayout, jobs: NotedJobs) -> Iterator[Restarting]:
+    desks = Restarting(layout, jobs)
+    yield desks
+    desks.close()
+
+
+async def test_a_check_that_hangs_keeps_no_run_from_starting(
+    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, is_released: Event
+) -> None:
+    run = await create_run(queue, file_id)
+    async with asyncio.timeout(DEADLINE_S / 2):
+        for _ in range(3):
+            await queue.reconcile()
+    assert jobs.started == [run.path.name]
+    assert FileStore(layout).get(file_id)["status"] == "uploaded"
+
+
+async def test_jobs_whose_rows_take_long_keep_no_run_from_starting(
+    queue: RunQueue,
+    jobs: NotedJobs,
+    file_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = await create_run(queue, file_id)
+    may_end = Event()
+
+    def wait(*_: Any) -> None:
+        may_end.wait(DEADLINE_S)
+        raise SlowRowsError
+
+    monkeypatch.setattr("apps.fine_tuning.submission.prepare_rows", wait)
+    creating = [asyncio.create_task(create_run(queue, file_id)) for _ in range(40)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(DEADLINE_S / 2):
+        await queue.reconcile()
+    assert jobs.started == [run.path.name]
+    may_end.set()
+    created = await asyncio.gather(*creating)
+    assert {one.read_record().status for one in created} == {"validating_files"}
+
+
+async def test_one_small_file_is_checked_at_a_time(
+    queue: RunQueue, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    may_end = Event()
+
+    def note(_: StorageLayout, file_id: str, **__: Any) -> None:
+        begun.append(file_id)
+        may_end.wait(DEADLINE_S)
+
+    monkeypatch.setattr("apps.fine_tuning.validation.validation_tasks.check_file", note)
+    for number in range(3):
+        FileStore(layout).add(f"file-{number}", b'{"text": "fox"}\n', "rows.jsonl")
+    for _ in range(5):
+        await queue.reconcile()
+    await reconcile_until(queue, lambda: begun == ["file-0"])
+    may_end.set()
+    await reconcile_until(queue, lambda: len(begun) > 1)
+
+
+async def test_a_file_that_kills_its_check_is_not_checked_for_ever(
+    layout: StorageLayout, restarting: Restarting, file_id: str, is_released: Event
+) -> None:
+    files = FileStore(layout)
+    for _ in range(5):
+        restarting.start().look_after_files()  # the queue dies during this check
+        assert files.get(file_id)["status"] == "uploaded"
+        restarting.now += 600.0
+    restarting.start().look_after_files()
+    found = files.get(file_id)
+    assert found["status"] == "error"
+    assert found["status_details"] == (
+        "the check of the file failed 5 times, the last time because its process ended without a "
+        "reason being recorded"
+    )
+    assert list(layout.file(file_id).glob("check_tries*")) == []
+
+
+async def test_a_job_whose_check_kills_the_queue_fails_in_the_end(
+    queue: RunQueue,
+    layout: StorageLayout,
+    jobs: NotedJobs,
+    restarting: Restarting,
+    file_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("apps.fine_tuning.validation.row_validation.MAX_QUICK_BYTES", 0)
+    run = await create_run(queue, file_id)
+    for _ in range(5):
+        assert restarting.start().look_after_job(run) == "its files are being checked"
+        jobs.under_way.clear()
+        restarting.now += 600.0
+    refusal = restarting.start().look_after_job(run)
+    assert isinstance(refusal, dict)
+    assert refusal["code"] == "interrupted"
+
+
+async def test_a_check_that_a_shutdown_cuts_short_is_no_failure(
+    queue: RunQueue, layout: StorageLayout, file_id: str, is_released: Event
+) -> None:
+    await queue.reconcile()
+    assert list(layout.file(file_id).glob("check_tries.json"))
+    await queue.drain()
+    assert list(layout.file(file_id).glob("check_tries.json")) == []
+
+
+async def test_a_check_that_has_failed_before_a_shutdown_counts(
+    queue: RunQueue, layout: StorageLayout, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_failed = Event()
+
+    def fail(*_: Any, **__: Any) -> None:
+        has_failed.set()
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("apps.fine_tuning.validation.validation_tasks.check_file", fail)
+    await reconcile_until(queue, has_failed.is_set)
+    await queue.create({"model": "latest", "training_file": file_id})  # on the same thread
+    await queue.drain()
+    assert list(layout.file(file_id).glob("check_tries.json"))
+
+
+async def test_a_small_file_that_takes_long_is_left_to_a_task(
+    queue: RunQueue,
+    layout: StorageLayout,
+    jobs: NotedJobs,
+    file_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("apps.fine_tuning.validation.row_validation.MAX_QUICK_S", 0.0)
+    await reconcile_until(queue, lambda: bool(jobs.tasks))
+    assert jobs.tasks == [Task("check_file", file_id)]
+    run = await create_run(queue, file_id)
+    assert run.read_record().status == "validating_files"
+    preview = await queue.preview(file_id, "latest", 3, {})
+    assert (len(preview["rows"]), preview["num_rows"]) == (3, None)
+    check_file(layout, file_id)  # as the task does
+    assert FileStore(layout).get(file_id)["status"] == "processed"
+    preview = await queue.preview(file_id, "latest", 3, {})
+    assert (len(preview["rows"]), preview["num_rows"]) == (3, 4)
+
+
+def test_the_time_counts_also_where_no_row_can_be_used(
+    layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.fine_tuning.validation.row_validation.MAX_QUICK_S", 0.0)
+    FileStore(layout).add("file-bad", b'{"text": ""}\n' * 9, "rows.jsonl")
+    file = FileStore(layout).find_content("file-bad")
+    model = str(layout.model("tiny"))
+    with pytest.raises(SlowRowsError):
+        prepare_rows(layout, TrainingSpec(base_model=model, train_file=str(file)))
+
+
+async def test_a_check_that_fails_is_made_again_after_a_pause(
+    layout: StorageLayout,
+    restarting: Restarting,
+    file_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[float] = []
+
+    def fail(*_: Any, **__: Any) -> None:
+        tried.append(restarting.now)
+        raise OSError(errno.EROFS, "Read-only file system", str(layout.root / "cache"))
+
+    monkeypatch.setattr("apps.fine_tuning.validation.validation_tasks.check_file", fail)
+    desk = restarting.start()
+    files = FileStore(layout)
+    async with asyncio.timeout(DEADLINE_S):
+        while files.get(file_id)["status"] == "uploaded":
+            desk.look_after_files()
+            await asyncio.sleep(0.01)
+            restarting.now += 1.0
+    assert len(tried) == 5
+    assert [
+        after - before >= pause_s
+        for before, after, pause_s in zip(tried, tried[1:], (5.0, 30.0, 120.0, 600.0), strict=False)
+    ] == [True] * 4
+    details = files.get(file_id)["status_details"]
+    assert "failed 5 times, the last time because [Errno 30] Read-only file system" in details
+    assert str(layout.root) not in details

@@ -1,0 +1,199 @@
+"""Requests when the generators behind a handle fail."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from ray import serve
+from ray.exceptions import ActorUnavailableError
+from ray.serve._private.common import (
+    DeploymentStatus,
+    DeploymentStatusTrigger,
+    ReplicaState,
+)
+from ray.serve.handle import DeploymentResponseGenerator
+from ray.serve.schema import (
+    ApplicationStatus,
+    ApplicationStatusOverview,
+    DeploymentStatusOverview,
+    ServeStatus,
+)
+
+from apps.http_api.deployment_health import DeploymentHealth, UnhealthyDeploymentError
+from apps.http_api.serve_handles import RemoteText
+from serving.errors import DeadlineExceededError
+
+pytestmark = pytest.mark.anyio
+
+DEAD = ActorUnavailableError("gone", b"0" * 16)
+
+
+class Items(DeploymentResponseGenerator[Any]):
+    """The response of a handle to a streamed call; raises the items that are exceptions."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self._items = self._play(items)
+        self.is_cancelled = False
+
+    async def _play(self, items: list[Any]) -> AsyncIterator[Any]:
+        for item in items:
+            if isinstance(item, float):
+                await asyncio.sleep(item)
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+
+    async def __anext__(self) -> Any:
+        return await anext(self._items)
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Response:
+    """The response of a handle to a call that is not streamed."""
+
+    def __init__(self, item: Any) -> None:
+        self._item = item
+        self.is_cancelled = False
+
+    def __await__(self) -> Any:
+        if isinstance(self._item, float):
+            yield from asyncio.sleep(self._item).__await__()
+        if isinstance(self._item, Exception):
+            raise self._item
+        return self._item
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Handle:
+    """A handle whose calls return the planned results in sequence."""
+
+    app_name, deployment_name = "tuneserve", "Generator"
+
+    def __init__(self, *plans: Any) -> None:
+        self._plans = iter(plans)
+        self.made: list[Any] = []
+
+    def options(self, **_: Any) -> "Handle":
+        return self
+
+    @property
+    def stream(self) -> "Handle":
+        return self
+
+    answer = loaded_models = stream
+
+    def remote(self, *_: Any) -> Any:
+        plan = next(self._plans)
+        self.made.append(Items(plan) if isinstance(plan, list) else Response(plan))
+        return self.made[-1]
+
+
+def make_text(handle: Any, timeout_s: float = 5.0) -> RemoteText:
+    return RemoteText(handle, models=None, timeout_s=timeout_s, may_sleep=False)
+
+
+async def stream(handle: Handle, timeout_s: float = 5.0) -> list[Any]:
+    text = make_text(handle, timeout_s)
+    return [item async for item in text.stream("chat", {"model": "a"}, "id")]
+
+
+async def test_a_stream_that_has_not_begun_is_asked_of_another() -> None:
+    handle = Handle([DEAD], ["one", "two"])
+    assert await stream(handle) == ["one", "two"]
+    assert all(made.is_cancelled for made in handle.made)
+
+
+@pytest.mark.parametrize("plans", [[["one", DEAD], ["one"]], [[DEAD], [DEAD], ["one"]]])
+async def test_a_stream_that_has_begun_or_failed_twice_ends(plans: list[Any]) -> None:
+    handle = Handle(*plans)
+    with pytest.raises(ActorUnavailableError):
+        await stream(handle)
+    assert len(handle.made) == len(plans) - 1
+
+
+async def test_an_answer_is_asked_for_once_more() -> None:
+    handle = Handle(DEAD, {"choices": []})
+    assert await make_text(handle).answer("chat", {}, "id") == {"choices": []}
+    with pytest.raises(ActorUnavailableError):
+        await make_text(Handle(DEAD, DEAD)).answer("chat", {}, "id")
+
+
+async def test_nothing_outlives_its_deadline() -> None:
+    for plan in ([30.0], ["one", 30.0]):
+        handle = Handle(plan)
+        with pytest.raises(DeadlineExceededError, match="within 0.05 s"):
+            await stream(handle, timeout_s=0.05)
+        assert handle.made[0].is_cancelled
+    handle = Handle(30.0)
+    with pytest.raises(DeadlineExceededError):
+        await make_text(handle, 0.05).answer("chat", {}, "id")
+    assert handle.made[0].is_cancelled
+
+
+async def test_who_leaves_is_not_asked_for_again() -> None:
+    handle = Handle(30.0)
+    task = asyncio.create_task(make_text(handle).answer("chat", {}, "id"))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [made.is_cancelled for made in handle.made] == [True]
+
+
+def make_status(state: str, num_running: int) -> ServeStatus:
+    overview = DeploymentStatusOverview(
+        DeploymentStatus(state),
+        DeploymentStatusTrigger.UNSPECIFIED,
+        {ReplicaState.RUNNING: num_running} if num_running else {},
+        "",
+    )
+    application = ApplicationStatusOverview(
+        ApplicationStatus.RUNNING, "", 0.0, {"Generator": overview}
+    )
+    return ServeStatus({}, {"tuneserve": application})
+
+
+@pytest.mark.parametrize(
+    ("state", "num_running", "may_sleep", "is_well"),
+    [
+        ("HEALTHY", 1, False, True),
+        ("UPDATING", 1, False, True),
+        ("UPDATING", 0, False, False),
+        ("HEALTHY", 0, True, True),
+        ("UNHEALTHY", 1, False, False),
+    ],
+)
+async def test_health_is_what_the_controller_found(
+    monkeypatch: pytest.MonkeyPatch, state: str, num_running: int, may_sleep: bool, is_well: bool
+) -> None:
+    """A health request to a generator would be queued behind its generation requests."""
+    reads: list[int] = []
+
+    def read() -> ServeStatus:
+        reads.append(1)
+        return make_status(state, num_running)
+
+    monkeypatch.setattr(serve, "status", read)
+    health = DeploymentHealth()
+    checks = [health.check("tuneserve", "Generator", may_sleep=may_sleep) for _ in range(20)]
+    found = await asyncio.gather(*checks, return_exceptions=True)
+    assert {type(one) for one in found} == {type(None) if is_well else UnhealthyDeploymentError}
+    assert len(reads) == 1, "it is asked for every client"
+    with pytest.raises(UnhealthyDeploymentError, match="Queue is not deployed"):
+        await health.check("tuneserve", "Queue")
+
+
+async def test_a_full_queue_does_not_make_a_generator_unhealthy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serve, "status", lambda: make_status("HEALTHY", 1))
+    handle = Handle(30.0)
+    async with asyncio.timeout(5):
+        await make_text(handle).check()
+    assert handle.made == []

@@ -1,0 +1,209 @@
+"""Access to the page, and that its API calls carry the key of their visitor."""
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
+
+from apps.access.audit import FAILURES_PER_MINUTE
+from apps.access.keyless import API_KEY_VARIABLE
+from apps.access.keys import KeyStore
+from apps.access.roles import Role
+from apps.access.settings import AccessSettings
+from apps.client.client import ApiClient
+from apps.http_api.app import build_http
+from apps.http_api.dependencies import Services
+from apps.ui.protection.access import Verdict
+from apps.ui.settings import UiSettings
+from storage.layout import StorageLayout
+from tests.apps.ui.conftest import LocalServer
+from tests.apps.ui.page_server import PageCaller, Result, build_page, serve_page
+
+pytestmark = pytest.mark.anyio
+
+NUM_CHUNKS = 6
+MODEL = "m"
+
+
+@pytest.fixture
+def api_url(services: Services) -> Iterator[str]:
+    with LocalServer(build_http(services, None)) as url:
+        yield url
+
+
+@pytest.fixture
+def page(api_url: str) -> Iterator[str]:
+    with LocalServer(build_page(UiSettings(api_url=api_url))) as url:
+        yield url
+
+
+def open_page(page: str, key: str | None = None, **headers: str) -> httpx.Response:
+    auth = None if key is None else ("anyone", key)
+    return httpx.get(f"{page}/theme.css", auth=auth, headers=headers, trust_env=False)
+
+
+def test_without_keys_only_this_machine_may_open_it(page: str) -> None:
+    cases: list[tuple[dict[str, str], int]] = [
+        ({}, 200),
+        ({"host": "localhost"}, 200),
+        ({"host": "evil.example"}, 403),
+        ({"host": "[broken"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"x-forwarded-for": "127.0.0.1"}, 403),
+        ({"x-real-ip": "127.0.0.1"}, 403),
+        ({"via": "1.1 proxy"}, 403),
+    ]
+    for headers, status in cases:
+        for key in (None, "anything"):
+            assert open_page(page, key, **headers).status_code == status, (headers, key)
+
+
+def test_with_keys_the_page_asks_for_one(page: str, layout: StorageLayout) -> None:
+    keys = KeyStore(layout)
+    key = keys.create("ann", Role.CHAT).text
+    refused = open_page(page)
+    assert refused.status_code == 401
+    assert refused.headers["www-authenticate"].startswith("Basic")
+    for wrong in ("wrong", "", key[:-1], "é"):
+        assert open_page(page, wrong).status_code == 401
+    assert open_page(page, key, **{"x-forwarded-for": "192.0.2.1"}).status_code == 200
+    assert open_page(page, key, origin="http://evil").status_code == 403
+    assert open_page(page, authorization="Basic not-base64").status_code == 401
+
+
+def test_a_refused_request_is_logged_and_a_flood_is_counted(
+    page: str, layout: StorageLayout, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = KeyStore(layout).create("ann", Role.CHAT).text
+    num_requests = FAILURES_PER_MINUTE + 10
+    assert open_page(page).status_code == 401, "the browser asks for the key now"
+    for _ in range(num_requests):
+        assert open_page(page, key, origin="http://evil.example").status_code == 403
+    lines = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "apps.ui.protection.access"
+    ]
+    assert FAILURES_PER_MINUTE <= len(lines) < num_requests
+    assert "the page refused GET '/theme.css' from 127.0.0.1: 403" in lines[0]
+    assert "evil.example" in lines[0]
+    assert key not in caplog.text
+
+
+@pytest.mark.parametrize("is_api_up", [True, False])
+def test_the_environments_key_opens_it(
+    is_api_up: bool, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(API_KEY_VARIABLE, "s3cret")
+    with LocalServer(build_http(services, "s3cret")) as api_url:
+        url = api_url if is_api_up else "http://127.0.0.1:9"
+        with LocalServer(build_page(UiSettings(api_url=url))) as page:
+            assert open_page(page).status_code == 401
+            assert open_page(page, "s3cret").status_code == (200 if is_api_up else 503)
+            assert open_page(page, "wrong").status_code == (401 if is_api_up else 503)
+
+
+def test_require_key_holds_for_the_page(services: Services) -> None:
+    settings = AccessSettings(require_key=True)
+    with (
+        LocalServer(build_http(services, None, settings)) as url,
+        LocalServer(build_page(UiSettings(api_url=url, require_key=True))) as page,
+    ):
+        assert open_page(page).status_code == 401
+
+
+def test_a_role_holds_on_the_page(api_url: str, layout: StorageLayout) -> None:
+    key = KeyStore(layout).create("cy", Role.CHAT).text
+    with serve_page(UiSettings(api_url=api_url)) as page, visit(page, key) as visitor:
+        opened = visitor.call(visitor.find_function("open_page"), [])
+    assert "\\u0026#x27;cy" in opened.text or "&#x27;cy&#x27;" in opened.text
+    assert "has the role" in opened.text
+
+
+def test_two_visitors_at_once_never_act_with_each_others_key() -> None:
+    seen: list[tuple[str, str]] = []
+    with (
+        LocalServer(build_telling_api(seen)) as api,
+        serve_page(UiSettings(api_url=api, require_key=True)) as page,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        answers = list(pool.map(lambda name: chat(page, name), ["ann", "bob"] * 8))
+    for name, answer in zip(["ann", "bob"] * 8, answers, strict=True):
+        other = {"ann": "bob", "bob": "ann"}[name]
+        assert f"{name} " * NUM_CHUNKS in answer.text
+        assert other not in answer.text
+    assert len(seen) == 16
+    assert all(key == f"Bearer {question}" for question, key in seen)
+
+
+def chat(page: str, name: str) -> Result:
+    """Chat as one visitor; every piece of the answer names the key of its request."""
+    with visit(page, name) as visitor:
+        session = uuid.uuid4().hex
+        for function, data in (("ask", [name, None, MODEL]), ("respond", [None, 0, 16])):
+            result = visitor.call(visitor.find_function(function), data, session_hash=session)
+            assert result.success, result.text
+    return result
+
+
+@contextmanager
+def visit(page: str, key: str) -> Iterator[PageCaller]:
+    visitor = PageCaller(page, auth=("anyone", key))
+    yield visitor
+    visitor.close()
+
+
+def build_telling_api(seen: list[tuple[str, str]]) -> FastAPI:
+    """Build an API whose answers consist of the key of their request."""
+    app = FastAPI()
+
+    @app.get("/v1/access")
+    def show_access(request: Request) -> dict[str, Any]:
+        return {"key": request.headers["authorization"]}
+
+    @app.get("/v1/models")
+    def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 1}]}
+
+    @app.post("/v1/chat/completions")
+    async def answer(request: Request) -> StreamingResponse:
+        body = await request.json()
+        key = request.headers["authorization"]
+        seen.append((body["messages"][-1]["content"], key))
+        return StreamingResponse(
+            stream(key.removeprefix("Bearer ")), media_type="text/event-stream"
+        )
+
+    async def stream(name: str) -> AsyncIterator[str]:
+        for _ in range(NUM_CHUNKS):
+            await asyncio.sleep(0.01)  # lets other streams interleave
+            chunk = {"model": "m", "choices": [{"delta": {"content": f"{name} "}}]}
+            yield f"data: {json.dumps(chunk)}\n\n"
+        yield "data: [DONE]\n\n"
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "verdict"),
+    [
+        (401, "invalid_api_key", Verdict.REFUSED),
+        (429, "invalid_api_key", Verdict.REFUSED),
+        (429, "overloaded", Verdict.UNKNOWN),
+        (503, "starting", Verdict.UNKNOWN),
+    ],
+)
+def test_a_busy_api_does_not_make_a_key_wrong(status: int, code: str, verdict: Verdict) -> None:
+    def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(status, json={"error": {"message": "no", "code": code}})
+
+    client = ApiClient("http://api", transport=httpx.MockTransport(answer))
+    assert asyncio.run(client.check_key("key")) is verdict

@@ -1,0 +1,82 @@
+"""The page bounds the events that it keeps for visitors who do not read them."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from apps.ui.protection.unread_calls import (
+    MAX_CALLS,
+    MAX_SESSIONS,
+    MAX_STREAMS,
+    MAX_STREAMS_PER_KEY,
+    MAX_UNREAD_EVENTS,
+    UNREAD_LIFETIME_S,
+    StreamSlots,
+    UnreadCalls,
+)
+from apps.ui.settings import UiSettings
+from tests.apps.ui.conftest import StubApi
+from tests.apps.ui.page_server import PageCaller, serve_page
+
+
+class Kept:
+    """The state of a page: number of unread events, dropped sessions, and the time."""
+
+    def __init__(self) -> None:
+        self.num_events = 0
+        self.forgotten: list[str] = []
+        self.now = 0.0
+        self.calls = UnreadCalls(lambda _: self.num_events, self.forgotten.append, lambda: self.now)
+
+
+def test_a_session_that_reads_nothing_has_few_calls() -> None:
+    kept = Kept()
+    assert [kept.calls.add("a") for _ in range(MAX_CALLS)] == [None] * MAX_CALLS
+    assert "did not read" in (kept.calls.add("a") or "")
+    assert kept.calls.add("b") is None
+    with kept.calls.read("a"):
+        assert [kept.calls.add("a") for _ in range(3 * MAX_CALLS)] == [None] * 3 * MAX_CALLS
+        kept.num_events = MAX_UNREAD_EVENTS
+        assert "did not read" in (kept.calls.add("a") or "")
+
+
+def test_sessions_that_read_nothing_are_few_and_forgotten() -> None:
+    kept = Kept()
+    for number in range(MAX_SESSIONS):
+        assert kept.calls.add(f"s{number}") is None
+    assert "too many visitors" in (kept.calls.add("late") or "")
+    kept.now = UNREAD_LIFETIME_S + 1
+    assert kept.calls.add("late") is None
+    assert len(kept.forgotten) == MAX_SESSIONS
+
+
+def test_streams_leave_room_for_requests_and_for_other_keys() -> None:
+    slots = StreamSlots()
+    with ExitStack() as streams:
+        for _ in range(MAX_STREAMS_PER_KEY):
+            streams.enter_context(slots.occupy("a"))
+        assert "of this key" in (slots.find_refusal("a") or "")
+        assert slots.find_refusal("b") is None
+        for _ in range(MAX_STREAMS - MAX_STREAMS_PER_KEY):
+            streams.enter_context(slots.occupy(None))
+        assert "the most at once" in (slots.find_refusal(None) or "")
+    assert slots.find_refusal("a") is None
+
+
+@pytest.fixture
+def visitor(api: StubApi) -> Iterator[PageCaller]:
+    with serve_page(UiSettings(api_url=api.url)) as url:
+        visitor = PageCaller(url)
+        yield visitor
+        visitor.close()
+
+
+def test_a_visitor_that_reads_no_results_is_refused_until_it_does(visitor: PageCaller) -> None:
+    function = visitor.find_function("open")
+    statuses = [
+        visitor.join(function, [], session_hash="greedy").status_code for _ in range(MAX_CALLS + 1)
+    ]
+    assert statuses == [200] * MAX_CALLS + [429]
+    assert visitor.join(function, [], session_hash="other").status_code == 200
+    assert visitor.call(function, []).success

@@ -1,0 +1,154 @@
+"""The configuration that Ray's LLM support receives; running it requires vLLM and a GPU."""
+
+import importlib.util
+import json
+import re
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.llm._internal.serve.core.configs.llm_config import LLMConfig
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
+from ray.serve.schema import ServeDeploySchema
+from typer.testing import CliRunner
+
+from apps.cli.main import cli
+from apps.cli.preflight import read_port
+from apps.settings import ApplicationSettings
+from apps.ui.settings import UiSettings
+from apps.upstream.server import vllm_app as vllm
+from apps.upstream.vllm_app import VllmSettings, build_app, describe_models
+from serving.errors import ModelNotFoundError
+from serving.store.model_store import ModelStore
+from storage import durable
+from storage.layout import StorageLayout
+from tests.tiny_model import build_tiny_model
+
+DEPLOY = Path(__file__).parents[3] / "deploy.vllm.yaml"
+
+
+def make_settings(layout: StorageLayout, **settings: Any) -> VllmSettings:
+    return VllmSettings.model_validate(
+        {"storage": str(layout.root), "models": ["tiny"], **settings}
+    )
+
+
+def describe(layout: StorageLayout, **settings: Any) -> LLMConfig:
+    """Return Ray's configuration of the only model; Ray itself rejects an invalid description."""
+    (described,) = describe_models(ModelStore(layout), make_settings(layout, **settings))
+    return LLMConfig.model_validate(described)
+
+
+def test_a_model_is_served_from_the_store_under_its_id(layout: StorageLayout) -> None:
+    config = describe(layout, engine={"gpu_memory_utilization": 0.5}, accelerator_type="L4")
+    loading: Any = config.model_loading_config
+    assert (loading.model_id, loading.model_source) == ("tiny", str(layout.model("tiny")))
+    assert config.engine_kwargs == {"gpu_memory_utilization": 0.5}
+    assert config.accelerator_type == "L4"
+    assert config.deployment_config["num_replicas"] == 1
+
+
+def test_vllm_gets_no_model_whose_settings_name_a_file(layout: StorageLayout) -> None:
+    """vLLM passes the directory to transformers, which opens the `vocab` of some classes."""
+    source = layout.root / "source"
+    shutil.copytree(layout.model("tiny"), source)
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    old = layout.model("old")
+    (source / "tokenizer_config.json").write_text(json.dumps({**settings, "vocab": "/etc/passwd"}))
+    (source / "manifest.json").unlink()
+    durable.publish_directory(source, old)  # as an earlier release imported it
+    with pytest.raises(ValueError, match="model 'old' is not given to vLLM: .* 'vocab' is '/etc"):
+        describe(layout, models=["old"])
+
+
+def test_replicas_are_as_the_operator_says(layout: StorageLayout) -> None:
+    surging = {"num_replicas": 2, "max_surge_percent": 100}
+    config = describe(layout, deployment=surging).deployment_config
+    assert surging.items() <= config.items()
+    scaling = {"autoscaling_config": {"min_replicas": 1, "max_replicas": 4}}
+    config = describe(layout, deployment=scaling).deployment_config
+    assert "num_replicas" not in config, "Serve takes only one of the two"
+    with pytest.raises(ValueError, match="Invalid deployment config"):
+        describe(layout, deployment={"max_surge_percent": 101})
+
+
+def test_an_alias_and_an_unknown_model_are_refused(
+    layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm, "BASE_MODEL_TIMEOUT_S", 0.0)
+    with pytest.raises(ValueError, match="'latest' is an alias"):
+        describe(layout, models=["latest"])
+    with pytest.raises(ModelNotFoundError, match="'nobody'"):
+        describe(layout, models=["nobody"])
+
+
+def test_a_model_that_is_just_being_added_is_waited_for(
+    layout: StorageLayout, tmp_path: Path
+) -> None:
+    folder = build_tiny_model(tmp_path / "late", seed=1)
+    adding = threading.Timer(0.3, ModelStore(layout).add, (folder, "late"))
+    adding.start()
+    loading: Any = describe(layout, models=["late"]).model_loading_config
+    adding.join()
+    assert loading.model_id == "late"
+
+
+def test_a_model_whose_files_have_changed_is_refused(layout: StorageLayout) -> None:
+    (layout.model("tiny") / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="config.json"):
+        describe(layout)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_without_vllm_it_says_what_to_install(layout: StorageLayout) -> None:
+    with pytest.raises(ValueError, match=r"pip install 'tuneserve\[vllm\]'"):
+        build_app(make_settings(layout))
+
+
+def read_deploy(text: str) -> dict[str, Any]:
+    deploy: dict[str, Any] = yaml.safe_load(text)
+    ServeDeploySchema.model_validate(deploy)
+    return {application["name"]: application for application in deploy["applications"]}
+
+
+@pytest.mark.parametrize("is_uncommented", [False, True])
+def test_the_deploy_file_is_one_that_serve_and_we_take(is_uncommented: bool) -> None:
+    text = DEPLOY.read_text()
+    if is_uncommented:  # also the part that is commented out
+        text = re.sub(r"^  # (?=  |- )", "  ", text, flags=re.MULTILINE)
+    applications = read_deploy(text)
+    places = [name for name in applications if name.startswith("vllm")]
+    assert places == (["vllm-a", "vllm-b"] if is_uncommented else ["vllm-a"])
+    api = ApplicationSettings.model_validate(applications["tuneserve"]["args"])
+    UiSettings.model_validate(applications["page"]["args"])
+    for name in places:
+        place = applications[name]
+        settings = VllmSettings.model_validate(place["args"])
+        assert settings.storage == api.storage
+        url = f"http://127.0.0.1:{read_port(DEPLOY)}{place['route_prefix']}"
+        assert url in {upstream.url for upstream in api.upstreams}
+    assert set(VllmSettings.model_validate(applications["vllm-a"]["args"]).models) <= set(
+        api.base_models
+    ), "what it starts with is there on the first start"
+
+
+def test_every_application_can_be_imported_and_built() -> None:
+    """Serve's validation before a builder runs names a wrong key in `args`."""
+    for application in read_deploy(DEPLOY.read_text()).values():
+        module, _, name = application["import_path"].partition(":")
+        builder = getattr(importlib.import_module(module), name)
+        with pytest.raises(ValueError, match="misspelt"):
+            call_user_app_builder_with_args_if_necessary(
+                builder, {**application["args"], "misspelt": 1}
+            )
+
+
+def test_init_writes_it(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["init", "--vllm", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "deploy.vllm.yaml").read_text() == DEPLOY.read_text()
+    assert not (tmp_path / "deploy.yaml").exists()
+    assert "deploy.vllm.yaml" in done.output.replace("\n", "")

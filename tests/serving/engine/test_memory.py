@@ -1,0 +1,55 @@
+"""The memory of models, estimated from their files."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from serving.engine.engine import memory
+from serving.engine.memory import PROCESS_BYTES, estimate_memory, find_default_budget
+from serving.loading.inspection import inspect_model
+from serving.settings import EngineSettings
+from tests.tiny_model import build_tiny_model
+
+SETTINGS = EngineSettings(num_cache_blocks=1)
+
+
+def test_weights_count_as_they_are_in_memory_not_in_the_file(tmp_path: Path) -> None:
+    wide = build_tiny_model(tmp_path / "wide")
+    narrow = build_tiny_model(tmp_path / "narrow")
+    AutoModelForCausalLM.from_pretrained(narrow, dtype=torch.bfloat16).save_pretrained(narrow)
+    config = (wide / "config.json").read_text()  # with dtype fp32
+    (narrow / "config.json").write_text(config)
+    narrow_bytes, wide_bytes = (
+        estimate_memory(inspect_model(path), SETTINGS) - PROCESS_BYTES for path in (narrow, wide)
+    )
+    assert narrow_bytes == pytest.approx(wide_bytes, rel=0.02)
+
+
+def test_replicas_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert find_default_budget(4) == pytest.approx(find_default_budget() / 4, rel=0.2)
+
+
+def test_a_gpu_is_asked_by_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(memory, "_ASK_GPU", "print(1000)")
+    assert find_default_budget() == 850
+
+
+def test_only_a_tied_head_has_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = inspect_model(build_tiny_model(tmp_path / "model"))
+    config = AutoConfig.from_pretrained(tmp_path / "model")
+    assert found.tied_head_bytes == config.vocab_size * config.hidden_size * 4
+    untied = found.model_copy(update={"tied_head_bytes": 0})
+    difference = estimate_memory(found, SETTINGS) - estimate_memory(untied, SETTINGS)
+    assert difference == found.tied_head_bytes
+
+
+def test_both_processes_of_a_model_have_its_tokenizer(tmp_path: Path) -> None:
+    found = inspect_model(build_tiny_model(tmp_path / "model"))
+    with_tokenizer = found.model_copy(update={"tokenizer_bytes": 1_000_000})
+    difference = estimate_memory(with_tokenizer, SETTINGS) - estimate_memory(found, SETTINGS)
+    assert difference == 2_000_000

@@ -1,0 +1,273 @@
+"""Engines whose cores are in separate processes, as in the product."""
+
+import asyncio
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from multiprocessing.connection import Pipe
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from serving.engine.answer import Piece
+from serving.engine.engine import Engine
+from serving.engine.messages import Generation
+from serving.engine.remote import ForkServer, fork_server
+from serving.engine.sampling import Sampling
+from serving.errors import DeadlineExceededError, EngineDeadError, EngineLostError
+from serving.settings import EngineSettings
+from tests.serving.conftest import DEADLINE_S, Load, wait_until
+
+SETTINGS = EngineSettings()
+LONG = Sampling(max_new_tokens=100)
+
+
+@pytest.fixture
+def engine(tiny_model: Path) -> Iterator[Engine]:
+    engine = Engine.start(tiny_model, SETTINGS)
+    yield engine
+    engine.close()
+
+
+def find_forks() -> list[psutil.Process]:
+    """Return the processes of all running engines."""
+    assert fork_server._process is not None
+    return psutil.Process(fork_server._process.pid).children()
+
+
+async def collect(engine: Engine, ids: Sequence[int], sampling: Sampling) -> list[Piece]:
+    return [piece async for piece in engine.generate(ids, sampling)]
+
+
+def test_it_gives_what_a_core_in_this_process_gives(engine: Engine, load_engine: Load) -> None:
+    own = load_engine()
+    prompts = [engine.encode_text(f"fox {number}") for number in range(6)]
+    samplings = [Sampling(20), Sampling(20, temperature=1.5, seed=7, num_top_logprobs=2)]
+
+    async def answer(one: Engine) -> list[str]:
+        asked = [collect(one, ids, sampling) for ids in prompts for sampling in samplings]
+        answers = await asyncio.gather(*asked)
+        scored = await asyncio.gather(*(one.score(ids, 2) for ids in prompts))
+        return [repr("".join(piece.text for piece in pieces)) for pieces in answers] + [
+            repr([(told.token, told.top and told.top[0][0]) for told in text]) for text in scored
+        ]
+
+    assert asyncio.run(answer(engine)) == asyncio.run(answer(own))
+    assert engine.fill_sampling() == own.fill_sampling()
+    assert engine.context_length == own.context_length
+
+
+def test_whoever_leaves_frees_the_place(tiny_model: Path) -> None:
+    engine = Engine.start(tiny_model, EngineSettings(max_running_requests=1, max_queued_requests=0))
+
+    async def scenario() -> None:
+        for _ in range(5):
+            async with aclosing(engine.generate([5], LONG)) as pieces:
+                await anext(pieces)
+                assert engine.find_load().num_running == 1
+            assert engine.find_load().num_running == 0
+        async with asyncio.timeout(DEADLINE_S):
+            assert (await collect(engine, [5], Sampling(3)))[-1].num_completion_tokens == 3
+
+    asyncio.run(scenario())
+    engine.close()
+
+
+def test_a_process_that_is_killed_fails_its_requests(engine: Engine) -> None:
+    (process,) = find_forks()
+
+    async def scenario() -> None:
+        async with aclosing(engine.generate([5], LONG)) as pieces:
+            await anext(pieces)
+            scoring = asyncio.create_task(engine.score([5] * 100, 0))
+            process.kill()
+            with pytest.raises(EngineDeadError, match="failed while it answered"):
+                async for _ in pieces:
+                    pass
+            with pytest.raises(EngineDeadError):
+                await scoring
+        assert not engine.is_healthy()
+        assert engine.num_active == 0
+        for ask in (collect(engine, [5], LONG), engine.score([5], 0)):
+            with pytest.raises(EngineDeadError, match="has stopped"):
+                await ask
+
+    asyncio.run(scenario())
+    engine.close()
+    engine.close()
+
+
+def test_a_request_that_nobody_can_begin_harms_no_other(engine: Engine) -> None:
+    wrong: Any = None
+
+    async def scenario() -> None:
+        async with aclosing(engine.generate([5], LONG)) as pieces:
+            await anext(pieces)
+            with engine._wait(DEADLINE_S) as (request_id, waiting):
+                engine._core.generate(Generation(request_id, wrong, 3, Sampling(), False))
+                told = await waiting.queue.get()
+            assert told is not None
+            assert "not iterable" in (told.error or "")
+            assert [piece async for piece in pieces][-1].num_completion_tokens == 100
+        assert engine.is_healthy()
+
+    asyncio.run(scenario())
+
+
+def test_one_that_dies_while_it_loads_is_told_as_such(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.pidfd_open
+
+    def kill_it(pid: int) -> int:
+        descriptor = real(pid)
+        os.kill(pid, signal.SIGKILL)
+        return descriptor
+
+    monkeypatch.setattr(os, "pidfd_open", kill_it)
+    with pytest.raises(EngineLostError, match="process that was to load model 'model' has ended"):
+        Engine.start(tiny_model, SETTINGS)
+
+
+def test_a_process_that_is_held_up_holds_up_nobody_else(tiny_model: Path) -> None:
+    """More data is sent to the process than the connection's buffers hold."""
+    engine = Engine.start(tiny_model, EngineSettings(num_cache_blocks=256))
+    prompt = [5] * (engine.context_length - 10)
+
+    async def ask() -> None:
+        with pytest.raises(DeadlineExceededError):
+            async for _ in engine.generate(prompt, Sampling(5), timeout_s=0.3):
+                pass
+
+    async def scenario() -> None:
+        began = time.monotonic()
+        await asyncio.gather(*(ask() for _ in range(8)))
+        assert time.monotonic() - began < 2
+        assert engine.num_active == 0
+
+    (process,) = find_forks()
+    process.suspend()
+    for _ in range(400):  # the 8 prompts alone may fit in the buffers
+        engine._core.cancel("x" * 4096)
+    asyncio.run(scenario())
+    process.resume()
+    assert asyncio.run(collect(engine, [5], Sampling(3)))[-1].num_completion_tokens == 3
+    engine.close()
+
+
+def test_commands_while_the_process_dies_are_told_as_such(tiny_model: Path) -> None:
+    engine = Engine.start(tiny_model, SETTINGS)
+    (process,) = find_forks()
+
+    async def scenario() -> None:
+        process.kill()
+        for _ in range(1000):
+            with pytest.raises(EngineDeadError):
+                await collect(engine, [5] * 100, Sampling(1000))
+
+    asyncio.run(scenario())
+    engine.close()
+
+
+def test_what_a_score_fails_by_is_told(
+    tiny_model: Path, load_engine: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise TypeError("unexpected keyword argument 'use_cache'")
+
+    monkeypatch.setattr("serving.engine.core.score_tokens", refuse)
+    engine = load_engine()
+    with pytest.raises(EngineDeadError, match="unexpected keyword argument"):
+        asyncio.run(engine.score([5] * 10, 0))
+
+
+def test_a_process_ends_however_many_files_are_open(tiny_model: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        engine = Engine.start(tiny_model, SETTINGS)
+        assert len(find_forks()) == 1
+        engine.close()
+        assert find_forks() == []
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.002, 0.004, 0.008, 0.016])
+def test_a_fork_server_that_dies_at_any_moment_is_replaced(delay_s: float) -> None:
+    """Its socket is closed some time before its exit can be detected."""
+    server = ForkServer()
+    here, there = Pipe()
+    with here, there:
+        server.fork(there)
+        assert server._process is not None
+        server._process.kill()
+        time.sleep(delay_s)
+        server.fork(there)
+        server._discard()
+
+
+def test_a_fork_server_that_died_is_replaced(tiny_model: Path) -> None:
+    fork_server.start()
+    assert fork_server._process is not None
+    first = fork_server._process
+    first.kill()
+    first.wait()
+    engine = Engine.start(tiny_model, SETTINGS)
+    assert fork_server._process is not first
+    assert asyncio.run(collect(engine, [5], Sampling(2)))[-1].num_completion_tokens == 2
+    engine.close()
+    assert find_forks() == []
+
+
+def test_what_is_forked_has_a_single_thread(engine: Engine) -> None:
+    """A lock that another thread holds during the fork would stay locked in the new process."""
+    assert fork_server._process is not None
+    assert psutil.Process(fork_server._process.pid).num_threads() == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness is a thread's on Linux only")
+def test_what_generates_does_not_go_last_as_what_loads_does(engine: Engine) -> None:
+    (process,) = find_forks()
+    before = {thread.id: thread.user_time for thread in process.threads()}
+    asyncio.run(collect(engine, [5], LONG))
+    busiest = max(process.threads(), key=lambda one: one.user_time - before.get(one.id, 0.0))
+    assert os.getpriority(os.PRIO_PROCESS, busiest.id) == os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def test_nothing_stays_when_whoever_asked_is_killed(tiny_model: Path) -> None:
+    program = (
+        "import time; from pathlib import Path; from serving.engine.engine import Engine;"
+        "from serving.settings import EngineSettings;"
+        f"engine = Engine.start(Path({str(tiny_model)!r}), EngineSettings());"
+        "print('up', flush=True); time.sleep(60)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == b"up\n"
+    started = psutil.Process(owner.pid).children(recursive=True)
+    assert len(started) == 4, "two fork servers and a process of each"
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    asyncio.run(wait_until(lambda: not any(process.is_running() for process in started)))
+
+
+def test_a_fork_server_ends_with_its_owner_before_it_forked() -> None:
+    server = ForkServer()
+    server.start()
+    process = server._process
+    assert process is not None
+    assert server._control is not None
+    server._control.close()
+    assert process.wait(DEADLINE_S) == 0

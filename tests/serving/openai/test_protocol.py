@@ -1,0 +1,214 @@
+from typing import Any
+
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from serving.errors import InvalidRequestError
+from serving.openai import responses as openai_shapes
+from serving.openai.chat import parse_chat_request
+from serving.openai.completion import parse_completion_request
+
+_HELLO = [{"role": "user", "content": "hello"}]
+
+
+def _parse(**fields: Any) -> Any:
+    return parse_chat_request({"model": "m", "messages": _HELLO, **fields})
+
+
+def test_smallest_request_leaves_everything_to_the_model() -> None:
+    request = _parse()
+    assert (request.temperature, request.top_p, request.top_k) == (None, None, None)
+    assert (request.max_new_tokens, request.stop, request.stream) == (None, (), False)
+
+
+def test_messages_become_what_templates_expect() -> None:
+    request = _parse(
+        messages=[
+            {"role": "developer", "content": "be short"},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+                "name": "Ada",
+            },
+            {"role": "assistant", "content": "c", "refusal": None, "tool_calls": None},
+        ]
+    )
+    assert request.to_template_messages() == [
+        {"role": "system", "content": "be short"},
+        {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": "c"},
+    ]
+
+
+def test_the_limit_has_two_names() -> None:
+    assert _parse(max_tokens=5).max_new_tokens == 5
+    assert _parse(max_completion_tokens=6).max_new_tokens == 6
+    assert _parse(max_tokens=7, max_completion_tokens=7).max_new_tokens == 7
+    with pytest.raises(InvalidRequestError, match="one setting with two names"):
+        _parse(max_tokens=5, max_completion_tokens=6)
+
+
+def test_stop_is_a_string_or_a_few() -> None:
+    assert _parse(stop="\n").stop == ("\n",)
+    assert _parse(stop=["a", "b"]).stop == ("a", "b")
+
+
+def test_a_turn_in_which_an_assistant_said_nothing_needs_no_content() -> None:
+    request = _parse(messages=[*_HELLO, {"role": "assistant"}, *_HELLO])
+    assert request.to_template_messages()[1] == {"role": "assistant", "content": ""}
+
+
+def test_what_asks_for_nothing_is_let_through() -> None:
+    _parse(tools=[], tool_choice="auto")
+    _parse(n=1, logprobs=False, tools=[], frequency_penalty=0.0, seed=None, top_logprobs=None)
+    _parse(response_format={"type": "text"}, user="u", metadata={"k": "v"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"n": 17}, "n", "found 17"),
+        ({"n": 0}, "n", "found 0"),
+        ({"seed": 2**63}, "seed", "found 9223372036854775808"),
+        ({"seed": 1.5}, "seed", "found 1.5"),
+        ({"logprobs": 3}, "logprobs", "found 3"),
+        ({"n": True}, "n", "'n': found a boolean True"),
+        ({"stream": "yes"}, "stream", "'stream': expected true or false, found 'yes'"),
+        ({"top_logprobs": 3}, None, "together with logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "found 21"),
+        ({"tools": [{"type": "function"}]}, "tools", "not supported yet"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "not supported yet"),
+        ({"temprature": 1}, "temprature", "'temprature' is not a known parameter"),
+        ({"model": None}, "model", "'model' is required"),
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": _HELLO * 513}, "messages", "at most 512"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "'tool'"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
+        ({"messages": [{**_HELLO[0], "mood": 1}]}, "messages[0].mood", "not a known parameter"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content",
+            "'image_url'",
+        ),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", ""),
+        ({"temperature": 2.5}, "temperature", "found 2.5"),
+        ({"temperature": float("nan")}, "temperature", ""),
+        ({"top_p": -0.1}, "top_p", "found -0.1"),
+        ({"top_k": -1}, "top_k", "found -1"),
+        ({"max_tokens": 0}, "max_tokens", "found 0"),
+        ({"stop": ["a"] * 5}, "stop", "at most 4"),
+        ({"stop": ""}, "stop[0]", "at least 1"),
+        ({"stop": ["a" * 257]}, "stop[0]", "at most 256"),
+        ({"stream_options": {"include_usage": True}}, None, "together with stream"),
+        ({"messages": [{"role": "user", "content": "a" * 600_000}] * 2}, None, "1000000"),
+    ],
+)
+def test_refusals_name_what_is_wrong(
+    fields: dict[str, Any], param: str | None, message: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        _parse(**fields)
+    assert caught.value.param == param
+    assert message in caught.value.message
+    assert len(caught.value.message) < 300
+
+
+def test_body_must_be_an_object() -> None:
+    with pytest.raises(InvalidRequestError, match="holds a list"):
+        parse_chat_request([])
+
+
+def complete(**fields: Any) -> Any:
+    return parse_completion_request({"model": "m", **fields})
+
+
+def test_prompts_are_texts_or_tokens_one_or_many() -> None:
+    assert complete(prompt="a").prompt == ("a",)
+    assert complete(prompt=["a", "b"]).prompt == ("a", "b")
+    assert complete(prompt=[1, 2]).prompt == ((1, 2),)
+    assert complete(prompt=[[1, 2], [3]]).prompt == ((1, 2), (3,))
+    assert complete(prompt="a").max_new_tokens == 16
+    assert complete(prompt="a", max_tokens=0, echo=True, logprobs=0).num_top_logprobs == 0
+    assert complete(prompt="a", best_of=2, n=2, suffix=None, presence_penalty=0).n == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({}, "prompt", "is required"),
+        ({"prompt": []}, "prompt", "at least 1"),
+        ({"prompt": [True]}, "prompt", "found True among them"),
+        ({"prompt": [-1]}, "prompt", "found -1 among them"),
+        ({"prompt": [[]]}, "prompt", "found [] among them"),
+        ({"prompt": ["a", [1, "b"]]}, "prompt", "found 'b' among them"),
+        ({"prompt": {"a": 1}}, "prompt", ""),
+        ({"prompt": ["a"] * 129}, "prompt", "at most 128"),
+        ({"prompt": ["a" * 600_000] * 2}, None, "1000000"),
+        ({"prompt": "a", "max_tokens": 0}, None, "nothing to answer"),
+        ({"prompt": "a", "best_of": 3}, None, "best_of (3) must be n (1)"),
+        ({"prompt": "a", "echo": True, "stream": True}, None, "echo"),
+        ({"prompt": "a", "suffix": "b"}, "suffix", "not supported yet"),
+        ({"prompt": "a", "messages": []}, "messages", "not a known parameter"),
+    ],
+)
+def test_refusals_of_completions_name_what_is_wrong(
+    fields: dict[str, Any], param: str | None, message: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        complete(**fields)
+    assert (caught.value.param or None) == param
+    assert message in caught.value.message
+    assert len(caught.value.message) < 300
+
+
+HEAD = openai_shapes.AnswerHead("c-1", 1, "m", "fp_0")
+USAGE = openai_shapes.build_usage(3, 4)
+TOLD = {
+    "token": {"text": "hi", "utf8": (104, 105)},
+    "logprob": -0.5,
+    "top": [({"text": "hi", "utf8": (104, 105)}, -0.5), ({"text": "\ufffd", "utf8": None}, -1.0)],
+    "is_end": False,
+}
+PIECE = {"index": 0, "text": "hi", "finish_reason": "stop", "tokens": [TOLD]}
+
+
+def test_chats_have_the_shapes_of_the_openai_package() -> None:
+    whole = openai_shapes.build_chat_completion(HEAD, [PIECE], USAGE, has_logprobs=True)
+    parsed = ChatCompletion.model_validate(whole, strict=True)
+    assert parsed.choices[0].message.content == "hi"
+    assert parsed.usage is not None
+    assert parsed.usage.total_tokens == 7
+    logprobs = parsed.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert logprobs.content[0].bytes == [104, 105]
+    assert [top.logprob for top in logprobs.content[0].top_logprobs] == [-0.5, -1.0]
+    chunks = [
+        openai_shapes.build_chat_opening(HEAD, 0),
+        *openai_shapes.build_chat_chunks(HEAD, PIECE, has_logprobs=True),
+        openai_shapes.build_usage_chunk(HEAD, "chat.completion.chunk", USAGE),
+    ]
+    seen = [ChatCompletionChunk.model_validate(chunk, strict=True) for chunk in chunks]
+    assert [chunk.choices[0].finish_reason for chunk in seen[:3]] == [None, None, "stop"]
+    assert seen[3].choices == []
+
+
+def test_completions_have_the_shapes_of_the_openai_package() -> None:
+    first = {**TOLD, "logprob": None, "top": []}
+    choice = {**PIECE, "text": "hihi", "tokens": [first, TOLD]}
+    whole = openai_shapes.build_completion(HEAD, [choice], USAGE, has_logprobs=True)
+    # The package's types exclude None, but the API returns it for the first token of a prompt, and
+    # the client does not validate.
+    logprobs = Completion.construct(**whole).choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["hi", "hi"]
+    assert logprobs.token_logprobs == [None, -0.5]
+    assert logprobs.top_logprobs == [None, {"hi": -0.5, "\ufffd": -1.0}]
+    assert logprobs.text_offset == [0, 2]
+    chunk = openai_shapes.build_completion_chunk(HEAD, PIECE, 5, has_logprobs=True)
+    assert chunk["choices"][0]["logprobs"]["text_offset"] == [5]
+    Completion.model_validate(chunk, strict=True)
+    plain = openai_shapes.build_completion(HEAD, [PIECE], USAGE, has_logprobs=False)
+    assert plain["choices"][0]["logprobs"] is None

@@ -1,0 +1,222 @@
+import base64
+import hashlib
+import io
+import json
+import shutil
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.errors import ModelInUseError, ModelNotFoundError
+from serving.store.archive import ArchiveFormat, push_to_hub, stream_archive
+from serving.store.model_store import ModelStore, StoredModel
+from storage.durable import DamagedDirectoryError
+from tests.damage import damage
+
+
+@pytest.fixture
+def model(store: ModelStore, tiny_model: Path) -> StoredModel:
+    return store.add(tiny_model, "base")
+
+
+def read_folder(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_tar_holds_every_file(model: StoredModel, tmp_path: Path) -> None:
+    content = b"".join(stream_archive(model, "tar"))
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        archive.extractall(tmp_path, filter="data")
+    assert read_folder(tmp_path / "base") == read_folder(model.path)
+
+
+def test_a_zip_holds_every_file(model: StoredModel, tmp_path: Path) -> None:
+    content = b"".join(stream_archive(model, "zip"))
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        assert archive.testzip() is None
+        archive.extractall(tmp_path)
+    assert read_folder(tmp_path / "base") == read_folder(model.path)
+
+
+def test_a_model_stays_while_it_is_given_out(store: ModelStore, model: StoredModel) -> None:
+    pieces = stream_archive(model, "tar")
+    next(iter(pieces))
+    with pytest.raises(ModelInUseError):
+        store.delete("base")
+    list(pieces)
+    store.delete("base")
+    with pytest.raises(ModelNotFoundError):
+        stream_archive(model, "tar")
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+@pytest.mark.parametrize("fault", ["gone", "cut"])
+def test_of_a_model_with_missing_or_cut_files_nothing_is_given_out(
+    model: StoredModel, store: ModelStore, kind: ArchiveFormat, fault: str
+) -> None:
+    damage(model.path / "model.safetensors", fault)
+    with pytest.raises(DamagedDirectoryError, match=r"model\.safetensors"):
+        stream_archive(model, kind)
+    store.delete("base")  # the model is not locked
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer_config.json"])
+def test_an_archive_of_changed_content_does_not_look_complete(
+    model: StoredModel, store: ModelStore, kind: ArchiveFormat, name: str, tmp_path: Path
+) -> None:
+    damage(model.path / name, "flipped")
+    archive = tmp_path / f"base.{kind}"
+    with archive.open("wb") as file, pytest.raises(DamagedDirectoryError, match=name):
+        file.writelines(stream_archive(model, kind))
+    with pytest.raises((shutil.ReadError, tarfile.ReadError)):
+        shutil.unpack_archive(archive, tmp_path / "unpacked")
+    store.delete("base")
+
+
+def test_hidden_files_are_no_part_of_the_model(model: StoredModel, tmp_path: Path) -> None:
+    (model.path / ".nfs0001").write_text("left by a network file system")
+    content = b"".join(stream_archive(model, "tar"))
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        assert not [name for name in archive.getnames() if ".nfs" in name]
+
+
+class Hub(ThreadingHTTPServer):
+    """The part of the Hub's HTTP API that an upload needs; it stores what is committed."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), HubRequest)
+        self.tokens: set[str | None] = set()
+        self.created: list[dict[str, Any]] = []
+        self.cards: list[str] = []
+        self.blobs: dict[str, bytes] = {}
+        self.files: dict[str, bytes] = {}
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class HubRequest(BaseHTTPRequestHandler):
+    server: Hub
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def answer(self, body: Any, status: int = 200) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def read(self) -> bytes:
+        if self.headers.get("transfer-encoding") == "chunked":
+            content = b""
+            while length := int(self.rfile.readline(), 16):
+                content += self.rfile.read(length)
+                self.rfile.readline()
+            self.rfile.readline()
+            return content
+        return self.rfile.read(int(self.headers.get("content-length", 0)))
+
+    def do_GET(self) -> None:
+        self.answer({"id": "me/tuned", "sha": "0" * 40, "siblings": []})
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def do_PUT(self) -> None:
+        self.server.blobs[self.path.rpartition("/")[2]] = self.read()
+        self.answer({})
+
+    def do_POST(self) -> None:
+        self.server.tokens.add(self.headers.get("authorization"))
+        content = self.read()
+        if self.path == "/api/validate-yaml":
+            self.server.cards.append(json.loads(content)["content"])
+            self.answer({"errors": [], "warnings": []})
+        elif self.path == "/api/repos/create":
+            self.server.created.append(json.loads(content))
+            self.answer({"url": f"{self.server.url}/me/tuned"})
+        elif "/preupload/" in self.path:
+            files = [
+                {
+                    "path": file["path"],
+                    "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
+                    "shouldIgnore": False,
+                }
+                for file in json.loads(content)["files"]
+            ]
+            self.answer({"files": files})
+        elif self.path.endswith("/info/lfs/objects/batch"):
+            objects = [
+                {**entry, "actions": {"upload": {"href": f"{self.server.url}/lfs/{entry['oid']}"}}}
+                for entry in json.loads(content)["objects"]
+            ]
+            self.answer({"transfer": "basic", "objects": objects})
+        elif "/commit/" in self.path:
+            self.commit(content)
+            self.answer(
+                {
+                    "success": True,
+                    "commitOid": "1" * 40,
+                    "commitUrl": f"{self.server.url}/me/tuned/commit/{'1' * 40}",
+                    "hookOutput": "",
+                }
+            )
+        else:
+            self.answer({"error": f"no {self.path} here"}, 404)
+
+    def commit(self, content: bytes) -> None:
+        for line in map(json.loads, content.splitlines()):
+            value = line["value"]
+            if line["key"] == "file":
+                self.server.files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                self.server.files[value["path"]] = self.server.blobs[value["oid"]]
+
+
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("HF_HUB_DISABLE_XET", True), ("HF_HUB_OFFLINE", False)):
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+
+
+@pytest.fixture
+def hub(online: None) -> Iterator[Hub]:
+    with Hub() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_a_model_is_pushed_to_the_hub(
+    hub: Hub, store: ModelStore, tiny_model: Path, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(tiny_model, tmp_path / "source"))
+    (source / "README.md").write_text("---\ntags: [tuneserve]\n---\n# A model\n")
+    model = store.add(source, "tuned")
+    address = push_to_hub(model.path, "me/tuned", token="hf_test", endpoint=hub.url)
+    assert address == f"{hub.url}/me/tuned/commit/{'1' * 40}"
+    assert hub.tokens == {"Bearer hf_test"}
+    (created,) = hub.created
+    assert (created["organization"], created["name"]) == ("me", "tuned")
+    assert created["visibility"] == "private"
+    assert hub.files == read_folder(model.path)
+    assert set(hub.cards) == {(source / "README.md").read_text()}
+    for name, blob in hub.blobs.items():
+        assert hashlib.sha256(blob).hexdigest() == name
+
+
+def test_a_hub_out_of_reach_is_named(online: None, model: StoredModel) -> None:
+    with pytest.raises(ConnectionError, match="http://127.0.0.1:9 cannot be reached"):
+        push_to_hub(model.path, "me/tuned", token="hf_test", endpoint="http://127.0.0.1:9")

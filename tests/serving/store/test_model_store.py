@@ -1,0 +1,472 @@
+import errno
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from serving.errors import ModelInUseError, ModelNotFoundError, TooManyAliasesError
+from serving.store.aliases import AliasBook
+from serving.store.lineage import Lineage
+from serving.store.model_store import ModelStore
+from storage import durable
+from storage.layout import StorageLayout
+from storage.manifest import verify_directory
+from tests.damage import damage
+
+
+def _copy(source: Path, layout: StorageLayout) -> Path:
+    return Path(shutil.copytree(source, layout.models / ".building"))
+
+
+def test_published_model_is_resolved_by_its_id(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    building = _copy(tiny_model, layout)
+    durable.write_json(building / "lineage.json", {"run_id": "run-1", "created_at": 1700000000})
+    published = store.publish(building, "m-1")
+
+    assert store.resolve("m-1") == store.get("m-1") == published
+    assert published.path == layout.model("m-1")
+    assert (published.created_at, published.lineage.run_id) == (1700000000, "run-1")
+    assert published.fingerprint.startswith("fp_")
+    assert not building.exists()
+    verify_directory(published.path)
+
+
+def test_added_model_leaves_its_source_alone(
+    store: ModelStore, tiny_model: Path, other_model: Path
+) -> None:
+    before = sorted(path.name for path in tiny_model.iterdir())
+    first, second = store.add(tiny_model, "base"), store.add(other_model, "base-2")
+    assert sorted(path.name for path in tiny_model.iterdir()) == before
+    assert [model.id for model in store.list_models()] == ["base", "base-2"]
+    assert first.fingerprint != second.fingerprint
+    assert first.lineage == Lineage()
+
+
+def test_snapshot_of_the_hub_cache_is_copied_with_its_links_followed(
+    store: ModelStore, tiny_model: Path, tmp_path: Path
+) -> None:
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "0", tmp_path / "models--a--b/blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, file in enumerate(sorted(tiny_model.iterdir())):
+        shutil.copy(file, blobs / str(number))
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    added = store.add(snapshot, "base")
+    assert not any(path.is_symlink() for path in added.path.rglob("*"))
+    (snapshot / "other.txt").symlink_to("../../../secret")
+    with pytest.raises(ValueError, match="other.txt is a link that leaves"):
+        store.add(snapshot, "base-2")
+
+
+def test_ids_are_not_reused(store: ModelStore, tiny_model: Path) -> None:
+    store.add(tiny_model, "base")
+    with pytest.raises(FileExistsError, match="'base' is published already"):
+        store.add(tiny_model, "base")
+
+
+def test_half_a_model_is_invisible(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    _copy(tiny_model, layout)
+    shutil.copytree(tiny_model, layout.models / "no-manifest")
+    assert store.list_models() == []
+    with pytest.raises(ModelNotFoundError, match="'no-manifest'"):
+        store.get("no-manifest")
+
+
+def test_unknown_name_is_told_what_there_is(store: ModelStore, tiny_model: Path) -> None:
+    store.add(tiny_model, "base")
+    store.point_alias("latest", "base")
+    for name in ("nope", "../aliases.json", ""):
+        with pytest.raises(ModelNotFoundError) as caught:
+            store.resolve(name)
+        assert repr(name) in caught.value.message
+        assert "models: base; aliases: latest" in caught.value.message
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert (again.message, again.param) == (caught.value.message, "model")
+
+
+def test_alias_keeps_its_history(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    for model_id in ("a", "b"):
+        store.add(tiny_model, model_id)
+    for model_id in ("a", "b", "b", "a"):
+        store.point_alias("latest", model_id)
+    assert store.resolve("latest").id == "a"
+    assert [move.model_id for move in store.read_aliases()["latest"].history] == ["a", "b", "a"]
+    written = json.loads(layout.aliases.read_text())
+    assert written["latest"]["model"] == "a"
+    assert set(written["latest"]["history"][0]) == {"model", "at"}
+
+
+def test_alias_must_point_to_a_model_and_not_be_one(store: ModelStore, tiny_model: Path) -> None:
+    store.add(tiny_model, "a")
+    with pytest.raises(ModelNotFoundError, match="'b'"):
+        store.point_alias("latest", "b")
+    with pytest.raises(ValueError, match="'a' is the id of a model"):
+        store.point_alias("a", "a")
+    with pytest.raises(ValueError, match="not a valid id"):
+        store.point_alias("../x", "a")
+    store.point_alias("latest", "a")
+    with pytest.raises(ValueError, match="'latest' is the name of an alias"):
+        store.add(tiny_model, "latest")
+
+
+def test_one_alias_more_than_there_may_be_is_refused(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    for model_id in ("a", "b"):
+        store.add(tiny_model, model_id)
+    entry = {"model": "a", "history": [{"model": "a", "at": 1}]}
+    durable.write_json(layout.aliases, {f"alias-{number:04d}": entry for number in range(1_000)})
+    store.remove_alias("alias-0000")
+    with pytest.raises(TooManyAliasesError, match="1,000 aliases are on record") as caught:
+        store.point_alias("one-more", "a")
+    assert caught.value.code == "too_many_aliases"
+    assert store.point_alias("alias-0000", "b").model_id == "b"
+    assert store.point_alias("latest", "a").model_id == "a", "a fine-tune can be published"
+
+
+def test_writers_at_once_lose_no_alias(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    store.add(tiny_model, "a")
+    names = [f"alias-{number}" for number in range(16)]
+    threads = [
+        threading.Thread(target=ModelStore(layout).point_alias, args=(name, "a")) for name in names
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(store.read_aliases()) == sorted(names)
+
+
+def _set_key(name: str, key: str, value: object) -> Callable[[Path], None]:
+    def change(model: Path) -> None:
+        content = json.loads((model / name).read_text())
+        (model / name).write_text(json.dumps({**content, key: value}))
+
+    return change
+
+
+def _write_index(file: str) -> Callable[[Path], None]:
+    def write(model: Path) -> None:
+        index = {"metadata": {}, "weight_map": {"nope": file}}
+        durable.write_json(model / "model.safetensors.index.json", index)
+
+    return write
+
+
+def _cut_weights(model: Path) -> None:
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+
+
+def _link_outside(model: Path) -> None:
+    (model / "extra.txt").symlink_to("../../../etc/hostname")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda model: (model / "config.json").unlink(), "no config.json"),
+        (lambda model: (model / "model.safetensors").unlink(), "no weights"),
+        (lambda model: (model / "tokenizer.json").unlink(), "no tokenizer"),
+        (lambda model: (model / "pytorch_model.bin").touch(), "pytorch_model.bin may hold pickled"),
+        (lambda model: (model / "optimizer.PT").touch(), "optimizer.PT may hold pickled"),
+        (_set_key("config.json", "auto_map", {}), "config.json asks for code"),
+        (_set_key("tokenizer_config.json", "auto_map", {}), "tokenizer_config.json asks for code"),
+        (_link_outside, "extra.txt is a link that leaves"),
+        (lambda model: (model / "config.json").write_text("{"), "config.json is not valid JSON"),
+        (
+            lambda model: (model / "lineage.json").write_text("[]"),
+            "lineage.json is not one of ours: it contains a JSON list",
+        ),
+        (
+            lambda model: (model / "lineage.json").write_text('{"data": {"sha256": 5}}'),
+            r"lineage.json is not one of ours: data\.sha256",
+        ),
+        (_write_index("model-00001-of-00002.safetensors"), "names 'model-00001-of-00002.safetens"),
+        (_write_index("../tiny/model.safetensors"), "names '../tiny/model.safetensors', which is"),
+        (_write_index("model.safetensors"), "model.safetensors lacks 'nope', which"),
+        (_cut_weights, "model.safetensors is not a whole safetensors file"),
+    ],
+)
+def test_unsafe_or_incomplete_models_are_refused(
+    spoil: Callable[[Path], None],
+    message: str,
+    store: ModelStore,
+    layout: StorageLayout,
+    tiny_model: Path,
+) -> None:
+    building = _copy(tiny_model, layout)
+    spoil(building)
+    for enter in (store.publish, store.add):
+        with pytest.raises(ValueError, match=message):
+            enter(building, "m")
+    assert store.list_models() == []
+    assert [path.name for path in layout.models.iterdir()] == [".building"]
+
+
+def test_a_model_is_deleted_once_nothing_needs_it(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    for model_id in ("a", "b"):
+        store.add(tiny_model, model_id)
+    store.point_alias("latest", "a")
+    with pytest.raises(ModelInUseError, match="'a' is what 'latest' points to"):
+        store.delete("a")
+    store.point_alias("latest", "b")
+    with store.get("a").hold(), pytest.raises(ModelInUseError, match="'a' is loaded"):
+        store.delete("a")
+    model = store.get("a")
+    store.delete("a")
+    assert [found.id for found in store.list_models()] == ["b"]
+    assert not layout.model("a").exists()
+    with pytest.raises(ModelNotFoundError, match="'a' has been deleted"):
+        model.hold()
+    with pytest.raises(ModelNotFoundError, match="no model has the id 'a'"):
+        store.delete("a")
+
+
+def test_rolling_back_leads_to_a_model_that_is_there(store: ModelStore, tiny_model: Path) -> None:
+    for model_id in ("a", "b", "c"):
+        store.add(tiny_model, model_id)
+        store.point_alias("latest", model_id)
+    store.delete("b")
+    assert store.roll_back_alias("latest").model_id == "a"
+    assert store.resolve("latest").id == "a"
+    store.remove_alias("latest")
+    with pytest.raises(ModelNotFoundError, match="'latest'"):
+        store.resolve("latest")
+
+
+@pytest.mark.parametrize("fault", ["flipped", "cut", "gone"])
+def test_damage_is_told_by_the_name_of_the_file(
+    store: ModelStore, tiny_model: Path, fault: str
+) -> None:
+    model = store.add(tiny_model, "base")
+    model.verify()
+    damage(model.path / "model.safetensors", fault)
+    with pytest.raises(ValueError, match=r"base: 'model\.safetensors'"):
+        model.verify()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: (path / "manifest.json").write_text("{"), "'manifest.json' cannot be read"),
+        (lambda path: (path / "manifest.json").write_text("[]"), "'manifest.json' cannot be read"),
+        (lambda path: (path / "chat_template.txt").touch(), "'chat_template.txt' is not in the"),
+    ],
+)
+def test_nothing_is_changed_or_added_unseen(
+    store: ModelStore, tiny_model: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    model = store.add(tiny_model, "base")
+    (model.path / ".DS_Store").touch()
+    model.verify()
+    damage(model.path)
+    with pytest.raises(durable.DamagedDirectoryError, match=message):
+        model.verify()
+
+
+def test_a_source_that_nobody_may_write_into_is_copied(
+    store: ModelStore, tiny_model: Path, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(tiny_model, tmp_path / "source"))
+    source.chmod(0o555)
+    assert store.add(source, "a").path.stat().st_mode & 0o777 == 0o700
+
+
+def test_an_id_in_the_history_of_an_alias_is_never_given_again(
+    store: ModelStore, tiny_model: Path, other_model: Path
+) -> None:
+    for model_id in ("a", "b"):
+        store.add(tiny_model, model_id)
+        store.point_alias("latest", model_id)
+    store.delete("a")
+    with pytest.raises(FileExistsError, match="'a' was a model that an alias pointed to"):
+        store.add(other_model, "a")
+
+
+def test_an_id_whose_move_was_dropped_from_the_history_is_never_given_again(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    for model_id in ("a", "b"):
+        store.add(tiny_model, model_id)
+        store.point_alias("latest", model_id)
+    store.delete("a")
+    with AliasBook(layout.aliases).change() as change:
+        for number in range(2_000):
+            change.point("latest", f"b-{number % 2}")
+    assert "a" not in {move.model_id for move in store.read_aliases()["latest"].history}
+    with pytest.raises(FileExistsError, match="'a' was a model that an alias pointed to"):
+        store.add(tiny_model, "a")
+
+
+def test_what_failed_its_verification_is_never_published(
+    store: ModelStore, tiny_model: Path, tmp_path: Path
+) -> None:
+    rejected = Path(shutil.copytree(tiny_model, tmp_path / "model.rejected"))
+    durable.write_json(rejected / "verification.json", {"passed": False})
+    with pytest.raises(ValueError, match=r"'model\.rejected' failed its verification"):
+        store.add(rejected, "base")
+    assert store.list_models() == []
+
+
+def test_a_manifest_from_elsewhere_is_not_believed(
+    store: ModelStore, tiny_model: Path, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(tiny_model, tmp_path / "source"))
+    manifests: list[object] = [{"files": {"../../secret": {}}}, {"files": {}}, ["a", "list"]]
+    for manifest in manifests:
+        durable.write_json(source / "manifest.json", manifest)
+        model_id = f"m-{len(store.list_models())}"
+        added = store.add(source, model_id)
+        added.verify()
+        files = durable.read_json(added.path / "manifest.json")["files"]
+        assert set(files) == {path.name for path in tiny_model.iterdir()}
+
+
+def test_a_lineage_that_cannot_be_read_hides_no_model(store: ModelStore, tiny_model: Path) -> None:
+    added = store.add(tiny_model, "base")
+    (added.path / "lineage.json").write_text("{")
+    assert [model.lineage for model in store.list_models()] == [Lineage()]
+    assert store.resolve("base").id == "base"
+
+
+def test_the_name_of_the_newest_is_no_models(store: ModelStore, tiny_model: Path) -> None:
+    with pytest.raises(ValueError, match="'latest' is the name of an alias"):
+        store.add(tiny_model, "latest")
+
+
+def test_a_model_of_an_old_id_is_another_one(
+    store: ModelStore, tiny_model: Path, other_model: Path
+) -> None:
+    old = store.add(tiny_model, "a")
+    store.delete("a")
+    assert not old.is_there()
+    new = store.add(other_model, "a")
+    assert new.is_there()
+    assert not old.is_there()
+    with pytest.raises(ModelNotFoundError, match="'a' has been deleted"):
+        old.hold()
+    new.hold().close()
+
+
+def test_deleting_is_prevented_by_whoever_needs_it(store: ModelStore, tiny_model: Path) -> None:
+    store.add(tiny_model, "a")
+
+    def need() -> None:
+        raise ModelInUseError("a job needs it")
+
+    with pytest.raises(ModelInUseError, match="a job needs it"):
+        store.delete("a", need)
+    store.get("a").hold().close()
+    store.delete("a", lambda: None)
+
+
+def test_what_a_killed_deletion_left_is_removed_by_the_next(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add(tiny_model, "a")
+    with monkeypatch.context() as patched:
+        patched.setattr("serving.store.model_store.shutil.rmtree", lambda *_, **__: None)
+        store.delete("a")
+    assert [path.name.startswith(".deleted-") for path in layout.models.iterdir()] == [True]
+    store.add(tiny_model, "a")
+    store.delete("a")
+    assert list(layout.models.iterdir()) == []
+
+
+def test_a_model_is_taken_in_without_torch(tmp_path: Path, tiny_model: Path) -> None:
+    """The HTTP process imports models, and takes half as much memory without torch."""
+    program = """
+import sys
+from pathlib import Path
+from serving.store.model_store import ModelStore
+from storage.layout import open_storage
+ModelStore(open_storage(Path(sys.argv[1]))).add(Path(sys.argv[2]), "model")
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program, tmp_path, tiny_model], check=True)
+
+
+def _make_unreadable(path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Make the file system fail for everything below a path, as with a faulty disk."""
+    real = Path.stat
+
+    def fail(self: Path, **options: bool) -> os.stat_result:
+        if self.is_relative_to(path):
+            raise OSError(number, os.strerror(number), str(self))
+        return real(self, **options)
+
+    monkeypatch.setattr(Path, "stat", fail)
+
+
+def test_stray_entries_hide_no_model(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    store.add(tiny_model, "a")
+    (layout.models / "stray").write_text("a plain file")
+    (layout.models / ".deleted-stray").write_text("a plain file")
+    (layout.models / "loop").symlink_to("loop")
+    (layout.models / "dangling").symlink_to("nowhere")
+    (layout.models / "bad name?").mkdir()
+    (layout.models / "b").mkdir()
+    (layout.models / "b" / "manifest.json").mkdir()
+    lineage = store.add(tiny_model, "c").path / "lineage.json"
+    lineage.mkdir()
+    assert {model.id for model in store.list_models()} >= {"a", "c"}
+    assert store.resolve("c").lineage == Lineage()
+    store.point_alias("latest", "a")
+    store.add(tiny_model, "d")
+    store.delete("d")
+    store.clean_up()
+    with pytest.raises(FileExistsError):
+        store.add(tiny_model, "dangling")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+def test_a_model_that_the_disk_cannot_read_hides_no_other(
+    store: ModelStore,
+    layout: StorageLayout,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+) -> None:
+    spoiled = store.add(tiny_model, "spoiled")
+    store.add(tiny_model, "a")
+    store.point_alias("latest", "a")
+    _make_unreadable(layout.model("spoiled"), monkeypatch, number)
+    assert [model.id for model in store.list_models()] == ["a"]
+    assert store.resolve("latest").id == "a"
+    assert store.add(tiny_model, "b").id == "b"
+    with pytest.raises(ModelNotFoundError, match="models: a, b"):
+        store.get("nope")
+    with pytest.raises(OSError, match="spoiled"):
+        store.get("spoiled")
+    assert spoiled.is_there(), "a generator would unload it for a fault that may pass"
+
+
+def test_what_killed_processes_left_is_removed_at_the_start(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path
+) -> None:
+    store.add(tiny_model, "a")
+    for name in (".deleted-0001", ".upload-x", ".added-x"):
+        left = Path(shutil.copytree(tiny_model, layout.models / name))
+        (left / ".lock").touch()  # no process holds this lock any more
+    store.clean_up()
+    assert [path.name for path in layout.models.iterdir()] == ["a"]

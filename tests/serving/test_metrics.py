@@ -1,0 +1,63 @@
+"""Metrics count the generator's work, and never affect it."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.serve.metrics import Counter, Gauge
+
+from serving.store.model_store import ModelStore
+from storage.layout import StorageLayout
+from tests.serving.conftest import run_replica
+
+ECHO = {"model": "a", "prompt": "one fox", "max_tokens": 0, "echo": True, "logprobs": 1}
+
+
+def test_counting_never_changes_an_answer(
+    store: ModelStore,
+    layout: StorageLayout,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("no such tag")
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            # No new token: a counter cannot be increased by zero.
+            (choice,) = (await replica.answer("completion", ECHO, "id"))["choices"]
+            assert (choice["text"], choice["num_completion_tokens"]) == ("one fox", 0)
+            assert choice["tokens"]
+            assert "metric" not in caplog.text
+            monkeypatch.setattr(Counter, "inc", fail)
+            (choice,) = (await replica.answer("completion", ECHO, "id"))["choices"]
+            assert choice["text"] == "one fox"
+            assert "a metric was not recorded" in caplog.text
+
+    store.add(tiny_model, "a")
+    asyncio.run(scenario())
+
+
+def test_a_gauge_that_fails_does_not_end_the_watch_of_aliases(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_failed = 0
+
+    def fail(*_: Any, **__: Any) -> None:
+        nonlocal num_failed
+        num_failed += 1
+        raise ValueError("no such tag")
+
+    async def scenario() -> None:
+        async with run_replica(layout) as replica:
+            await replica.check_health()
+            monkeypatch.setattr(Gauge, "set", fail)
+            async with asyncio.timeout(20):
+                while num_failed < 3:
+                    await asyncio.sleep(0.01)
+            await replica.check_health()
+
+    store.add(tiny_model, "a")
+    asyncio.run(scenario())

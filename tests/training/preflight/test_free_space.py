@@ -1,0 +1,130 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from system.free_resources import Memory, measure_gpu_memory, measure_host_memory
+from training.preflight.free_space import check_room
+from training.preflight.resources import ResourceError
+from training.run.folder import RunFolder
+from training.spec import TrainingSpec
+
+NODES = [{"CPU": 2.0}]
+PLENTY = 1 << 40
+NUM = 1_000_000
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    return run
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The simulated resources of this machine in bytes; tests lower some of them."""
+    limits: dict[str, Any] = {
+        "disk": PLENTY,
+        "memory": Memory(PLENTY, PLENTY),
+        "gpus": [Memory(PLENTY, PLENTY)],
+        "one disk": True,
+    }
+    monkeypatch.setattr("training.preflight.free_space.count_parameters", lambda _: NUM)
+    monkeypatch.setattr("training.preflight.free_space.measure_free_disk", lambda _: limits["disk"])
+    monkeypatch.setattr(
+        "training.preflight.free_space.measure_host_memory", lambda: limits["memory"]
+    )
+    monkeypatch.setattr("training.preflight.free_space.measure_gpu_memory", lambda: limits["gpus"])
+    monkeypatch.setattr(
+        "training.preflight.free_space.are_on_one_disk", lambda *_: limits["one disk"]
+    )
+    return limits
+
+
+def make_spec(**changes: Any) -> TrainingSpec:
+    values = {"base_model": "m", "train_file": "r", "precision": "fp32", "epochs": 1}
+    return TrainingSpec.model_validate({**values, **changes})
+
+
+def test_a_run_with_plenty_of_room_has_no_event(run: RunFolder, limits: dict[str, Any]) -> None:
+    check_room(run, make_spec(), NODES, on_gpu=False)
+    check_room(run, make_spec(), NODES, on_gpu=True)
+    assert run.read_events() == []
+
+
+def test_a_disk_that_cannot_hold_it_refuses_the_run(run: RunFolder, limits: dict[str, Any]) -> None:
+    # A checkpoint and the model, 16 bytes per parameter, and the shards during upload, 12.
+    limits["disk"] = 28 * NUM - 1
+    with pytest.raises(ResourceError, match=r"disk of 'run'.*0.03 GB are needed for 1,000,000"):
+        check_room(run, make_spec(), NODES, on_gpu=False)
+    limits["disk"] = 28 * NUM
+    check_room(run, make_spec(), NODES, on_gpu=False)
+    (event,) = run.read_events()
+    assert (event["level"], event["code"]) == ("warn", "resources_close")
+    assert event["data"]["free_bytes"] == 28 * NUM < event["data"]["needed_bytes"]
+    assert "may not be enough" in event["message"]
+
+
+def test_the_folder_for_temporary_files_is_compared_by_itself(
+    run: RunFolder, limits: dict[str, Any]
+) -> None:
+    """Previously, only the first checkpoint detected that it was full, five times."""
+    limits |= {"one disk": False, "disk": 12 * NUM - 1}
+    with pytest.raises(ResourceError):
+        check_room(run, make_spec(), NODES, on_gpu=False)
+    limits["disk"] = 16 * NUM
+    check_room(run, make_spec(), NODES, on_gpu=False)
+
+
+def test_a_model_that_no_memory_can_hold_refuses_the_run(
+    run: RunFolder, limits: dict[str, Any]
+) -> None:
+    limits["memory"] = Memory(24 * NUM - 1, 0)
+    with pytest.raises(ResourceError, match="memory of this machine.*or zero_stage 3"):
+        check_room(run, make_spec(zero_stage=0), NODES, on_gpu=False)
+    check_room(run, make_spec(zero_stage=3), NODES, on_gpu=False)
+    (event,) = run.read_events()
+    assert "the memory of this machine may not be enough" in event["message"]
+
+
+def test_the_memory_of_several_nodes_is_only_warned_about(
+    run: RunFolder, limits: dict[str, Any]
+) -> None:
+    limits["memory"] = Memory(0, 0)
+    nodes = [{"CPU": 2.0, "memory": float(NUM)}] * 2
+    check_room(run, make_spec(), nodes, on_gpu=False)
+    assert [event["code"] for event in run.read_events()] == ["resources_close"]
+
+
+def test_a_gpu_that_is_too_small_refuses_the_run(run: RunFolder, limits: dict[str, Any]) -> None:
+    limits["gpus"] = [Memory(1, 1), Memory(6 * NUM - 1, 6 * NUM - 1)]
+    spec = make_spec(num_workers=2)
+    with pytest.raises(ResourceError, match="memory of a GPU.*offload_optimizer"):
+        check_room(run, spec, NODES, on_gpu=True)
+    check_room(run, spec.model_copy(update={"offload_optimizer": True}), NODES, on_gpu=True)
+    limits["gpus"] = []  # without an answer from the driver, no run is rejected
+    check_room(run, spec, NODES, on_gpu=True)
+
+
+def test_this_machine_has_memory() -> None:
+    memory = measure_host_memory()
+    assert 0 < memory.free <= memory.total
+
+
+def test_the_memory_of_gpus_is_read_from_their_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    for script, expected in (
+        (
+            "echo '81559, 80000'; echo '40960, 1'",
+            [(81559 << 20, 80000 << 20), (40960 << 20, 1 << 20)],
+        ),
+        ("echo 'No devices were found'", []),
+        ("exit 9", []),
+    ):
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o700)
+        assert measure_gpu_memory() == expected

@@ -1,0 +1,101 @@
+"""A run pauses on a full disk; `tests/faults/test_full_disk.py` tests it with a real full disk."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from system.free_resources import has_room
+from training.launch import TrainingFailedError, execute_run
+from training.preflight.free_space import check_room
+from training.preflight.full_disk import pause_until_room
+from training.run.folder import RunFolder, RunRecord
+from training.spec import TrainingSpec
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+SPEC = TrainingSpec(base_model="gone", train_file="rows.jsonl")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    run = RunFolder(tmp_path / "run")
+    run.create(SPEC, RunRecord(id="run", created_at=1, writer="job", status="running"))
+    return run
+
+
+def test_a_training_that_meets_a_full_disk_pauses_the_run(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Previously, the run failed and had to be restarted manually."""
+
+    def fail(*_: object) -> None:
+        raise TrainingFailedError("worker 0 failed: OSError: [Errno 28] No space left on device")
+
+    monkeypatch.setattr("training.launch._compute", fail)
+    assert execute_run(run, SPEC) is None
+    record = run.read_record()
+    assert record.status == "paused"
+    assert record.error is None
+    assert record.waiting_for is not None
+    assert "room on the disk" in record.waiting_for
+    (event,) = run.read_events()
+    assert (event["level"], event["code"]) == ("warn", "disk_full")
+    assert "No space left on device" in event["message"]
+    assert event["data"]["needed_bytes"] == record.needed_bytes
+
+
+def test_it_waits_for_room(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    pause_until_room(run, SPEC, FULL)
+    needed_bytes = run.read_record().needed_bytes
+    assert needed_bytes is not None
+    free = needed_bytes - 1
+    monkeypatch.setattr("system.free_resources.measure_free_disk", lambda _: free)
+    assert not has_room(run.path, needed_bytes)
+    free = needed_bytes
+    assert has_room(run.path, needed_bytes)
+    free = 0
+    assert has_room(run.path, None), "a run that does not wait for room"
+    assert not run.is_pause_requested
+
+
+def test_a_run_that_resumes_is_not_refused_for_lack_of_room(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("full_disk", "room"):
+        monkeypatch.setattr(f"training.{module}.count_parameters", lambda _: 10_000_000)
+    pause_until_room(run, SPEC, FULL)
+    free = run.read_record().needed_bytes
+    monkeypatch.setattr("training.preflight.free_space.measure_free_disk", lambda _: free)
+    check_room(run, SPEC.model_copy(update={"precision": "fp32"}), [{"CPU": 2.0}], on_gpu=False)
+
+
+def test_a_run_without_progress_since_then_waits_for_its_user(run: RunFolder) -> None:
+    """Otherwise the run would be restarted repeatedly if a different disk is full."""
+    run.add_metrics({"step": 5, "loss": 1.0})
+    pause_until_room(run, SPEC, FULL)
+    assert not run.is_pause_requested
+    run.add_metrics({"step": 6, "loss": 1.0})
+    pause_until_room(run, SPEC, FULL)
+    assert not run.is_pause_requested
+    pause_until_room(run, SPEC, FULL)
+    assert run.requested_pause_reason == "user"
+    assert "when it is resumed" in run.read_events()[-1]["message"]
+
+
+def test_a_pause_that_cannot_be_recorded_leaves_the_record(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise FULL
+
+    monkeypatch.setattr("training.run.folder.durable.append_json_line", fail)
+    monkeypatch.setattr("training.run.folder.versioned.write_object", fail)
+    pause_until_room(run, SPEC, FULL)
+    assert run.read_record().status == "running", "whoever finds it so resumes it"
+
+
+def test_a_run_that_has_ended_is_left_alone(run: RunFolder) -> None:
+    run.update_record(status="cancelled")
+    pause_until_room(run, SPEC, FULL)
+    assert run.read_record().status == "cancelled"
+    assert run.read_events() == []

@@ -1,0 +1,165 @@
+"""Rejections before any worker starts; `test_deepspeed_check` tests the keys of DeepSpeed."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from model_files.task import check_causal_task, check_unquantised
+from storage import durable
+from tests.tiny_model import build_tiny_model
+from training.__main__ import main
+from training.base_model import UnknownModelError
+from training.preflight.preflight import UnfitModelError, check_base_model, count_parameters
+
+LIMIT_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture
+def model(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / "model"))
+
+
+def change_config(model: Path, **changes: Any) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def change_weights(model: Path, **changes: Any) -> None:
+    """Replace tensors of a model; None removes one."""
+    tensors = {**load_file(model / "model.safetensors"), **changes}
+    kept = {name: value for name, value in tensors.items() if value is not None}
+    save_file(kept, model / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_model_that_fits_is_accepted_in_any_place(model: Path) -> None:
+    check_base_model(str(model))
+    assert count_parameters(str(model)) == sum(
+        tensor.numel() for tensor in load_file(model / "model.safetensors").values()
+    )
+    durable.seal_directory(model)
+    check_base_model(str(model))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "BertForMaskedLM, an enc"),
+        ({"model_type": "roberta"}, "architecture roberta, an encoder"),
+        ({"model_type": "xlnet"}, "architecture xlnet, an encoder"),
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "T5.*encoder-dec"),
+        ({"model_type": "bart"}, "an encoder-decoder"),
+        ({"model_type": "vit"}, "no causal language model for"),
+    ],
+)
+def test_a_model_of_another_task_is_refused_by_name(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    """Previously, an encoder was trained on visible tokens; a worker rejected T5 after 57 s."""
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(UnfitModelError, match=message):
+        check_base_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "model_type", ["llama", "gpt2", "qwen3", "gemma2", "mixtral", "opt", "modernbert-decoder"]
+)
+def test_causal_models_are_not_taken_for_encoders(model_type: str) -> None:
+    check_causal_task(AutoConfig.for_model(model_type), "model")
+
+
+def test_an_encoder_that_was_made_a_decoder_is_accepted() -> None:
+    check_causal_task(AutoConfig.for_model("bert", is_decoder=True), "model")
+
+
+def test_encoders_are_those_that_transformers_warns_about() -> None:
+    """transformers has no list of them; warnings in its sources name those with `is_decoder`."""
+    import transformers.models as models
+
+    folder = Path(models.__path__[0])
+    sources = [
+        path
+        for path in folder.glob("*/modeling_*.py")
+        if "as a standalone, add `is_decoder=True.`" in path.read_text()
+    ]
+    assert len(sources) > 10
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    folders = {path.parent.name for path in sources}
+    for model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() & CONFIG_MAPPING_NAMES.keys():
+        if model_type.replace("-", "_").removesuffix("_text") in folders:
+            with pytest.raises(ValueError, match="an encoder"):
+                check_causal_task(AutoConfig.for_model(model_type), "model")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "gptq, 4 bits"),
+        ({"quant_method": "awq", "bits": 4}, "awq, 4 bits"),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes, 4 bits"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes, 8 bits"),
+    ],
+)
+def test_quantised_weights_are_refused_by_their_method(
+    model: Path, settings: dict[str, Any], words: str
+) -> None:
+    change_config(model, quantization_config=settings)
+    with pytest.raises(UnfitModelError, match=rf"are quantised \({words}: 'quantization_config'"):
+        check_base_model(str(model))
+    check_unquantised(AutoConfig.for_model("llama"), "model")
+
+
+def test_weights_that_do_not_fit_the_architecture_are_named(model: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensor = load_file(model / "model.safetensors")[name]
+    change_weights(model, **{name: tensor[:-1].clone()})
+    with pytest.raises(UnfitModelError, match=rf"another shape: '{name} is \[63, 32\], .*64, 32"):
+        check_base_model(str(model))
+    change_weights(model, **{name: None})
+    with pytest.raises(UnfitModelError, match=f"LlamaForCausalLM: missing: '{name}'"):
+        check_base_model(str(model))
+    change_weights(model, **{name: tensor, "score.weight": tensor.clone()})
+    with pytest.raises(UnfitModelError, match="not part of it: 'score.weight'"):
+        check_base_model(str(model))
+    change_weights(model, **{"score.weight": None})
+    check_base_model(str(model))
+
+
+def test_a_configuration_that_makes_no_model_is_refused(model: Path) -> None:
+    change_config(model, num_key_value_heads=3)
+    with pytest.raises((UnfitModelError, UnknownModelError)):
+        check_base_model(str(model))
+
+
+def test_weights_in_another_format_are_refused(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    with pytest.raises(UnfitModelError, match="'model' cannot be fine-tuned: .*pytorch_model.bin"):
+        check_base_model(str(model))
+
+
+def test_a_command_refuses_a_model_before_anything_is_written(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Previously, it was rejected after 57 s, and the output folder could not be reused."""
+    change_config(model, quantization_config={"quant_method": "gptq", "bits": 4})
+    (tmp_path / "rows.jsonl").write_text('{"text": "Twelve."}\n')
+    (tmp_path / "spec.json").write_text('{"base_model": "model", "train_file": "rows.jsonl"}')
+    started = time.monotonic()
+    status = main([str(tmp_path / "spec.json"), "--output", str(tmp_path / "run")])
+    assert status == 2
+    assert time.monotonic() - started < LIMIT_S
+    assert "gptq, 4 bits" in capsys.readouterr().err.replace("\n", " ")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,83 @@
+from typing import Any
+
+import pytest
+
+from training.preflight.requirements import (
+    Need,
+    estimate_checkpoint,
+    estimate_disk,
+    estimate_memory,
+)
+from training.spec import TrainingSpec
+
+NUM = 1_000_000
+
+
+def make_spec(**changes: Any) -> TrainingSpec:
+    values = {"base_model": "m", "train_file": "r", "precision": "bf16", "zero_stage": 3}
+    return TrainingSpec.model_validate({**values, **changes})
+
+
+def test_a_checkpoint_has_weights_and_both_moments_in_fp32() -> None:
+    assert estimate_checkpoint(make_spec(), NUM).certain == 12 * NUM
+    below = estimate_checkpoint(make_spec(zero_stage=1), NUM)
+    assert below.certain == 12 * NUM
+    assert below.likely == int(1.1 * 14 * NUM)
+
+
+@pytest.mark.parametrize(
+    ("settings", "certain"),
+    [
+        ({"epochs": 1}, 14),  # one checkpoint beside the model
+        ({"epochs": 2, "keep_checkpoints": 2}, 26),
+        ({"epochs": 9, "keep_checkpoints": 2}, 36),  # three checkpoints before one is removed
+        ({"epochs": 9, "keep_checkpoints": 2, "precision": "fp32"}, 36),
+        ({"epochs": 9, "early_stopping_patience": 1, "validation_fraction": 0.1}, 14),
+        ({"epochs": 9, "max_steps": 10, "keep_checkpoints": 3}, 14),  # may be a single epoch
+        ({"epochs": 1, "precision": "fp32", "export_dtype": "bf16"}, 14),
+    ],
+)
+def test_the_disk_holds_the_kept_checkpoints_and_one_more(
+    settings: dict[str, Any], certain: int
+) -> None:
+    need = estimate_disk(make_spec(**settings), NUM, has_trained=False)
+    assert need.certain == certain * NUM
+    assert need.likely >= need.certain
+
+
+def test_of_a_run_that_has_trained_only_the_model_is_certain() -> None:
+    assert estimate_disk(make_spec(epochs=9), NUM, has_trained=True).certain == 2 * NUM
+
+
+@pytest.mark.parametrize(
+    ("settings", "certain"),
+    [
+        ({"zero_stage": 3}, 14),
+        ({"zero_stage": 2}, 2 * 4 + 12),
+        ({"zero_stage": 0}, (2 + 12) * 4),
+        ({"zero_stage": 0, "precision": "fp32"}, (4 + 8) * 4),
+        ({"zero_stage": 0, "min_workers": 1, "save_every_steps": 5}, 14),
+    ],
+)
+def test_memory_on_cpus_is_that_of_all_workers(settings: dict[str, Any], certain: int) -> None:
+    host, device = estimate_memory(make_spec(num_workers=4, **settings), NUM, on_gpu=False)
+    assert host.certain == certain * NUM
+    assert host.likely > host.certain
+    assert device == Need(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "on_host", "on_device"),
+    [
+        ({}, 0, 14 / 4),
+        ({"zero_stage": 1}, 0, 2 + 12 / 4),
+        ({"offload_optimizer": True}, 12, 2 / 4),
+        ({"offload_optimizer": True, "offload_parameters": True}, 14, 0),
+    ],
+)
+def test_memory_on_gpus_is_divided_by_what_is_sharded_and_offloaded(
+    settings: dict[str, Any], on_host: int, on_device: float
+) -> None:
+    host, device = estimate_memory(make_spec(num_workers=4, **settings), NUM, on_gpu=True)
+    assert host.certain == on_host * NUM
+    assert device.certain == on_device * NUM

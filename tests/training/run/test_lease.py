@@ -1,0 +1,102 @@
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from training.run import lease
+from training.run.folder import RunBusyError, RunFolder
+from training.run.lease import LEASE_S, LeaseWatch, hold_lease
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def holder(run: RunFolder) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that holds the lease of the run until it is killed."""
+    program = (
+        "import sys, time; from pathlib import Path;"
+        "from training.run.lease import hold_lease; from training.run.folder import RunFolder\n"
+        f"with hold_lease(RunFolder(Path({str(run.path)!r}))):\n"
+        " print('held', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_one_process_at_a_time_computes_a_run(
+    run: RunFolder, holder: "subprocess.Popen[bytes]"
+) -> None:
+    assert LeaseWatch().is_alive(run)
+    with pytest.raises(RunBusyError, match="another process computes"), hold_lease(run):
+        pass
+
+
+def test_on_one_machine_a_killed_process_is_known_to_be_dead_at_once(
+    run: RunFolder, holder: "subprocess.Popen[bytes]"
+) -> None:
+    watch = LeaseWatch()
+    assert watch.is_alive(run)
+    holder.kill()
+    holder.wait()
+    assert run.heartbeat_file.exists(), "it had no time to say so"
+    assert not watch.is_alive(run)
+    with hold_lease(run):
+        assert watch.is_alive(run)
+
+
+def test_who_ends_well_leaves_no_doubt(run: RunFolder) -> None:
+    with hold_lease(run):
+        pass
+    assert not LeaseWatch().is_alive(run)
+
+
+def test_a_run_that_nobody_ever_computed_has_no_process(run: RunFolder) -> None:
+    assert not LeaseWatch().is_alive(run)
+
+
+def test_of_another_machine_the_heartbeat_tells(run: RunFolder) -> None:
+    clock = Clock()
+    watch = LeaseWatch(clock)
+    for beat in range(3):
+        run.heartbeat_file.write_text(f"another-machine 17 {beat}")
+        assert watch.is_alive(run)
+        clock.now += LEASE_S - 1
+        assert watch.is_alive(run)
+    clock.now += 2
+    assert not watch.is_alive(run)
+    assert LeaseWatch(clock).is_alive(run), "who has just come cannot know how long it stands still"
+
+
+def test_the_heart_beats(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "BEAT_S", 0.01)
+    with hold_lease(run):
+        seen: set[str] = set()
+        while len(seen) < 5:
+            seen.add(run.heartbeat_file.read_text())
+        assert not LeaseWatch()._seen
+
+
+def test_who_was_taken_for_dead_ends(run: RunFolder, holder: "subprocess.Popen[bytes]") -> None:
+    run.heartbeat_file.write_text("another-machine 17 1")
+    assert holder.wait(20) == -signal.SIGKILL
+    assert os.path.exists(run.heartbeat_file)

@@ -1,0 +1,306 @@
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage import durable
+from training.run.folder import Extension, RunError, RunFolder, RunRecord, RunStatus
+from training.run.progress import Progress
+from training.run.reopen import RerunError, reopen_run
+from training.spec import TrainingSpec
+
+SHA256 = "ab" * 32
+BEGUN = {
+    "base_model": "m",
+    "train_file": "f",
+    "validation_fraction": 0.1,
+    "precision": "fp32",
+    "save_every_steps": 100,
+}
+
+FREE: dict[str, Any] = {
+    "export_dtype": "bf16",
+    "accelerator": "cpu",
+    "activation_checkpointing": True,
+    "cpus_per_worker": 1.0,
+    "early_stopping_patience": 2,
+    "epochs": 4,
+    "evaluate_every_steps": 5,
+    "keep": "best",
+    "keep_checkpoints": 3,
+    "max_failures": 0,
+    "min_workers": 1,
+    "num_workers": 4,
+    "save_every_steps": 5,
+    "threads_per_worker": 2,
+    "trackers": ("mlflow",),
+    "train_file": "elsewhere/f",
+    "wall_clock_breakdown": True,
+}
+FIXED: dict[str, Any] = {
+    "learned_turns": "last",
+    "reasoning": "drop",
+    "template_arguments": {"enable_thinking": False},
+    "base_model": "n",
+    "validation_fraction": 0.2,
+    "format": "chat",
+    "columns": {"prompt": "question"},
+    "max_length": 64,
+    "overlong": "drop",
+    "text_rows": "document",
+    "max_rows": 5,
+    "warmup_steps": 3,
+    "learning_rate": 2e-4,
+    "lr_schedule": "linear",
+    "warmup_ratio": 0.1,
+    "weight_decay": 0.0,
+    "adam_betas": (0.9, 0.999),
+    "adam_epsilon": 1e-6,
+    "max_grad_norm": 0.5,
+    "micro_batch_tokens": 2048,
+    "micro_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "batch_layout": "flattened",
+    "precision": "bf16",
+    "seed": 1,
+    "zero_stage": 2,
+    "offload_optimizer": True,
+    "offload_parameters": True,
+    "deepspeed": {"steps_per_print": 5},
+}
+# Settings that replace others, which must be removed.
+REPLACED: dict[str, dict[str, Any]] = {
+    "train_files": {"train_file": None, "train_files": [{"file": "f"}]},
+    "train_dataset": {"train_file": None, "train_dataset": {"id": "owner/rows"}},
+    "validation_file": {"validation_fraction": 0, "validation_file": "v"},
+    "validation_dataset": {"validation_fraction": 0, "validation_dataset": {"id": "owner/rows"}},
+}
+
+
+def make_spec(**settings: Any) -> TrainingSpec:
+    return TrainingSpec.model_validate({**BEGUN, **settings})
+
+
+def make_run(folder: Path, status: RunStatus, **record: Any) -> RunFolder:
+    run = RunFolder(folder / "run-1")
+    run.create(make_spec(), RunRecord(id="run-1", status=status, created_at=1, **record))
+    run.data.mkdir()
+    durable.write_json(run.data / "summary.json", {"fingerprint": SHA256, "num_rows": 3})
+    for step in range(1, 7):
+        run.add_metrics({"step": step, "loss": 1 / step})
+    checkpoint = run.checkpoints / "checkpoint_0000000006"
+    checkpoint.mkdir(parents=True)
+    progress = Progress(step=6, num_shares=1).model_dump()
+    manifest = {"rank": 0, "world_size": 1, "progress": progress, "files": {}}
+    durable.write_json(checkpoint / "manifest-00000.json", manifest)
+    return run
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled", "paused", "running"])
+def test_an_interrupted_run_is_resumed(tmp_path: Path, status: RunStatus) -> None:
+    error = RunError(code="TrainingFailedError", message="lost")
+    run = make_run(tmp_path, status, started_at=2, finished_at=3, error=error)
+    run.model.mkdir()
+    spec = reopen_run(run, make_spec(), SHA256)
+    assert spec == run.read_spec() == make_spec()
+    record = run.read_record()
+    assert (record.status, record.finished_at, record.error) == ("queued", None, None)
+    assert (record.created_at, record.started_at, record.extends) == (1, 2, ())
+    assert run.model.is_dir()
+    assert run.read_events()[-1]["message"] == f"Starting again; it was {status}"
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_what_moves_no_step_may_change(tmp_path: Path, name: str) -> None:
+    run = make_run(tmp_path, "failed")
+    spec = reopen_run(run, make_spec(**{name: FREE[name]}), SHA256)
+    assert getattr(spec, name) == getattr(run.read_spec(), name) == FREE[name]
+
+
+@pytest.mark.parametrize("name", [*FIXED, *REPLACED])
+def test_what_would_move_the_steps_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    run = make_run(tmp_path, "failed")
+    before = run.spec_file.read_bytes(), run.record_file.read_bytes()
+    spec = make_spec(**REPLACED.get(name, {name: FIXED.get(name)}))
+    with pytest.raises(RerunError) as caught:
+        reopen_run(run, spec, SHA256)
+    message = str(caught.value)
+    assert f"{name} was {getattr(make_spec(), name)!r} and is {getattr(spec, name)!r}" in message
+    assert message.startswith("run 'run-1' was begun with other settings")
+    assert message.endswith("Set them back, or choose a new folder")
+    assert (run.spec_file.read_bytes(), run.record_file.read_bytes()) == before
+    assert run.read_events() == []
+
+
+def test_it_is_known_of_every_setting_whether_it_may_change() -> None:
+    known = [*FREE, *FIXED, *REPLACED, "max_steps"]  # max_steps may be increased
+    assert sorted(known) == sorted(TrainingSpec.model_fields)
+
+
+def test_every_changed_setting_is_told_at_once(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "failed")
+    with pytest.raises(RerunError, match="seed was 0 and is 1") as caught:
+        reopen_run(run, make_spec(seed=1, epochs=9, zero_stage=1), SHA256)
+    assert "zero_stage was 3 and is 1" in str(caught.value)
+    assert "epochs" not in str(caught.value)
+
+
+def test_a_precision_left_open_stays_as_it_was_settled(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "failed")
+    assert reopen_run(run, make_spec(precision="auto"), SHA256).precision == "fp32"
+    assert run.read_spec().precision == "fp32"
+
+
+def test_other_rows_are_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "failed")
+    with pytest.raises(RerunError, match="the rows have changed since run 'run-1' was begun"):
+        reopen_run(run, make_spec(), "cd" * 32)
+    assert run.read_record().status == "failed"
+
+
+@pytest.mark.parametrize("status", ["failed", "succeeded"])
+def test_a_run_is_not_shortened(tmp_path: Path, status: RunStatus) -> None:
+    run = make_run(tmp_path, status)
+    with pytest.raises(
+        RerunError, match="epochs was 3 and is 2: a run can be extended, not shortened"
+    ):
+        reopen_run(run, make_spec(epochs=2), SHA256)
+
+
+def make_limited_run(folder: Path, status: RunStatus, max_steps: int) -> RunFolder:
+    run = make_run(folder, status)
+    run.write_spec(make_spec(max_steps=max_steps))
+    return run
+
+
+@pytest.mark.parametrize("max_steps", [8, None])
+def test_a_run_that_ended_at_its_most_steps_is_extended_by_more(
+    tmp_path: Path, max_steps: int | None
+) -> None:
+    run = make_limited_run(tmp_path, "succeeded", 6)  # all 6 steps are complete
+    with pytest.raises(RerunError, match="with 3 epochs and max_steps 6; raise max_steps to exte"):
+        reopen_run(run, make_spec(max_steps=6, epochs=9), SHA256)
+    assert reopen_run(run, make_spec(max_steps=max_steps), SHA256).max_steps == max_steps
+    message = run.read_events()[-1]["message"]
+    assert message.startswith("Extending from 3 epochs and max_steps 6 to 3 epochs")
+
+
+def test_a_run_that_ended_with_its_epochs_is_extended_by_epochs(tmp_path: Path) -> None:
+    run = make_limited_run(tmp_path, "succeeded", 100)
+    with pytest.raises(RerunError, match="and max_steps 100; raise epochs to extend it"):
+        reopen_run(run, make_spec(max_steps=200), SHA256)
+    assert reopen_run(run, make_spec(max_steps=100, epochs=4), SHA256).epochs == 4
+
+
+@pytest.mark.parametrize("was", [6, None])
+def test_the_most_steps_are_not_lowered(tmp_path: Path, was: int | None) -> None:
+    run = make_run(tmp_path, "failed")
+    run.write_spec(make_spec(max_steps=was))
+    with pytest.raises(RerunError, match=f"max_steps was {was} and is 5: a run can be extended"):
+        reopen_run(run, make_spec(max_steps=5), SHA256)
+
+
+def test_files_of_a_mix_may_lie_elsewhere_but_not_weigh_more(tmp_path: Path) -> None:
+    def mix(**file: Any) -> TrainingSpec:
+        return make_spec(train_file=None, train_files=[{"file": "f", **file}, {"file": "g"}])
+
+    run = make_run(tmp_path, "failed")
+    run.write_spec(mix(weight=2))
+    with pytest.raises(RerunError, match="train_files was .*weight=2.0.* and is .*weight=3.0"):
+        reopen_run(run, mix(weight=3), SHA256)
+    assert reopen_run(run, mix(file="elsewhere/f", weight=2), SHA256).train_files[0].weight == 2
+
+
+def test_a_finished_run_wants_more_epochs(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "succeeded")
+    with pytest.raises(
+        RerunError, match="run 'run-1' has succeeded already, with 3 epochs; raise epochs to extend"
+    ):
+        reopen_run(run, make_spec(keep_checkpoints=5), SHA256)
+    assert run.read_record().status == "succeeded"
+    assert run.read_spec() == make_spec()
+
+
+def test_an_extension_keeps_the_model_so_far(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "succeeded", model_id="model-1", finished_at=3)
+    run.model.mkdir()
+    (run.model / "config.json").write_text("{}")
+    spec = reopen_run(run, make_spec(epochs=5), SHA256)
+    assert spec.epochs == run.read_spec().epochs == 5
+    assert not run.model.exists()
+    assert (run.path / "model-step-6" / "config.json").read_text() == "{}"
+    record = run.read_record()
+    assert (record.status, record.finished_at) == ("queued", None)
+    (end,) = record.extends
+    assert end == Extension(epochs=3, step=6, model_id="model-1", ended_at=end.ended_at)
+    assert run.read_events()[-1]["message"] == "Extending from 3 epochs to 5 epochs"
+    assert json.loads(run.record_file.read_text())["extends"] == [end.model_dump()]
+
+
+def test_a_run_is_extended_again_and_again(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "succeeded")
+    reopen_run(run, make_spec(epochs=4), SHA256)
+    run.update_record(status="failed")
+    reopen_run(run, make_spec(epochs=4), SHA256)
+    assert [end.step for end in run.read_record().extends] == [6]
+    run.add_metrics({"step": 8, "loss": 0.1})
+    run.update_record(status="succeeded", model_id="model-2")
+    reopen_run(run, make_spec(epochs=6), SHA256)
+    ends = run.read_record().extends
+    assert [(end.epochs, end.step, end.model_id) for end in ends] == [
+        (3, 6, None),
+        (4, 8, "model-2"),
+    ]
+
+
+def test_the_same_model_is_put_aside_once(tmp_path: Path) -> None:
+    """This happens with `keep: best` if further epochs bring no improvement."""
+    run = make_run(tmp_path, "succeeded")
+    for epochs in (4, 5):
+        run.model.mkdir()
+        durable.write_json(run.model / "lineage.json", {"checkpoint_step": 2, "epochs": epochs})
+        reopen_run(run, make_spec(epochs=epochs), SHA256)
+        run.update_record(status="succeeded")
+    assert not run.model.exists()
+    assert durable.read_json(run.path / "model-step-2" / "lineage.json")["epochs"] == 5
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_extended(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "succeeded")
+    shutil.rmtree(run.ray)
+    with pytest.raises(RerunError, match="the checkpoints of run 'run-1' are gone"):
+        reopen_run(run, make_spec(epochs=4), SHA256)
+    assert run.read_record().status == "succeeded"
+    assert len(run.read_metrics()) == 6
+
+
+def test_a_published_model_is_nowhere_to_be_put_aside(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "succeeded", model_id="model-1")
+    reopen_run(run, make_spec(epochs=4), SHA256)
+    assert not list(run.path.glob("model*"))
+
+
+def test_figures_of_steps_to_be_taken_again_are_forgotten(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "failed")
+    lines = run.metrics_file.read_bytes()
+    run.forget_metrics_after(6)
+    assert run.metrics_file.read_bytes() == lines
+    run.forget_metrics_after(4)
+    assert run.metrics_file.read_bytes() == b"".join(lines.splitlines(keepends=True)[:4])
+    run.add_metrics({"step": 5, "loss": 0.5})
+    assert [line["step"] for line in run.read_metrics()] == [1, 2, 3, 4, 5]
+    run.forget_metrics_after(0)
+    assert run.read_metrics() == []
+    assert run.read_last_metrics() is None
+
+
+def test_a_torn_line_is_no_obstacle_to_forgetting(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "failed")
+    with run.metrics_file.open("a") as file:
+        file.write('{"step":7,"lo')
+    run.forget_metrics_after(5)
+    assert [line["step"] for line in run.read_metrics()] == [1, 2, 3, 4, 5]
+    RunFolder(tmp_path).forget_metrics_after(5)
+    assert not (tmp_path / "metrics.jsonl").exists()

@@ -1,0 +1,1 @@
+"""Sharded checkpoints: their format, writing and restoring."""

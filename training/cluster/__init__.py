@@ -1,0 +1,1 @@
+"""The Ray cluster that trains: its state, Ray Train's trainer, and retries."""

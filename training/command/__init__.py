@@ -1,0 +1,1 @@
+"""Signals and output of `python -m training`."""

@@ -1,0 +1,1 @@
+"""DeepSpeed's configuration, optimizer and CPU operation."""

@@ -1,0 +1,240 @@
+"""Consolidation of checkpoint shards into a complete, verified Hugging Face model directory.
+
+    python -m training.export.consolidate RUN/ray/checkpoints/checkpoint_0000000100 my-model
+
+One tensor at a time is copied from the mapped shards through a small buffer into the files, so
+memory does not grow with the model. A model that fails a check is kept with the suffix `.rejected`,
+with a report.
+"""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import GenerationConfig, PreTrainedConfig
+
+from model_files.end_ids import list_end_ids
+from storage import durable
+from storage.scratch import build_in_scratch
+from system.byte_progress import OnBytes, show_bytes
+from templating.arguments import set_arguments
+from templating.renderer import TemplateValue
+from training.base_model import load_config, load_generation_config, open_tokenizer
+from training.checkpoint.format import find_damage, find_shards, read_checkpoint
+from training.checkpoint.reference_logits import Probe, read_probe
+from training.export.model_settings import check_settings, remove_stale_settings
+from training.export.plan import ConsolidationError, build_meta_model
+from training.export.verification import REPORT_NAME, Check, Verification, check_model, check_values
+from training.export.weight_files import WrittenWeights, write_weights
+from training.export.zero_shards import ShardsError, open_weights
+from training.model import DTYPES
+from training.run.folder import REJECTED_SUFFIX
+
+DEFAULT_SHARD_BYTES = 5_000_000_000
+
+AddFiles = Callable[[Path], None]
+
+
+class RejectedError(ConsolidationError):
+    """The consolidated model failed its verification; it is kept as `.rejected`, with a report."""
+
+
+def consolidate_checkpoint(
+    checkpoint: Path,
+    base_model: str,
+    output: Path,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    trained_in: torch.dtype | None = None,
+    template_arguments: Mapping[str, TemplateValue] | None = None,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    add_files: AddFiles | None = None,
+    on_progress: OnBytes | None = None,
+) -> Verification:
+    """Write the model of a checkpoint as a self-contained Hugging Face directory.
+
+    Configuration, tokenizer, chat template and generation settings come from `base_model`. The
+    weights are written in `dtype`; `trained_in` is the precision of the training, by default the
+    same. `template_arguments` become defaults of its chat template. `add_files` adds more files to
+    the directory before its manifest is written; `on_progress` is called with the bytes written and
+    the total bytes.
+
+    Raises `ShardsError` for files that are damaged or missing, and `ConsolidationError` if the
+    checkpoint and the architecture do not match; in both cases no files are left behind. Raises
+    `RejectedError` if the result failed its verification: it is then kept beside `output` with the
+    suffix `.rejected` and contains the report. `output` is published complete or not at all.
+    """
+    if output.exists():
+        raise ConsolidationError(f"{str(output)!r} is there already; it is left as it is")
+    probe = read_probe(checkpoint)
+    with build_in_scratch(output.parent, f".{output.name}.building-") as building:
+        hashes, values = write_model(
+            checkpoint,
+            base_model,
+            building,
+            probe,
+            dtype=dtype,
+            template_arguments=template_arguments,
+            shard_bytes=shard_bytes,
+            on_progress=on_progress,
+        )
+        if add_files:
+            add_files(building)
+        checks = (check_settings(building), *check_model(building, probe, trained_in or dtype))
+        verification = Verification(checks=(values, *checks))
+        verification.write(building)
+        if not verification.passed:
+            raise _reject(building, output, verification)
+        durable.publish_directory(building, output, known=hashes)
+    return verification
+
+
+def write_model(
+    checkpoint: Path,
+    base_model: str,
+    directory: Path,
+    probe: Probe | None,
+    *,
+    dtype: torch.dtype,
+    template_arguments: Mapping[str, TemplateValue] | None = None,
+    shard_bytes: int,
+    on_progress: OnBytes | None = None,
+) -> tuple[dict[str, dict[str, Any]], Check]:
+    """Write weights, configuration and tokenizer into a directory, and check every value.
+
+    Returns the manifest entries (size and hash) of the weight files, and the check of the values
+    against those of `probe` in training. Raises as `consolidate_checkpoint` does.
+    """
+    weights = open_weights(find_shards(checkpoint), in_fp32=dtype == torch.float32)
+    config = load_config(base_model)
+    remove_stale_settings(config)
+    config.dtype = dtype
+    model = build_meta_model(config, dtype)
+    written = write_weights(weights, model, directory, dtype, shard_bytes, on_progress)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(directory)
+    _copy_companions(base_model, config, template_arguments or {}, directory)
+    return written.hashes, _check_values(written, probe)
+
+
+def _check_values(written: WrittenWeights, probe: Probe | None) -> Check:
+    """Check the values: a parameter may be all zero only if it was all zero in training."""
+    expected = probe.zero_parameters if probe else written.vectors
+    unexpected = sorted(written.zero_parameters - expected)
+    return check_values(written.non_finite, unexpected, len(written.weight_map))
+
+
+def _copy_companions(
+    base_model: str,
+    config: PreTrainedConfig,
+    template_arguments: Mapping[str, TemplateValue],
+    directory: Path,
+) -> None:
+    """Save tokenizer, chat template and generation settings beside the weights.
+
+    The generation settings stop at every token at which training may have ended an answer.
+    """
+    tokenizer = open_tokenizer(base_model)
+    set_arguments(tokenizer, template_arguments)
+    tokenizer.init_kwargs.pop("auto_map", None)
+    try:
+        tokenizer.save_pretrained(directory)
+    except Exception as exc:
+        if type(exc) is not Exception:
+            raise
+        raise OSError(str(exc)) from exc  # its library has no specific type for a full disk
+    generation = load_generation_config(base_model) or GenerationConfig.from_model_config(config)
+    if end_ids := list_end_ids(generation, tokenizer):
+        generation.eos_token_id = end_ids[0] if len(end_ids) == 1 else list(end_ids)
+    generation.save_pretrained(directory)
+
+
+def _reject(building: Path, output: Path, verification: Verification) -> RejectedError:
+    """Move a model that failed beside `output`, and replace a previously rejected one."""
+    aside = output.with_name(f"{output.name}{REJECTED_SUFFIX}")
+    shutil.rmtree(aside, ignore_errors=True)
+    building.rename(aside)
+    return RejectedError(
+        f"the consolidated model is not what was trained: {verification.describe_faults()}. It was "
+        f"put aside as {aside.name!r}, with {REPORT_NAME}"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m training.export.consolidate", description=__doc__
+    )
+    parser.add_argument("checkpoint", type=Path, help="folder with the file 'latest' in it")
+    parser.add_argument("output", type=Path, help="new folder for the model")
+    parser.add_argument("--base-model", help="default: that of the run which the checkpoint is of")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: as the run's spec says")
+    parser.add_argument(
+        "--shard-mb", type=_parse_size, default=DEFAULT_SHARD_BYTES // 10**6, help="size of files"
+    )
+    options = parser.parse_args(arguments)
+    settings = _find_settings(options.checkpoint)
+    base_model = options.base_model or settings.get("base_model")
+    if base_model is None:
+        parser.error(f"{options.checkpoint} is no checkpoint of a run; say --base-model")
+    trained_in = settings.get("precision")
+    if trained_in not in DTYPES:  # unknown, or still 'auto'
+        trained_in = options.dtype or "bf16"
+    console = Console(stderr=True)
+    try:
+        _check_damage(options.checkpoint)
+        with show_bytes(console, "Writing the model") as on_progress:
+            verification = consolidate_checkpoint(
+                options.checkpoint,
+                base_model,
+                options.output.resolve(),
+                dtype=DTYPES[options.dtype or _choose_dtype(settings, trained_in)],
+                trained_in=DTYPES[trained_in],
+                template_arguments=settings.get("template_arguments"),
+                shard_bytes=options.shard_mb * 10**6,
+                on_progress=on_progress,
+            )
+    except (RuntimeError, ValueError, OSError) as exc:
+        console.print(f"failed: {exc}", style="red", markup=False, highlight=False)
+        return 1
+    for check in verification.checks:
+        console.print(f"{check.name}: {check.detail}", markup=False, highlight=False)
+    print(options.output)  # noqa: T201 - the result, for a shell to take
+    return 0
+
+
+def _parse_size(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of megabytes above zero")
+    return int(text)
+
+
+def _find_settings(checkpoint: Path) -> dict[str, Any]:
+    """Read the spec of the run that contains a checkpoint; empty if there is no such run."""
+    for folder in checkpoint.resolve().parents[:4]:
+        if (folder / "spec.json").is_file():
+            settings: dict[str, Any] = durable.read_json(folder / "spec.json")
+            return settings
+    return {}
+
+
+def _choose_dtype(settings: Mapping[str, Any], trained_in: str) -> str:
+    """Choose the dtype of the weights from the spec of a run."""
+    chosen = settings.get("export_dtype", "auto")
+    return chosen if chosen in DTYPES else trained_in
+
+
+def _check_damage(checkpoint: Path) -> None:
+    """Compare a checkpoint with its manifests; a plain DeepSpeed checkpoint has none."""
+    found = read_checkpoint(checkpoint)
+    if found and (damage := find_damage(found, rank=0, world_size=1)):
+        raise ShardsError(f"{checkpoint.name!r} is damaged: {damage}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

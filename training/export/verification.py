@@ -1,0 +1,114 @@
+"""The verification of a consolidated model before it may be used, and its report."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from storage import durable
+from training.checkpoint.reference_logits import Probe
+
+REPORT_NAME = "verification.json"
+_MAX_NAMES = 10
+
+# Largest difference of the logits, as a share of their norm. The same weights in the same dtype
+# give nearly the same logits; another kernel or a GPU sums and rounds in another order.
+_TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+# Where the weights themselves were rounded to another dtype, every layer adds to the difference;
+# other weights than those trained differ by about 1.
+_ROUNDED_TOLERANCES = {torch.float32: 5e-2, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+
+
+class Check(BaseModel):
+    """The result of one check."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    passed: bool | None = Field(description="None: it could not be looked at.")
+    detail: str
+
+
+class Verification(BaseModel):
+    """The results of all checks of one model."""
+
+    model_config = ConfigDict(frozen=True)
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return all(check.passed is not False for check in self.checks)
+
+    def describe_faults(self) -> str:
+        """Describe the failed checks in one line."""
+        return "; ".join(check.detail for check in self.checks if check.passed is False)
+
+    def write(self, directory: Path) -> None:
+        """Write the report into the model's directory."""
+        durable.write_json(
+            directory / REPORT_NAME, {"passed": self.passed, **self.model_dump(mode="json")}
+        )
+
+
+def check_values(non_finite: list[str], unexpected_zeros: list[str], num_tensors: int) -> Check:
+    """Check the statistics of the values, which were collected while they were written."""
+    faults = []
+    if non_finite:
+        faults.append(f"values that are not finite in {_list(non_finite)}")
+    if unexpected_zeros:
+        faults.append(f"nothing but zeros in {_list(unexpected_zeros)}, which had more in training")
+    detail = "; ".join(faults) or f"all values of {num_tensors} tensors are finite"
+    return Check(name="values", passed=not faults, detail=detail)
+
+
+def check_model(directory: Path, probe: Probe | None, trained_in: torch.dtype) -> list[Check]:
+    """Load a model directory with transformers, and compare its logits with those in training."""
+    from transformers import AutoModelForCausalLM
+
+    from training.model import find_weight_faults
+
+    model: Any
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            directory,
+            output_loading_info=True,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype="auto",
+        )
+    except Exception as exc:  # noqa: BLE001 - every error belongs in the report
+        reason = str(exc).replace(str(directory), directory.name)
+        return [Check(name="loads", passed=False, detail=f"it does not load: {reason}")]
+    faults = find_weight_faults(info)
+    detail = f"it does not load as a whole: {faults}" if faults else "every key is there, no other"
+    loads = Check(name="loads", passed=not faults, detail=detail)
+    if faults:
+        return [loads]
+    return [loads, _check_logits(model.eval(), probe, trained_in)]
+
+
+def _check_logits(model: Any, probe: Probe | None, trained_in: torch.dtype) -> Check:
+    if probe is None:
+        detail = "the checkpoint was saved without answers to compare with"
+        return Check(name="logits", passed=None, detail=detail)
+    with torch.no_grad():
+        mask = torch.ones_like(probe.input_ids)
+        found = model(input_ids=probe.input_ids, attention_mask=mask).logits[0].float()
+    if found.shape != probe.logits.shape:
+        detail = f"logits {tuple(found.shape)}, in training {tuple(probe.logits.shape)}"
+        return Check(name="logits", passed=False, detail=detail)
+    difference = float((found - probe.logits).norm() / probe.logits.norm())
+    tolerances = _TOLERANCES if model.dtype == trained_in else _ROUNDED_TOLERANCES
+    allowed = tolerances[model.dtype]
+    detail = f"logits differ from those in training by {difference:.2g} of their norm"
+    is_close = difference <= allowed  # false for NaN too
+    return Check(name="logits", passed=is_close, detail=f"{detail}, {allowed:g} allowed")
+
+
+def _list(names: list[str]) -> str:
+    shown = ", ".join(names[:_MAX_NAMES])
+    return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"

@@ -1,0 +1,1 @@
+"""Checks before and during a run: task, weights, memory and disk space."""

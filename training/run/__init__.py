@@ -1,0 +1,1 @@
+"""The folder of a run: record, events, metrics, lease and log."""
