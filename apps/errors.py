@@ -100,6 +100,22 @@ def invalid_input(
 
 FULL_DISK = "the server's disk has no room for it"
 
+
+@contextmanager
+def refuse_full_disk() -> Iterator[None]:
+    """Raise `ApiError` 507 if the disk has no room for what the body writes.
+
+    Use it where the error crosses from one replica to another, or has to be distinguished from
+    other `OSError`s.
+    """
+    try:
+        yield
+    except OSError as exc:
+        if is_out_of_room(exc):
+            raise ApiError(507, FULL_DISK, code="disk_full") from exc
+        raise
+
+
 _EXPECTED = (
     ApiError,
     ServingError,

@@ -22,7 +22,7 @@ from apps.file_index import (
 from storage import durable, versioned
 from storage.durable import DamagedFileError
 from storage.layout import StorageLayout, new_id
-from storage.locks import HeldError, hold_alone, hold_shared
+from storage.locks import LockedError, lock_existing, lock_shared
 from storage.tombstones import bury_folder, remove_tombstones
 from training.data.readers import KnownFile
 
@@ -148,7 +148,7 @@ class FileStore:
     def hold(self, file_id: str) -> IO[bytes]:
         """Lock a file against deletion until the result is closed; raises `ApiError` 404."""
         try:
-            return hold_shared(self._folder(file_id) / RECORD_NAME)
+            return lock_shared(self._folder(file_id) / RECORD_NAME)
         except (FileNotFoundError, NotADirectoryError):
             raise not_found("file", file_id) from None
 
@@ -161,12 +161,12 @@ class FileStore:
         """
         folder = self._folder(file_id)
         try:
-            with hold_alone(folder / RECORD_NAME):
+            with lock_existing(folder / RECORD_NAME):
                 check()
                 bury_folder(folder)
         except (FileNotFoundError, NotADirectoryError):
             raise not_found("file", file_id) from None
-        except HeldError:
+        except LockedError:
             message = f"a job that needs file {file_id!r} is being created"
             raise ApiError(409, message, code="in_use") from None
         self.remove_deleted()

@@ -21,7 +21,7 @@ from serving.model_pool import LoadedModels
 from serving.store.alias_events import HandoverEvent, HandoverLog, Outcome
 from serving.store.model_store import LATEST_ALIAS, ModelStore, StoredModel
 from storage.durable import DamagedFileError
-from storage.locks import HeldError, take_turn
+from storage.locks import LockedError, lock_exclusive
 
 logger = logging.getLogger(__name__)
 
@@ -216,9 +216,9 @@ class AliasFollower:
         with ExitStack() as stack:
             while True:
                 try:
-                    stack.enter_context(take_turn(self._turn, waits=False))
+                    stack.enter_context(lock_exclusive(self._turn, waits=False))
                     break
-                except HeldError:
+                except LockedError:
                     await asyncio.sleep(self._poll_s)
             yield
 

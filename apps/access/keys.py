@@ -23,7 +23,7 @@ from apps.access.roles import Role
 from storage import versioned
 from storage.durable import DamagedFileError, write_bytes
 from storage.layout import StorageLayout
-from storage.locks import take_turn
+from storage.locks import lock_exclusive
 from storage.regular_file import open_regular, read_regular
 
 logger = logging.getLogger(__name__)
@@ -245,7 +245,7 @@ class KeyStore:
     def _change(self, change: Callable[[list[dict[str, Any]]], None]) -> None:
         """Change the entries in the key file, which is locked against other processes."""
         check_owner(self._layout)
-        with take_turn(self._lock):
+        with lock_exclusive(self._lock):
             try:
                 content = _parse_content(self._path, read_regular(self._path))
             except FileNotFoundError:

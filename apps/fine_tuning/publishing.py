@@ -9,7 +9,7 @@ from apps.errors import not_found
 from apps.fine_tuning.index.run_lookup import find_run, name_model
 from serving.store.model_store import ModelStore, StoredModel
 from storage.layout import StorageLayout
-from storage.locks import take_turn
+from storage.locks import lock_exclusive
 from storage.scratch import sweep_scratch
 from system.library_imports import import_transformers
 from training.run.folder import REJECTED_SUFFIX, RunFolder
@@ -95,7 +95,7 @@ def publish_checkpoint(layout: StorageLayout, run_id: str, step: int, model_id: 
 
     run = find_run(layout, run_id)
     quiet_libraries()
-    with take_turn(layout.export_lock):
+    with lock_exclusive(layout.export_lock):
         _remove_leftovers(run)
         for checkpoint in list_checkpoints(run.checkpoints):
             if checkpoint.step == step:

@@ -7,14 +7,13 @@ queued again, at its old position, and resumes from its last checkpoint.
 """
 
 import asyncio
-import fcntl
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any, Literal
 
-from apps.errors import ApiError
+from apps.errors import ApiError, refuse_full_disk
 from apps.fine_tuning.checkpoint_export import ExportDesk
 from apps.fine_tuning.cluster.job_runner import JobRunner
 from apps.fine_tuning.index.model_sizes import ModelSizes
@@ -32,14 +31,14 @@ from apps.fine_tuning.scheduler import RunStarter, tell_waiting
 from apps.fine_tuning.submission import Intake
 from apps.fine_tuning.validation.row_thread import RowThread
 from apps.fine_tuning.validation.validation_tasks import CheckDesk
-from apps.full_disk import refuse_full_disk
 from apps.settings import UsageLimits
 from apps.usage import check_job_counts
 from storage.layout import StorageLayout
+from storage.locks import try_lock
 from storage.tombstones import bury_folder, remove_tombstones
 from system.fault_log import FaultLog
 from system.free_resources import has_room
-from system.threads import OwnThread
+from system.threads import DedicatedThread
 from training.run.folder import RunError, RunFolder, RunRecord
 from training.run.lease import LeaseWatch
 
@@ -95,7 +94,9 @@ class RunQueue:
         self._is_draining = False
         self._num_computing: int | None = None  # None until a pass has counted them
         self._storage_guard = threading.Lock()
-        self._passes = OwnThread("reconcile")  # never waits for a thread that a request occupies
+        self._passes = DedicatedThread(
+            "reconcile"
+        )  # never waits for a thread that a request occupies
         self._storage_lock: IO[str] | None = None
         self._has_taken_over = False
 
@@ -443,9 +444,7 @@ class RunQueue:
         with self._storage_guard:
             if self._storage_lock is None:
                 file = self._layout.queue_lock.open("w")
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                if not try_lock(file):
                     file.close()
                     logger.warning("another application looks after the runs here: %s", file.name)
                     return False

@@ -9,7 +9,7 @@ from serving.store.model_store import ModelStore
 from storage.layout import UPLOAD_PREFIX, StorageLayout
 from storage.scratch import sweep_scratch
 from storage.temporary_files import remove_old_temporaries
-from system.threads import put_thread_last
+from system.threads import lower_thread_priority
 from training.data.token_cache import prune_cache
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def start_retention(layout: StorageLayout, max_token_cache_bytes: int) -> None:
     """Enforce retention now and every ten minutes, on a thread that ends with this process."""
 
     def keep_enforcing() -> None:
-        put_thread_last()
+        lower_thread_priority()
         while True:
             try:
                 enforce_retention(layout, max_token_cache_bytes)

@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from apps.errors import InvalidInputError, invalid_input
+from apps.errors import InvalidInputError, invalid_input, refuse_full_disk
 from apps.file_store import FileStore
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
@@ -22,7 +22,6 @@ from apps.fine_tuning.validation.row_validation import (
     find_known_files,
     prepare_rows,
 )
-from apps.full_disk import refuse_full_disk
 from apps.settings import UsageLimits
 from apps.usage import check_job_counts, check_job_size, check_model_room
 from serving.store.model_store import ModelStore, StoredModel

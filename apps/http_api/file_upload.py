@@ -19,9 +19,9 @@ from apps.file_store import FileStore, Purpose, make_safe_name
 from apps.settings import UsageLimits
 from apps.usage import BytesUnderWay, check_stored_files
 from storage.layout import UPLOAD_PREFIX, StorageLayout
-from storage.locks import take_turn
+from storage.locks import lock_exclusive
 from storage.scratch import ScratchFolder
-from system.threads import OwnThread, put_thread_last
+from system.threads import DedicatedThread, lower_thread_priority
 from training.data.faults import DataError
 from training.data.files.kinds import NUM_MAGIC_BYTES
 from training.data.files.measuring import is_packed, measure_unpacked
@@ -49,7 +49,7 @@ class _Part:
 
 _UNDER_WAY = BytesUnderWay()
 # One file at a time: each may use as much memory as the limit for reading Parquet allows.
-_UNPACKING = OwnThread("unpack-uploads")
+_UNPACKING = DedicatedThread("unpack-uploads")
 
 
 class IncomingFile:
@@ -117,7 +117,7 @@ class IncomingFile:
         """
         try:
             assert self._form.filename is not None
-            with take_turn(self._layout.upload_lock):  # no other upload is counted at the same time
+            with lock_exclusive(self._layout.upload_lock):  # one upload is counted at a time
                 check_stored_files(self._files.measure(), self._limits, self._size_bytes)
                 return self._files.take_in(
                     self._content,
@@ -166,7 +166,7 @@ class IncomingFile:
 
     def _check_unpacked(self) -> None:
         """Refuse a packed file whose content exceeds the size limit or is not text."""
-        put_thread_last()
+        lower_thread_priority()
         name = self._form.filename or self._content.name
         try:
             num_bytes = measure_unpacked(self._content, name, self._max_bytes)

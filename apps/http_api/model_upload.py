@@ -12,9 +12,8 @@ from io import BufferedReader, FileIO
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from apps.errors import ApiError, invalid_input
+from apps.errors import ApiError, invalid_input, refuse_full_disk
 from apps.fine_tuning.index.model_sizes import ModelSizes
-from apps.full_disk import refuse_full_disk
 from apps.settings import UsageLimits
 from apps.usage import BytesUnderWay, check_model_room
 from serving.store.import_process import ModelRefusedError

@@ -20,7 +20,7 @@ from storage.durable import DamagedFileError
 from storage.file_cache import ParsedFileCache
 from storage.layout import UPLOAD_PREFIX, StorageLayout, check_id, new_id
 from storage.lineage_file import LINEAGE_NAME
-from storage.locks import HeldError, hold_alone, hold_shared, take_turn
+from storage.locks import LockedError, lock_exclusive, lock_existing, lock_shared
 from storage.manifest import verify_directory
 from storage.privacy import close_tree_to_others
 from storage.scratch import build_in_scratch, sweep_scratch
@@ -71,7 +71,7 @@ class StoredModel:
         """
         deleted = ModelNotFoundError(f"model {self.id!r} has been deleted")
         try:
-            held = hold_shared(self.path / durable.MANIFEST_NAME)
+            held = lock_shared(self.path / durable.MANIFEST_NAME)
         except FileNotFoundError:
             raise deleted from None
         if _read_edition(self.path) != self.edition:
@@ -134,7 +134,7 @@ class ModelStore:
         """
         self.check_new_id(model_id)
         _check_files(directory)
-        with take_turn(self._layout.import_lock):
+        with lock_exclusive(self._layout.import_lock):
             check_import(directory, cleans=True)
         return self._seal_in(directory, model_id)
 
@@ -162,7 +162,7 @@ class ModelStore:
         _check_files(source, links_stay_in=find_cache_repository(source))
         with build_in_scratch(self._layout.models, _ADDED_PREFIX) as building:
             _copy_files(source, building)
-            with take_turn(self._layout.import_lock):
+            with lock_exclusive(self._layout.import_lock):
                 check_import(building, converts_tokenizer=True)
             return self._seal_in(building, model_id)
 
@@ -333,7 +333,7 @@ class ModelStore:
                     "the alias elsewhere or remove it first"
                 )
             try:
-                with hold_alone(model.path / durable.MANIFEST_NAME):
+                with lock_existing(model.path / durable.MANIFEST_NAME):
                     if check_unneeded is not None:
                         check_unneeded()
                     # The rename deletes the model atomically and frees its id; removal can be slow.
@@ -342,7 +342,7 @@ class ModelStore:
                     durable.fsync_directory(self._layout.models)
             except FileNotFoundError:
                 raise ModelNotFoundError(f"model {model_id!r} has been deleted") from None
-            except HeldError:
+            except LockedError:
                 raise ModelInUseError(
                     f"model {model_id!r} is loaded by a generator or being read; try again once it "
                     "is idle"

@@ -15,7 +15,7 @@ from serving.store.alias_events import HandoverLog
 from serving.store.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout
-from storage.locks import take_turn
+from storage.locks import lock_exclusive
 from tests.serving.conftest import run_replica, wait_until
 
 _LOAD_S = 0.3
@@ -72,7 +72,7 @@ def test_who_has_to_wait_follows_the_alias_where_it_went_meanwhile(
 
     async def scenario() -> None:
         async with run_replica(layout) as replica:
-            with take_turn(layout.handover_lock(socket.gethostname())):
+            with lock_exclusive(layout.handover_lock(socket.gethostname())):
                 store.point_alias("latest", "between")
                 await asyncio.sleep(0.2)
                 store.point_alias("latest", "new")

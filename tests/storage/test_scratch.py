@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from storage.locks import HeldError, hold_alone, hold_shared
 from storage.scratch import ScratchFolder, build_in_scratch
 
 
@@ -48,20 +47,6 @@ def test_what_was_killed_while_it_removed_is_swept(tmp_path: Path) -> None:
     ScratchFolder(tmp_path, ".a-").remove()
     assert [path.name for path in tmp_path.iterdir()] == [".a-file"]
     left.remove()
-
-
-def test_a_file_is_held_by_many_or_by_one(tmp_path: Path) -> None:
-    file = tmp_path / "manifest.json"
-    file.touch()
-    first, second = hold_shared(file), hold_shared(file)
-    with pytest.raises(HeldError), hold_alone(file):
-        pass
-    first.close()
-    second.close()
-    with hold_alone(file):
-        file.unlink()
-    with pytest.raises(FileNotFoundError):
-        hold_shared(file)
 
 
 def test_a_removal_that_was_cut_short_is_finished_by_the_next(tmp_path: Path) -> None:

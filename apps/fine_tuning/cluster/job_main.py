@@ -14,7 +14,7 @@ from apps.fine_tuning.run_endings import finish_published
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from storage.privacy import keep_files_private
-from system.priority import yield_to_others
+from system.threads import lower_process_priority
 from training import launch
 from training.run.folder import RunFolder, log_to_file
 from training.run.lease import hold_lease
@@ -86,5 +86,5 @@ def _compute_and_publish(layout: StorageLayout, run: RunFolder, job_id: str) -> 
 
 
 if __name__ == "__main__":
-    yield_to_others()
+    lower_process_priority()
     sys.exit(main())

@@ -23,12 +23,12 @@ from serving.store.archive import ArchiveFormat, stream_archive
 from serving.store.model_store import StoredModel
 from storage.durable import DamagedDirectoryError
 from storage.versioned import NewerFormatError
-from system.threads import OwnThread
+from system.threads import DedicatedThread
 
 router = APIRouter(prefix="/v1/models")
 
-_IMPORTS = OwnThread("import-model")
-_VERIFICATIONS = OwnThread("verify-model")
+_IMPORTS = DedicatedThread("import-model")
+_VERIFICATIONS = DedicatedThread("verify-model")
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ARCHIVE = {
     "required": True,
