@@ -9,10 +9,12 @@ from typing import Any
 
 import gradio as gr
 
-from apps.client.client import ApiClient, ApiError
+from apps.client.client import ApiClient
+from apps.client.errors import ApiClientError
 from apps.client.resources import Model
 from apps.ui import markup
 from apps.ui.conversation import Conversation, OpenChat, Turn, answer
+from apps.ui.error_messages import describe_error
 
 LATEST_ALIAS = "latest"
 REFRESH_INTERVAL_S = 10.0
@@ -146,9 +148,9 @@ class _Page:
     async def open(self, request: gr.Request) -> tuple[Any, Any, Any]:
         """Fill the model menu; the query parameter `model` selects a model."""
         try:
-            models = await self._client.list_models()
-        except ApiError as exc:
-            return gr.skip(), show_note(exc.message, "error"), gr.skip()
+            models = await self._client.models.list_all()
+        except ApiClientError as exc:
+            return gr.skip(), show_note(describe_error(exc), "error"), gr.skip()
         choices = list_choices(models)
         offered = [value for _, value in choices]
         asked = request.query_params.get("model")
@@ -185,8 +187,8 @@ class _Page:
         selection since this handler started.
         """
         try:
-            models = await self._client.list_models()
-        except ApiError:  # reported when a question is sent
+            models = await self._client.models.list_all()
+        except ApiClientError:  # reported when a question is sent
             return skip_outputs(2)
         choices = list_choices(models)
         if choices == list_choices(shown):
@@ -210,9 +212,9 @@ class _Page:
             return refuse_question("Choose a model first.")
         chosen_before = chat.chosen_model
         try:
-            models = await self._client.list_models()
-        except ApiError as exc:
-            return refuse_question(exc.message)
+            models = await self._client.models.list_all()
+        except ApiClientError as exc:
+            return refuse_question(describe_error(exc))
         model = find_model(models, name)
         if model is None:
             return refuse_question(UNKNOWN_MODEL_NOTE.format(name))
@@ -261,8 +263,8 @@ class _Page:
                     line = f'<p class="ts-muted">{escape(step.line)}</p>'
                     note = show_note(step.note) if step.note else gr.skip()
                     yield chat, grown.to_chatbot(), line, gr.skip(), note
-        except ApiError as exc:
-            yield give_back(chat, asked, grown, exc.message)
+        except ApiClientError as exc:
+            yield give_back(chat, asked, grown, describe_error(exc))
         finally:
             chat.end_answer(grown)
 

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import gradio as gr
 
-from apps.client.client import ApiClient, Message
+from apps.client.client import ApiClient
 from apps.client.resources import Piece
+from apps.client.text import Message, Sampling
 
 OTHER_MODEL_NOTE = "{} answered instead of {}; this is a new conversation with your last question."
 
@@ -150,7 +151,7 @@ async def answer(
     All answers of a conversation are from one model. If another model starts to answer, as after a
     hand-over, that answer is dropped and the question is sent again in a new conversation. The last
     step has the line about the answer inside the conversation. Only the first step has a note.
-    Raises `ApiError`; the conversation yielded last then remains valid.
+    Raises `ApiClientError`; the conversation yielded last then remains valid.
     """
     started = time.monotonic()
     first, pieces = await _send(client, conversation, temperature, max_tokens)
@@ -183,7 +184,9 @@ async def _send(
 ) -> tuple[Piece, AsyncGenerator[Piece, None]]:
     """Send a conversation; return the first piece of the answer, and a generator of the others."""
     messages = conversation.to_messages()
-    pieces = client.stream_chat(conversation.asked_model, messages, temperature, max_tokens)
+    pieces = client.text.stream_chat(
+        conversation.asked_model, messages, Sampling(temperature, max_tokens), wants_usage=True
+    )
     return await anext(pieces, Piece()), pieces
 
 

@@ -12,6 +12,7 @@ import httpx
 
 from apps.errors import ApiError
 from apps.settings import UpstreamSettings
+from apps.sse import DONE, read_data
 from apps.upstream.server import UnreachableError, Upstream
 from serving.errors import (
     DeadlineExceededError,
@@ -205,19 +206,16 @@ async def _read_chunks(
     upstream: Upstream, response: httpx.Response, origin: Origin, patience: Patience
 ) -> AsyncGenerator[Answer, None]:
     async with aclosing(response):
-        lines = _read_lines(response)
+        events = read_data(response.aiter_bytes(), accepts_cut_end=True)
         while True:
             with upstream.translate_faults():
                 async with patience.wait():
-                    line = await anext(lines, None)
-            if line is None:
+                    data = await anext(events, None)
+            if data is None:
                 message = "the server that has the model ended its answer too early"
                 raise ApiError(502, message, code="upstream_failed")
-            if not line.startswith(b"data:"):
-                continue
-            data = line.removeprefix(b"data:").strip()
-            if data == b"[DONE]":
-                await _read_to_end(lines)
+            if data == DONE:
+                await _read_to_end(events)
                 return
             chunk = _parse(data)
             if "error" in chunk:
@@ -225,20 +223,10 @@ async def _read_chunks(
             yield _sign(chunk, origin)
 
 
-async def _read_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of an event stream; a model's text may contain other line ends."""
-    rest = b""
-    async for piece in response.aiter_bytes():
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line
-    yield rest
-
-
-async def _read_to_end(lines: AsyncGenerator[bytes, None]) -> None:
+async def _read_to_end(events: AsyncGenerator[bytes, None]) -> None:
     """Read what may follow the last event, so that the connection can be reused."""
     with suppress(httpx.HTTPError), anyio.move_on_after(_END_TIMEOUT_S):
-        async for _ in lines:
+        async for _ in events:
             pass
 
 
