@@ -21,6 +21,7 @@ from apps.http_api.dependencies import Services
 from serving.origin import RequestKind, describe_origin
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
+from tests.apps.stub_api import StubApi, serve_stub_api
 from tests.tiny_model import build_tiny_model
 from training.run.folder import RunFolder, RunRecord
 from training.spec import TrainingSpec
@@ -269,3 +270,10 @@ def file_id(layout: StorageLayout, tmp_path: Path) -> str:
     rows.write_text(f"{json.dumps(ROW)}\n" * 4)
     FileStore(layout).add("file-rows", rows.read_bytes(), "rows.jsonl")
     return "file-rows"
+
+
+@pytest.fixture
+def api() -> Iterator[StubApi]:
+    """A server with the API's formats."""
+    with serve_stub_api() as stub:
+        yield stub

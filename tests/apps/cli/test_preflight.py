@@ -70,7 +70,11 @@ def test_too_little_disk_is_named(tmp_path: Path) -> None:
 
 
 def test_it_needs_nothing_but_python() -> None:
-    command = [sys.executable, "-S", str(ROOT / "apps" / "preflight.py")]  # the Makefile's command
+    command = [
+        sys.executable,
+        "-S",
+        str(ROOT / "apps" / "cli" / "preflight.py"),
+    ]  # the Makefile's command
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

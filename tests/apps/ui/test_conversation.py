@@ -2,9 +2,10 @@
 
 import pytest
 
-from apps.client.client import ApiClient, ApiError
+from apps.client.client import ApiClient
+from apps.client.errors import RequestRefusedError
 from apps.ui.conversation import AnswerStep, Conversation, OpenChat, Turn, answer
-from tests.apps.ui.conftest import StubApi, ask
+from tests.apps.stub_api import StubApi, ask
 
 BEGUN = Conversation(asked_model="latest", pointed_id="base-tuned")
 ANSWERED = Conversation(
@@ -41,7 +42,7 @@ def test_what_the_page_adds_to_an_answer_is_not_sent_back() -> None:
 
 
 def test_a_refused_chat_is_an_error_for_the_page(api: StubApi) -> None:
-    with pytest.raises(ApiError, match="try again in a moment"):
+    with pytest.raises(RequestRefusedError, match=r"^all places are taken$"):
         ask(api, lambda client: collect_answer(client, "busy"))
 
 

@@ -26,7 +26,7 @@ from serving.store.archive import stream_archive
 from serving.store.import_process import ImportCheckError
 from storage import durable
 from tests.apps.conftest import add_job
-from tests.apps.ui.conftest import LocalServer
+from tests.apps.stub_api import LocalServer
 from tests.damage import damage
 
 pytestmark = pytest.mark.anyio
