@@ -143,7 +143,7 @@ def _render_file(file: File) -> Rows:
     }
     if check is not None:
         properties |= {
-            "rows": check.num_rows and str(check.num_rows),
+            "rows": str(check.num_rows or ""),
             "format": check.format,
             "tokens": f"{check.num_tokens:,} of {check.model}",
             "learned": f"{check.learned_share:.0%} of them",

@@ -70,7 +70,7 @@ async def test_a_dedicated_thread_runs_calls_in_order() -> None:
 async def test_a_queued_call_whose_caller_is_cancelled_never_runs() -> None:
     thread = DedicatedThread("cancel")
     has_begun, may_continue = threading.Event(), threading.Event()
-    ran = []
+    ran: list[str] = []
 
     def occupy() -> None:
         has_begun.set()

@@ -11,7 +11,7 @@ from apps.client.client import ApiClient
 from apps.client.errors import AnswerFailedError, RequestRefusedError
 from apps.client.jobs import JobRequest
 from apps.client.resources import Piece
-from apps.client.text import Sampling
+from apps.client.text import Message, Sampling
 from tests.apps.stub_api import StubApi
 
 Result = TypeVar("Result")
@@ -93,5 +93,5 @@ def test_an_error_in_the_middle_of_an_answer_is_raised(api: StubApi) -> None:
         ask(api.url, lambda client: read_answer(client, "break"))
 
 
-def _ask(question: str) -> dict[str, str]:
+def _ask(question: str) -> Message:
     return {"role": "user", "content": question}

@@ -9,6 +9,7 @@ import pytest
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiUnreachableError, ConnectionLostError
+from apps.client.resources import Event
 from tests.apps.client.scripted_server import (
     LAST_CHUNK,
     ScriptedServer,
@@ -62,7 +63,7 @@ def test_events_are_complete_although_every_response_is_cut() -> None:
 
 def test_an_api_that_does_not_come_back_is_an_error() -> None:
     server = ScriptedServer(answer(write_event(1)))
-    events = []
+    events: list[Event] = []
     with pytest.raises(ApiUnreachableError):
         collect(server.url, lambda api: api.job_outputs.follow_events("ftjob-1"), events)
     assert [event.id for event in events] == ["e1"]
