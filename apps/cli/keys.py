@@ -10,12 +10,11 @@ from typing import Annotated
 import typer
 
 from apps.access.audit import AuditEntry, AuditLog
+from apps.access.key_file import KeyRecord, KeysUnreadableError
 from apps.access.keys import (
     CreatedKey,
     ForeignStorageError,
-    KeyRecord,
     KeyStore,
-    KeysUnreadableError,
     check_owner,
     find_user_name,
 )

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from apps.access.keys import ForeignStorageError, KeyStore, KeysUnreadableError
+from apps.access.key_file import KeysUnreadableError
+from apps.access.keys import ForeignStorageError, KeyStore
 from apps.access.roles import Role
 from storage.layout import StorageLayout
 from tests.apps.access.conftest import Connect
