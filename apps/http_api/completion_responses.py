@@ -12,7 +12,7 @@ from apps.access.exchange import count_tokens
 from apps.errors import is_expected, to_response
 from apps.http_api.dependencies import TextGenerator
 from apps.sse import write_event
-from apps.upstream.proxy import UpstreamRelay
+from apps.upstream.proxy import UpstreamProxy
 from serving.openai.responses import AnswerHead, Choice, build_usage
 from serving.origin import RequestKind
 from storage.layout import new_id
@@ -75,7 +75,7 @@ async def respond(
     return JSONResponse(content, headers=_describe_origin(answer["origin"]))
 
 
-async def respond_relayed(relay: UpstreamRelay, path: str, body: dict[str, Any]) -> Response:
+async def respond_relayed(relay: UpstreamProxy, path: str, body: dict[str, Any]) -> Response:
     """Relay a text request to an upstream; stream its response if the upstream does."""
     origin, answer = await relay.ask(path, body)
     headers = _describe_origin(origin)

@@ -11,7 +11,7 @@ from apps.fine_tuning.index.metrics_index import MetricsReader
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.settings import UsageLimits
-from apps.upstream.proxy import UpstreamRelay
+from apps.upstream.proxy import UpstreamProxy
 from serving.origin import RequestKind
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
@@ -76,7 +76,7 @@ class Services:
     layout: StorageLayout
     files: FileStore
     models: ModelStore
-    text: TextGenerator | UpstreamRelay
+    text: TextGenerator | UpstreamProxy
     fine_tuning: FineTuning
     max_upload_bytes: int
     max_model_bytes: int

@@ -113,7 +113,7 @@ def _translate_timeout(timeout_s: float) -> Iterator[None]:
         raise DeadlineExceededError(f"no complete answer within {timeout_s:g} s") from exc
 
 
-class RemoteQueue:
+class QueueClient:
     """The queue behind a Serve handle."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:

@@ -32,7 +32,7 @@ _END_TIMEOUT_S = 0.1
 Answer = dict[str, Any]
 
 
-class UpstreamRelay:
+class UpstreamProxy:
     """Sends requests to the first upstream that lists the model, and returns the responses.
 
     An alias resolves to the model that it points to or, while no upstream has that one, to its most

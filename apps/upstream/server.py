@@ -41,7 +41,7 @@ class Upstream:
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers={} if key is None else {"authorization": f"Bearer {key}"},
-            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),  # the relay has a deadline
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),  # the proxy has a deadline
             limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE_S),
             trust_env=False,
         )

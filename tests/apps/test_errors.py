@@ -13,7 +13,7 @@ from apps.deployments import FineTuningQueueReplica
 from apps.errors import ApiError, InvalidInputError, invalid_input, to_response
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
-from apps.http_api.serve_handles import RemoteQueue
+from apps.http_api.serve_handles import QueueClient
 from serving.errors import InvalidRequestError
 from serving.refusals import Refusal
 from tests.apps.conftest import Echo
@@ -137,7 +137,7 @@ async def test_the_queue_returns_what_it_refuses(
     replica._queue = cast(Any, _RefusingQueue(refusal))
     assert isinstance(await replica.create({}), Refusal)
     with pytest.raises(type(refusal)) as caught:
-        await RemoteQueue(cast(Any, _Handle(replica))).create({})
+        await QueueClient(cast(Any, _Handle(replica))).create({})
     assert (str(caught.value), caught.value.param) == (str(refusal), refusal.param)
     replica._queue = cast(Any, _RefusingQueue(KeyError("a bug")))
     with pytest.raises(KeyError):

@@ -12,7 +12,7 @@ from apps.access.roles import Permission, requires
 from apps.fine_tuning.index.run_lookup import find_run
 from apps.fine_tuning.job_schemas import describe_event
 from apps.fine_tuning.publishing import list_run_checkpoints, read_checkpoint_step
-from apps.http_api.closing_response import PiecesResponse
+from apps.http_api.closing_response import ClosingResponse
 from apps.http_api.json_body import OptionalJsonBody
 from apps.http_api.pagination import After, Limit, cut_page, describe_page
 from apps.http_api.routes import ServicesOf, describe_body
@@ -151,7 +151,7 @@ async def get_log(
     if follow:
         text = follow_log(run, begin, services.max_stream_age_s)
         return StreamingResponse(text, media_type="text/plain", headers=headers)
-    return PiecesResponse(log.read(begin, end), media_type="text/plain", headers=headers)
+    return ClosingResponse(log.read(begin, end), media_type="text/plain", headers=headers)
 
 
 async def _stream_events(run: RunFolder, last_event_id: str | None, max_age_s: float) -> Response:

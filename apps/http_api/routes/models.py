@@ -14,7 +14,7 @@ from apps.fine_tuning.index.run_lookup import (
     delete_unneeded_model,
     require_lineage,
 )
-from apps.http_api.closing_response import PiecesResponse
+from apps.http_api.closing_response import ClosingResponse
 from apps.http_api.dependencies import Services
 from apps.http_api.model_upload import IncomingModel
 from apps.http_api.routes import ServicesOf
@@ -108,7 +108,7 @@ def get_archive(
     services: ServicesOf,
     model_id: str,
     kind: Annotated[ArchiveFormat, Query(alias="format")] = "tar",
-) -> PiecesResponse:
+) -> ClosingResponse:
     """Send a model as one archive; the response is 500 if its files differ from the published ones.
 
     If damage is found while sending, the connection is closed: a complete archive is intact.
@@ -119,7 +119,7 @@ def get_archive(
     except DamagedDirectoryError as exc:
         message = f"the model is damaged on the server: {exc}"
         raise ApiError(500, message, param="model", code="model_damaged") from exc
-    return PiecesResponse(
+    return ClosingResponse(
         pieces,
         media_type="application/zip" if kind == "zip" else "application/x-tar",
         headers={"content-disposition": f'attachment; filename="{model.id}.{kind}"'},
