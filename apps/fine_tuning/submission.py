@@ -131,8 +131,8 @@ class Intake:
         if are_quick([file]):
             with suppress(SlowRowsError):
                 return count_rows(prepare_rows(self._layout, spec))
-        checked: dict[str, Any] | None = self._files.get(file_id).get("check")
-        return checked if checked and checked["model"] == model_id else {}
+        checked = self._files.get(file_id).get("check")
+        return dict(checked) if checked and checked["model"] == model_id else {}
 
     def get_defaults(self, model: str) -> dict[str, Any]:
         """Return the default settings of a fine-tuning job for `model`, and their schema."""

@@ -9,12 +9,13 @@ import codecs
 import hashlib
 from collections.abc import AsyncIterable
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from apps.errors import ApiError
+from apps.file_index import FileObject
 from apps.file_store import FileStore, Purpose, make_safe_name
 from apps.settings import UsageLimits
 from apps.usage import BytesUnderWay, check_stored_files
@@ -110,7 +111,7 @@ class IncomingFile:
         if self._is_packed:
             await _UNPACKING.run(self._check_unpacked)
 
-    def publish(self) -> dict[str, Any]:
+    def publish(self) -> FileObject:
         """Move the file to the other files and close; return it as the API shows it.
 
         Raises `ApiError` 409 or 507 if other uploads have left no room for it.

@@ -5,9 +5,10 @@ from contextlib import aclosing
 from dataclasses import replace
 from html import escape
 from math import isfinite
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import gradio as gr
+from gradio.events import Dependency
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
@@ -93,6 +94,15 @@ def read_whole_number(label: str, value: Any) -> int:
 
 def _quote_value(value: Any) -> str:
     return "empty" if value in (None, "") else repr(value)[:MAX_QUOTED_CHARACTERS]
+
+
+class EventOptions(TypedDict, total=False):
+    """Options of Gradio's events."""
+
+    show_progress: Literal["hidden"]
+    api_visibility: Literal["private"]
+    preprocess: bool
+    cancels: Any  # Gradio annotates dictionaries, of which `Dependency` is a subclass
 
 
 class _Page:
@@ -328,10 +338,10 @@ def build_chat_page(client: ApiClient) -> None:
     page = _Page(client)
     buttons = [page.send, page.stop]
     # Every function runs through Gradio's queue; routes that bypass it are closed (exposure.py).
-    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+    quiet: EventOptions = {"show_progress": "hidden", "api_visibility": "private"}
     # Gradio's preprocessing would refuse a model that the menu had before the server was restarted,
     # and, after the question was added to the conversation, a number beyond a slider's range.
-    raw: dict[str, Any] = {**quiet, "preprocess": False}
+    raw: EventOptions = {**quiet, "preprocess": False}
     gr.on(fn=page.open, outputs=[page.model, page.note, page.models], **quiet)
     page.timer.tick(page.refresh, [page.models, page.model], [page.model, page.models], **raw)
     # The chat is an output so that each question restarts the hour after which Gradio deletes it.
@@ -344,7 +354,7 @@ def build_chat_page(client: ApiClient) -> None:
         **raw,
     )
     picked = page.history.example_select(page.ask_example, [page.chat, page.model], asked, **raw)
-    answering = []
+    answering: list[Dependency] = []
     for event in (started, picked):
         step = event.then(
             page.respond,
@@ -354,7 +364,7 @@ def build_chat_page(client: ApiClient) -> None:
         )
         step.then(page.free_buttons, page.chat, buttons, **quiet)
         answering.append(step)
-    stopping: dict[str, Any] = {**raw, "cancels": answering}
+    stopping: EventOptions = {**raw, "cancels": answering}
     page.stop.click(page.stop_answer, page.chat, buttons, **stopping)
     page.clear.click(
         page.empty_conversation, page.chat, [page.history, page.answered_by, *buttons], **stopping

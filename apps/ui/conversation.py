@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import gradio as gr
 
@@ -23,6 +23,13 @@ class Turn:
     role: str
     text: str
     note: str = ""
+
+
+class ShownTurn(TypedDict):
+    """A message in the format of Gradio's chatbot: its text, and a note if there is one."""
+
+    role: str
+    content: str | list[str | gr.HTML]
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class Conversation:
         """Return the messages in the API's format."""
         return [{"role": turn.role, "content": turn.text} for turn in self.turns if turn.text]
 
-    def to_chatbot(self) -> list[dict[str, Any]]:
+    def to_chatbot(self) -> list[ShownTurn]:
         """Return the messages in the format of Gradio's chatbot."""
         return [
             {"role": turn.role, "content": [turn.text, _render_note(turn.note)]}

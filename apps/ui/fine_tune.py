@@ -1,7 +1,7 @@
 """The page "Fine-tune": choose a model and data, preview the data, start a job."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ class _Page:
         except ApiClientError as exc:
             return show_notice(describe_error(exc)), None, {}
 
-    async def _read_defaults(self, model: str | None) -> dict[str, Any] | None:
+    async def _read_defaults(self, model: str | None) -> Mapping[str, object] | None:
         """Return a model's default settings as plain data, which Gradio can compare."""
         if not model:
             return None
@@ -189,7 +189,7 @@ def _build_settings(page: _Page, defaults: Defaults) -> None:
         )
         button = gr.Button("Start", variant="primary", elem_id="start-button", scale=2)
 
-    def read_changes(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    def read_changes(names: Sequence[str], values: Sequence[Any]) -> dict[str, object]:
         asked = dict(zip(names, values, strict=True))
         return collect_changes(defaults.training, defaults.schemas, asked)
 
@@ -202,7 +202,7 @@ def _build_settings(page: _Page, defaults: Defaults) -> None:
 
     async def update_preview(
         model: str | None, data: str | None, *values: Any
-    ) -> tuple[dict[str, Any], str]:
+    ) -> tuple[dict[str, object], str]:
         try:
             changes = read_changes(row_keys, values)
         except ValueError as exc:
@@ -248,29 +248,33 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
         show_progress="hidden",
         api_visibility="private",
     )
-    show_preview: dict[str, Any] = {
-        "fn": page.show_preview,
-        "inputs": [page.model, page.data, page.row_settings],
-        "outputs": page.preview,
-        "show_progress": "minimal",
-        "api_visibility": "private",
-    }
-    page.model.input(
+
+    def show_preview_after(listen: Callable[..., object]) -> None:
+        listen(
+            page.show_preview,
+            [page.model, page.data, page.row_settings],
+            page.preview,
+            show_progress="minimal",
+            api_visibility="private",
+        )
+
+    model_chosen = page.model.input(
         page.choose_model,
         page.model,
         [page.notice, page.defaults, page.row_settings],
         show_progress="hidden",
         api_visibility="private",
-    ).then(**show_preview)
-    page.upload.upload(
+    )
+    file_added = page.upload.upload(
         page.add_file, page.upload, page.data, show_progress="minimal", api_visibility="private"
-    ).success(**show_preview)
-    page.data.input(**show_preview)
+    )
+    for listen in (model_chosen.then, file_added.success, page.data.input):
+        show_preview_after(listen)
     with page.settings_place:
 
         @gr.render(  # type: ignore[untyped-decorator] # gradio does not annotate it
             inputs=page.defaults, triggers=[page.defaults.change], show_progress="hidden"
         )
-        def render_settings(defaults: dict[str, Any] | None) -> None:
+        def render_settings(defaults: Mapping[str, object] | None) -> None:
             if defaults is not None:
                 _build_settings(page, Defaults.model_validate(defaults))

@@ -3,9 +3,9 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from typing import IO, Any
+from typing import IO
 
 import anyio
 import httpx
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 LISTING_INTERVAL_S = 2.0
 _END_TIMEOUT_S = 0.1
 
-Answer = dict[str, Any]
+Answer = dict[str, object]
 
 
 class UpstreamProxy:
@@ -70,7 +70,7 @@ class UpstreamProxy:
         self._hold(frozenset())
 
     async def ask(
-        self, path: str, body: dict[str, Any]
+        self, path: str, body: Mapping[str, object]
     ) -> tuple[Origin, Answer | AsyncGenerator[Answer, None]]:
         """Send a request to an upstream; return the origin of its model, and the response.
 
@@ -111,7 +111,7 @@ class UpstreamProxy:
         self._hold(frozenset().union(*(one.listed or () for one in self._upstreams)))
 
     async def _send(
-        self, path: str, body: dict[str, Any], patience: "Patience"
+        self, path: str, body: Mapping[str, object], patience: "Patience"
     ) -> tuple[Upstream, Origin, httpx.Response]:
         """Send a request and return the response once it begins; raises if it is refused."""
         async with patience.wait():
@@ -128,7 +128,7 @@ class UpstreamProxy:
             raise _translate_refusal(upstream, response)
 
     async def _post(
-        self, path: str, body: dict[str, Any]
+        self, path: str, body: Mapping[str, object]
     ) -> tuple[Upstream, Origin, httpx.Response]:
         """Send a request to an upstream that has the model and can be reached."""
         while True:  # ends, since an unreachable server lists nothing any more
@@ -139,7 +139,7 @@ class UpstreamProxy:
             except UnreachableError:
                 continue
 
-    def _choose(self, body: dict[str, Any]) -> tuple[Upstream, StoredModel]:
+    def _choose(self, body: Mapping[str, object]) -> tuple[Upstream, StoredModel]:
         name = body.get("model")
         if not isinstance(name, str) or not name:
             raise InvalidRequestError(
@@ -289,7 +289,7 @@ def _translate_refusal(upstream: Upstream, response: httpx.Response) -> Exceptio
     return _describe_failure(upstream, {"status": status, "error": message})
 
 
-def _describe_failure(upstream: Upstream, found: dict[str, Any]) -> ApiError:
+def _describe_failure(upstream: Upstream, found: Mapping[str, object]) -> ApiError:
     logger.error("the server at %s failed: %s", upstream.url, found)
     text = "the server that has the model failed; the logs have the details"
     return ApiError(502, text, code="upstream_failed")

@@ -3,9 +3,8 @@
 import asyncio
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
@@ -81,7 +80,7 @@ class Upstream:
             self._listed, self._fault = listed, None
             self._listed_at = asyncio.get_running_loop().time()
 
-    async def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+    async def post(self, path: str, body: Mapping[str, object]) -> httpx.Response:
         """Send a request; return the response, of which only status and headers are read.
 
         The caller must close it. Raises `UnreachableError`, and `ApiError` if no response begins.

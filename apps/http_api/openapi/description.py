@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from apps.fine_tuning.job_schemas import FineTuneRequest
 from apps.http_api.openapi import response_schemas, text_schemas
@@ -26,7 +26,8 @@ _JOB = "/v1/fine_tuning/jobs/{job_id}"
 _BINARY = {"type": "string", "format": "binary"}
 _EVENTS = {"type": "string", "description": "Server-sent events."}
 
-Content = Mapping[str, type[BaseModel] | dict[str, Any]]
+Schema = Mapping[str, object]
+Content = Mapping[str, type[BaseModel] | Schema]
 
 
 def _json(model: type[BaseModel]) -> Content:
@@ -150,11 +151,11 @@ def _describe_responses(operation: dict[str, Any], content: Content) -> None:
         responses.setdefault(code, {"description": text, "content": error})
 
 
-def _refer(schema: type[BaseModel] | dict[str, Any]) -> dict[str, Any]:
-    return schema if isinstance(schema, dict) else {"$ref": f"{_REFERENCE}{schema.__name__}"}
+def _refer(schema: type[BaseModel] | Schema) -> Schema:
+    return schema if isinstance(schema, Mapping) else {"$ref": f"{_REFERENCE}{schema.__name__}"}
 
 
-def _build_schemas() -> dict[str, Any]:
+def _build_schemas() -> Mapping[str, Schema]:
     found = [
         *_build_part(_REQUESTS, "validation"),
         *_build_part(_list_answers(), "serialization"),
@@ -172,9 +173,11 @@ def _list_answers() -> list[type[BaseModel]]:
     return list(dict.fromkeys([*models, *_ALSO]))
 
 
-def _build_part(models: Iterable[type[BaseModel]], mode: Any) -> Iterable[tuple[str, Any]]:
+def _build_part(
+    models: Iterable[type[BaseModel]], mode: JsonSchemaMode
+) -> Iterable[tuple[str, Schema]]:
     _, built = models_json_schema(
         [(model, mode) for model in models], ref_template=f"{_REFERENCE}{{model}}"
     )
-    schemas: dict[str, Any] = built["$defs"]
+    schemas: Mapping[str, Schema] = built["$defs"]
     return schemas.items()

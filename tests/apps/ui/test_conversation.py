@@ -1,5 +1,6 @@
 """The model that answers a conversation, and answers that are stopped."""
 
+import gradio as gr
 import pytest
 
 from apps.client.client import ApiClient
@@ -25,8 +26,11 @@ def test_an_answer_grows_and_then_names_its_model(api: StubApi) -> None:
     grown = [step.conversation.turns[-1].text for step in steps[:3]]
     assert grown[0] == "Hello "
     assert grown[1] == "Hello there "
-    text, note = steps[-1].conversation.to_chatbot()[-1]["content"]
+    content = steps[-1].conversation.to_chatbot()[-1]["content"]
+    assert not isinstance(content, str)
+    text, note = content
     assert text == grown[-1]
+    assert isinstance(note, gr.HTML)
     assert "Answered by base-tuned · 3 tokens" in note.value
     assert {step.conversation.model_id for step in steps} == {"base-tuned"}
     assert [step.note for step in steps if step.note] == []
