@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import ASGIApp
 
 from apps.file_store import FileStore
 from apps.fine_tuning.cluster.job_runner import JobState
@@ -27,6 +28,21 @@ from training.run.folder import RunFolder, RunRecord
 from training.spec import TrainingSpec
 
 ROW = {"prompt": "How many loaves?", "completion": "Twelve."}
+
+
+class AppClient(httpx.AsyncClient):
+    """A client of the ASGI application `app`, which is called without a socket."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        base_url: str,
+        address: tuple[str, int] = ("127.0.0.1", 123),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        transport = httpx.ASGITransport(app, client=address)
+        super().__init__(transport=transport, base_url=base_url, headers=headers)
+        self.app = app
 
 
 @dataclass
@@ -258,10 +274,9 @@ def services(layout: StorageLayout, queue: RunQueue) -> Services:
 
 
 @pytest.fixture
-def client(services: Services) -> httpx.AsyncClient:
+def client(services: Services) -> AppClient:
     """A client of the API; exceptions that the application does not handle are raised."""
-    transport = httpx.ASGITransport(build_http(services, None))
-    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
+    return AppClient(build_http(services, None), base_url="http://127.0.0.1:8000")
 
 
 @pytest.fixture
