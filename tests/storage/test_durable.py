@@ -90,7 +90,7 @@ def test_damage_is_named(tmp_path: Path, damage: str) -> None:
         (final / "weights").write_text("wrong")
     else:
         (final / "weights").unlink()
-    with pytest.raises(durable.DamagedDirectoryError, match="'weights'"):
+    with pytest.raises(durable.DamagedDirectoryError, match=r"^'weights'"):
         verify_directory(final)
 
 
@@ -98,7 +98,7 @@ def test_what_is_published_is_never_replaced(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     durable.publish_directory(tmp_path / "one", tmp_path / "model")
-    with pytest.raises(FileExistsError, match="'model'"):
+    with pytest.raises(FileExistsError, match=r"^'model'"):
         durable.publish_directory(tmp_path / "two", tmp_path / "model")
 
 
@@ -106,7 +106,7 @@ def test_what_is_published_is_never_replaced(tmp_path: Path) -> None:
     "bad", ["", ".", "..", "a/b", "../x", "/etc", "a\\b", "x" * 129, "a\n", "-a"]
 )
 def test_an_id_is_never_a_path(bad: str) -> None:
-    with pytest.raises(ValueError, match="not a valid id"):
+    with pytest.raises(ValueError, match=r"^not a valid id"):
         StorageLayout(Path("/nowhere")).run(bad)
 
 

@@ -108,7 +108,7 @@ def test_the_bundled_model_is_small_and_becomes_latest(tmp_path: Path) -> None:
 
 
 def test_a_base_model_that_cannot_be_had_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="base_models: 'mine' cannot be had from 'no/such-model'"):
+    with pytest.raises(ValueError, match=r"^base_models: 'mine' cannot be had from 'no/such-model'"):
         install_base_models(ModelStore(open_storage(tmp_path)), {"mine": "no/such-model"})
 
 
@@ -131,7 +131,7 @@ def test_a_base_model_that_claims_too_much_is_refused(tmp_path: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**config, "hidden_size": 2**40}))
     store = ModelStore(open_storage(tmp_path / "storage"))
-    with pytest.raises(ValueError, match=r"base_models: 'big' .* hidden_size is 1099511627776"):
+    with pytest.raises(ValueError, match=r"^base_models: 'big' .* hidden_size is 1099511627776"):
         install_base_models(store, {"big": str(source)})
     assert store.list_models() == []
 

@@ -127,7 +127,7 @@ async def test_an_answer_is_asked_for_once_more() -> None:
 async def test_nothing_outlives_its_deadline() -> None:
     for plan in ([30.0], ["one", 30.0]):
         handle = Handle(plan)
-        with pytest.raises(DeadlineExceededError, match="within 0.05 s"):
+        with pytest.raises(DeadlineExceededError, match=r"^within 0.05 s"):
             await stream(handle, timeout_s=0.05)
         assert handle.made[0].is_cancelled
     handle = Handle(30.0)
@@ -185,7 +185,7 @@ async def test_health_is_what_the_controller_found(
     found = await asyncio.gather(*checks, return_exceptions=True)
     assert {type(one) for one in found} == {type(None) if is_well else UnhealthyDeploymentError}
     assert len(reads) == 1, "it is asked for every client"
-    with pytest.raises(UnhealthyDeploymentError, match="Queue is not deployed"):
+    with pytest.raises(UnhealthyDeploymentError, match=r"^Queue is not deployed"):
         await health.check("tuneserve", "Queue")
 
 
