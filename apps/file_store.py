@@ -94,7 +94,7 @@ class FileStore:
         """Remove the remains of files whose deletion was interrupted."""
         remove_tombstones(self._layout.files)
 
-    def note_check(
+    def record_check(
         self,
         file_id: str,
         status: Literal["processed", "error"],

@@ -41,7 +41,7 @@ from apps.middleware.admission import Admission
 from apps.middleware.audit import RequestLog
 from apps.middleware.auth import AccessControl
 from apps.middleware.body_limit import MAX_JSON_BYTES, MAX_TEXT_BYTES, BodyLimit
-from apps.middleware.flow_control import TellUse, WindowedSending
+from apps.middleware.flow_control import ConsumptionReporting, WindowedSending
 from apps.middleware.rate_limit import RateLimit
 from apps.settings import ApplicationSettings
 from apps.upstream.proxy import UpstreamProxy
@@ -68,7 +68,7 @@ def build_http(
         "/v1/completions": MAX_TEXT_BYTES,
     }
     admitted = Admission(BodyLimit(app, MAX_JSON_BYTES, limits), services.max_streams)
-    limited = TellUse(WindowedSending(admitted))
+    limited = ConsumptionReporting(WindowedSending(admitted))
     gate = Gate(api_key, KeyStore(services.layout), require_key=settings.require_key)
     audit = AuditLog(
         services.layout, max_bytes=settings.audit_max_bytes, num_old=settings.audit_num_old

@@ -18,7 +18,7 @@ from apps.errors import ApiError
 from apps.file_index import FileObject
 from apps.file_store import FileStore, Purpose, make_safe_name
 from apps.settings import UsageLimits
-from apps.usage import BytesUnderWay, check_stored_files
+from apps.usage import IncomingBytes, check_stored_files
 from storage.layout import UPLOAD_PREFIX, StorageLayout
 from storage.locks import lock_exclusive
 from storage.scratch import ScratchFolder
@@ -48,7 +48,7 @@ class _Part:
     value: bytearray = field(default_factory=bytearray)
 
 
-_UNDER_WAY = BytesUnderWay()
+_INCOMING_BYTES = IncomingBytes()
 # One file at a time: each may use as much memory as the limit for reading Parquet allows.
 _UNPACKING = DedicatedThread("unpack-uploads")
 
@@ -80,7 +80,7 @@ class IncomingFile:
     def close(self) -> None:
         """Remove everything that was not published."""
         self._scratch.remove()
-        _UNDER_WAY.add(-self._num_counted)
+        _INCOMING_BYTES.add(-self._num_counted)
         self._num_counted = 0
 
     async def receive(self, content_type: str, chunks: AsyncIterable[bytes]) -> None:
@@ -142,7 +142,7 @@ class IncomingFile:
                     f"the file is larger than {self._max_bytes:,} bytes, the most that is accepted",
                 )
             self._num_counted += len(piece)
-            check_stored_files(self._stored, self._limits, _UNDER_WAY.add(len(piece)))
+            check_stored_files(self._stored, self._limits, _INCOMING_BYTES.add(len(piece)))
             self._check_text(piece)
             self._digest.update(piece)
             file.write(piece)

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.responses import RedirectResponse
 
 from apps.client.client import ApiClient
-from apps.middleware.flow_control import TellUse
+from apps.middleware.flow_control import ConsumptionReporting
 from apps.ui import markup
 from apps.ui.chat import build_chat_page
 from apps.ui.fine_tune import build_fine_tune_page
@@ -73,7 +73,7 @@ def build_http(settings: UiSettings) -> PageGuard:
         keys.may_write_files,
         app.state.unread,
     )
-    return PageGuard(TellUse(guarded), keys.judge, needs_key=settings.needs_key())
+    return PageGuard(ConsumptionReporting(guarded), keys.judge, needs_key=settings.needs_key())
 
 
 def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder) -> FastAPI:

@@ -51,23 +51,23 @@ class UpstreamProxy:
         self._models = models
         self._upstreams = [Upstream(settings) for settings in upstreams]
         self._timeout_s = timeout_s
-        self._held: dict[str, IO[bytes]] = {}
-        self._watch_scope = anyio.CancelScope()
-        self._watching: asyncio.Task[None] | None = None
+        self._locked: dict[str, IO[bytes]] = {}
+        self._polling_scope = anyio.CancelScope()
+        self._polling: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Request the list of models from every upstream, and start polling it."""
-        await asyncio.gather(*map(self._ask_for_models, self._upstreams))
-        self._watching = asyncio.create_task(self._watch_all())
+        await asyncio.gather(*map(self._update_models, self._upstreams))
+        self._polling = asyncio.create_task(self._poll_all())
 
     async def close(self) -> None:
         """Stop polling, close the connections and release the models."""
-        if self._watching is not None:
-            self._watch_scope.cancel()
-            await self._watching
+        if self._polling is not None:
+            self._polling_scope.cancel()
+            await self._polling
         for upstream in self._upstreams:
             await upstream.close()
-        self._hold(frozenset())
+        self._lock_models(frozenset())
 
     async def ask(
         self, path: str, body: Mapping[str, object]
@@ -77,48 +77,48 @@ class UpstreamProxy:
         The response is whole, or in chunks if it is streamed. Closing the chunks closes the
         connection to the upstream, and so does cancellation.
         """
-        patience = Patience(self._timeout_s)
-        upstream, origin, response = await self._send(path, body, patience)
+        budget = WaitBudget(self._timeout_s)
+        upstream, origin, response = await self._send(path, body, budget)
         if response.headers.get("content-type", "").startswith("text/event-stream"):
-            return origin, _read_chunks(upstream, response, origin, patience)
+            return origin, _read_chunks(upstream, response, origin, budget)
         async with aclosing(response):
             with upstream.translate_faults():
-                async with patience.wait():
+                async with budget.spend():
                     content = await response.aread()
-        return origin, _sign(_parse(content), origin)
+        return origin, _set_origin(_parse(content), origin)
 
     async def check(self) -> None:
         """Raise if no upstream has a model."""
         if not any(upstream.listed for upstream in self._upstreams):
             raise ApiError(503, "no server has a model", code="upstream_unavailable")
 
-    async def _watch_all(self) -> None:
-        with self._watch_scope:
+    async def _poll_all(self) -> None:
+        with self._polling_scope:
             async with anyio.create_task_group() as group:
                 for upstream in self._upstreams:
-                    group.start_soon(self._watch, upstream)
+                    group.start_soon(self._poll, upstream)
 
-    async def _watch(self, upstream: Upstream) -> None:
+    async def _poll(self, upstream: Upstream) -> None:
         while True:
             await anyio.sleep(LISTING_INTERVAL_S)
             try:
-                await self._ask_for_models(upstream)
+                await self._update_models(upstream)
             except Exception:  # whatever it is, polling must continue
                 logger.exception("asking the server at %s failed; trying again", upstream.url)
 
-    async def _ask_for_models(self, upstream: Upstream) -> None:
-        await upstream.ask_for_models()
-        self._hold(frozenset().union(*(one.listed or () for one in self._upstreams)))
+    async def _update_models(self, upstream: Upstream) -> None:
+        await upstream.update_models()
+        self._lock_models(frozenset().union(*(one.listed or () for one in self._upstreams)))
 
     async def _send(
-        self, path: str, body: Mapping[str, object], patience: "Patience"
+        self, path: str, body: Mapping[str, object], budget: "WaitBudget"
     ) -> tuple[Upstream, Origin, httpx.Response]:
         """Send a request and return the response once it begins; raises if it is refused."""
-        async with patience.wait():
+        async with budget.spend():
             upstream, origin, response = await self._post(path, body)
             if response.status_code == 404:  # the model may have gone since it was listed
                 await response.aclose()
-                await self._ask_for_models(upstream)
+                await self._update_models(upstream)
                 upstream, origin, response = await self._post(path, body)
             if response.is_success:
                 return upstream, origin, response
@@ -167,28 +167,28 @@ class UpstreamProxy:
         found = map(self._models.find, [alias.model_id, *alias.list_earlier()])
         return [model for model in found if model is not None]
 
-    def _hold(self, listed: frozenset[str]) -> None:
+    def _lock_models(self, listed: frozenset[str]) -> None:
         """Lock the listed models that are in the store, and release all others."""
-        for model_id in self._held.keys() - listed:
-            self._held.pop(model_id).close()
-        for model_id in listed - self._held.keys():
+        for model_id in self._locked.keys() - listed:
+            self._locked.pop(model_id).close()
+        for model_id in listed - self._locked.keys():
             model = self._models.find(model_id)
             if model is None:
                 continue
             try:
-                self._held[model_id] = model.hold()
+                self._locked[model_id] = model.hold()
             except ModelNotFoundError:
                 logger.warning("model %s has been deleted while a server has it", model_id)
 
 
-class Patience:
+class WaitBudget:
     """The time that a request may still wait for an upstream, not counting its client's time."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = self._left_s = timeout_s
 
     @asynccontextmanager
-    async def wait(self) -> AsyncIterator[None]:
+    async def spend(self) -> AsyncIterator[None]:
         """Subtract the time that the body takes; raises `DeadlineExceededError` if none is left."""
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -203,13 +203,13 @@ class Patience:
 
 
 async def _read_chunks(
-    upstream: Upstream, response: httpx.Response, origin: Origin, patience: Patience
+    upstream: Upstream, response: httpx.Response, origin: Origin, budget: WaitBudget
 ) -> AsyncGenerator[Answer, None]:
     async with aclosing(response):
         events = read_data(response.aiter_bytes(), accepts_cut_end=True)
         while True:
             with upstream.translate_faults():
-                async with patience.wait():
+                async with budget.spend():
                     data = await anext(events, None)
             if data is None:
                 message = "the server that has the model ended its answer too early"
@@ -220,7 +220,7 @@ async def _read_chunks(
             chunk = _parse(data)
             if "error" in chunk:
                 raise _describe_failure(upstream, chunk)
-            yield _sign(chunk, origin)
+            yield _set_origin(chunk, origin)
 
 
 async def _read_to_end(events: AsyncGenerator[bytes, None]) -> None:
@@ -237,7 +237,7 @@ def _describe(model: StoredModel) -> Origin:
         raise ModelNotFoundError(f"model {model.id!r} has been deleted") from None
 
 
-def _sign(answer: Answer, origin: Origin) -> Answer:
+def _set_origin(answer: Answer, origin: Origin) -> Answer:
     """Set our model's id and fingerprint in a response, as the generators do."""
     return {
         **answer,
@@ -253,13 +253,13 @@ def _parse(content: bytes) -> Answer:
             whole = json.dumps(answer, ensure_ascii=False).encode(errors="replace")
             answer = json.loads(whole)
     except ValueError as exc:
-        raise _describe_nonsense() from exc
+        raise _describe_unexpected_body() from exc
     if not isinstance(answer, dict):
-        raise _describe_nonsense()
+        raise _describe_unexpected_body()
     return answer
 
 
-def _describe_nonsense() -> ApiError:
+def _describe_unexpected_body() -> ApiError:
     message = "the server that has the model answered with something that is no JSON object"
     return ApiError(502, message, code="upstream_failed")
 

@@ -59,7 +59,7 @@ class Upstream:
             return None
         return self._listed
 
-    async def ask_for_models(self) -> None:
+    async def update_models(self) -> None:
         """Update `listed`; a refused connection clears it, other faults leave it unchanged."""
         try:
             with anyio.fail_after(LISTING_TIMEOUT_S):

@@ -37,7 +37,9 @@ def test_a_newer_major_version_is_refused_and_left_alone(tmp_path: Path) -> None
     path = tmp_path / "run.json"
     content = json.dumps({"format_version": f"{CURRENT_FORMAT.major + 1}.0"})
     path.write_text(content)
-    with pytest.raises(NewerFormatError, match=r"^needs a newer version of Tuneserve: its format is"):
+    with pytest.raises(
+        NewerFormatError, match=r"^needs a newer version of Tuneserve: its format is"
+    ):
         read_object(path)
     assert path.read_text() == content
 

@@ -212,9 +212,9 @@ def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -
             files.check_unchanged(files.find_known([str(path)]))
         except ApiError as damage:
             message = damage.message
-        files.note_check(file_id, "error", message, None)
+        files.record_check(file_id, "error", message, None)
     else:
-        files.note_check(file_id, "processed", None, {"model": model.id, **found})
+        files.record_check(file_id, "processed", None, {"model": model.id, **found})
 
 
 def count_rows(prepared: "PreparedData") -> dict[str, Any]:

@@ -119,7 +119,7 @@ class CheckDesk:
             return "left"
         if not self._tries.count(task):
             message = f"the check of the file failed {self._describe_tries(task)}"
-            self._files.note_check(file_id, "error", message, None)
+            self._files.record_check(file_id, "error", message, None)
             self._end(task)
             return "left"
         self._begun.add(task)

@@ -297,7 +297,9 @@ async def test_a_newer_major_version_is_named(keys: KeyStore, layout: StorageLay
     keys.create("ann", Role.READ)
     content = json.loads(layout.keys.read_text())
     layout.keys.write_text(json.dumps({**content, "format_version": "2.0"}))
-    with pytest.raises(KeysUnreadableError, match=r"^needs a newer version of Tuneserve: its format"):
+    with pytest.raises(
+        KeysUnreadableError, match=r"^needs a newer version of Tuneserve: its format"
+    ):
         keys.list_keys()
     with pytest.raises(KeysUnreadableError, match=r"^its format is 2.0"):
         keys.create("bob", Role.READ)

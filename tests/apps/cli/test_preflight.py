@@ -108,7 +108,9 @@ def test_the_bundled_model_is_small_and_becomes_latest(tmp_path: Path) -> None:
 
 
 def test_a_base_model_that_cannot_be_had_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^base_models: 'mine' cannot be had from 'no/such-model'"):
+    with pytest.raises(
+        ValueError, match=r"^base_models: 'mine' cannot be had from 'no/such-model'"
+    ):
         install_base_models(ModelStore(open_storage(tmp_path)), {"mine": "no/such-model"})
 
 
