@@ -87,18 +87,21 @@ def test_two_parents_in_one_lineage_are_read_as_json_reads_them(tmp_path: Path) 
 def test_a_newer_major_version_is_refused_and_a_newer_minor_is_read(tmp_path: Path) -> None:
     newer = {"run_id": "r", "format_version": "1.9", "later": [1]}
     assert read_lineage_file(write(tmp_path, newer)) == newer
-    with pytest.raises(NewerFormatError, match=r"^its format is 2.0, and this version writes"):
+    with pytest.raises(
+        NewerFormatError,
+        match=r"^'.*lineage\.json' needs a newer version of .* 2\.0, and this version writes",
+    ):
         read_lineage_file(write(tmp_path, {**newer, "format_version": "2.0"}))
 
 
 def test_no_more_is_read_than_allowed(tmp_path: Path) -> None:
     write(tmp_path, {"a": "b" * 100})
-    with pytest.raises(DamagedFileError, match=r"^it has more than 50 bytes"):
+    with pytest.raises(DamagedFileError, match=r"^'.*' is damaged: it has more than 50 bytes$"):
         read_lineage_file(tmp_path, max_bytes=50)
 
 
 def test_a_fault_of_the_disk_is_no_damage(tmp_path: Path) -> None:
     (tmp_path / "lineage.json").mkdir()
-    with pytest.raises(OSError, match=r"^Is a directory") as caught:
+    with pytest.raises(OSError, match=r"^\[Errno 21\] Is a directory") as caught:
         read_lineage_file(tmp_path)
     assert caught.value.errno == errno.EISDIR

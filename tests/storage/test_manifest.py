@@ -41,7 +41,7 @@ def test_what_a_newer_minor_version_added_is_ignored(published: Path) -> None:
     change(published, format_version="1.9", files=files, signed_by="ann")
     verify_directory(published)
     (published / "weights").write_text("wrong")
-    with pytest.raises(DamagedDirectoryError, match=r"^'weights' differs from its manifest"):
+    with pytest.raises(DamagedDirectoryError, match=r"^model: 'weights' differs from its manifest"):
         verify_directory(published)
 
 
@@ -54,7 +54,9 @@ def test_a_manifest_that_only_a_newer_release_reads_is_not_called_damaged(
     published: Path, changes: dict[str, Any]
 ) -> None:
     change(published, **changes)
-    with pytest.raises(NewerFormatError, match=r"^needs a newer version of Tuneserve") as caught:
+    with pytest.raises(
+        NewerFormatError, match=r"^'.*manifest\.json' needs a newer version of Tuneserve"
+    ) as caught:
         verify_directory(published)
     assert changes["format_version"] in caught.value.reason
     assert "damaged" not in str(caught.value)
@@ -71,5 +73,7 @@ def test_a_damaged_manifest_is_named(published: Path, content: str) -> None:
 
 def test_a_folder_without_a_manifest_is_not_whole(published: Path) -> None:
     (published / "manifest.json").unlink()
-    with pytest.raises(DamagedDirectoryError, match=r"^cannot be read: No such file"):
+    with pytest.raises(
+        DamagedDirectoryError, match=r"^model: 'manifest\.json' cannot be read: No such file"
+    ):
         verify_directory(published)

@@ -20,7 +20,7 @@ def test_a_regular_file_is_read(tmp_path: Path) -> None:
 def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     fifo = tmp_path / "run.json"
     os.mkfifo(fifo)
-    with pytest.raises(OSError, match=r"^not a regular file") as refused:
+    with pytest.raises(OSError, match=r"^\[Errno 22\] not a regular file") as refused:
         open_regular(fifo)
     assert refused.value.errno == errno.EINVAL
 
@@ -31,7 +31,7 @@ def test_what_open_raises_is_raised(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         open_regular(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "gone")
-    with pytest.raises(OSError, match=r"^symbolic links") as refused:
+    with pytest.raises(OSError, match=r"^\[Errno 40\] .* symbolic links") as refused:
         open_regular(tmp_path / "link", follow_links=False)
     assert refused.value.errno == errno.ELOOP
 
@@ -39,6 +39,6 @@ def test_what_open_raises_is_raised(tmp_path: Path) -> None:
 def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for path in (tmp_path, Path("/dev/zero")):
-        with pytest.raises(OSError, match=r"^directory|regular"):
+        with pytest.raises(OSError, match=r"^\[Errno \d+\] .*(directory|regular)"):
             open_regular(path)
     assert len(os.listdir("/proc/self/fd")) == before

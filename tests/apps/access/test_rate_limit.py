@@ -153,7 +153,10 @@ async def test_the_openai_client_raises_its_own_error(keys: KeyStore, connect: C
             max_retries=0,
         )
         await client.chat.completions.create(**CHAT)  # type: ignore[call-overload]
-        with pytest.raises(openai.RateLimitError, match=r"^1 requests per minute"):
+        with pytest.raises(
+            openai.RateLimitError,
+            match=r"^Error code: 429 - the rate limit .*: 1 requests per minute",
+        ):
             await client.models.list()
 
 

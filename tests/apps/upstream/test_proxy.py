@@ -582,7 +582,7 @@ def test_a_key_does_not_stand_in_a_url(url: str) -> None:
 
 def test_a_key_that_is_not_there_is_named() -> None:
     settings = UpstreamSettings(url="https://models.example", key_variable="THEIR_KEY")
-    with pytest.raises(ValueError, match=r"^'THEIR_KEY' is not set"):
+    with pytest.raises(ValueError, match=r"^the environment variable 'THEIR_KEY' is not set"):
         find_upstream_key(settings)
 
 
