@@ -251,8 +251,8 @@ class TrainingSpec(BaseModel):
         None,
         ge=1,
         le=_MAX_INTEGER,
-        description="Fewest workers with which training continues when the cluster shrinks. It grows "
-        "back to 'num_workers', each time from the last checkpoint. Default: 'num_workers'.",
+        description="Fewest workers with which training continues when the cluster shrinks; it "
+        "grows back later, each time from the last checkpoint. Default: 'num_workers'.",
     )
     accelerator: Literal["auto", "cpu", "gpu"] = Field(
         "auto", description="'auto' takes one GPU per worker where the cluster has any GPU."
