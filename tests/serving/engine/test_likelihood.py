@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config
 
+from serving.engine import prompt_logprobs as scoring
 from serving.engine.answer import AnswerReader, Piece, TokenSpeller, ToldToken
 from serving.engine.continuous_batching import UNLIKELY, find_likelihoods
 from serving.engine.engine import Engine
-from serving.engine.engine import prompt_logprobs as scoring
 from serving.engine.logits_processors import make_gumbel_noise
 from serving.engine.messages import Likelihood
 from serving.engine.sampling import Sampling

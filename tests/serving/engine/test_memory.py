@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from serving.engine.engine import memory
+from serving.engine import memory
 from serving.engine.memory import PROCESS_BYTES, estimate_memory, find_default_budget
 from serving.loading.inspection import inspect_model
 from serving.settings import EngineSettings
