@@ -232,7 +232,7 @@ def run_product(bench: Workbench, spec_file: Path, output: Path) -> list[dict[st
         run.wait()
         num_shards = len(list(run.folder.checkpoints.glob("*/state/*_optim_states.pt")))
         assert num_shards >= NUM_WORKERS, "DeepSpeed did not shard the optimizer's state"
-        return run.folder.read_metrics()
+        return run.folder.metrics.read()
 
 
 def call_contender(

@@ -34,9 +34,12 @@ from training.command.full_output import drop_what_finds_no_room
 from training.command.interruption import PauseOnInterrupt, PauseTimeoutError, interrupt_on_sigterm
 from training.data.token_cache import default_cache
 from training.monitoring.trackers import check_trackers
-from training.run.folder import RunFolder, RunRecord, log_to_file
+from training.run import run_state
+from training.run.folder import RunFolder
 from training.run.lease import hold_lease
 from training.run.reopen import RerunError, is_untrained, reopen_run
+from training.run.run_log import log_to_file
+from training.run.run_record import RunRecord
 from training.spec import TrainingSpec, load_spec
 
 if TYPE_CHECKING:
@@ -135,11 +138,11 @@ def _fine_tune(options: argparse.Namespace, console: Console) -> Path | None:
     run.path.mkdir(parents=True, exist_ok=True)
     with hold_lease(run):
         if (reopened := _reopen(run, spec, data)) is None:
-            run.events_file.unlink(missing_ok=True)
+            run.events.path.unlink(missing_ok=True)
             for request in (run.cancel_file, run.pause_file):
                 request.unlink(missing_ok=True)
             link_data(data, run.data)
-            launch.tell_data(run, data.summary)
+            launch.report_data(run, data.summary)
             run.create(spec, RunRecord(id=run.path.name, created_at=int(time.time()), writer="job"))
         return _execute(run, reopened or spec, console, options.pause_timeout)
 
@@ -208,13 +211,13 @@ def _end_pause(run: RunFolder, timeout_s: float | None) -> Path | None:
     if record.status == "failed":
         raise RuntimeError(record.error.message if record.error else "the run has failed")
     if record.status != "paused":
-        run.add_event(
+        run.events.add(
             f"The run did not pause within {timeout_s:g} s and was stopped; it resumes from its "
             "last checkpoint",
             level="warn",
             code="pause_timed_out",
         )
-        run.mark_paused()
+        run_state.pause(run)
     return None
 
 
@@ -276,12 +279,12 @@ def _show_progress(run: RunFolder, console: Console) -> Iterator[None]:
 
 def _follow_run(run: RunFolder, bar: Progress, done: Event) -> None:
     task = bar.add_task("Starting", total=None)
-    events = durable.LineFollower(run.events_file)
+    events = durable.LineFollower(run.events.path)
     while True:
         finished = done.wait(0.3)
         for event in events.read_new():
             bar.console.print(event["message"], markup=False, highlight=False)
-        if last := run.read_last_metrics():
+        if last := run.metrics.read_last():
             bar.update(
                 task,
                 description=f"loss {last['loss']:.4f}",

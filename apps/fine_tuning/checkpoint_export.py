@@ -6,7 +6,7 @@ adds an event: the task itself, or the queue if the task was killed. So every ex
 
 import logging
 import threading
-from typing import IO, Any
+from typing import IO, Literal, TypedDict
 
 from apps.errors import invalid_input, not_found
 from apps.fine_tuning.cluster.tasks import Task, TaskRunner
@@ -27,15 +27,25 @@ from serving.store.model_store import ModelStore
 from storage import versioned
 from storage.layout import StorageLayout, check_id, is_plain_name
 from system.fault_log import FaultLog
-from training.run.folder import EventLevel, RunFolder
+from training.run.folder import RunFolder
+from training.run.run_events import EventLevel
 
 logger = logging.getLogger(__name__)
 
-_MAX_AT_ONCE = 4
+_MAX_CONCURRENT_EXPORTS = 4
 _RETRY_AFTER_S = 30
 
 
-class ExportDesk:
+class PublishingModel(TypedDict):
+    """A model whose publication was started, as the API shows it."""
+
+    id: str
+    object: Literal["model"]
+    status: Literal["publishing"]
+    run_id: str
+
+
+class CheckpointExporter:
     """Starts and reconciles exports; one per storage root."""
 
     def __init__(
@@ -64,7 +74,7 @@ class ExportDesk:
         while self._held:
             self._held.popitem()[1].close()
 
-    def begin(self, run_id: str, checkpoint_id: str, model_id: str | None) -> dict[str, Any]:
+    def begin(self, run_id: str, checkpoint_id: str, model_id: str | None) -> PublishingModel:
         """Start publishing a checkpoint of a run, ended or not, as a model.
 
         The result is an event of the run, and the checkpoint is locked until then. Raises
@@ -80,7 +90,7 @@ class ExportDesk:
         with self._lock:
             check_new_model(self._layout, self._runs, model_id)
             num_under_way = len(self._find_noted())
-            if num_under_way >= _MAX_AT_ONCE:
+            if num_under_way >= _MAX_CONCURRENT_EXPORTS:
                 raise OverloadedError(
                     f"{num_under_way} checkpoints are being published; try again when one is done",
                     retry_after_s=_RETRY_AFTER_S,
@@ -92,7 +102,7 @@ class ExportDesk:
                 self._held[model_id] = hold_checkpoint(checkpoint)
             except FileNotFoundError:  # superseded just now
                 raise not_found("checkpoint", checkpoint_id) from None
-            run.add_event(f"Publishing step {checkpoint.step} as {model_id}")
+            run.events.add(f"Publishing step {checkpoint.step} as {model_id}")
             note = name_export_note(run, model_id)
             note.parent.mkdir(exist_ok=True)
             versioned.write_object(note, {"step": checkpoint.step})
@@ -155,5 +165,5 @@ def execute_export(layout: StorageLayout, run_id: str, step: int, model_id: str)
 
 def end_export(run: RunFolder, model_id: str, message: str, level: EventLevel = "info") -> None:
     """Report the result of an export in an event, and remove its note."""
-    run.add_event(message, level=level, data={"model_id": model_id})
+    run.events.add(message, level=level, data={"model_id": model_id})
     name_export_note(run, model_id).unlink(missing_ok=True)

@@ -22,7 +22,8 @@ from serving.origin import RequestKind, describe_origin
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from tests.tiny_model import build_tiny_model
-from training.run.folder import RunFolder, RunRecord
+from training.run.folder import RunFolder
+from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
 
 ROW = {"prompt": "How many loaves?", "completion": "Twelve."}
@@ -99,7 +100,7 @@ async def lose_run(queue: RunQueue, jobs: NotedJobs, run: RunFolder, step: int =
     await queue.reconcile()
     record = run.update_record(status="running")
     if step:
-        run.add_metrics({"step": step})
+        run.metrics.add({"step": step})
     jobs.states[str(record.job_id)] = "ended"
     await queue.reconcile()
 

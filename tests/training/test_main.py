@@ -76,7 +76,7 @@ def test_a_run_that_has_trained_keeps_its_settings(
     assert start(precision="fp32") == 2
     assert "was begun with other settings" in capsys.readouterr().err.replace("\n", " ")
     (run.checkpoints / "checkpoint_0000000004").rmdir()
-    run.add_metrics({"step": 1, "loss": 1.0})
+    run.metrics.add({"step": 1, "loss": 1.0})
     assert start(precision="fp32") == 2
 
 

@@ -5,7 +5,9 @@ import time
 from typing import Any
 
 from storage.lineage_file import read_lineage_file
-from training.run.folder import Extension, RunFolder
+from training.run import run_state
+from training.run.folder import RunFolder
+from training.run.run_record import Extension
 from training.spec import TrainingSpec
 
 # Settings that may change when a run resumes: they do not change which steps it takes.
@@ -62,7 +64,6 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, fingerprint: str) -> Training
             "or choose a new folder"
         )
     _check_length(spec, before)
-    extends = record.extends
     if record.status == "succeeded":
         _check_extends(run, spec, before)
         from training.checkpoint.format import (
@@ -74,12 +75,13 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, fingerprint: str) -> Training
                 f"the checkpoints of run {run.path.name!r} are gone, so it cannot be extended; "
                 "start a new run from its model"
             )
-        extends = (*extends, _keep_model(run, before.epochs, record.model_id))
-        run.add_event(f"Extending from {_describe_length(before)} to {_describe_length(spec)}")
+        end = _keep_model(run, before.epochs, record.model_id)
+        run.events.add(f"Extending from {_describe_length(before)} to {_describe_length(spec)}")
+        run_state.extend(run, end)
     else:
-        run.add_event(f"Starting again; it was {record.status}")
-    # Write the record first: if killed in between, the run can still be started again.
-    run.update_record(status="queued", finished_at=None, error=None, extends=extends)
+        run.events.add(f"Starting again; it was {record.status}")
+        run_state.reopen(run)
+    # The record is written first: if killed in between, the run can still be started again.
     run.write_spec(spec)
     for request in (run.cancel_file, run.pause_file):
         request.unlink(missing_ok=True)
@@ -101,7 +103,7 @@ def _check_extends(run: RunFolder, spec: TrainingSpec, before: TrainingSpec) -> 
 
     Its last step shows which limit ended it: `epochs` or `max_steps`.
     """
-    last = run.read_last_metrics()
+    last = run.metrics.read_last()
     is_at_limit = last is not None and last["step"] == before.max_steps
     name = "max_steps" if is_at_limit else "epochs"
     if getattr(spec, name) == getattr(before, name):
@@ -125,7 +127,7 @@ def is_untrained(run: RunFolder) -> bool:
     from training.checkpoint.format import read_last_complete, survey_checkpoints  # slow to import
 
     record = run.read_record()
-    if record.status not in ("failed", "cancelled") or record.extends or run.read_last_metrics():
+    if record.status not in ("failed", "cancelled") or record.extends or run.metrics.read_last():
         return False
     found = survey_checkpoints(run.checkpoints)
     has_checkpoints = found.complete or found.damaged or found.incomplete or found.newer
@@ -146,7 +148,7 @@ def _select(spec: TrainingSpec, name: str) -> Any:
 
 def _keep_model(run: RunFolder, epochs: int, model_id: str | None) -> Extension:
     """Rename the current model, to make way for the next one."""
-    step = int(run.read_metrics()[-1]["step"])
+    step = int(run.metrics.read()[-1]["step"])
     if run.model.exists():
         kept = run.path / f"model-step-{read_lineage_file(run.model).get('checkpoint_step', step)}"
         shutil.rmtree(kept, ignore_errors=True)  # same weights: more epochs were no better

@@ -16,8 +16,10 @@ from storage.layout import StorageLayout, open_storage
 from storage.privacy import keep_files_private
 from system.priority import yield_to_others
 from training import launch
-from training.run.folder import RunFolder, log_to_file
+from training.run import run_state
+from training.run.folder import RunFolder
 from training.run.lease import hold_lease
+from training.run.run_log import log_to_file
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +54,8 @@ def execute_queued_run(layout: StorageLayout, run: RunFolder, job_id: str) -> in
             logger.error("run %s is not job %s's to compute: %s", record.id, job_id, record.status)
             return 1
         if run.is_pause_requested:
-            run.add_event("Paused before it began")
-            run.mark_paused()
+            run.events.add("Paused before it began")
+            run_state.pause(run)
             return 0
         launch.quiet_libraries()
         try:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import ray
 import ray.exceptions
@@ -33,6 +33,13 @@ _NO_AGENT_ADVICE = (
     "machine uses its port: then start with 'tuneserve run', which chooses a free one"
 )
 _SHELL_SIGNAL_BASE = 128  # a shell reports signal N of its command as exit status 128 + N
+
+
+class _Node(TypedDict):
+    """The used fields of a node of the cluster, as Ray returns them."""
+
+    Alive: bool
+    Resources: dict[str, float]
 
 
 class RayJobRunner:
@@ -108,7 +115,7 @@ class RayJobRunner:
 
     def list_nodes(self) -> list[dict[str, float]]:
         """Return the total resources of every node that is alive."""
-        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        nodes: list[_Node] = ray.nodes()  # type: ignore[no-untyped-call]
         return [node["Resources"] for node in nodes if node["Alive"]]
 
     def start_task(self, storage: Path, task: Task) -> None:

@@ -17,7 +17,8 @@ from storage.file_cache import FolderWatch, ParsedFileCache
 from storage.layout import StorageLayout, is_plain_name
 from storage.regular_file import read_regular
 from system.fault_log import FaultLog
-from training.run.folder import RunFolder, RunRecord, read_run_record
+from training.run.folder import RunFolder
+from training.run.run_record import RunRecord, read_run_record
 
 logger = logging.getLogger(__name__)
 

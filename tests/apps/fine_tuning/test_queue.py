@@ -16,7 +16,7 @@ from apps.file_store import FileStore
 from apps.fine_tuning.cluster.tasks import Task
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import find_run, name_model
-from apps.fine_tuning.job_schemas import describe_job
+from apps.fine_tuning.job_responses import describe_job
 from apps.fine_tuning.queue import RunQueue
 from apps.fine_tuning.scheduler import RunStarter
 from apps.fine_tuning.validation.row_validation import check_file, check_job
@@ -27,8 +27,10 @@ from storage.layout import StorageLayout, open_storage
 from tests.apps.conftest import ROW, NotedJobs, copy_model, create_run, lose_run
 from training.data.faults import DataError
 from training.preflight.full_disk import pause_until_room
-from training.run.folder import MAX_EVENTS_BYTES, RunError, RunFolder, RunStatus
+from training.run.folder import RunFolder
 from training.run.lease import hold_lease
+from training.run.run_events import MAX_EVENTS_BYTES
+from training.run.run_record import RunError, RunStatus
 
 pytestmark = pytest.mark.anyio
 
@@ -225,7 +227,7 @@ async def test_a_cluster_that_cannot_start_a_job_is_asked_again(
     jobs.refusal = RuntimeError("no agent is available")
     for _ in range(3):
         await queue.reconcile()
-    told = [event["message"] for event in run.read_events() if event["level"] == "warn"]
+    told = [event["message"] for event in run.events.read() if event["level"] == "warn"]
     assert told == ["The cluster cannot start it at present, trying again: no agent is available"]
     logged = [record for record in caplog.records if "no agent is available" in record.getMessage()]
     assert [(record.levelname, record.exc_info) for record in logged] == [("ERROR", None)]
@@ -254,7 +256,7 @@ async def test_a_run_whose_job_died_goes_on_in_its_old_place(
     await queue.reconcile()
     record = run.read_record()
     assert (record.status, record.num_lost, record.error) == ("queued", 1, None)
-    event = run.read_events()[-1]
+    event = run.events.read()[-1]
     assert event["level"] == "warn"
     assert event["message"].startswith(f"Interrupted: {reason}")
     assert list(jobs.commands) == [f"{run.path.name}-1", f"{run.path.name}-2"]
@@ -266,7 +268,7 @@ async def test_the_cause_of_an_end_is_not_guessed(
 ) -> None:
     run = await create_run(queue, file_id)
     await lose_run(queue, jobs, run)
-    told = run.read_events()[-1]["message"]
+    told = run.events.read()[-1]["message"]
     assert "its process ended without a reason being recorded" in told
 
 
@@ -288,7 +290,7 @@ async def test_a_run_that_is_lost_too_often_where_it_stands_fails(
     assert record.error is not None
     assert record.error.code == "interrupted"
     assert "Killed; it did so 4 times without getting on by a step" in record.error.message
-    assert run.read_events()[-1]["level"] == "error"
+    assert run.events.read()[-1]["level"] == "error"
     assert jobs.started == [run.path.name] * 7
 
 
@@ -410,18 +412,18 @@ async def test_pausing_again_and_again_adds_a_bounded_number_of_events(
 ) -> None:
     run = await create_run(queue, file_id)
     await queue.pause(run.path.name)
-    told = run.read_events()
+    told = run.events.read()
     for _ in range(3):
         await queue.pause(run.path.name)
-    assert run.read_events() == told, "nothing has changed"
-    while run.events_file.stat().st_size < MAX_EVENTS_BYTES:
-        run.add_event("x" * 200_000)
-    told = run.read_events()
+    assert run.events.read() == told, "nothing has changed"
+    while run.events.path.stat().st_size < MAX_EVENTS_BYTES:
+        run.events.add("x" * 200_000)
+    told = run.events.read()
     assert (told[-1]["level"], told[-1]["data"]) == ("warn", {"max_bytes": MAX_EVENTS_BYTES})
     for _ in range(3):
         assert (await queue.resume(run.path.name))["status"] == "queued"
         assert (await queue.pause(run.path.name))["status"] == "paused"
-    assert run.read_events() == told
+    assert run.events.read() == told
 
 
 async def test_a_computing_run_is_asked_to_pause_and_started_anew_to_go_on(
@@ -587,8 +589,8 @@ async def test_the_figures_of_a_run_are_a_file_when_it_ends(
 ) -> None:
     run = await create_run(queue, file_id)
     rest = dict.fromkeys(("num_steps", "epoch", "tokens_per_s", "elapsed_s", "remaining_s"), 1.0)
-    run.add_metrics({"step": 1, "loss": 2.5, "learning_rate": 1e-4, **rest})
-    run.add_metrics({"step": 2, "loss": 2.25, "learning_rate": 5e-5, "eval_loss": 2.0, **rest})
+    run.metrics.add({"step": 1, "loss": 2.5, "learning_rate": 1e-4, **rest})
+    run.metrics.add({"step": 2, "loss": 2.25, "learning_rate": 5e-5, "eval_loss": 2.0, **rest})
     job = await queue.cancel(run.path.name)
     (result,) = job["result_files"]
     files = FileStore(layout)
@@ -914,7 +916,7 @@ async def test_what_a_shutdown_paused_stays_paused_if_a_user_pauses_it(
     jobs.states[f"{run.path.name}-1"] = "ended"
     assert (await queue.pause(run.path.name))["status"] == "paused"
     assert run.read_record().pause_reason == "user"
-    assert run.read_events()[-1]["message"] == "Paused"
+    assert run.events.read()[-1]["message"] == "Paused"
 
 
 async def test_taking_over_a_storage_blocks_no_other_request(

@@ -47,7 +47,7 @@ def fill_disk(*_: Any, **__: Any) -> None:
 
 
 def list_messages(run: RunFolder) -> list[str]:
-    return [event["message"] for event in run.read_events()]
+    return [event["message"] for event in run.events.read()]
 
 
 # Cancelling
@@ -171,7 +171,7 @@ async def test_a_resumed_run_has_no_result_file_of_its_earlier_end(
     queue: RunQueue, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
-    run.add_metrics(FIGURES)
+    run.metrics.add(FIGURES)
     assert (await queue.cancel(run.path.name))["result_files"]
     assert (await queue.resume(run.path.name))["result_files"] == []
 
@@ -264,7 +264,7 @@ async def test_a_full_disk_keeps_no_run_from_ending(
     queue: RunQueue, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await create_run(queue, file_id)
-    run.add_metrics(FIGURES)
+    run.metrics.add(FIGURES)
     monkeypatch.setattr(FileStore, "add", fill_disk)
     assert (await queue.cancel(run.path.name))["status"] == "cancelled"
     assert run.read_record().result_file is None
@@ -296,7 +296,7 @@ async def test_a_published_model_is_latest_though_the_disk_is_full_then(
     run = await create_run(queue, file_id)
     await queue.reconcile()
     run.update_record(status="running")
-    run.add_metrics(FIGURES)
+    run.metrics.add(FIGURES)
     model_id = name_model(run.read_record())
     durable.write_json(
         copy_model(tiny_model, run.model) / "lineage.json", {"run_id": run.path.name}

@@ -74,7 +74,7 @@ def test_what_killed_processes_left_is_removed_while_it_runs(layout: StorageLayo
         (layout.models / name / ".lock").touch()  # no process holds this lock any more
     (layout.files / ".upload-x").mkdir()
     (layout.files / ".upload-x" / ".lock").touch()
-    layout.aliases.write_text("{")
+    layout.store.aliases.write_text("{")
     enforce_retention(layout, 10**9)
     assert [path.name for path in layout.models.iterdir()] == ["tiny"]
     assert list(layout.files.iterdir()) == []

@@ -123,7 +123,7 @@ async def test_keys_that_are_not_used_are_in_the_check_the_preview_and_the_event
     counted = {"id": 4, "note": 1}
     assert (await queue.preview("file-train", "latest", 1, {}))["ignored_keys"] == counted
     run = await create_run(queue, "file-train")
-    (warning,) = [event for event in run.read_events() if event["level"] == "warn"]
+    (warning,) = [event for event in run.events.read() if event["level"] == "warn"]
     assert (
         "Keys of rows that are not used, with how many rows have them: 'id' (4), 'note' (1)"
         in (warning["message"])
