@@ -84,7 +84,7 @@ class NotedJobs:
 
 async def create_run(queue: RunQueue, file_id: str, **more: Any) -> RunFolder:
     job = await queue.create({"model": "latest", "training_file": file_id, **more})
-    return find_run(queue._layout, job["id"])
+    return find_run(queue.layout, job["id"])
 
 
 async def reconcile_until(queue: RunQueue, is_reached: Callable[[], bool]) -> None:

@@ -76,7 +76,7 @@ class _MetricsIndex:
         if num_lines == 0:
             return []
         if max_points is not None and num_lines > max_points:
-            return [self._read_line(file, place) for place in self._choose(begin, max_points)]
+            return [self._read_line(file, index) for index in self._choose(begin, max_points)]
         file.seek(self._offsets[begin])
         content = file.read(self._end - self._offsets[begin])
         return [line for text in content.splitlines() if (line := _parse(text)) is not None]
@@ -100,8 +100,8 @@ class _MetricsIndex:
                 chosen.add(start)
         return sorted(chosen)
 
-    def _read_line(self, file: BinaryIO, place: int) -> dict[str, float]:
-        file.seek(self._offsets[place])
+    def _read_line(self, file: BinaryIO, index: int) -> dict[str, float]:
+        file.seek(self._offsets[index])
         line: dict[str, float] = json.loads(file.readline())
         return line
 

@@ -54,11 +54,6 @@ TIMEOUT_S = 120.0
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def run(layout: StorageLayout, tiny_model: Path) -> RunFolder:
     """An active run with checkpoints of two workers."""
     run = RunFolder(layout.run("ftjob-0001"))

@@ -12,11 +12,6 @@ from tests.apps.conftest import add_job
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def write_steps(path: Path, first: int, last: int, every: int = 1000) -> None:
     with path.open("a") as file:
         for step in range(first, last + 1):

@@ -21,11 +21,6 @@ GOOD = f"{json.dumps(ROW)}\n".encode() * 4
 BAD = GOOD + b'{"prompt": "x", "completion": 3}\n'
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def add_files(layout: StorageLayout, train: bytes, validation: bytes) -> dict[str, str]:
     """Add two uploads with the same file name."""
     store = FileStore(layout)
