@@ -45,6 +45,7 @@ from benchmarks.workbench import (
     write_spec,
 )
 from training.checkpoint.format import list_checkpoints
+from training.run.run_events import RunEvent
 
 SAVE_EVERY_STEPS = 50
 _FIRST_STEP = 25  # the end of this step starts the clock; halfway to the first checkpoint
@@ -242,9 +243,9 @@ def _find_checkpoint(run: Run) -> int:
     return max((found.step for found in list_checkpoints(run.folder.checkpoints)), default=0)
 
 
-def _wait_for_event(run: Run, words: str, num_before: int) -> dict[str, Any]:
+def _wait_for_event(run: Run, words: str, num_before: int) -> RunEvent:
     """Wait for an event after the first `num_before` whose message contains `words`."""
-    found: list[dict[str, Any]] = []
+    found: list[RunEvent] = []
 
     def is_there() -> bool:
         later = run.folder.events.read()[num_before:]

@@ -168,24 +168,24 @@ class LocalFineTuning:
         self._queue = queue
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
-        return await self._queue.create(body)
+        return dict(await self._queue.create(body))
 
     async def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
     ) -> dict[str, Any]:
-        return await self._queue.preview(file_id, model, num_rows, training)
+        return dict(await self._queue.preview(file_id, model, num_rows, training))
 
     async def get_defaults(self, model: str) -> dict[str, Any]:
-        return self._queue.get_defaults(model)
+        return dict(self._queue.get_defaults(model))
 
     async def cancel(self, run_id: str) -> dict[str, Any]:
-        return await self._queue.cancel(run_id)
+        return dict(await self._queue.cancel(run_id))
 
     async def pause(self, run_id: str) -> dict[str, Any]:
-        return await self._queue.pause(run_id)
+        return dict(await self._queue.pause(run_id))
 
     async def resume(self, run_id: str) -> dict[str, Any]:
-        return await self._queue.resume(run_id)
+        return dict(await self._queue.resume(run_id))
 
     async def delete(self, run_id: str) -> None:
         await self._queue.delete(run_id)
@@ -193,7 +193,7 @@ class LocalFineTuning:
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
     ) -> dict[str, Any]:
-        return await self._queue.publish_checkpoint(run_id, checkpoint_id, model_id)
+        return dict(await self._queue.publish_checkpoint(run_id, checkpoint_id, model_id))
 
     async def check(self) -> None:
         return None

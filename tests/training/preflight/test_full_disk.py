@@ -62,8 +62,8 @@ def test_it_waits_for_room(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_run_that_resumes_is_not_refused_for_lack_of_room(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("full_disk", "room"):
-        monkeypatch.setattr(f"training.{module}.count_parameters", lambda _: 10_000_000)
+    for module in ("full_disk", "free_space"):
+        monkeypatch.setattr(f"training.preflight.{module}.count_parameters", lambda _: 10_000_000)
     pause_until_room(run, SPEC, FULL)
     free = run.read_record().needed_bytes
     monkeypatch.setattr("training.preflight.free_space.measure_free_disk", lambda _: free)

@@ -281,27 +281,3 @@ def test_a_published_model_is_nowhere_to_be_put_aside(tmp_path: Path) -> None:
     run = make_run(tmp_path, "succeeded", model_id="model-1")
     reopen_run(run, make_spec(epochs=4), SHA256)
     assert not list(run.path.glob("model*"))
-
-
-def test_figures_of_steps_to_be_taken_again_are_forgotten(tmp_path: Path) -> None:
-    run = make_run(tmp_path, "failed")
-    lines = run.metrics.path.read_bytes()
-    run.metrics.drop_after(6)
-    assert run.metrics.path.read_bytes() == lines
-    run.metrics.drop_after(4)
-    assert run.metrics.path.read_bytes() == b"".join(lines.splitlines(keepends=True)[:4])
-    run.metrics.add({"step": 5, "loss": 0.5})
-    assert [line["step"] for line in run.metrics.read()] == [1, 2, 3, 4, 5]
-    run.metrics.drop_after(0)
-    assert run.metrics.read() == []
-    assert run.metrics.read_last() is None
-
-
-def test_a_torn_line_is_no_obstacle_to_forgetting(tmp_path: Path) -> None:
-    run = make_run(tmp_path, "failed")
-    with run.metrics.path.open("a") as file:
-        file.write('{"step":7,"lo')
-    run.metrics.drop_after(5)
-    assert [line["step"] for line in run.metrics.read()] == [1, 2, 3, 4, 5]
-    RunFolder(tmp_path).metrics.drop_after(5)
-    assert not (tmp_path / "metrics.jsonl").exists()

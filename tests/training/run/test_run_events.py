@@ -25,3 +25,20 @@ def test_warnings_and_errors_are_added_beyond_the_bound_of_other_events(tmp_path
     for _ in range(3):
         run.events.add("y" * MAX_EVENTS_BYTES, level="error")
     assert len(run.events.read()) == 5, "these are bounded too"
+
+
+def test_a_repeated_event_is_added_once(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for _ in range(2):
+        run.events.add_once("Interrupted", level="warn", code="queued", data={"step": 1})
+    run.events.add_once("Interrupted", level="warn", data={"step": 2})
+    run.events.add_once("Queued")
+    run.events.add_once("Interrupted", level="warn", data={"step": 2})
+    found = [(event["message"], event["data"]) for event in run.events.read()]
+    assert found == [
+        ("Interrupted", {"step": 1}),
+        ("Interrupted", {"step": 2}),
+        ("Queued", {}),
+        ("Interrupted", {"step": 2}),
+    ]
+    assert run.events.read()[0]["code"] == "queued"

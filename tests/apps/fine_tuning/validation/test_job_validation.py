@@ -48,6 +48,7 @@ async def test_a_job_with_invalid_rows_in_a_large_file_fails_and_names_the_lines
     await queue.reconcile()
     job = describe_job(run)
     assert job["status"] == "failed"
+    assert job["error"] is not None
     assert (job["error"]["code"], job["error"]["param"]) == (
         "invalid_training_file",
         "training_file",

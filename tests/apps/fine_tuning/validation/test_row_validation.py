@@ -51,7 +51,9 @@ async def test_files_of_one_name_are_told_apart(
         monkeypatch.setattr("apps.fine_tuning.validation.row_validation.MAX_QUICK_BYTES", 0)
         run = await create_run(queue, **files)
         check_job(layout, run.path.name)
-        found = read_refusal(run) or {}
+        refusal = read_refusal(run)
+        assert refusal is not None
+        found = dict(refusal)
     assert (found["param"], found["code"]) == (param, f"invalid_{param}")
     assert found["message"].startswith("bad.jsonl: 1 of 5 rows cannot be used")
 
