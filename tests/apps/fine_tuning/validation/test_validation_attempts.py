@@ -68,13 +68,13 @@ def test_the_count_names_the_version_of_its_format(layout: StorageLayout) -> Non
 @pytest.mark.parametrize(
     "damage", ["", "[]", '{"num_tries": -1, "last_try_at": 0}', '{"format_version": "99.0"}']
 )
-def test_a_damaged_count_is_counted_anew(
+def test_a_damaged_count_is_counted_from_zero(
     layout: StorageLayout, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     attempts = AttemptCounter(layout, lambda: 0.0)
     write_stored(layout, damage)
     with caplog.at_level(logging.WARNING):
         assert attempts.is_due(TASK)
-    assert "is counted anew" in caplog.text
+    assert "is counted from zero" in caplog.text
     assert attempts.count(TASK)
     assert attempts.read(TASK).num_attempts == 1
