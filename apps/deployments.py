@@ -112,7 +112,7 @@ class FineTuningQueueReplica:
         Thread(target=_import_readers, name="import-readers", daemon=True).start()
 
     @_expected
-    async def create(self, body: dict[str, Any]) -> ShownJob:
+    async def create(self, body: Mapping[str, Any]) -> ShownJob:
         """Validate and queue a fine-tuning job."""
         return await self._queue.create(body)
 

@@ -47,16 +47,23 @@ if TYPE_CHECKING:
 
 PAUSED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again
 # Files of a run that may exist before its record; files being written have temporary names.
-_BEGUN = {"data", "events.jsonl", "spec.json", ".driver.lock", "heartbeat", ".heartbeat"}
-_BEING_WRITTEN = (".spec.json.", ".run.json.")
-_UNWATCHED = {
+_PARTIAL_RUN_FILES = {
+    "data",
+    "events.jsonl",
+    "spec.json",
+    ".driver.lock",
+    "heartbeat",
+    ".heartbeat",
+}
+_TEMPORARY_PREFIXES = (".spec.json.", ".run.json.")
+_UNMONITORED = {
     "enable_metrics_collection": False,
     "event_stats": False,
     "metrics_report_interval_ms": 60_000,
     "task_events_report_interval_ms": 0,
 }
 INTERRUPTED_STATUS = 130  # as shells report for a process that SIGINT ended
-_ENDING_S = 5.0
+_PROCESS_END_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--output",
         required=True,
-        help="folder for the run; the model is in model/. That of an interrupted run goes on, that "
-        "of a finished one too if the spec has more epochs",
+        help="folder for the run; the model is in model/. The folder of an interrupted run resumes "
+        "it; that of a finished run extends it if the spec has more epochs",
     )
     parser.add_argument(
         "--cache", type=Path, default=default_cache(), help="where rows are kept as tokens"
@@ -106,7 +113,7 @@ def _run_command(options: argparse.Namespace, console: Console) -> int:
         console.print(f"error: {exc}", style="red", markup=False, highlight=False)
         return 2
     except KeyboardInterrupt:
-        console.print("stopped: the same command goes on with it", highlight=False)
+        console.print("stopped: the same command resumes it", highlight=False)
         return INTERRUPTED_STATUS
     except DamagedFileError as exc:
         advice = "restore it from a backup, or choose a new folder for the run"
@@ -116,7 +123,7 @@ def _run_command(options: argparse.Namespace, console: Console) -> int:
         console.print(f"failed: {exc}", style="red", markup=False, highlight=False)
         return 1
     if model is None:
-        console.print("paused: the same command goes on with it", highlight=False)
+        console.print("paused: the same command resumes it", highlight=False)
         return PAUSED_STATUS
     print(model)  # noqa: T201 - the result, for a shell to take
     return 0
@@ -131,7 +138,7 @@ def _fine_tune(options: argparse.Namespace, console: Console) -> Path | None:
     _check_output(run)
     spec = load_spec(options.spec)
     check_trackers(spec)
-    launch.quiet_libraries()
+    launch.disable_progress_bars()
     check_settings(spec)  # before the rows are read, which may take long
     with show_bytes(console, "Reading and tokenising the rows") as on_progress:
         data = prepare_data(spec, options.cache, on_progress)
@@ -164,13 +171,15 @@ def _reopen(run: RunFolder, spec: TrainingSpec, data: "PreparedData") -> Trainin
 
 
 def _check_output(run: RunFolder) -> None:
-    """Refuse a folder with other files in it; files that a killed command left are allowed."""
+    """Refuse a folder with other files in it; files of a killed command are allowed."""
     found = {path.name for path in run.path.iterdir()} if run.path.exists() else set()
-    foreign = {name for name in found - _BEGUN if not name.startswith(_BEING_WRITTEN)}
+    foreign = {
+        name for name in found - _PARTIAL_RUN_FILES if not name.startswith(_TEMPORARY_PREFIXES)
+    }
     if not run.record_file.is_file() and foreign:
         raise ValueError(
-            f"{str(run.path)!r} is not empty and holds no run: expected a new folder for the run, "
-            "or that of one to go on with"
+            f"{str(run.path)!r} is not empty and contains no run: expected a new folder, "
+            "or the folder of a run to resume"
         )
 
 
@@ -230,7 +239,7 @@ def _connect_to_ray() -> Iterator[None]:
     alone: dict[str, Any] = {}
     if address == "local":
         # Monitoring a cluster takes CPU time of every core, and its data would not be read here.
-        alone = {"include_dashboard": False, "_system_config": _UNWATCHED}
+        alone = {"include_dashboard": False, "_system_config": _UNMONITORED}
     with choose_free_agent_port() if alone else nullcontext():
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
     try:
@@ -238,21 +247,22 @@ def _connect_to_ray() -> Iterator[None]:
     finally:
         ours = psutil.Process().children(recursive=True) if alone else []
         ray.shutdown()
-        end_leftovers(ours)
+        kill_leftover_processes(ours)
 
 
-def end_leftovers(processes: list[psutil.Process], timeout_s: float = _ENDING_S) -> None:
+def kill_leftover_processes(
+    processes: list[psutil.Process], timeout_s: float = _PROCESS_END_TIMEOUT_S
+) -> None:
     """Kill the processes that are still running `timeout_s` after their cluster has shut down.
 
-    Ray no longer tracks a worker that has begun to exit, and a few in a hundred of these hang for
-    ever.
+    Ray no longer tracks a worker that has begun to exit, and a few in a hundred of these never end.
     """
-    _, left = psutil.wait_procs(processes, timeout=timeout_s)
-    for process in left:
-        logger.warning("killing process %d, which has outlived its cluster", process.pid)
+    _, remaining = psutil.wait_procs(processes, timeout=timeout_s)
+    for process in remaining:
+        logger.warning("killing process %d, which runs although its cluster has ended", process.pid)
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(left, timeout=timeout_s)
+    psutil.wait_procs(remaining, timeout=timeout_s)
 
 
 @contextmanager

@@ -57,7 +57,7 @@ class ClusterLostError(RuntimeError):
     """
 
 
-def quiet_libraries() -> None:
+def disable_progress_bars() -> None:
     """Disable the libraries' progress bars in logs and terminals; our own are more informative."""
     import datasets
     from transformers.utils import logging as transformers_logging
@@ -137,7 +137,7 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
         with hold_base_model(spec.base_model):
             model = _compute(run, spec)
     except KeyboardInterrupt:
-        run.events.add("Stopped; started again, it goes on from its last checkpoint")
+        run.events.add("Stopped; it resumes from its last checkpoint when it is started again")
         run_state.cancel(run)
         raise
     except ClusterLostError:
@@ -201,7 +201,7 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
         if run.requested_pause_reason == "shutdown":
             run.events.add("Paused; it resumes when the application starts again")
         else:
-            run.events.add("Paused; start the run again to go on")
+            run.events.add("Paused; start the run again to resume it")
         return None
     if rise := find_loss_rise(run.metrics.read()):
         run.events.add(

@@ -63,7 +63,7 @@ class CheckpointExporter:
         self._limits = limits
         self._models = ModelStore(layout)
         self._lock = threading.Lock()
-        self._held: dict[str, IO[bytes]] = {}  # locks of the checkpoints, by model id
+        self._locked: dict[str, IO[bytes]] = {}  # locks of the checkpoints, by model id
         # The exports that have a note, by run and model; None until the notes of an earlier
         # process are read. Only this process starts others.
         self._noted: dict[tuple[str, str], RunFolder] | None = None
@@ -71,8 +71,8 @@ class CheckpointExporter:
 
     def close(self) -> None:
         """Release every checkpoint."""
-        while self._held:
-            self._held.popitem()[1].close()
+        while self._locked:
+            self._locked.popitem()[1].close()
 
     def begin(self, run_id: str, checkpoint_id: str, model_id: str | None) -> PublishingModel:
         """Start publishing a checkpoint of a run, ended or not, as a model.
@@ -89,17 +89,17 @@ class CheckpointExporter:
             model_id = check_id(model_id or name_checkpoint_model(run, checkpoint.step))
         with self._lock:
             check_new_model(self._layout, self._runs, model_id)
-            num_under_way = len(self._find_noted())
-            if num_under_way >= _MAX_CONCURRENT_EXPORTS:
+            num_exports = len(self._find_noted())
+            if num_exports >= _MAX_CONCURRENT_EXPORTS:
                 raise OverloadedError(
-                    f"{num_under_way} checkpoints are being published; try again when one is done",
+                    f"{num_exports} checkpoints are being published; try again when one is done",
                     retry_after_s=_RETRY_AFTER_S,
                 )
             base_model = str(run.read_record().request.get("model") or "")
             new_bytes = self._sizes.measure_model(base_model) if is_plain_name(base_model) else 0
             check_model_room(self._sizes.measure(), self._limits, new_bytes)
             try:
-                self._held[model_id] = hold_checkpoint(checkpoint)
+                self._locked[model_id] = hold_checkpoint(checkpoint)
             except FileNotFoundError:  # superseded just now
                 raise not_found("checkpoint", checkpoint_id) from None
             run.events.add(f"Publishing step {checkpoint.step} as {model_id}")
@@ -121,13 +121,13 @@ class CheckpointExporter:
             self._faults.keep_only(
                 f"export of model {model_id!r} from run {run_id}" for run_id, model_id in noted
             )
-            for model_id in self._held.keys() - {model_id for _, model_id in self._find_noted()}:
-                self._held.pop(model_id).close()
+            for model_id in self._locked.keys() - {model_id for _, model_id in self._find_noted()}:
+                self._locked.pop(model_id).close()
 
     def _end_lost(self, run: RunFolder, model_id: str) -> None:
         """Report the result of an export whose task ended without reporting it."""
-        is_under_way = self._runner.is_under_way("export", model_id)
-        if is_under_way or not name_export_note(run, model_id).exists():
+        is_running = self._runner.is_running("export", model_id)
+        if is_running or not name_export_note(run, model_id).exists():
             return
         if has_published(self._models, run.path.name, model_id):
             # The task was killed between publishing the model and reporting it.

@@ -61,7 +61,7 @@ class ShownSettings(TypedDict):
     seed: int
     hyperparameters: ShownHyperparameters
     method: ShownMethod
-    training: dict[str, Any]
+    training: Mapping[str, Any]
 
 
 class ShownProgress(TypedDict):

@@ -37,7 +37,7 @@ class LostRuns:
         except DamagedFileError as exc:
             if isinstance(exc.__cause__, OSError):  # may be temporary
                 raise
-            message = f"model {name_model(record)!r} is there, and its lineage cannot be read: "
+            message = f"model {name_model(record)!r} exists, but its lineage cannot be read: "
             error = RunError(code="lineage_unreadable", message=f"{message}{exc.reason}")
             end_run(self._layout, run, f"The fine-tune failed: {error.message}", error)
             return

@@ -114,10 +114,10 @@ def publish_checkpoint(layout: StorageLayout, run_id: str, step: int, model_id: 
     from training.checkpoint.format import CheckpointError, list_checkpoints
 
     import_transformers()
-    from training.launch import export_checkpoint, quiet_libraries
+    from training.launch import disable_progress_bars, export_checkpoint
 
     run = find_run(layout, run_id)
-    quiet_libraries()
+    disable_progress_bars()
     with take_turn(layout.export_lock):
         _remove_leftovers(run)
         for checkpoint in list_checkpoints(run.checkpoints):

@@ -94,7 +94,7 @@ class RunQueue:
         self._rows.close()
         self._claim.close()
 
-    async def create(self, body: dict[str, Any]) -> ShownJob:
+    async def create(self, body: Mapping[str, Any]) -> ShownJob:
         """Validate and queue a fine-tuning job; return it as the API shows it.
 
         Raises `ServingError` or `ApiError` for a job that cannot work.

@@ -76,7 +76,7 @@ class RunScheduler:
             check_resources(spec, state.nodes, *self._reserved)
         except ResourceError as exc:  # a node has left, or has not joined yet
             with self._lock:
-                record_waiting_reason(run, f"the cluster has too little at present: {exc}")
+                record_waiting_reason(run, f"the cluster has too few resources at present: {exc}")
             return
         reason: str | None = None
         if state.num_waiting or state.num_computing >= self._max_concurrent_runs:

@@ -79,8 +79,8 @@ class ShownDefaults(TypedDict):
 
     object: Literal["fine_tuning.defaults"]
     model: str
-    training: dict[str, Any]
-    schema: dict[str, Any]
+    training: Mapping[str, Any]
+    schema: Mapping[str, Any]
 
 
 class JobCreator:

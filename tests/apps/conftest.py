@@ -40,7 +40,7 @@ class NotedJobs:
     task_failures: dict[tuple[str, str], str] = field(default_factory=dict)
     refusal: Exception | None = None
     tasks: list[Task] = field(default_factory=list)
-    under_way: set[tuple[str, str]] = field(default_factory=set)
+    running: set[tuple[str, str]] = field(default_factory=set)
     nodes: list[dict[str, float]] = field(default_factory=lambda: [{"CPU": 2.0}])
 
     def start(self, job_id: str, command: str) -> None:
@@ -68,10 +68,10 @@ class NotedJobs:
 
     def start_task(self, storage: Path, task: Task) -> None:
         self.tasks.append(task)
-        self.under_way.add((task.kind, task.subject))
+        self.running.add((task.kind, task.subject))
 
-    def is_under_way(self, kind: str, subject: str) -> bool:
-        return (kind, subject) in self.under_way
+    def is_running(self, kind: str, subject: str) -> bool:
+        return (kind, subject) in self.running
 
     def list_nodes(self) -> list[dict[str, float]]:
         return self.nodes

@@ -11,7 +11,7 @@ from training.run.run_record import Extension
 from training.spec import TrainingSpec
 
 # Settings that may change when a run resumes: they do not change which steps it takes.
-_FREE_TO_CHANGE = frozenset(
+_CHANGEABLE_SETTINGS = frozenset(
     {
         "accelerator",
         "activation_checkpointing",
@@ -51,17 +51,18 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, fingerprint: str) -> Training
     changed = [
         f"{name} was {getattr(before, name)!r} and is {getattr(spec, name)!r}"
         for name in TrainingSpec.model_fields
-        if name not in _FREE_TO_CHANGE and _select(before, name) != _select(spec, name)
+        if name not in _CHANGEABLE_SETTINGS
+        and _select_fixed(before, name) != _select_fixed(spec, name)
     ]
     if changed:
         raise RerunError(
-            f"run {run.path.name!r} was begun with other settings, which would change the steps it "
-            f"takes: {'; '.join(changed)}. Set them back, or choose a new folder"
+            f"run {run.path.name!r} was started with other settings, which would change its "
+            f"steps: {'; '.join(changed)}. Restore them, or choose a new folder"
         )
     if run.read_data_summary()["fingerprint"] != fingerprint:
         raise RerunError(
-            f"the rows have changed since run {run.path.name!r} was begun with them; restore them, "
-            "or choose a new folder"
+            f"the rows have changed since run {run.path.name!r} was started with them; restore "
+            "them, or choose a new folder"
         )
     _check_length(spec, before)
     if record.status == "succeeded":
@@ -75,7 +76,7 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, fingerprint: str) -> Training
                 f"the checkpoints of run {run.path.name!r} are gone, so it cannot be extended; "
                 "start a new run from its model"
             )
-        end = _keep_model(run, before.epochs, record.model_id)
+        end = _rename_model(run, before.epochs, record.model_id)
         run.events.add(f"Extending from {_describe_length(before)} to {_describe_length(spec)}")
         run_state.extend(run, end)
     else:
@@ -134,7 +135,7 @@ def is_untrained(run: RunFolder) -> bool:
     return not has_checkpoints and not read_last_complete(run.checkpoints)
 
 
-def _select(spec: TrainingSpec, name: str) -> Any:
+def _select_fixed(spec: TrainingSpec, name: str) -> Any:
     """Return the part of a setting that must not change."""
     value = getattr(spec, name)
     if name in ("train_file", "validation_file"):  # may have moved; the rows are compared
@@ -146,7 +147,7 @@ def _select(spec: TrainingSpec, name: str) -> Any:
     return value
 
 
-def _keep_model(run: RunFolder, epochs: int, model_id: str | None) -> Extension:
+def _rename_model(run: RunFolder, epochs: int, model_id: str | None) -> Extension:
     """Rename the current model, to make way for the next one."""
     step = int(run.metrics.read()[-1]["step"])
     if run.model.exists():

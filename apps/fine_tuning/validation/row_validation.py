@@ -146,7 +146,7 @@ def check_job(layout: StorageLayout, run_id: str) -> None:
 
     run = find_run(layout, run_id)
     spec = run.read_spec()
-    launch.quiet_libraries()
+    launch.disable_progress_bars()
     reported_at = 0.0
 
     def report_progress(num_done: int, num_all: int) -> None:

@@ -48,7 +48,7 @@ class ValidationScheduler:
         self._rows = rows
         self._files = FileStore(layout)
         self._attempts = AttemptCounter(layout, clock)
-        self._begun: set[Task] = set()  # started, and not known to have ended
+        self._started: set[Task] = set()  # started, and not known to have ended
         self._quick: tuple[Task, Future[None]] | None = None
         self._slow: set[str] = set()  # small files to be checked by tasks
         self._failures: dict[Task, str] = {}  # reason of the last failure of each quick check
@@ -60,7 +60,7 @@ class ValidationScheduler:
         Returns a description of the progress, None once the files are known to be valid, or the
         fault found in them.
         """
-        if self._runner.is_under_way("check_job", run.path.name):
+        if self._runner.is_running("check_job", run.path.name):
             share = read_share(run) or 0.0
             return f"its files are being checked, {share:.0%} are read"
         task = Task("check_job", run.path.name)
@@ -72,7 +72,7 @@ class ValidationScheduler:
             return refusal
         if not self._attempts.is_due(task):
             return "its files are to be checked again, since their check was interrupted"
-        if not self._begin(task):
+        if not self._start(task):
             message = f"the check of its files failed {self._describe_attempts(task)}"
             return {"code": "interrupted", "message": message, "param": None}
         return "its files are being checked"
@@ -87,46 +87,46 @@ class ValidationScheduler:
         for file_id in unchecked:
             with self._faults.guard(file_id):
                 outcome = self._reconcile_file(file_id, is_busy)
-                if outcome == "begun":
+                if outcome == "started":
                     return
                 is_busy = is_busy or outcome == "busy"
 
     def withdraw_attempts(self) -> None:
         """Withdraw the attempts of running checks, which the application's shutdown interrupts."""
         self._settle_quick()
-        for task in list(self._begun):
+        for task in list(self._started):
             with self._faults.guard(task.subject):
                 is_quick = self._quick is not None and self._quick[0] == task
-                if is_quick or self._runner.is_under_way(task.kind, task.subject):
+                if is_quick or self._runner.is_running(task.kind, task.subject):
                     self._attempts.withdraw(task)
-                    self._begun.discard(task)
+                    self._started.discard(task)
 
-    def _reconcile_file(self, file_id: str, is_busy: bool) -> Literal["left", "busy", "begun"]:
+    def _reconcile_file(self, file_id: str, is_busy: bool) -> Literal["skipped", "busy", "started"]:
         task = Task("check_file", file_id)
         try:
             is_quick = are_quick([self._files.find_content(file_id)]) and file_id not in self._slow
         except FileNotFoundError:  # deleted just now
-            return "left"
+            return "skipped"
         except ApiError as exc:
             if exc.status != 404:
                 raise
-            return "left"
+            return "skipped"
         is_blocked = self._quick is not None if is_quick else is_busy
         if is_blocked:
-            return "left"
-        if self._runner.is_under_way(task.kind, file_id):
+            return "skipped"
+        if self._runner.is_running(task.kind, file_id):
             return "busy"
         if not self._attempts.is_due(task):
-            return "left"
+            return "skipped"
         if not self._attempts.count(task):
             message = f"the check of the file failed {self._describe_attempts(task)}"
             self._files.note_check(file_id, "error", message, None)
             self._end(task)
-            return "left"
-        self._begun.add(task)
+            return "skipped"
+        self._started.add(task)
         if is_quick:
             self._quick = task, self._rows.submit(check_file, self._layout, file_id, is_quick=True)
-            return "begun"
+            return "started"
         self._runner.start_task(self._layout.root, task)
         return "busy"
 
@@ -142,7 +142,7 @@ class ValidationScheduler:
             except SlowRowsError:
                 self._slow.add(task.subject)
                 self._attempts.withdraw(task)
-                self._begun.discard(task)
+                self._started.discard(task)
             except Exception as exc:
                 self._failures[task] = str(exc).replace(str(self._layout.root), "<storage>")
                 raise
@@ -151,14 +151,14 @@ class ValidationScheduler:
 
     def _end(self, task: Task) -> None:
         """Clear the state of a check that has ended."""
-        self._begun.discard(task)
+        self._started.discard(task)
         self._failures.pop(task, None)
         self._attempts.clear(task)
 
     def _clear_others(self, unchecked: set[str]) -> None:
         """Clear the state of files that tasks have checked, or that were deleted."""
         self._slow &= unchecked
-        for task in [one for one in self._begun if one.kind == "check_file"]:
+        for task in [one for one in self._started if one.kind == "check_file"]:
             if task.subject not in unchecked:
                 self._end(task)
 
@@ -167,10 +167,10 @@ class ValidationScheduler:
         reason = found or self._failures.get(task) or _NO_REASON
         return f"{MAX_ATTEMPTS} times, the last time because {reason}"
 
-    def _begin(self, task: Task) -> bool:
+    def _start(self, task: Task) -> bool:
         """Start a check and return True; return False if too many attempts had no result."""
         if not self._attempts.count(task):
             return False
-        self._begun.add(task)
+        self._started.add(task)
         self._runner.start_task(self._layout.root, task)
         return True

@@ -254,7 +254,7 @@ async def test_what_was_asked_for_is_told_of_once(
     jobs.states[run.path.name] = "active"
     await begin(queue, run, "mine")
     execute_export(layout, run.path.name, 10, "mine")
-    jobs.under_way.clear()
+    jobs.running.clear()
     await queue.reconcile()
     told = [event["message"] for event in run.events.read()]
     assert [message for message in told if "mine" in message] == [
@@ -271,7 +271,7 @@ async def test_an_export_whose_process_died_is_told_of(
     await begin(queue, run, "mine")
     await queue.reconcile()
     assert run.events.read()[-1]["message"] == "Publishing step 10 as mine"
-    jobs.under_way.clear()
+    jobs.running.clear()
     jobs.task_failures["export", "mine"] = "its node has left the cluster"
     await queue.reconcile()
     last = run.events.read()[-1]
@@ -288,7 +288,7 @@ async def test_a_foreign_model_of_the_same_id_is_not_taken_for_the_exports(
     jobs.states[run.path.name] = "active"
     await begin(queue, run, "mine")
     ModelStore(layout).add(tiny_model, "mine")
-    jobs.under_way.clear()
+    jobs.running.clear()
     await queue.reconcile()
     assert "'mine' was not published" in run.events.read()[-1]["message"]
 
@@ -310,7 +310,7 @@ async def test_a_checkpoint_stays_until_its_model_is_made(
     await begin(queue, run, "mine")
     with pytest.raises(HeldError), hold_alone(manifest):
         pass
-    jobs.under_way.clear()
+    jobs.running.clear()
     await queue.reconcile()
     with hold_alone(manifest):
         pass
@@ -331,7 +331,7 @@ async def do_tasks(layout: StorageLayout, jobs: NotedJobs, num_tasks: int) -> No
                 await asyncio.to_thread(
                     execute_export, layout, str(run_id), int(step), task.subject
                 )
-                jobs.under_way.discard((task.kind, task.subject))
+                jobs.running.discard((task.kind, task.subject))
                 done += 1
             await asyncio.sleep(0.01)
 

@@ -176,7 +176,7 @@ async def test_a_run_that_needs_a_lost_node_waits_and_delays_no_other_run(
     jobs.nodes = [{"CPU": 2.0}]
     await queue.reconcile()
     assert jobs.started == [small.path.name]
-    assert "too little at present: 4 workers" in str(large.read_record().waiting_for)
+    assert "too few resources at present: 4 workers" in str(large.read_record().waiting_for)
     jobs.nodes = [{"CPU": 8.0}, {"CPU": 2.0}]
     small.update_record(status="succeeded")
     await queue.reconcile()

@@ -129,8 +129,8 @@ def test_what_would_move_the_steps_is_refused_by_name(tmp_path: Path, name: str)
         reopen_run(run, spec, SHA256)
     message = str(caught.value)
     assert f"{name} was {getattr(make_spec(), name)!r} and is {getattr(spec, name)!r}" in message
-    assert message.startswith("run 'run-1' was begun with other settings")
-    assert message.endswith("Set them back, or choose a new folder")
+    assert message.startswith("run 'run-1' was started with other settings")
+    assert message.endswith("Restore them, or choose a new folder")
     assert (run.spec_file.read_bytes(), run.record_file.read_bytes()) == before
     assert run.events.read() == []
 
@@ -156,7 +156,7 @@ def test_a_precision_left_open_stays_as_it_was_settled(tmp_path: Path) -> None:
 
 def test_other_rows_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path, "failed")
-    with pytest.raises(RerunError, match="the rows have changed since run 'run-1' was begun"):
+    with pytest.raises(RerunError, match="the rows have changed since run 'run-1' was started"):
         reopen_run(run, make_spec(), "cd" * 32)
     assert run.read_record().status == "failed"
 

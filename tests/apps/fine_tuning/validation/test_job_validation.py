@@ -30,7 +30,7 @@ async def test_large_files_are_checked_by_a_task_before_a_job_is_queued(
     assert jobs.tasks.count(task) == 1
     assert "are being checked" in (run.read_record().waiting_for or "")
     check_job(layout, run.path.name)
-    jobs.under_way.clear()
+    jobs.running.clear()
     await queue.reconcile()
     assert run.read_record().status == "queued"
     await queue.reconcile()
@@ -44,7 +44,7 @@ async def test_a_job_with_invalid_rows_in_a_large_file_fails_and_names_the_lines
     run = await create_run(queue, "file-bad")
     await queue.reconcile()
     check_job(layout, run.path.name)
-    jobs.under_way.clear()
+    jobs.running.clear()
     await queue.reconcile()
     job = describe_job(run)
     assert job["status"] == "failed"
@@ -82,7 +82,7 @@ async def test_large_uploads_are_checked_one_after_the_other(
         await queue.reconcile()
     assert jobs.tasks == [Task("check_file", file_id)]
     check_file(layout, file_id)
-    jobs.under_way.clear()
+    jobs.running.clear()
     await queue.reconcile()
     assert jobs.tasks[1:] == [Task("check_file", "file-x")]
 
@@ -108,12 +108,12 @@ async def test_a_check_whose_process_dies_is_repeated_a_limited_number_of_times(
     scheduler = ValidationScheduler(layout, jobs, rows, clock=lambda: now)
     for number, pause_s in enumerate((5.0, 30.0, 120.0, 600.0), 1):
         assert scheduler.reconcile_job(run) == "its files are being checked"
-        jobs.under_way.clear()
+        jobs.running.clear()
         assert "to be checked again" in str(scheduler.reconcile_job(run))
         assert len(jobs.tasks) == number
         now += pause_s
     assert scheduler.reconcile_job(run) == "its files are being checked"
-    jobs.under_way.clear()
+    jobs.running.clear()
     refusal = scheduler.reconcile_job(run)
     assert isinstance(refusal, dict)
     assert refusal["code"] == "interrupted"
@@ -134,6 +134,6 @@ async def test_a_full_disk_is_no_fault_of_the_rows(
         with pytest.raises(OSError, match="No space left"):
             check_job(layout, run.path.name)
     check_job(layout, run.path.name)  # another attempt, with free space
-    jobs.under_way.clear()
+    jobs.running.clear()
     await queue.reconcile()
     assert run.read_record().status == "queued"

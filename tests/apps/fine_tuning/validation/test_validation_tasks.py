@@ -148,7 +148,7 @@ async def test_a_job_whose_check_kills_the_queue_fails_in_the_end(
     run = await create_run(queue, file_id)
     for _ in range(5):
         assert restarting.start().reconcile_job(run) == "its files are being checked"
-        jobs.under_way.clear()
+        jobs.running.clear()
         restarting.now += 600.0
     refusal = restarting.start().reconcile_job(run)
     assert isinstance(refusal, dict)
