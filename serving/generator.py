@@ -76,9 +76,9 @@ class GeneratorReplica:
             ModelStore(layout),
             self._models,
             telemetry=self._telemetry,
-            log=HandoverLog(layout.handovers, settings.max_handover_log_bytes),
+            log=HandoverLog(layout.store.handovers, settings.max_handover_log_bytes),
             tell_router=self._tell_router,
-            turn=layout.handover_lock(socket.gethostname()),
+            turn=layout.store.handover_lock(socket.gethostname()),
             poll_s=settings.alias_poll_s,
         )
 

@@ -41,8 +41,9 @@ from training.monitoring.journal import Journal, compute_perplexity
 from training.monitoring.trackers import open_trackers
 from training.monitoring.watchdog import Watchdog, report_stall
 from training.preflight.packing_check import find_leak
-from training.run.folder import RunFolder, log_to_file
+from training.run.folder import RunFolder
 from training.run.progress import Progress
+from training.run.run_log import log_to_file
 from training.spec import TrainingSpec
 
 logger = logging.getLogger(__name__)

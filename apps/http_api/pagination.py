@@ -1,6 +1,6 @@
 """Pagination of lists, as OpenAI's clients expect it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Query
@@ -56,7 +56,7 @@ def _find_next(
     return before[-1] + 1 if before else 0
 
 
-def describe_page(data: Sequence[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
+def describe_page(data: Sequence[Mapping[str, Any]], *, has_more: bool) -> dict[str, Any]:
     """Describe a page of entries, each of which has an id."""
     ids = [entry["id"] for entry in data]
     return {

@@ -102,7 +102,7 @@ class ModelStore:
 
     def __init__(self, layout: StorageLayout) -> None:
         self._layout = layout
-        self._aliases = AliasBook(layout.aliases)
+        self._aliases = AliasBook(layout.store.aliases)
         self._lock = Lock()
         self._lineages = ParsedFileCache(lambda path: read_lineage(path.parent))
         self._lineage_faults = FaultLog(logger)

@@ -22,7 +22,8 @@ from serving.origin import RequestKind, describe_origin
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from tests.tiny_model import build_tiny_model
-from training.run.folder import RunFolder, RunRecord
+from training.run.folder import RunFolder
+from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
 
 ROW = {"prompt": "How many loaves?", "completion": "Twelve."}
@@ -39,7 +40,7 @@ class NotedJobs:
     task_failures: dict[tuple[str, str], str] = field(default_factory=dict)
     refusal: Exception | None = None
     tasks: list[Task] = field(default_factory=list)
-    under_way: set[tuple[str, str]] = field(default_factory=set)
+    running: set[tuple[str, str]] = field(default_factory=set)
     nodes: list[dict[str, float]] = field(default_factory=lambda: [{"CPU": 2.0}])
 
     def start(self, job_id: str, command: str) -> None:
@@ -67,10 +68,10 @@ class NotedJobs:
 
     def start_task(self, storage: Path, task: Task) -> None:
         self.tasks.append(task)
-        self.under_way.add((task.kind, task.subject))
+        self.running.add((task.kind, task.subject))
 
-    def is_under_way(self, kind: str, subject: str) -> bool:
-        return (kind, subject) in self.under_way
+    def is_running(self, kind: str, subject: str) -> bool:
+        return (kind, subject) in self.running
 
     def list_nodes(self) -> list[dict[str, float]]:
         return self.nodes
@@ -83,7 +84,7 @@ class NotedJobs:
 
 async def create_run(queue: RunQueue, file_id: str, **more: Any) -> RunFolder:
     job = await queue.create({"model": "latest", "training_file": file_id, **more})
-    return find_run(queue._layout, job["id"])
+    return find_run(queue.layout, job["id"])
 
 
 async def reconcile_until(queue: RunQueue, is_reached: Callable[[], bool]) -> None:
@@ -99,7 +100,7 @@ async def lose_run(queue: RunQueue, jobs: NotedJobs, run: RunFolder, step: int =
     await queue.reconcile()
     record = run.update_record(status="running")
     if step:
-        run.add_metrics({"step": step})
+        run.metrics.add({"step": step})
     jobs.states[str(record.job_id)] = "ended"
     await queue.reconcile()
 
@@ -167,24 +168,24 @@ class LocalFineTuning:
         self._queue = queue
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
-        return await self._queue.create(body)
+        return dict(await self._queue.create(body))
 
     async def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
     ) -> dict[str, Any]:
-        return await self._queue.preview(file_id, model, num_rows, training)
+        return dict(await self._queue.preview(file_id, model, num_rows, training))
 
     async def get_defaults(self, model: str) -> dict[str, Any]:
-        return self._queue.get_defaults(model)
+        return dict(self._queue.get_defaults(model))
 
     async def cancel(self, run_id: str) -> dict[str, Any]:
-        return await self._queue.cancel(run_id)
+        return dict(await self._queue.cancel(run_id))
 
     async def pause(self, run_id: str) -> dict[str, Any]:
-        return await self._queue.pause(run_id)
+        return dict(await self._queue.pause(run_id))
 
     async def resume(self, run_id: str) -> dict[str, Any]:
-        return await self._queue.resume(run_id)
+        return dict(await self._queue.resume(run_id))
 
     async def delete(self, run_id: str) -> None:
         await self._queue.delete(run_id)
@@ -192,7 +193,7 @@ class LocalFineTuning:
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
     ) -> dict[str, Any]:
-        return await self._queue.publish_checkpoint(run_id, checkpoint_id, model_id)
+        return dict(await self._queue.publish_checkpoint(run_id, checkpoint_id, model_id))
 
     async def check(self) -> None:
         return None

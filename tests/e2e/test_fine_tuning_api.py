@@ -228,7 +228,7 @@ def test_a_job_is_paused_resumed_and_cancelled(client: openai.OpenAI, waiting: l
     assert client.fine_tuning.jobs.cancel(third).status == "cancelled"
     wait_until(lambda: has_status(first, "running"), TIMEOUT_S, "it goes on")
     messages = [event.message for event in client.fine_tuning.jobs.list_events(first, limit=100)]
-    assert "Paused; start the run again to go on" in messages
+    assert "Paused; start the run again to resume it" in messages
     wait_until(
         lambda: any(
             event.message.startswith("Resuming after step")

@@ -191,5 +191,5 @@ def test_a_folder_with_something_else_in_it_is_left_alone(folder: Path, tmp_path
     spec = {"base_model": str(folder / "tiny"), "train_file": str(folder / "rows.jsonl")}
     done = run_training(spec, tmp_path)
     assert done.returncode == 2
-    assert "is not empty and holds no run" in " ".join(done.stderr.split())
+    assert "is not empty and contains no run" in " ".join(done.stderr.split())
     assert (tmp_path / "run" / "letters.txt").read_text() == "mine"

@@ -75,7 +75,9 @@ class Whole:
             self.models.add(source, name)
             self.files.add(f"file-{name}", ROW * 4, "rows.jsonl")
         self.models.point_alias("latest", "good")
-        HandoverLog(self.layout.handovers).add(HandoverEvent("latest", "moved", "good", None, ""))
+        HandoverLog(self.layout.store.handovers).add(
+            HandoverEvent("latest", "moved", "good", None, "")
+        )
         services = build_services(self.layout, self.queue)
         transport = httpx.ASGITransport(build_http(services, None), raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
@@ -102,7 +104,7 @@ async def whole(tmp_path: Path, tiny_model: Path) -> AsyncIterator[Whole]:
 
 async def queue_run(whole: Whole, model: str) -> RunFolder:
     run = await create_run(whole.queue, f"file-{model}", model=model)
-    run.add_metrics({"step": 1.0, **FIGURES})
+    run.metrics.add({"step": 1.0, **FIGURES})
     return run
 
 

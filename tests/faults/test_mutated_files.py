@@ -179,7 +179,7 @@ async def test_a_large_mutated_file_is_refused_by_a_task_in_bounded_memory(
     print("\n", memory.peaks)
     assert max(memory.peaks.values()) < MAX_PROCESS_BYTES
     assert any("render_process" in command for command in memory.peaks)
-    jobs.under_way.clear()
+    jobs.running.clear()
     await queue.reconcile()
     job = (await client.get(f"/v1/fine_tuning/jobs/{task.subject}")).json()
     assert (job["status"], job["error"]["code"]) == ("failed", "invalid_training_file")

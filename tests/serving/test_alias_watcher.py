@@ -72,7 +72,7 @@ def test_who_has_to_wait_follows_the_alias_where_it_went_meanwhile(
 
     async def scenario() -> None:
         async with run_replica(layout) as replica:
-            with take_turn(layout.handover_lock(socket.gethostname())):
+            with take_turn(layout.store.handover_lock(socket.gethostname())):
                 store.point_alias("latest", "between")
                 await asyncio.sleep(0.2)
                 store.point_alias("latest", "new")
@@ -81,7 +81,7 @@ def test_who_has_to_wait_follows_the_alias_where_it_went_meanwhile(
             await wait_until(lambda: _answers(replica, "new"))
 
     asyncio.run(scenario())
-    assert [event.model for event in HandoverLog(layout.handovers).read("latest")] == ["new"]
+    assert [event.model for event in HandoverLog(layout.store.handovers).read("latest")] == ["new"]
 
 
 async def _answers(replica: GeneratorReplica, model_id: str) -> bool:
@@ -102,7 +102,7 @@ def test_a_damaged_alias_stops_no_generator(
 
     async def scenario() -> None:
         async with run_replica(layout) as replica:
-            content = durable.read_json(layout.aliases)
+            content = durable.read_json(layout.store.aliases)
             for path in layout.root.glob("aliases*.json"):
                 durable.write_json(path, {**content, "spoiled": {"history": []}, "other": None})
             (layout.models / "stray").write_text("a plain file")
@@ -113,7 +113,7 @@ def test_a_damaged_alias_stops_no_generator(
             await wait_until(lambda: "they stay as they were" in caplog.text)
             await replica.check_health()
             assert await _answers(replica, "new"), "it let its model go"
-            layout.aliases.write_text(json.dumps(content))
+            layout.store.aliases.write_text(json.dumps(content))
             await wait_until(lambda: _answers(replica, "old"))
 
     asyncio.run(scenario())

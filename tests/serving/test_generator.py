@@ -310,7 +310,7 @@ def test_move_is_tried_again_when_the_process_ends_that_loads(
         return start(path, settings)
 
     def list_outcomes() -> list[str]:
-        return [event.outcome for event in HandoverLog(layout.handovers).read("latest")]
+        return [event.outcome for event in HandoverLog(layout.store.handovers).read("latest")]
 
     async def scenario() -> None:
         async with run_replica(layout) as replica:
@@ -393,7 +393,7 @@ def test_where_memory_holds_one_model_the_old_one_ends_its_answers_first(
     store.add(tiny_model, "old")
     store.add(other_model, "new")
     store.point_alias("latest", "old")
-    log = HandoverLog(layout.handovers)
+    log = HandoverLog(layout.store.handovers)
 
     async def scenario() -> None:
         one = _estimate(tiny_model) + 1
@@ -449,7 +449,7 @@ def test_an_alias_waits_while_another_one_needs_the_only_place(
     store.add(other_model, "new")
     store.point_alias("latest", "old")
     store.point_alias("stable", "old")
-    log = HandoverLog(layout.handovers)
+    log = HandoverLog(layout.store.handovers)
 
     async def scenario() -> None:
         async with run_replica(layout, max_loaded_bytes=_estimate(tiny_model) + 1) as replica:
@@ -483,7 +483,7 @@ def test_the_old_model_is_back_when_the_new_one_fails_after_all(
     store.add(tiny_model, "old")
     _add_broken(store, layout, tiny_model, "broken", **changes)
     store.point_alias("latest", "old")
-    log = HandoverLog(layout.handovers)
+    log = HandoverLog(layout.store.handovers)
 
     async def scenario() -> None:
         async with run_replica(layout, max_loaded_bytes=_estimate(tiny_model) + 1) as replica:
@@ -503,7 +503,7 @@ def test_a_model_that_does_not_load_is_not_drained_for(
     store.add(tiny_model, "old")
     damage(store.add(other_model, "damaged").path / "model.safetensors", fault)
     store.point_alias("latest", "old")
-    log = HandoverLog(layout.handovers)
+    log = HandoverLog(layout.store.handovers)
 
     async def scenario() -> None:
         one = _estimate(tiny_model) + 1

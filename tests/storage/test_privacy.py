@@ -39,7 +39,7 @@ def test_an_older_storage_becomes_private(tmp_path: Path) -> None:
     layout = open_storage(make_old_storage(tmp_path / "storage"))
     for folder in (layout.root, layout.files, layout.runs, layout.models, layout.root / "cache"):
         assert read_mode(folder) == 0o700
-    assert read_mode(layout.aliases) == 0o600
+    assert read_mode(layout.store.aliases) == 0o600
 
 
 def test_a_root_that_others_use_too_stays_as_it_is(tmp_path: Path) -> None:

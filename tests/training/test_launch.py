@@ -12,7 +12,8 @@ import ray.train
 from tests.tiny_model import build_tiny_model
 from training.base_model import UnknownModelError, find_revision
 from training.launch import ClusterLostError, _fit_and_restart, execute_run
-from training.run.folder import RunFolder, RunRecord
+from training.run.folder import RunFolder
+from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
 
 
@@ -93,7 +94,7 @@ LOST = ray.exceptions.ActorDiedError()
 def test_a_worker_that_ends_as_it_starts_is_replaced(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert _fit_and_restart(FailingTrainer(LOST, LOST), run, max_failures=2) == "result"
-    events = run.read_events()
+    events = run.events.read()
     assert [event["level"] for event in events] == ["warn", "warn"]
     assert all("A worker was lost as it started" in event["message"] for event in events)
 

@@ -11,7 +11,7 @@ import pytest
 import ray
 
 from tests.tiny_model import build_tiny_model
-from training.__main__ import PAUSED_STATUS, end_leftovers, main
+from training.__main__ import PAUSED_STATUS, kill_leftover_processes, main
 from training.run.folder import RunFolder
 
 
@@ -21,12 +21,12 @@ def test_what_outlives_its_cluster_is_killed() -> None:
         assert hanging.stdout is not None
         hanging.stdout.readline()
         process = psutil.Process(hanging.pid)
-        end_leftovers([process], timeout_s=0.1)
+        kill_leftover_processes([process], timeout_s=0.1)
         assert not psutil.wait_procs([process], timeout=5)[1]
     gone = subprocess.Popen([sys.executable, "-c", ""])
     found = psutil.Process(gone.pid)
     gone.wait()
-    end_leftovers([found])
+    kill_leftover_processes([found])
 
 
 def test_an_output_that_is_a_url_is_refused_and_makes_no_folder(
@@ -74,9 +74,9 @@ def test_a_run_that_has_trained_keeps_its_settings(
     run = RunFolder(tmp_path / "run")
     (run.checkpoints / "checkpoint_0000000004").mkdir(parents=True)
     assert start(precision="fp32") == 2
-    assert "was begun with other settings" in capsys.readouterr().err.replace("\n", " ")
+    assert "was started with other settings" in capsys.readouterr().err.replace("\n", " ")
     (run.checkpoints / "checkpoint_0000000004").rmdir()
-    run.add_metrics({"step": 1, "loss": 1.0})
+    run.metrics.add({"step": 1, "loss": 1.0})
     assert start(precision="fp32") == 2
 
 

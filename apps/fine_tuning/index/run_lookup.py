@@ -11,7 +11,8 @@ from serving.store.lineage import Lineage
 from serving.store.model_store import ModelStore, StoredModel
 from storage.durable import DamagedFileError
 from storage.layout import StorageLayout
-from training.run.folder import RunFolder, RunRecord
+from training.run.folder import RunFolder
+from training.run.run_record import RunRecord
 
 EXPORTS_FOLDER = "exports"
 _MAX_BASE_CHARACTERS = 40  # with a suffix of 64 and a step there are at most 128

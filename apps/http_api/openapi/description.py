@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from apps.fine_tuning.job_schemas import FineTuneRequest
+from apps.fine_tuning.job_requests import FineTuneRequest
 from apps.http_api.openapi import response_schemas as answers
 from apps.http_api.openapi import text_schemas as texts
 from apps.http_api.routes.aliases import Promotion

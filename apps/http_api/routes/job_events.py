@@ -10,7 +10,7 @@ from pydantic import Field
 
 from apps.access.roles import Permission, requires
 from apps.fine_tuning.index.run_lookup import find_run
-from apps.fine_tuning.job_schemas import describe_event
+from apps.fine_tuning.job_responses import describe_event
 from apps.fine_tuning.publishing import list_run_checkpoints, read_checkpoint_step
 from apps.http_api.closing_response import PiecesResponse
 from apps.http_api.json_body import OptionalJsonBody
@@ -119,7 +119,7 @@ async def list_metrics(
 
     If thinned, there is one entry per range of steps, the same entry in every call.
     """
-    path = find_run(services.layout, job_id).metrics_file
+    path = find_run(services.layout, job_id).metrics.path
     data = await asyncio.to_thread(services.metrics.read, path, after_step, max_points)
     return {"object": "list", "data": data}
 
@@ -157,7 +157,7 @@ async def get_log(
 async def _stream_events(run: RunFolder, last_event_id: str | None, max_age_s: float) -> Response:
     is_over = await asyncio.to_thread(has_ended, run)
     place = await asyncio.to_thread(find_place, run, last_event_id)
-    if is_over and place == len(await asyncio.to_thread(run.read_events)):
+    if is_over and place == len(await asyncio.to_thread(run.events.read)):
         return Response(status_code=204)  # a browser does not reconnect after it
     events = follow_events(run, place, max_age_s)
     return StreamingResponse(events, media_type="text/event-stream", headers=_UNBUFFERED)

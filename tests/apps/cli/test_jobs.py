@@ -11,7 +11,7 @@ from apps.cli.connection import Connection
 from apps.cli.jobs import read_settings
 from apps.cli.watch import draw_job, follow_events, read_new_metrics
 from apps.fine_tuning.index.run_lookup import find_run
-from apps.fine_tuning.job_schemas import describe_job
+from apps.fine_tuning.job_responses import describe_job
 from apps.fine_tuning.queue import RunQueue
 from apps.http_api.dependencies import Services
 from storage.layout import StorageLayout
@@ -43,7 +43,7 @@ def run(call: Call, services: Services, rows: Path) -> RunFolder:
 
 
 def add_step(run: RunFolder, step: int, loss: float, **more: float) -> None:
-    run.add_metrics({"step": step, "loss": loss, **REST, **more})
+    run.metrics.add({"step": step, "loss": loss, **REST, **more})
 
 
 def test_a_job_is_begun_with_settings_paused_resumed_and_cancelled(
@@ -141,7 +141,7 @@ def tell(run: RunFolder, status: str) -> threading.Thread:
         for step in range(1, 4):
             time.sleep(0.1)
             add_step(run, step, 2.0 / step)
-            run.add_event(f"step {step}")
+            run.events.add(f"step {step}")
             with run.log_file.open("a") as log:
                 log.write(f"line {step}\n")
         run.update_record(status=status, model_id="tiny")
@@ -172,7 +172,7 @@ def test_events_are_json_lines_if_asked_for(call: Call, run: RunFolder) -> None:
         events.append(event)
         said = said[end:].strip()
     assert exit_code == 0
-    assert [event["id"] for event in events] == [event["id"] for event in run.read_events()]
+    assert [event["id"] for event in events] == [event["id"] for event in run.events.read()]
 
 
 def test_a_log_is_printed_to_the_jobs_end(call: Call, run: RunFolder) -> None:
@@ -199,7 +199,7 @@ def test_events_go_on_where_a_connection_was_cut(connection: Connection, run: Ru
     first = next(events)
     tell(run, "succeeded").join()
     rest = [event["id"] for event in events]
-    assert [first["id"], *rest] == [event["id"] for event in run.read_events()]
+    assert [first["id"], *rest] == [event["id"] for event in run.events.read()]
 
 
 def test_figures_are_read_once_and_again_where_an_interruption_undid_them(
@@ -212,12 +212,12 @@ def test_figures_are_read_once_and_again_where_an_interruption_undid_them(
     known = read_new_metrics(connection, name, [])
     add_step(run, 4, 3.0)
     known = read_new_metrics(connection, name, known)
-    assert known == run.read_metrics()
-    run.forget_metrics_after(2)
+    assert known == run.metrics.read()
+    run.metrics.drop_after(2)
     known = read_new_metrics(connection, name, known)
-    assert known == run.read_metrics()
+    assert known == run.metrics.read()
     add_step(run, 3, 2.5)
-    assert read_new_metrics(connection, name, known) == run.read_metrics()
+    assert read_new_metrics(connection, name, known) == run.metrics.read()
 
 
 def test_a_job_is_drawn_with_a_bar_a_curve_and_its_events(run: RunFolder) -> None:
@@ -226,7 +226,7 @@ def test_a_job_is_drawn_with_a_bar_a_curve_and_its_events(run: RunFolder) -> Non
     run.update_record(status="running")
     job: dict[str, Any] = {**describe_job(run), "waiting_for": "number 2 in the queue"}
     console = Console(width=90, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(draw_job(job, run.read_metrics(), [{**run.read_events()[0]}], 90))
+    console.print(draw_job(job, run.metrics.read(), [{**run.events.read()[0]}], 90))
     console.file.close()
     drawn = console.export_text()
     for part in ("running", "number 2 in the queue", "30/40", "1:05 left", "loss by step"):

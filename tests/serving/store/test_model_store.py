@@ -104,7 +104,7 @@ def test_alias_keeps_its_history(
         store.point_alias("latest", model_id)
     assert store.resolve("latest").id == "a"
     assert [move.model_id for move in store.read_aliases()["latest"].history] == ["a", "b", "a"]
-    written = json.loads(layout.aliases.read_text())
+    written = json.loads(layout.store.aliases.read_text())
     assert written["latest"]["model"] == "a"
     assert set(written["latest"]["history"][0]) == {"model", "at"}
 
@@ -128,7 +128,9 @@ def test_one_alias_more_than_there_may_be_is_refused(
     for model_id in ("a", "b"):
         store.add(tiny_model, model_id)
     entry = {"model": "a", "history": [{"model": "a", "at": 1}]}
-    durable.write_json(layout.aliases, {f"alias-{number:04d}": entry for number in range(1_000)})
+    durable.write_json(
+        layout.store.aliases, {f"alias-{number:04d}": entry for number in range(1_000)}
+    )
     store.remove_alias("alias-0000")
     with pytest.raises(TooManyAliasesError, match="1,000 aliases are on record") as caught:
         store.point_alias("one-more", "a")
@@ -308,7 +310,7 @@ def test_an_id_whose_move_was_dropped_from_the_history_is_never_given_again(
         store.add(tiny_model, model_id)
         store.point_alias("latest", model_id)
     store.delete("a")
-    with AliasBook(layout.aliases).change() as change:
+    with AliasBook(layout.store.aliases).change() as change:
         for number in range(2_000):
             change.point("latest", f"b-{number % 2}")
     assert "a" not in {move.model_id for move in store.read_aliases()["latest"].history}

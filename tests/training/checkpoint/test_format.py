@@ -217,7 +217,7 @@ def test_a_damaged_checkpoint_is_reported_in_the_events(
     start = find_start(run, ALONE)
     assert start is not None
     assert start.step == 2
-    (event,) = run.read_events()
+    (event,) = run.events.read()
     assert (event["level"], event["code"]) == ("warn", "checkpoint_damaged")
     assert event["data"] == {"checkpoint": "checkpoint_0000000003"}
     assert "'checkpoint_0000000003' is damaged and is skipped" in event["message"]
@@ -227,10 +227,10 @@ def test_a_run_whose_first_checkpoint_was_never_complete_starts_at_step_0(
     run: RunFolder, folder: Path
 ) -> None:
     assert find_start(run, ALONE) is None
-    run.add_metrics({"step": 4})
+    run.metrics.add({"step": 4})
     save_first_half(folder, 4)
     assert find_start(run, ALONE) is None
-    assert run.read_metrics() == []
+    assert run.metrics.read() == []
     (aside,) = list_names(folder)
     assert aside.startswith(".quarantined-checkpoint_0000000004-")
     assert (folder / aside / "manifest-00000.json").is_file()
@@ -255,7 +255,7 @@ def test_a_run_whose_checkpoints_are_not_seen_neither_starts_anew_nor_removes_th
 ) -> None:
     """On NFS, a file that another node wrote may be invisible for a while."""
     for step in (4, 8):
-        run.add_metrics({"step": step})
+        run.metrics.add({"step": step})
         save_as_two_workers(folder, step)
     hidden = [(path, tmp_path / f"hidden-{n}") for n, path in enumerate(folder.glob(unseen))]
     if unseen == "checkpoint_0000000008":  # and part of the other one
@@ -272,7 +272,7 @@ def test_a_run_whose_checkpoints_are_not_seen_neither_starts_anew_nor_removes_th
         "'ray/checkpoints' and 'metrics.jsonl' from the run's folder"
     )
     assert sorted(run.path.rglob("*")) == before
-    assert [line["step"] for line in run.read_metrics()] == [4, 8]
+    assert [line["step"] for line in run.metrics.read()] == [4, 8]
     for path, elsewhere in hidden:
         elsewhere.rename(path)
     start = find_start(run, ALONE)
@@ -297,7 +297,7 @@ def test_without_a_record_of_complete_checkpoints_a_run_that_has_trained_is_not_
     if is_saved:
         save_first_half(folder, 4)
     if has_metrics:
-        run.add_metrics({"step": 4})
+        run.metrics.add({"step": 4})
     if record == "damaged":
         (folder / "last_complete.json").write_text('{"step": "')
     with pytest.raises(CheckpointError, match=f"is found, although {reason}"):

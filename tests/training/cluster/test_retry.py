@@ -110,9 +110,9 @@ def test_only_workers_that_are_replaced_have_an_event(tmp_path: Path) -> None:
     tell = ReportFailures(str(tmp_path))
     tell.after_exception(None, {0: wrap(PEER_LOST), 3: wrap(FULL)})
     run = RunFolder(tmp_path)
-    assert run.read_events() == [], "the event of the run's end has the reason"
+    assert run.events.read() == [], "the event of the run's end has the reason"
     tell.after_exception(None, {0: wrap(PEER_LOST), 3: ray.exceptions.ActorDiedError()})
-    (event,) = run.read_events()
+    (event,) = run.events.read()
     assert event["message"].startswith("Worker 3 was lost: ")
     assert (event["level"], event["code"]) == ("warn", "worker_lost")
     assert event["data"] == {"ranks": [0, 3]}

@@ -14,7 +14,7 @@ from training.data.faults import DataError
 from training.data.prepare import VALIDATION_TABLE, prepare_data
 from training.data.preview import preview_rows
 from training.data.token_table import TokenTable
-from training.launch import tell_data
+from training.launch import report_data
 from training.run.folder import RunFolder
 from training.spec import TrainingSpec
 
@@ -56,8 +56,8 @@ def test_a_row_of_two_answers_becomes_two(model: Path, rows: Path, tmp_path: Pat
     assert [(row.line, row.is_part) for row in shown] == [(1, False), (2, True), (2, True)]
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
-    tell_data(run, prepared.summary)
-    messages = [event["message"] for event in run.read_events()]
+    report_data(run, prepared.summary)
+    messages = [event["message"] for event in run.events.read()]
     assert any(message.startswith("4 rows became several") for message in messages)
 
 
@@ -108,8 +108,8 @@ def test_a_model_without_an_end_token_is_warned_of(model: Path, rows: Path, tmp_
     assert prepared.summary["has_end_token"] is False
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
-    tell_data(run, prepared.summary)
-    warnings = [event["message"] for event in run.read_events() if event["level"] == "warn"]
+    report_data(run, prepared.summary)
+    warnings = [event["message"] for event in run.events.read() if event["level"] == "warn"]
     assert any("does not stop by itself" in message for message in warnings)
 
 

@@ -6,7 +6,8 @@ from storage import durable
 from storage.layout import StorageLayout, open_storage
 from tests.model_chain import METRICS, SUMMARY, write_chain, write_nested_lineage
 from training.export.lineage import write_lineage
-from training.run.folder import RunFolder, RunRecord
+from training.run.folder import RunFolder
+from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
 
 

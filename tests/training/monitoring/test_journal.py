@@ -22,8 +22,9 @@ from training.monitoring.trackers import (
     identify_run,
     open_trackers,
 )
-from training.run.folder import RunFolder, RunRecord
+from training.run.folder import RunFolder
 from training.run.progress import Progress
+from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
 
 SPEC = TrainingSpec(base_model="m", train_file="f")
@@ -72,7 +73,7 @@ def make_journal(
 def test_a_line_holds_the_figures_of_a_step(run: RunFolder) -> None:
     progress = Progress(num_shares=2, step=9, epoch=1, step_in_epoch=4, trained_tokens=900)
     make_journal(run).record_step(RESULT, progress.take_step(RESULT, elapsed_s=0.75), 8)
-    (line,) = run.read_metrics()
+    (line,) = run.metrics.read()
     assert list(line) == KEYS
     assert time.time() - line.pop("created_at") < 60
     assert line == {
@@ -99,7 +100,7 @@ def test_speed_is_that_of_the_last_fifty_steps(run: RunFolder) -> None:
     for took_s in [10.0] * 20 + [1.0] * 30 + [0.25] * 20:
         progress = progress.take_step(replace(RESULT, took_s=took_s), took_s)
         journal.record_step(replace(RESULT, took_s=took_s), progress, 70)
-    lines = run.read_metrics()
+    lines = run.metrics.read()
     assert lines[0]["tokens_per_s"] == 10
     assert lines[49]["tokens_per_s"] == round(50 * 100 / (20 * 10 + 30), 1)
     assert lines[69]["tokens_per_s"] == round(50 * 100 / (30 + 5), 1)
@@ -111,7 +112,7 @@ def test_speed_is_that_of_the_last_fifty_steps(run: RunFolder) -> None:
 def test_nothing_remains_after_the_last_step(run: RunFolder) -> None:
     progress = Progress(num_shares=2, step=199, step_in_epoch=7).take_step(RESULT, 1.0)
     make_journal(run).record_step(RESULT, progress, 8)
-    (line,) = run.read_metrics()
+    (line,) = run.metrics.read()
     assert (line["remaining_s"], line["epoch"]) == (0, 1.0)
 
 
@@ -123,7 +124,7 @@ def test_an_evaluation_stands_on_the_line_of_its_step_only(run: RunFolder) -> No
         if step % 2 == 0:
             progress = progress.evaluate(1.0 + 1 / step)
         journal.record_step(RESULT, progress, 4)
-    lines = run.read_metrics()
+    lines = run.metrics.read()
     assert [line.get("eval_loss") for line in lines] == [None, 1.5, None, 1.25]
     assert lines[3]["eval_perplexity"] == pytest.approx(math.exp(1.25))
     assert list(lines[1]) == [*KEYS[:-1], "eval_loss", "eval_perplexity", KEYS[-1]]
@@ -150,7 +151,7 @@ def test_only_the_first_worker_speaks(run: RunFolder, caplog: pytest.LogCaptureF
 def test_an_event_is_told_in_the_log_too(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         make_journal(run).tell("Resuming after step 3 of 9", step=3)
-    (event,) = run.read_events()
+    (event,) = run.events.read()
     assert (event["message"], event["data"], event["level"]) == (
         "Resuming after step 3 of 9",
         {"step": 3},
@@ -164,14 +165,14 @@ def test_a_skipped_step_is_told_and_its_line_is_json(run: RunFolder) -> None:
     make_journal(run).record_step(
         replace(RESULT, was_skipped=True, grad_norm=math.inf), progress, 4
     )
-    (event,) = run.read_events()
+    (event,) = run.events.read()
     assert event["level"] == "warn"
     assert event["message"].startswith("Step 1 was skipped: its gradients were not finite")
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
-    (line,) = run.metrics_file.read_text().splitlines()
+    (line,) = run.metrics.path.read_text().splitlines()
     assert json.loads(line, parse_constant=refuse)["step"] == 1
 
 
@@ -268,9 +269,9 @@ def test_a_tracker_that_fails_does_not_spoil_the_run(
     spec = SPEC.model_copy(update={"trackers": ("mlflow",)})
     with open_trackers(spec, run, 0, speaks=True) as opened:
         make_journal(run, trackers=opened).record_step(RESULT, Progress(num_shares=2), 3)
-    assert len(run.read_metrics()) == 1
+    assert len(run.metrics.read()) == 1
     assert (run.path / "tensorboard").is_dir()
-    messages = [event["message"] for event in run.read_events()]
+    messages = [event["message"] for event in run.events.read()]
     assert all("no route to host" in message for message in messages)
     assert len(messages) == (breaks != "close"), "the last steps are over when it is closed"
 

@@ -6,7 +6,8 @@ import pytest
 
 from training.launch import _compute
 from training.monitoring.loss_trend import find_loss_rise
-from training.run.folder import RunFolder, RunRecord
+from training.run.folder import RunFolder
+from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
 
 NOISE = np.random.default_rng(0).normal(0.0, 1.0, 2000)
@@ -84,7 +85,7 @@ def test_a_run_whose_loss_rose_has_an_event(
     spec = TrainingSpec(base_model="m", train_file="r", precision="fp32")
     run.create(spec, RunRecord(id="run", created_at=1, writer="job", base_revision="x"))
     for line in make_metrics(fall_and_rise(0.0)):
-        run.add_metrics(line)
+        run.metrics.add(line)
     monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
     for name in ("_check_base_model", "ensure_cpu_op", "_consolidate"):
         monkeypatch.setattr(f"training.launch.{name}", lambda *_: False)
@@ -92,6 +93,6 @@ def test_a_run_whose_loss_rose_has_an_event(
     monkeypatch.setattr("training.preflight.free_space.check_room", lambda *_, **__: None)
     monkeypatch.setattr("training.launch.train", lambda *_, **__: "finished")
     _compute(run, spec)
-    (event,) = run.read_events()
+    (event,) = run.events.read()
     assert (event["level"], event["code"]) == ("warn", "loss_rose")
     assert event["data"]["last_loss"] > 2 * event["data"]["lowest_loss"]

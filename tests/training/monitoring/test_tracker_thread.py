@@ -119,8 +119,8 @@ def test_a_tracker_that_blocks_leaves_the_run_its_figures_and_an_event(
         journal: Journal = make_journal(run, trackers=trackers)
         journal.record_step(RESULT, Progress(num_shares=2), 3)
     assert time.monotonic() - started < 5
-    assert len(run.read_metrics()) == 1
-    (event,) = run.read_events()
+    assert len(run.metrics.read()) == 1
+    (event,) = run.events.read()
     assert (event["level"], event["code"]) == ("warn", "tracker_off")
     assert event["message"].startswith("Metrics may be missing in wandb: ")
     may_go_on.set()

@@ -8,7 +8,8 @@ import pytest
 
 from tests.waiting import wait_until
 from training.monitoring.watchdog import Watchdog, report_stall
-from training.run.folder import RunFolder, log_to_file
+from training.run.folder import RunFolder
+from training.run.run_log import log_to_file
 
 
 class Clock:
@@ -111,10 +112,10 @@ def test_the_events_and_the_log_have_where_the_worker_is(tmp_path: Path) -> None
     watchdog = Watchdog(partial(report_stall, run, 3), min_stall_s=0.01, poll_s=0.01)
     with log_to_file(run.log_file):
         thread = start(partial(hang, watchdog, may_go_on))
-        wait_until(run.events_file.exists, 10, "the report")
+        wait_until(run.events.path.exists, 10, "the report")
         may_go_on.set()
         thread.join(10)
-    (event,) = run.read_events()
+    (event,) = run.events.read()
     assert (event["level"], event["code"]) == ("warn", "step_stalled")
     assert event["message"].startswith("Step 7 has taken ")
     assert (event["data"]["rank"], event["data"]["step"]) == (3, 7)

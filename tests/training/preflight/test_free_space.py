@@ -50,7 +50,7 @@ def make_spec(**changes: Any) -> TrainingSpec:
 def test_a_run_with_plenty_of_room_has_no_event(run: RunFolder, limits: dict[str, Any]) -> None:
     check_room(run, make_spec(), NODES, on_gpu=False)
     check_room(run, make_spec(), NODES, on_gpu=True)
-    assert run.read_events() == []
+    assert run.events.read() == []
 
 
 def test_a_disk_that_cannot_hold_it_refuses_the_run(run: RunFolder, limits: dict[str, Any]) -> None:
@@ -60,7 +60,7 @@ def test_a_disk_that_cannot_hold_it_refuses_the_run(run: RunFolder, limits: dict
         check_room(run, make_spec(), NODES, on_gpu=False)
     limits["disk"] = 28 * NUM
     check_room(run, make_spec(), NODES, on_gpu=False)
-    (event,) = run.read_events()
+    (event,) = run.events.read()
     assert (event["level"], event["code"]) == ("warn", "resources_close")
     assert event["data"]["free_bytes"] == 28 * NUM < event["data"]["needed_bytes"]
     assert "may not be enough" in event["message"]
@@ -84,7 +84,7 @@ def test_a_model_that_no_memory_can_hold_refuses_the_run(
     with pytest.raises(ResourceError, match="memory of this machine.*or zero_stage 3"):
         check_room(run, make_spec(zero_stage=0), NODES, on_gpu=False)
     check_room(run, make_spec(zero_stage=3), NODES, on_gpu=False)
-    (event,) = run.read_events()
+    (event,) = run.events.read()
     assert "the memory of this machine may not be enough" in event["message"]
 
 
@@ -94,7 +94,7 @@ def test_the_memory_of_several_nodes_is_only_warned_about(
     limits["memory"] = Memory(0, 0)
     nodes = [{"CPU": 2.0, "memory": float(NUM)}] * 2
     check_room(run, make_spec(), nodes, on_gpu=False)
-    assert [event["code"] for event in run.read_events()] == ["resources_close"]
+    assert [event["code"] for event in run.events.read()] == ["resources_close"]
 
 
 def test_a_gpu_that_is_too_small_refuses_the_run(run: RunFolder, limits: dict[str, Any]) -> None:
