@@ -8,7 +8,8 @@ from typing import Any
 
 from apps.file_store import FileStore
 from apps.fine_tuning.index.run_lookup import has_published, name_model
-from serving.store.model_store import LATEST_ALIAS, ModelStore
+from serving.store.model_names import LATEST_ALIAS
+from serving.store.model_store import ModelStore
 from storage.durable import DamagedFileError
 from storage.layout import StorageLayout
 from training import launch

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from serving.origin import RequestKind, describe_origin
 
 from apps.file_store import FileStore
 from apps.fine_tuning.cluster.job_runner import JobState
@@ -18,7 +19,6 @@ from apps.fine_tuning.index.run_lookup import find_run
 from apps.fine_tuning.queue import RunQueue
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
-from serving.origin import RequestKind, describe_origin
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from tests.tiny_model import build_tiny_model

@@ -20,7 +20,8 @@ from apps.fine_tuning.scheduler import tell_waiting
 from apps.fine_tuning.validation.row_thread import RowThread
 from apps.fine_tuning.validation.row_validation import check_job
 from apps.fine_tuning.validation.validation_tasks import CheckDesk
-from serving.store.model_store import LATEST_ALIAS, ModelStore
+from serving.store.model_names import LATEST_ALIAS
+from serving.store.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout
 from tests.apps.conftest import NotedJobs, copy_model, create_run, lose_run

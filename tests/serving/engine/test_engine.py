@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from serving.engine.answer import Piece
 from serving.engine.core import EngineCore
 from serving.engine.engine import Engine
 from serving.engine.sampling import Sampling
@@ -21,6 +20,7 @@ from serving.errors import (
     OverloadedError,
 )
 from serving.loading.loading import load_model
+from serving.wire import Piece
 from tests.serving.conftest import Load, wait_until
 from tests.tiny_model import CONTEXT_LENGTH
 
@@ -37,7 +37,7 @@ _QUESTIONS = [f"{word} number {i}?" for i in range(4) for word in ("fox", "what 
 
 
 def _encode(engine: Engine, text: str) -> list[int]:
-    return asyncio.run(engine.encode_chat([{"role": "user", "content": text}]))
+    return asyncio.run(engine.prompts.encode_chat([{"role": "user", "content": text}]))
 
 
 async def _collect(engine: Engine, ids: Sequence[int], sampling: Sampling) -> list[Piece]:

@@ -16,13 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
-from serving.engine.answer import Piece
 from serving.engine.engine import Engine
 from serving.engine.messages import Generation
 from serving.engine.remote import ForkServer, fork_server
 from serving.engine.sampling import Sampling
 from serving.errors import DeadlineExceededError, EngineDeadError, EngineLostError
 from serving.settings import EngineSettings
+from serving.wire import Piece
 from tests.serving.conftest import DEADLINE_S, Load, wait_until
 
 SETTINGS = EngineSettings()
@@ -48,7 +48,7 @@ async def collect(engine: Engine, ids: Sequence[int], sampling: Sampling) -> lis
 
 def test_it_gives_what_a_core_in_this_process_gives(engine: Engine, load_engine: Load) -> None:
     own = load_engine()
-    prompts = [engine.encode_text(f"fox {number}") for number in range(6)]
+    prompts = [engine.prompts.encode_text(f"fox {number}") for number in range(6)]
     samplings = [Sampling(20), Sampling(20, temperature=1.5, seed=7, num_top_logprobs=2)]
 
     async def answer(one: Engine) -> list[str]:
