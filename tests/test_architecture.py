@@ -21,6 +21,16 @@ ALLOWED: dict[str, set[str]] = {
 }
 
 
+# The modules that may import private parts of libraries, which they wrap for all others.
+ADAPTERS = {
+    "apps/access/start.py": "Serve's controller, which knows the address of its HTTP port",
+    "apps/upstream/vllm_ingress.py": "the ingress of Ray's LLM support",
+    "training/cluster/agent_port.py": "the port of a Ray cluster's agent",
+    "training/cluster/trainer.py": "Ray Train's controller, callbacks and failure policy",
+    "training/deepspeed/cpu_op.py": "the folder in which torch compiles extensions",
+}
+
+
 def find_imports(source: str) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(source)):
@@ -70,3 +80,29 @@ def test_the_application_is_imported_without_what_computes() -> None:
 def test_every_room_has_its_tests() -> None:
     for room in ALLOWED.keys() - {"examples"}:
         assert list((ROOT / "tests" / room).rglob("test_*.py")), room
+
+
+def test_private_parts_of_libraries_are_imported_by_adapters_only() -> None:
+    found = {
+        str(file.relative_to(ROOT))
+        for folder in ALLOWED
+        for file in (ROOT / folder).rglob("*.py")
+        if any(is_private(name) for name in list_imported_names(file.read_text()))
+    }
+    assert found == set(ADAPTERS)
+
+
+def list_imported_names(source: str) -> set[str]:
+    """Return the dotted names of all imported modules and objects."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def is_private(name: str) -> bool:
+    """Return whether a part of a dotted name begins with one underscore; `__future__` does not."""
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))

@@ -65,8 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--output",
         required=True,
-        help="folder for the run; the model is in model/. That of an interrupted run goes on, that "
-        "of a finished one too if the spec has more epochs",
+        help="folder for the run; the model is in model/. An interrupted run resumes, and so does "
+        "a finished one if the spec has more epochs",
     )
     parser.add_argument(
         "--cache", type=Path, default=default_cache(), help="where rows are kept as tokens"
@@ -103,7 +103,7 @@ def _run_command(options: argparse.Namespace, console: Console) -> int:
         console.print(f"error: {exc}", style="red", markup=False, highlight=False)
         return 2
     except KeyboardInterrupt:
-        console.print("stopped: the same command goes on with it", highlight=False)
+        console.print("stopped: the same command resumes it", highlight=False)
         return INTERRUPTED_STATUS
     except DamagedFileError as exc:
         advice = "restore it from a backup, or choose a new folder for the run"
@@ -113,7 +113,7 @@ def _run_command(options: argparse.Namespace, console: Console) -> int:
         console.print(f"failed: {exc}", style="red", markup=False, highlight=False)
         return 1
     if model is None:
-        console.print("paused: the same command goes on with it", highlight=False)
+        console.print("paused: the same command resumes it", highlight=False)
         return PAUSED_STATUS
     print(model)  # noqa: T201 - the result, for a shell to take
     return 0
@@ -167,7 +167,7 @@ def _check_output(run: RunFolder) -> None:
     if not run.record_file.is_file() and foreign:
         raise ValueError(
             f"{str(run.path)!r} is not empty and holds no run: expected a new folder for the run, "
-            "or that of one to go on with"
+            "or the folder of one to resume"
         )
 
 

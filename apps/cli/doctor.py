@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from apps.access.keys import KeyStore
+from apps.cli import preflight
 from apps.cli.connection import AsJson
-from apps.cli.main import preflight
 from apps.cli.output import console, escape_controls, print_json
 from apps.server.deploy_file import DeployFileError, find_storage
 from storage.layout import StorageLayout

@@ -13,13 +13,13 @@ import typer
 from rich.console import Console
 
 from apps.bundled import find_bundled
+from apps.cli import preflight
 from apps.cli.backup import backup, restore
 from apps.cli.chat import chat
 from apps.cli.doctor import doctor
 from apps.cli.files import files
 from apps.cli.jobs import jobs
 from apps.cli.keys import keys
-from apps.cli.main import preflight
 from apps.cli.models import models
 from apps.drain import DRAIN_FOLDER_VARIABLE, DrainSignal
 from apps.server.server_log import ServerLog

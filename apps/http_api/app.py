@@ -31,10 +31,10 @@ from apps.http_api.routes import (
     completions,
     files,
     health,
-    job_story,
+    job_events,
     jobs,
     models,
-    relayed,
+    upstream,
 )
 from apps.http_api.serve_handles import RemoteQueue, RemoteText
 from apps.middleware.admission import Admission
@@ -89,11 +89,13 @@ def build_routes(services: Services) -> FastAPI:
     app.state.services = services
     app.state.readiness = Readiness(services)
     install_error_handlers(app)
-    for resource in (access, health, files, jobs, job_story, aliases):
+    for resource in (access, health, files, jobs, job_events, aliases):
         app.include_router(resource.router)
     app.include_router(models.router)
     install_description(app)
-    for resource in (relayed,) if isinstance(services.text, UpstreamRelay) else (chat, completions):
+    for resource in (
+        (upstream,) if isinstance(services.text, UpstreamRelay) else (chat, completions)
+    ):
         app.include_router(resource.router)
     for route in app.routes:  # FastAPI adds this route automatically
         if isinstance(route, Route) and route.path == app.openapi_url:

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 from ray.serve.scripts import cli
 
-from apps.cli.main import preflight
+from apps.cli import preflight
 from training.cluster.agent_port import choose_free_agent_port
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from apps.cli.main import preflight
+from apps.cli import preflight
 from apps.drain import DrainSignal
 
 STOP_TIMEOUT_S = 30.0

@@ -204,7 +204,8 @@ def test_an_elastic_run_has_no_fewer_workers_than_its_fewest() -> None:
 def test_an_elastic_run_has_checkpoints_to_go_on_from() -> None:
     assert describe_refusal({"num_workers": 2, "min_workers": 1}) == (
         "min_workers is 1, fewer than num_workers 2: whenever the cluster grows or shrinks, "
-        "training goes on from the last checkpoint; set save_every_steps to what may be done twice"
+        "training resumes from the last checkpoint; set save_every_steps to the number of steps "
+        "that may be repeated"
     )
 
 

@@ -9,9 +9,9 @@ import httpx
 import pytest
 import typer
 
+from apps.cli import connection as module
 from apps.cli.connection import Connection, locate
 from apps.cli.jobs import _read_log
-from apps.cli.main import connection as module
 from apps.cli.watch import follow_events, watch_job
 from tests.apps.cli.conftest import Call
 

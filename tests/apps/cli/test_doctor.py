@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from apps.cli import preflight
 from apps.cli.doctor import examine
-from apps.cli.main import cli, preflight
+from apps.cli.main import cli
 
 
 @pytest.fixture(autouse=True)

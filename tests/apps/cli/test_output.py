@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from apps.cli.main import output
+from apps.cli import output
 from apps.cli.output import Rows, decode, escape_controls, print_json, say, show
 from apps.cli.watch import draw_curve
 from apps.http_api.dependencies import Services

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from apps.base_models import install_base_models
 from apps.bundled import find_bundled, read_demonstration_settings
-from apps.cli.main import cli, preflight
+from apps.cli import preflight
+from apps.cli.main import cli
 from serving.store.import_process import check_import
 from serving.store.model_store import ModelStore
 from storage.layout import open_storage

@@ -3,7 +3,7 @@
 import pytest
 from ray._private.parameter import RayParams
 
-from apps.cli.main import preflight
+from apps.cli import preflight
 from apps.server import serve_command
 
 

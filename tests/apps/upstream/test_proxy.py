@@ -19,10 +19,9 @@ from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
 from apps.middleware.body_limit import MAX_TEXT_BYTES
 from apps.settings import UpstreamSettings
+from apps.upstream import proxy, server
 from apps.upstream.proxy import UpstreamRelay
 from apps.upstream.server import find_upstream_key
-from apps.upstream.server import proxy as relay_module
-from apps.upstream.server import server as upstream_module
 from serving.errors import ModelInUseError
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
@@ -216,7 +215,7 @@ async def test_what_another_server_still_has_is_held(
 
 @pytest.fixture
 def asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_module, "LISTING_INTERVAL_S", 0.01)
+    monkeypatch.setattr(proxy, "LISTING_INTERVAL_S", 0.01)
 
 
 async def have_asked(stub: StubServer) -> None:
@@ -254,7 +253,7 @@ async def test_while_a_server_does_not_list_the_last_listing_holds_for_a_time(
     wrong: Any,
 ) -> None:
     client = await open_client(stub.url)
-    monkeypatch.setattr(upstream_module, "LISTING_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(server, "LISTING_TIMEOUT_S", 0.2)
     store.roll_back_alias("latest")
     refusals = {"down": refuse_plainly(500, "no"), "garbled": refuse_plainly(200, "<html>")}
     if wrong == "slow":
@@ -263,7 +262,7 @@ async def test_while_a_server_does_not_list_the_last_listing_holds_for_a_time(
         stub.listing_refusal = refusals[wrong] if isinstance(wrong, str) else JSONResponse(wrong)
     await have_asked(stub)
     assert (await ask(client)).headers["x-model-id"] == "tiny"
-    monkeypatch.setattr(upstream_module, "LISTING_AGE_S", 0.0)
+    monkeypatch.setattr(server, "LISTING_AGE_S", 0.0)
     answer = await ask(client)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "upstream_unavailable")
     assert "a server does not answer" in answer.json()["error"]["message"]
@@ -272,8 +271,8 @@ async def test_while_a_server_does_not_list_the_last_listing_holds_for_a_time(
 async def test_a_server_that_hangs_delays_nobody(
     open_client: Open, stub: StubServer, other: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upstream_module, "LISTING_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(relay_module, "LISTING_INTERVAL_S", 0.01)
+    monkeypatch.setattr(server, "LISTING_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(proxy, "LISTING_INTERVAL_S", 0.01)
     other.listing_delay_s = 2.0
     client = await open_client(other.url, stub.url)
     began = time.monotonic()

@@ -19,7 +19,7 @@ from apps.cli.main import cli
 from apps.cli.preflight import read_port
 from apps.settings import ApplicationSettings
 from apps.ui.settings import UiSettings
-from apps.upstream.server import vllm_app as vllm
+from apps.upstream import vllm_app
 from apps.upstream.vllm_app import VllmSettings, build_app, describe_models
 from serving.errors import ModelNotFoundError
 from serving.store.model_store import ModelStore
@@ -78,7 +78,7 @@ def test_replicas_are_as_the_operator_says(layout: StorageLayout) -> None:
 def test_an_alias_and_an_unknown_model_are_refused(
     layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm, "BASE_MODEL_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(vllm_app, "BASE_MODEL_TIMEOUT_S", 0.0)
     with pytest.raises(ValueError, match="'latest' is an alias"):
         describe(layout, models=["latest"])
     with pytest.raises(ModelNotFoundError, match="'nobody'"):

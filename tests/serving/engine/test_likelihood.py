@@ -85,10 +85,9 @@ def test_a_text_is_scored_as_by_a_plain_forward_pass(
         scored = []
         for limit in (1 << 26, 5 * 600):  # in one pass, and in passes of a few tokens
             monkeypatch.setattr(prompt_logprobs, "_MAX_LOGITS", limit)
-            busy = asyncio.create_task(
-                collect(engine, engine.prompts.encode_text("fox"), Sampling(100))
-            )
-            encoded = map(engine.prompts.encode_text, texts)
+            encode = engine.prompts.encode_text
+            busy = asyncio.create_task(collect(engine, encode("fox"), Sampling(100)))
+            encoded = map(encode, texts)
             scored += await asyncio.gather(*(engine.score(ids, 1) for ids in encoded))
             await busy
         return scored
@@ -172,7 +171,7 @@ def test_tokens_of_a_stop_are_not_told(tiny_model: Path) -> None:
                 assert shown.startswith(found), "no token is returned before its text"
         assert shown == "the quick fox".partition(stop)[0]
         assert len(shown) - len(found) < 6, (
-            "all text has its tokens, except for a token that is cut"
+            "all text has its tokens, except a cut one"
         )
 
 

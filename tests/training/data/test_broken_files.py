@@ -135,8 +135,8 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "object over several lines": (
         "rows.json",
         json.dumps({"data": [GOOD]}, indent=1).encode(),
-        'rows.json holds an object over several lines, beginning with "{": expected one object a '
-        "line, or an array of objects; if the rows stand in a list within it, as in "
+        'rows.json has an object on several lines, beginning with "{": expected one object a '
+        "line, or an array of objects; if the rows are in a list within it, as in "
         "{'data': [...]}, make the file that list alone",
     ),
     "other keys": (
