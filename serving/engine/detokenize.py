@@ -221,7 +221,12 @@ class AnswerReader:
         if reason is None:
             return Piece(self._choice_index, text, tokens=described_tokens)
         return Piece(
-            self._choice_index, text, reason, self._num_prompt_tokens, self._num_read, described_tokens
+            self._choice_index,
+            text,
+            reason,
+            self._num_prompt_tokens,
+            self._num_read,
+            described_tokens,
         )
 
     def _decode(self, piece: str) -> str:

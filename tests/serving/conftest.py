@@ -20,6 +20,7 @@ from serving.loading.loading import load_tokenizer
 from serving.openai.chat import parse_chat_request
 from serving.openai.completion import parse_completion_request
 from serving.settings import EngineSettings
+from serving.store.alias_events import HandoverLog
 from serving.store.model_store import ModelStore
 from serving.wire import AnswerOrigin, Piece, TextRequest
 from storage import durable
@@ -150,6 +151,11 @@ async def has_alias(replica: GeneratorReplica, model_id: str, alias: str = "late
     """Return whether a loaded model serves an alias."""
     loaded = await replica.loaded_models()
     return any(one.model_id == model_id and alias in one.aliases for one in loaded)
+
+
+def list_outcomes(layout: StorageLayout) -> list[str]:
+    """List the outcomes of the moves of `latest`."""
+    return [event.outcome for event in HandoverLog(layout.handovers).read("latest")]
 
 
 def find_engine_processes() -> list[psutil.Process]:

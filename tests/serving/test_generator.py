@@ -102,7 +102,9 @@ async def test_deployment_returns_refusals(
 
 
 def test_settings_reject_unknown_keys() -> None:
-    with pytest.raises(ValidationError, match="max_loaded_modles\n +Extra inputs are not permitted"):
+    with pytest.raises(
+        ValidationError, match="\nmax_loaded_modles\n +Extra inputs are not permitted"
+    ):
         GeneratorSettings.model_validate({"storage": "x", "max_loaded_modles": 2})
 
 
@@ -139,6 +141,6 @@ async def test_log_has_the_text_of_a_request_only_with_log_texts(
         lines = [line for line in caplog.messages if name in line]
         assert any("chat for a: answered after" in line for line in lines)
         assert any("badger" in line and repr(text) in line for line in lines) is log_texts
-        logged = f"{name}: asked {body}, answered {({0: text})}"
+        logged = f"{name}: asked {body}, answered { ({0: text}) }"
         assert (logged in lines) is log_texts
         assert len(lines) == 1 + log_texts

@@ -1,8 +1,9 @@
 """Models are loaded on demand, kept while they are used, and evicted when they are idle."""
 
 import asyncio
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,15 +14,22 @@ from serving.errors import (
     ModelNotFoundError,
     OverloadedError,
 )
+from serving.generator import GeneratorReplica
 from serving.loading.memory import estimate_memory
 from serving.settings import EngineSettings
+from serving.store.alias_events import HandoverLog
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
+from tests.damage import damage
 from tests.serving.conftest import (
+    StreamedChat,
     find_engine_processes,
     find_serving_model,
+    has_alias,
     list_ids,
+    list_outcomes,
     make_chat,
+    publish_broken,
     run_replica,
     stream_chat,
     wait_until,
@@ -154,3 +162,115 @@ async def test_new_model_with_the_id_of_a_deleted_one_is_served(
         assert before.origin.system_fingerprint != after.origin.system_fingerprint
         assert after.origin.system_fingerprint == store.get("a").fingerprint
         assert before.text != after.text
+
+
+def run_with_memory_for_one(
+    layout: StorageLayout, model: Path
+) -> AbstractAsyncContextManager[GeneratorReplica]:
+    """Run a replica whose memory does not fit an old and a new model together."""
+    return run_replica(layout, max_loaded_bytes=_estimate(model) + 1)
+
+
+async def test_running_requests_end_before_the_old_model_is_evicted(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
+) -> None:
+    store.add(tiny_model, "old")
+    store.add(other_model, "new")
+    store.point_alias("latest", "old")
+    async with run_with_memory_for_one(layout, tiny_model) as replica:
+        items = replica.stream(make_chat("latest", max_tokens=100))
+        origin = (await anext(items)).origin
+        store.point_alias("latest", "new")
+        await wait_until(lambda: list_outcomes(layout) == ["draining"])
+        queued = asyncio.create_task(stream_chat(replica, "latest"))
+        rest = [piece async for item in items for piece in item.pieces]
+        assert origin is not None
+        assert origin.model_id == "old"
+        assert rest[-1].finish_reason is not None, "the answer is complete"
+        answer: StreamedChat = await queued
+        assert answer.origin.model_id == "new", "the queued request was not refused"
+        assert await find_serving_model(replica, "old") == "old"
+        assert await list_ids(replica) == ["old"]
+    assert list_outcomes(layout) == ["draining", "moved"]
+    message = HandoverLog(layout.handovers).read("latest")[0].message
+    assert "there is no room for it" in message
+
+
+async def test_process_of_an_evicted_model_ends(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
+) -> None:
+    store.add(tiny_model, "old")
+    store.add(other_model, "new")
+    store.point_alias("latest", "old")
+    async with run_with_memory_for_one(layout, tiny_model) as replica:
+        (process,) = find_engine_processes()
+        store.point_alias("latest", "new")
+        await wait_until(lambda: has_alias(replica, "new"))
+        assert not process.is_running()
+        assert len(find_engine_processes()) == 1
+
+
+async def test_alias_waits_while_another_alias_needs_the_memory(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
+) -> None:
+    store.add(tiny_model, "old")
+    store.add(other_model, "new")
+    store.point_alias("latest", "old")
+    store.point_alias("stable", "old")
+    async with run_with_memory_for_one(layout, tiny_model) as replica:
+        assert await find_serving_model(replica, "stable") == "old"
+        store.point_alias("latest", "new")
+        await wait_until(lambda: list_outcomes(layout) == ["postponed"])
+        message = HandoverLog(layout.handovers).read("latest")[0].message
+        assert "'stable' still answers with 'old'" in message
+        assert await find_serving_model(replica, "latest") == "old"
+        store.remove_alias("stable")
+        await wait_until(lambda: has_alias(replica, "new"))
+        (loaded,) = await replica.loaded_models()
+        assert loaded.aliases == ("latest",)
+    assert list_outcomes(layout) == ["postponed", "draining", "moved"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcomes"),
+    [
+        ({"generation": {"early_stopping": 5}}, ["draining", "refused"]),
+        ({"vocab_size": 7}, ["refused"]),
+    ],
+    ids=["fails to load", "fails its inspection"],
+)
+async def test_old_model_is_loaded_again_when_the_new_one_fails(
+    store: ModelStore,
+    layout: StorageLayout,
+    tiny_model: Path,
+    changes: dict[str, Any],
+    outcomes: list[str],
+) -> None:
+    store.add(tiny_model, "old")
+    publish_broken(store, layout, tiny_model, "broken", **changes)
+    store.point_alias("latest", "old")
+    async with run_with_memory_for_one(layout, tiny_model) as replica:
+        store.point_alias("latest", "broken")
+        await wait_until(lambda: "refused" in list_outcomes(layout))
+        assert await list_ids(replica) == ["old"]
+        assert await find_serving_model(replica, "latest") == "old"
+    assert list_outcomes(layout) == outcomes
+
+
+@pytest.mark.parametrize("fault", ["flipped", "cut"])
+async def test_old_model_is_not_drained_for_a_damaged_one(
+    store: ModelStore,
+    layout: StorageLayout,
+    tiny_model: Path,
+    other_model: Path,
+    fault: str,
+) -> None:
+    store.add(tiny_model, "old")
+    damage(store.add(other_model, "damaged").path / "model.safetensors", fault)
+    store.point_alias("latest", "old")
+    async with run_with_memory_for_one(layout, tiny_model) as replica:
+        store.point_alias("latest", "damaged")
+        await wait_until(lambda: list_outcomes(layout) == ["refused"])
+        assert await list_ids(replica) == ["old"]
+        assert await find_serving_model(replica, "latest") == "old"
+    assert list_outcomes(layout) == ["refused"]

@@ -40,7 +40,9 @@ async def test_streamed_answers_have_their_indexes(
         ends = [piece for piece in pieces if piece.finish_reason]
         assert sorted(piece.choice_index for piece in ends) == [0, 1, 2]
         whole = await replica.answer(request)
-        texts = ["".join(one.text for one in pieces if one.choice_index == index) for index in range(3)]
+        texts = [
+            "".join(one.text for one in pieces if one.choice_index == index) for index in range(3)
+        ]
         assert texts == [choice.text for choice in whole.choices]
 
 

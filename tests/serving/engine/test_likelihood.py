@@ -170,9 +170,7 @@ def test_tokens_of_a_stop_are_not_told(tiny_model: Path) -> None:
                 shown = "".join(piece.text for piece in pieces)
                 assert shown.startswith(found), "no token is returned before its text"
         assert shown == "the quick fox".partition(stop)[0]
-        assert len(shown) - len(found) < 6, (
-            "all text has its tokens, except a cut one"
-        )
+        assert len(shown) - len(found) < 6, "all text has its tokens, except a cut one"
 
 
 def test_a_seed_draws_the_same_whatever_else_is_in_the_batch(load_engine: Load) -> None:
