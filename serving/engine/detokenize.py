@@ -217,16 +217,16 @@ class AnswerReader:
         elif not text:
             return None
         self._num_shown += len(text)
-        described_tokens = tuple(self._take_complete()) if self._pending else ()
+        complete = tuple(self._take_complete()) if self._pending else ()
         if reason is None:
-            return Piece(self._choice_index, text, tokens=described_tokens)
+            return Piece(self._choice_index, text, tokens=complete)
         return Piece(
             self._choice_index,
             text,
             reason,
             self._num_prompt_tokens,
             self._num_read,
-            described_tokens,
+            complete,
         )
 
     def _decode(self, piece: str) -> str:

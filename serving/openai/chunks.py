@@ -53,14 +53,13 @@ class ChatChunks:
         """
         chunks, self._openings = self._openings, []
         for piece in pieces:
+            index = piece.choice_index
             if piece.text or (self._has_logprobs and piece.tokens):
                 logprobs = build_chat_logprobs(piece) if self._has_logprobs else None
-                chunks.append(
-                    self._build(piece.choice_index, {"content": piece.text}, logprobs, None)
-                )
+                chunks.append(self._build(index, {"content": piece.text}, logprobs, None))
             if piece.finish_reason is not None:
                 self.usage.add(piece)
-                chunks.append(self._build(piece.choice_index, {}, None, piece.finish_reason))
+                chunks.append(self._build(index, {}, None, piece.finish_reason))
         return chunks
 
     def finish(self) -> list[JsonObject]:

@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from serving.errors import InvalidRequestError, OverloadedError, ServingError
-from serving.refusals import make_refusal, return_refusals, take
+from serving.refusals import Refusal, return_refusals, take
 
 
 def test_an_expected_exception_is_returned_and_a_bug_is_raised() -> None:
@@ -26,10 +26,12 @@ def test_an_expected_exception_is_returned_and_a_bug_is_raised() -> None:
 
 
 def test_a_refusal_keeps_the_attributes_of_its_error_but_no_traceback() -> None:
-    try:
+    @return_refusals(ServingError)
+    async def fail() -> int:
         raise OverloadedError("full", retry_after_s=7) from OSError("the cause")
-    except OverloadedError as exc:
-        refusal = pickle.loads(pickle.dumps(make_refusal(exc)))
+
+    refusal = pickle.loads(pickle.dumps(asyncio.run(fail())))
+    assert isinstance(refusal, Refusal)
     assert isinstance(refusal.error, OverloadedError)
     assert refusal.error.retry_after_s == 7
     assert refusal.error.__cause__ is None
