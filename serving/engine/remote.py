@@ -155,6 +155,11 @@ class ForkServer:
                 self._discard()  # the fork server has probably ended, so start a new one
         raise EngineLostError("no process could be started for an engine; the log says why")
 
+    def close(self) -> None:
+        """End the fork server; processes that it has forked continue."""
+        with self._lock:
+            self._discard()
+
     def _start(self) -> socket.socket:
         if self._control is None:
             control, there = socket.socketpair()

@@ -158,6 +158,15 @@ def list_outcomes(layout: StorageLayout) -> list[str]:
     return [event.outcome for event in HandoverLog(layout.handovers).read("latest")]
 
 
+def find_fork_servers() -> list[psutil.Process]:
+    """Return the processes of all fork servers for engines."""
+    return [
+        process
+        for process in psutil.Process().children()
+        if process.is_running() and "serving.engine.worker" in process.cmdline()
+    ]
+
+
 def find_engine_processes() -> list[psutil.Process]:
     """Return the processes of all engines, which are children of the fork server."""
     return [
