@@ -38,6 +38,7 @@ from serving.generator import GENERATOR_CPUS, Generator, GeneratorSettings
 from serving.refusals import return_refusals
 from serving.serve_log import log_to_serve
 from serving.settings import GenerationSettings
+from serving.store.clean_up import clean_up_models
 from serving.store.model_store import ModelStore
 from storage.layout import open_storage
 from storage.privacy import keep_files_private
@@ -59,7 +60,7 @@ def build_app(settings: ApplicationSettings) -> Application:
     gate = Gate(read_api_key(), KeyStore(layout), require_key=settings.require_key)
     check_exposure(gate, find_serve_host())
     store = ModelStore(layout)
-    store.clean_up()
+    clean_up_models(layout)
     install_base_models(store, settings.base_models)
     FileStore(layout).add(HANDBOOK_FILE_ID, find_handbook().read_bytes(), "handbook.jsonl")
     reserved_cpus = API_CPUS + QUEUE_CPUS + PAGE_CPUS + settings.reserved_cpus

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 from apps.errors import not_found
 from apps.fine_tuning.index.run_lookup import find_run, name_model
-from serving.store.model_store import ModelStore, StoredModel
+from serving.store.model_store import ModelStore
+from serving.store.stored_model import StoredModel
 from storage.layout import StorageLayout
 from storage.locks import take_turn
 from storage.scratch import sweep_scratch

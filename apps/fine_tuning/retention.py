@@ -4,7 +4,7 @@ import logging
 from threading import Event, Thread
 
 from apps.fine_tuning.submission import BUILDING_PREFIX
-from serving.store.model_store import ModelStore
+from serving.store.clean_up import clean_up_models
 from storage.layout import UPLOAD_PREFIX, StorageLayout
 from storage.scratch import sweep_scratch
 from storage.temporary_files import remove_old_temporaries
@@ -27,7 +27,7 @@ def enforce_retention(layout: StorageLayout, max_token_cache_bytes: int) -> None
     except OSError:
         logger.exception("the cache of tokens cannot be pruned")
     try:
-        ModelStore(layout).clean_up()
+        clean_up_models(layout)
     except (OSError, RuntimeError):
         logger.exception("remains of killed processes in the model store cannot be removed")
     sweep_scratch(layout.files, UPLOAD_PREFIX)

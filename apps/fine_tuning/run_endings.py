@@ -6,7 +6,8 @@ import logging
 
 from apps.file_store import FileStore
 from apps.fine_tuning.index.run_lookup import name_model
-from serving.store.model_store import LATEST_ALIAS, ModelStore
+from serving.store.model_names import LATEST_ALIAS
+from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from training import launch
 from training.run import run_state

@@ -26,7 +26,8 @@ from apps.fine_tuning.validation.row_validation import (
 from apps.full_disk import refuse_full_disk
 from apps.settings import UsageLimits
 from apps.usage import check_job_counts, check_job_size, check_model_room
-from serving.store.model_store import ModelStore, StoredModel
+from serving.store.model_store import ModelStore
+from serving.store.stored_model import StoredModel
 from storage import durable
 from storage.layout import StorageLayout, new_id
 from storage.scratch import build_in_scratch

@@ -54,16 +54,16 @@ class _TopK(ContinuousBatchingTopKLogitsWarper):  # type: ignore[misc]
     """Top-k that sorts only the rows that use it; sorting a whole vocabulary is slow."""
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
-        wanted = tensor_arg[: scores.size(0)] < scores.size(1)
-        return _process_rows(super().__call__, scores, tensor_arg, wanted)
+        selected = tensor_arg[: scores.size(0)] < scores.size(1)
+        return _process_rows(super().__call__, scores, tensor_arg, selected)
 
 
 class _TopP(ContinuousBatchingTopPLogitsWarper):  # type: ignore[misc]
     """Top-p that sorts only the rows that use it."""
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
-        wanted = tensor_arg[: scores.size(0)].view(dtype=torch.float32) < 1.0
-        return _process_rows(super().__call__, scores, tensor_arg, wanted)
+        selected = tensor_arg[: scores.size(0)].view(dtype=torch.float32) < 1.0
+        return _process_rows(super().__call__, scores, tensor_arg, selected)
 
 
 class _Noise(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
@@ -127,11 +127,11 @@ def _process_rows(
     process: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     scores: torch.Tensor,  # [B, V]
     tensor_arg: torch.Tensor,  # [at least B]
-    wanted: torch.Tensor,  # [B]
+    selected: torch.Tensor,  # [B]
 ) -> torch.Tensor:
     if scores.is_cuda:  # a CUDA graph cannot depend on tensor values
         return process(scores, tensor_arg[: scores.size(0)])
-    rows = wanted.nonzero().squeeze(-1)
+    rows = selected.nonzero().squeeze(-1)
     if len(rows) == 0:
         return scores
     return scores.index_copy(0, rows, process(scores[rows], tensor_arg[rows]))

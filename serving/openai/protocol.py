@@ -225,15 +225,6 @@ class GenerationRequest(RequestPart):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-def count_items(body: Mapping[str, Any]) -> int:
-    """Return the number of messages and parts, or of prompts and tokens, in a request."""
-    items = body.get("messages", body.get("prompt"))
-    if not isinstance(items, list):
-        return 1
-    inner = (item.get("content") if isinstance(item, dict) else item for item in items)
-    return len(items) + sum(len(item) for item in inner if isinstance(item, list))
-
-
 def parse_part(kind: type[AnyPart], body: Any) -> AnyPart:
     """Validate a decoded JSON object.
 

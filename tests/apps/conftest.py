@@ -18,8 +18,9 @@ from apps.fine_tuning.index.run_lookup import find_run
 from apps.fine_tuning.queue import RunQueue
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
-from serving.origin import RequestKind, describe_origin
+from serving.openai.chat import ChatCompletionRequest
 from serving.store.model_store import ModelStore
+from serving.wire import Piece, StreamItem, ValidRequest, WholeAnswer, describe_origin
 from storage.layout import StorageLayout, open_storage
 from tests.tiny_model import build_tiny_model
 from training.run.folder import RunFolder
@@ -109,9 +110,6 @@ def copy_model(source: Path, target: Path) -> Path:
     return Path(shutil.copytree(source, target))
 
 
-_NO_COUNTS = {"num_prompt_tokens": 0, "num_completion_tokens": 0}
-
-
 class Echo:
     """A generator that answers with the prompt, or raises the exception that the test sets."""
 
@@ -120,41 +118,32 @@ class Echo:
         self.failure: Exception | None = None
 
     async def stream(
-        self, kind: RequestKind, body: dict[str, Any], request_id: str
-    ) -> AsyncGenerator[Any, None]:
-        answer = await self.answer(kind, body, request_id)
+        self, request: ValidRequest, body: Mapping[str, Any], request_id: str
+    ) -> AsyncGenerator[StreamItem, None]:
+        answer = await self.answer(request, body, request_id)
         pieces = []
-        for choice in answer["choices"]:
-            words = [f"{word} " for word in choice["text"].split()]
-            pieces += [{**choice, "text": w, "finish_reason": None, **_NO_COUNTS} for w in words]
-            pieces.append({**choice, "text": ""})
+        for choice in answer.choices:
+            words = choice.text.split()
+            pieces += [Piece(choice.choice_index, f"{word} ") for word in words]
+            pieces.append(choice._replace(text=""))
         for number, piece in enumerate(pieces):
-            yield {"origin": None if number else answer["origin"], "pieces": [piece]}
+            yield StreamItem((piece,), None if number else answer.origin)
 
     async def answer(
-        self,
-        kind: RequestKind,
-        body: dict[str, Any],
-        request_id: str,
-    ) -> dict[str, Any]:
+        self, request: ValidRequest, body: Mapping[str, Any], request_id: str
+    ) -> WholeAnswer:
         if self.failure is not None:
             raise self.failure
-        model = self._models.resolve(body["model"])
-        asked = body["messages"][-1]["content"] if kind == "chat" else body["prompt"]
-        if kind == "chat" and isinstance(asked, list):
-            asked = " ".join(part["text"] for part in asked)
-        choice = {
-            "text": "".join(f"{word} " for word in asked.split()),
-            "finish_reason": "stop",
-            "num_prompt_tokens": 3,
-            "num_completion_tokens": 2,
-            "tokens": (),
-        }
-        return {
-            "origin": describe_origin(model),
-            "choices": [{**choice, "index": index} for index in range(body.get("n", 1))],
-            "num_prompt_tokens": 3,
-        }
+        model = self._models.resolve(request.model)
+        if isinstance(request, ChatCompletionRequest):
+            prompt = request.messages[-1].content
+        else:
+            (text,) = request.prompt
+            assert isinstance(text, str)
+            prompt = text
+        echoed = "".join(f"{word} " for word in prompt.split())
+        choices = tuple(Piece(index, echoed, "stop", 3, 2) for index in range(request.n))
+        return WholeAnswer(describe_origin(model), choices, num_prompt_tokens=3)
 
     async def check(self) -> None:
         if self.failure is not None:

@@ -15,7 +15,9 @@ from apps.errors import ApiError, InvalidInputError, invalid_input
 from apps.file_store import FileStore
 from apps.fine_tuning.index.run_lookup import find_run
 from serving.errors import ServingError
-from serving.store.model_store import LATEST_ALIAS, ModelStore, StoredModel
+from serving.store.model_names import LATEST_ALIAS
+from serving.store.model_store import ModelStore
+from serving.store.stored_model import StoredModel
 from storage import durable
 from storage.layout import StorageLayout
 from system.byte_progress import OnBytes
@@ -82,7 +84,7 @@ class _CheckAbandonedError(Exception):
 def build_default_spec(models: ModelStore, model: StoredModel, train_file: str) -> TrainingSpec:
     """Build the default spec of a fine-tuning job for `model`."""
     settings = {}
-    if models.find_root(model) == DEMONSTRATION_MODEL:
+    if models.reader.find_root(model) == DEMONSTRATION_MODEL:
         settings = read_demonstration_settings()
     return TrainingSpec.model_validate(
         {**settings, "base_model": str(model.path), "train_file": train_file}

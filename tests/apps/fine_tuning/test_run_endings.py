@@ -9,7 +9,8 @@ from apps.file_store import FileStore
 from apps.fine_tuning.index.run_lookup import name_model
 from apps.fine_tuning.queue import RunQueue
 from apps.fine_tuning.run_endings import finish_published
-from serving.store.model_store import LATEST_ALIAS, ModelStore
+from serving.store.model_names import LATEST_ALIAS
+from serving.store.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout
 from tests.apps.conftest import copy_model, create_run

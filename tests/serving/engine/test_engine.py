@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from serving.engine.answer import Piece
 from serving.engine.core import EngineCore
 from serving.engine.engine import Engine
 from serving.engine.sampling import Sampling
@@ -21,6 +20,7 @@ from serving.errors import (
     OverloadedError,
 )
 from serving.loading.loading import load_model
+from serving.wire import Piece
 from tests.serving.conftest import Load, wait_until
 from tests.tiny_model import CONTEXT_LENGTH
 
@@ -37,7 +37,7 @@ _QUESTIONS = [f"{word} number {i}?" for i in range(4) for word in ("fox", "what 
 
 
 def _encode(engine: Engine, text: str) -> list[int]:
-    return asyncio.run(engine.encode_chat([{"role": "user", "content": text}]))
+    return asyncio.run(engine.prompts.encode_chat([{"role": "user", "content": text}]))
 
 
 async def _collect(engine: Engine, ids: Sequence[int], sampling: Sampling) -> list[Piece]:
@@ -168,7 +168,9 @@ def test_model_decides_what_the_request_leaves_open(load_engine: Load, tiny_mode
 def test_prompt_beyond_the_context_is_refused_with_both_numbers(load_engine: Load) -> None:
     engine = load_engine()
     assert engine.context_length == CONTEXT_LENGTH
-    with pytest.raises(InvalidRequestError, match=f"200 tokens.*holds {CONTEXT_LENGTH}") as caught:
+    with pytest.raises(
+        InvalidRequestError, match=f"^the prompt has 200 tokens, .*holds {CONTEXT_LENGTH}, "
+    ) as caught:
         asyncio.run(_collect(engine, [5] * 200, Sampling()))
     assert caught.value.code == "context_length_exceeded"
 
@@ -270,7 +272,7 @@ def test_dead_engine_says_so(load_engine: Load) -> None:
     with pytest.raises(EngineDeadError):
         asyncio.run(die_while_answering())
     assert not engine.is_healthy()
-    with pytest.raises(EngineDeadError, match="has stopped"):
+    with pytest.raises(EngineDeadError, match="^the model's engine has stopped$"):
         asyncio.run(_collect(engine, ids, Sampling()))
 
 
@@ -279,10 +281,13 @@ def test_chat_needs_a_template_that_takes_the_messages(
 ) -> None:
     model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     (model / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(InvalidRequestError, match="'model' refuses .*: roles must alternate"):
+    with pytest.raises(
+        InvalidRequestError,
+        match="^the chat template of model 'model' refuses .*: roles must alternate$",
+    ):
         _encode(load_engine(model), "fox")
     (model / "chat_template.jinja").unlink()
-    with pytest.raises(InvalidRequestError, match="no chat template"):
+    with pytest.raises(InvalidRequestError, match="^this model has no chat template, "):
         _encode(load_engine(model), "fox")
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from serving.errors import ModelInUseError, ModelNotFoundError, TooManyAliasesError
 from serving.store.aliases import AliasBook
+from serving.store.clean_up import clean_up_models
 from serving.store.lineage import Lineage
 from serving.store.model_store import ModelStore
 from storage import durable
@@ -359,10 +360,10 @@ def test_a_model_of_an_old_id_is_another_one(
 ) -> None:
     old = store.add(tiny_model, "a")
     store.delete("a")
-    assert not old.is_there()
+    assert not old.exists()
     new = store.add(other_model, "a")
-    assert new.is_there()
-    assert not old.is_there()
+    assert new.exists()
+    assert not old.exists()
     with pytest.raises(ModelNotFoundError, match="'a' has been deleted"):
         old.hold()
     new.hold().close()
@@ -385,7 +386,7 @@ def test_what_a_killed_deletion_left_is_removed_by_the_next(
 ) -> None:
     store.add(tiny_model, "a")
     with monkeypatch.context() as patched:
-        patched.setattr("serving.store.model_store.shutil.rmtree", lambda *_, **__: None)
+        patched.setattr("serving.store.clean_up.shutil.rmtree", lambda *_, **__: None)
         store.delete("a")
     assert [path.name.startswith(".deleted-") for path in layout.models.iterdir()] == [True]
     store.add(tiny_model, "a")
@@ -436,7 +437,7 @@ def test_stray_entries_hide_no_model(
     store.point_alias("latest", "a")
     store.add(tiny_model, "d")
     store.delete("d")
-    store.clean_up()
+    clean_up_models(layout)
     with pytest.raises(FileExistsError):
         store.add(tiny_model, "dangling")
 
@@ -460,7 +461,7 @@ def test_a_model_that_the_disk_cannot_read_hides_no_other(
         store.get("nope")
     with pytest.raises(OSError, match="spoiled"):
         store.get("spoiled")
-    assert spoiled.is_there(), "a generator would unload it for a fault that may pass"
+    assert spoiled.exists(), "a generator would unload it for a fault that may pass"
 
 
 def test_what_killed_processes_left_is_removed_at_the_start(
@@ -470,5 +471,5 @@ def test_what_killed_processes_left_is_removed_at_the_start(
     for name in (".deleted-0001", ".upload-x", ".added-x"):
         left = Path(shutil.copytree(tiny_model, layout.models / name))
         (left / ".lock").touch()  # no process holds this lock any more
-    store.clean_up()
+    clean_up_models(layout)
     assert [path.name for path in layout.models.iterdir()] == ["a"]

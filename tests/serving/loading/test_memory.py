@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from serving.engine import memory
-from serving.engine.memory import PROCESS_BYTES, estimate_memory, find_default_budget
+from serving.loading import memory
 from serving.loading.inspection import inspect_model
+from serving.loading.memory import PROCESS_BYTES, estimate_memory, find_default_budget
 from serving.settings import EngineSettings
 from tests.tiny_model import build_tiny_model
 
