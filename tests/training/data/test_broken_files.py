@@ -387,7 +387,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_a_broken_file_is_refused_in_words(
+def test_broken_file_is_rejected_with_explanation(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, case: str
 ) -> None:
     name, content, expected = FILES[case]
@@ -407,7 +407,7 @@ def test_faults_are_grouped_by_kind(tmp_path: Path, tokenizer: PreTrainedTokeniz
     assert message.endswith("(lines 32, 34); 1 row: 'prompt' is 3, expected text (line 33)")
 
 
-def test_a_file_of_which_all_is_dropped_is_refused(
+def test_file_with_all_rows_dropped_is_rejected(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     content = lines({**GOOD, "prompt": "loaves " * 300})
@@ -427,7 +427,7 @@ def test_a_file_of_which_all_is_dropped_is_refused(
         ({"pormpt": "question"}, 'columns has the keys "pormpt"; the keys are "completion",'),
     ],
 )
-def test_columns_that_are_not_there_are_named(
+def test_unknown_columns_are_named(
     tmp_path: Path,
     tokenizer: PreTrainedTokenizerBase,
     columns: dict[str, str],
@@ -438,7 +438,7 @@ def test_columns_that_are_not_there_are_named(
 
 
 @pytest.mark.parametrize("mark", ["", "[", "text\n"])
-def test_a_row_beyond_all_bounds_is_refused(
+def test_row_over_size_limit_is_rejected(
     tmp_path: Path,
     tokenizer: PreTrainedTokenizerBase,
     monkeypatch: pytest.MonkeyPatch,
@@ -451,7 +451,7 @@ def test_a_row_beyond_all_bounds_is_refused(
     assert any(word in message for word in ("longer than 200,000", "field larger than field limit"))
 
 
-def test_a_broken_row_of_a_large_array_is_named_by_its_line(
+def test_broken_row_of_large_array_is_reported_with_line(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", 200_000)
@@ -465,7 +465,7 @@ def test_a_broken_row_of_a_large_array_is_named_by_its_line(
     )
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no file at .*gone.jsonl': expected rows as JSONL"):
         list(RowFile(tmp_path / "gone.jsonl").read())
     (tmp_path / "rows").mkdir()
@@ -473,7 +473,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         list(RowFile(tmp_path / "rows").read())
 
 
-def test_many_names_in_a_row_cost_little_and_are_not_all_shown(
+def test_many_keys_are_processed_quickly_and_listed_partly(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     names = [f"name{number}" for number in range(100_000)]
