@@ -40,7 +40,7 @@ def audit(folder: Path, port: int, status: int) -> tuple[int, str, list[str]]:
 
     The outcome is the exit status, the output, and the arguments that pip-audit received.
     """
-    received = folder / "asked"
+    received = folder / "received"
     command = folder / "pip-audit"
     command.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {received}\nexit {status}\n')
     command.chmod(0o700)

@@ -39,7 +39,7 @@ def send(page: Page, text: str) -> None:
     page.click("#chat-send")
 
 
-def test_chat_handles_empty_long_and_redirected_messages(chat: Page, stub: StubApi) -> None:
+def test_chat_handles_empty_and_long_messages_and_model_changes(chat: Page, stub: StubApi) -> None:
     notes = chat.locator("#chat-history .ts-answered")
     send(chat, "   ")
     expect(chat.locator("#chat-send")).to_have_text("Send")

@@ -90,7 +90,7 @@ def test_each_zero_stage_equals_plain_loop(folder: Path, world_size: int) -> Non
     assert worst["parameter"] < 1e-4
 
 
-def test_checkpointing_and_offloading_equal_plain_loop(folder: Path) -> None:
+def test_activation_checkpointing_and_offloading_equal_plain_loop(folder: Path) -> None:
     settings: list[dict[str, Any]] = [
         {"activation_checkpointing": True},
         {"zero_stage": 2, "activation_checkpointing": True},

@@ -99,7 +99,7 @@ def test_named_templates_become_mapping(tmp_path: Path) -> None:
     assert found == {"chat_template": {"default": "a", "tools": "b"}}
 
 
-def test_list_templates_returns_unique_templates() -> None:
+def test_list_templates_omits_empty_templates() -> None:
     assert list_templates({}) == ()
     assert list_templates({"chat_template": "a"}) == ("a",)
     assert list_templates({"chat_template": {"default": "a", "x": "", "y": "b"}}) == ("a", "b")

@@ -10,7 +10,7 @@ from storage.layout import StorageLayout, check_id, new_id, open_storage
 from storage.manifest import verify_directory
 
 
-def test_write_json_replaces_file_atomically(tmp_path: Path) -> None:
+def test_write_json_replaces_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     durable.write_json(path, {"status": "queued", "name": "Zoë"})
     durable.write_json(path, {"status": "running"})

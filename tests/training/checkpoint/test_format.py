@@ -278,7 +278,7 @@ def test_invisible_checkpoints_raise_and_nothing_is_removed(
     assert start.step == 8
 
 
-@pytest.mark.parametrize("record", ["not seen", "damaged"])
+@pytest.mark.parametrize("record", ["missing", "damaged"])
 @pytest.mark.parametrize(
     ("is_saved", "has_metrics", "reason"),
     [

@@ -58,7 +58,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "only blank lines": ("rows.jsonl", b"\n \n", "rows.jsonl holds no rows"),
     "empty array": ("rows.json", b" [ ] \n", "rows.json holds no rows"),
     "only a header": ("rows.csv", b"prompt,completion\n", "rows.csv holds no rows"),
-    "only a mark": ("rows", b"\xef\xbb\xbf", "rows holds no rows"),
+    "only a byte order mark": ("rows", b"\xef\xbb\xbf", "rows holds no rows"),
     "prose": ("rows", b"Once upon a time\n", 'rows begins with "Once upon a time": expected rows'),
     "zip": ("rows.jsonl", zip_bytes(), "rows.jsonl is not text but a ZIP archive or an Office"),
     "compressed twice": (
@@ -85,7 +85,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         lines(GOOD, GOOD)[:-20],
         "1 of 2 rows cannot be used: 1 row: not JSON (Unterminated string, column ",
     ),
-    "no JSON": (
+    "invalid JSON": (
         "rows.jsonl",
         lines(GOOD) + b"{oops\n\n" + lines(GOOD) + b"null,\n",
         "2 of 4 rows cannot be used: 2 rows: not JSON (Expecting property name enclosed in double "
@@ -93,12 +93,16 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     ),
     "single quotes": ("rows.jsonl", b"{'text': 'x'}\n", "not JSON (Expecting property name"),
     "raw control character": ("rows.jsonl", b'{"text": "a\x01b"}\n', "Invalid control character"),
-    "key twice": (
+    "duplicate key": (
         "rows.jsonl",
         b'{"text": "x", "text": "y"}\n',
         '1 row: duplicate key "text" (line 1)',
     ),
-    "key twice in an array": ("rows.json", b'[{"text": "x", "text": "y"}]', 'duplicate key "text"'),
+    "duplicate key in an array": (
+        "rows.json",
+        b'[{"text": "x", "text": "y"}]',
+        'duplicate key "text"',
+    ),
     "array cut off": (
         "rows.json",
         b'[{"text": "x"},\n{"text": "y',
@@ -146,16 +150,16 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     ),
     # CSV
     "no header": ("rows.csv", b"How many?,Twelve.\nWhen?,At six.\n", 'keys "How many?", "Twelve'),
-    "ragged": (
+    "rows of different length": (
         "rows.csv",
         b"prompt,completion\na,b\nc\nd,e,f\n",
         "2 of 3 rows cannot be used: 2 rows: 1 fields where the header has 2; quote fields that "
         "hold the separator (lines 3, 4)",
     ),
     "unnamed column": ("rows.csv", b"text,\nx,y\n", "column 2 of the header has no name"),
-    "column twice": ("rows.csv", b"text,text\nx,y\n", 'the header names "text" more than once'),
+    "duplicate column": ("rows.csv", b"text,text\nx,y\n", 'the header names "text" more than once'),
     "quote not closed": ("rows.csv", b'text\n"Twelve.\n', "not CSV (unexpected end of data)"),
-    "after a quote": (
+    "text after a quote": (
         "rows.csv",
         b'text\nok\n"x"y\n',
         "not CSV (',' expected after '\"'); double the quotes",
@@ -174,7 +178,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         lines(GOOD, {"prompt": "x"}),
         "'completion' is missing, expected text (line 2)",
     ),
-    "half a character": ("rows.jsonl", rb'{"text": "\ud800"}', "'text' has half a character (a"),
+    "lone surrogate": ("rows.jsonl", rb'{"text": "\ud800"}', "'text' has half a character (a"),
     "NUL character": ("rows.jsonl", rb'{"text": "a\u0000b"}', "'text' has a NUL character in it"),
     "one token": (
         "rows.jsonl",
@@ -188,7 +192,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         lines({"messages": "hi"}),
         "'messages' is \"hi\", expected",
     ),
-    "cell is no JSON": ("rows.csv", b"messages\n[oops\n", "'messages' is not JSON: \"[oops\""),
+    "cell is not JSON": ("rows.csv", b"messages\n[oops\n", "'messages' is not JSON: \"[oops\""),
     "message is text": ("rows.jsonl", chat("hi"), 'message 1 is "hi", expected an object'),
     "role": (
         "rows.jsonl",
@@ -227,7 +231,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         chat(USER, {**ANSWER, "train": "no"}),
         'message 2 has the train "no", expected true or false',
     ),
-    "flags contradict": (
+    "contradictory flags": (
         "rows.jsonl",
         chat(USER, {**ANSWER, "weight": 1, "train": False}),
         'message 2 has the flags {"weight": true, "train": false}, which contradict each other',
@@ -242,7 +246,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         lines({"conversations": [{"from": "gpt", "value": "x", "train_detail": [{}]}]}),
         "message 1 has 'train_detail', but a message is learned as a whole or not at all",
     ),
-    "call of Hermes is no JSON": (
+    "call of Hermes is not JSON": (
         "rows.jsonl",
         lines(
             {"conversations": [{"from": "function_call", "value": "<tool_call>{'a'}</tool_call>"}]}
@@ -330,7 +334,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         lines({"instruction": "a", "output": "b", "history": {"a": "b"}}),
         '\'history\' is {"a": "b"}, expected a list of [question, answer] pairs (line 1)',
     ),
-    "half a turn of history": (
+    "incomplete turn of history": (
         "rows.jsonl",
         lines({"instruction": "a", "output": "b", "history": [["c", "d"], ["e"]]}),
         "turn 2 of 'history' is [\"e\"], expected a pair [question, answer] (line 1)",
@@ -358,17 +362,17 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         chat(USER, {**ANSWER, "tool_calls": [{"function": {}}]}),
         'a tool call is {"function": {}}, expected a function with a name',
     ),
-    "arguments are no JSON": (
+    "arguments are not JSON": (
         "rows.jsonl",
         chat(USER, {**ANSWER, "tool_calls": [{"function": {"name": "f", "arguments": "{a"}}]}),
         "'arguments' of a tool call is not JSON: \"{a\"",
     ),
-    "half a character in the id of a call": (
+    "lone surrogate in the id of a call": (
         "rows.jsonl",
         chat(USER, {**ANSWER, "tool_calls": [{**CALL, "id": "\ud800"}]}),
         "'id' has half a character (a lone surrogate) in it (line 1)",
     ),
-    "half a character in the name of a call": (
+    "lone surrogate in the name of a call": (
         "rows.jsonl",
         chat(USER, {**ANSWER, "tool_calls": [{"function": {"name": "f\udfff"}}]}),
         "'name' has half a character (a lone surrogate) in it (line 1)",

@@ -75,7 +75,7 @@ def test_min_stall_applies_to_fast_steps(
     assert len(reports) == 1
 
 
-def test_first_steps_and_pauses_between_steps_are_not_watched(
+def test_first_steps_and_time_between_steps_are_not_watched(
     watchdog: Watchdog, clock: Clock, reports: list[Any]
 ) -> None:
     watchdog.begin_step(1)

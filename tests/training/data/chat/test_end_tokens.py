@@ -15,7 +15,7 @@ from training.data.chat.end_tokens import EndTokens
         ("falcon", True, "<|endoftext|>"),
     ],
 )
-def test_end_token_is_the_one_that_template_uses(name: str, has_calls: bool, chosen: str) -> None:
+def test_chosen_end_token_follows_template(name: str, has_calls: bool, chosen: str) -> None:
     family = FAMILIES[name]
     tokenizer = make_tokenizer(family)
     end_tokens = EndTokens(tokenizer, find_end_ids(tokenizer, family))
