@@ -39,14 +39,14 @@ def find_imports(name: str, file: Path, tree: ast.Module) -> Iterator[str]:
     modules = parse_modules()
     for node in list_import_time_nodes(tree):
         if isinstance(node, ast.Import):
-            wanted = [alias.name for alias in node.names]
+            imported_names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file} has a relative import"
             base = node.module or ""
-            wanted = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+            imported_names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
         else:
             continue
-        for one in wanted:
+        for one in imported_names:
             parts = one.split(".")
             for length in range(1, len(parts) + 1):
                 if (found := ".".join(parts[:length])) in modules:
@@ -55,18 +55,18 @@ def find_imports(name: str, file: Path, tree: ast.Module) -> Iterator[str]:
 
 def list_import_time_nodes(tree: ast.Module) -> Iterator[ast.AST]:
     """Yield the statements that run when a module is imported, except for annotations' imports."""
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
         yield node
-        waiting.extend(ast.iter_child_nodes(node))
+        pending.extend(ast.iter_child_nodes(node))
 
 
-def test_a_folder_has_few_modules() -> None:
+def test_folders_have_few_modules() -> None:
     sizes: dict[Path, int] = {}
     for file, _ in parse_modules().values():
         sizes[file.parent] = sizes.get(file.parent, 0) + (file.name != "__init__.py")
@@ -76,7 +76,7 @@ def test_a_folder_has_few_modules() -> None:
     assert {str(f.relative_to(ROOT)): n for f, n in sizes.items() if n > MAX_MODULES} == {}
 
 
-def test_a_file_is_short() -> None:
+def test_files_are_short() -> None:
     lengths = {
         str(file.relative_to(ROOT)): file.read_text().count("\n")
         for file, _ in parse_modules().values()
@@ -88,7 +88,7 @@ def test_a_file_is_short() -> None:
     assert {path: length for path, length in lengths.items() if length > MAX_LINES} == {}
 
 
-def test_a_class_has_few_methods() -> None:
+def test_classes_have_few_methods() -> None:
     counts = {
         f"{name}.{node.name}": sum(
             isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) for item in node.body
@@ -112,7 +112,7 @@ def test_functions_are_short() -> None:
     assert statistics.median(lengths) <= MAX_MEDIAN_FUNCTION_LINES
 
 
-def test_no_modules_import_each_other() -> None:
+def test_modules_have_no_import_cycles() -> None:
     graph = {
         name: set(find_imports(name, file, tree)) - {name}
         for name, (file, tree) in parse_modules().items()
@@ -133,7 +133,7 @@ def list_packages_of(name: str) -> set[str]:
     return {".".join(parts[:length]) for length in range(1, len(parts))}
 
 
-def test_data_is_typed() -> None:
+def test_apps_have_few_untyped_dicts() -> None:
     """`dict[str, Any]` in apps/, as an annotation or an alias."""
     found = [
         f"{file.relative_to(ROOT)}:{node.lineno}"

@@ -115,7 +115,7 @@ def test_texts_use_standard_terms() -> None:
     assert len(found) <= MAX_SHARE * len(texts)
 
 
-def test_an_idiom_is_found() -> None:
+def test_has_idiom_finds_idioms() -> None:
     assert has_idiom("The run goes on from\nits last checkpoint")
     assert has_idiom("Nobody's lock")
     assert not has_idiom("The run resumes from its last checkpoint")

@@ -131,7 +131,7 @@ async def add_results(whole: Whole, run: RunFolder) -> None:
 
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("kind", DAMAGED)
-async def test_damage_to_one_entry_is_that_entrys_alone(whole: Whole, kind: str) -> None:
+async def test_damaged_entry_does_not_affect_other_entries(whole: Whole, kind: str) -> None:
     bad = await queue_run(whole, "bad")
     good = await queue_run(whole, "good")
     await whole.queue.pause(bad.path.name)  # so that the queue reads the run but does not start it
@@ -162,7 +162,9 @@ async def test_damage_to_one_entry_is_that_entrys_alone(whole: Whole, kind: str)
         assert file.parent.is_dir(), f"{fault}: nothing is removed"
         restore(file, content)
         await whole.queue.reconcile()
-        assert await whole.list_ids() == before, f"{fault}: with the bytes back all is there"
+        assert await whole.list_ids() == before, (
+            f"{fault}: all entries are listed after its bytes are restored"
+        )
 
 
 def restore(file: Path, content: bytes) -> None:

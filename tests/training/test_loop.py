@@ -22,7 +22,7 @@ from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
 
 
-class Saved:
+class FakeCheckpointWriter:
     """A replacement for the checkpoint writer that records the progress of each checkpoint."""
 
     def __init__(self, *_: Any) -> None:
@@ -36,9 +36,9 @@ class Saved:
 
 
 @pytest.fixture
-def saved(monkeypatch: pytest.MonkeyPatch) -> Saved:
+def saved(monkeypatch: pytest.MonkeyPatch) -> FakeCheckpointWriter:
     """A fake checkpoint writer, with steps and evaluations that compute nothing."""
-    saved = Saved()
+    saved = FakeCheckpointWriter()
 
     def take_step(*_: Any, **__: Any) -> StepResult:
         return StepResult(
@@ -61,8 +61,8 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> Saved:
 
 
 @pytest.mark.parametrize("max_steps", [3, 4, 6, None])
-def test_the_last_step_is_evaluated_and_saved_wherever_it_is(
-    tmp_path: Path, saved: Saved, max_steps: int | None
+def test_last_step_is_evaluated_and_saved(
+    tmp_path: Path, saved: FakeCheckpointWriter, max_steps: int | None
 ) -> None:
     run = RunFolder(tmp_path / "run")
     run.data.mkdir(parents=True)

@@ -15,7 +15,7 @@ from training.__main__ import PAUSED_STATUS, kill_leftover_processes, main
 from training.run.folder import RunFolder
 
 
-def test_what_outlives_its_cluster_is_killed() -> None:
+def test_remaining_processes_of_cluster_are_killed() -> None:
     code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as hanging:
         assert hanging.stdout is not None
@@ -29,7 +29,7 @@ def test_what_outlives_its_cluster_is_killed() -> None:
     kill_leftover_processes([found])
 
 
-def test_an_output_that_is_a_url_is_refused_and_makes_no_folder(
+def test_url_as_output_is_rejected_without_creating_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Previously, the run was written to a local folder 's3:'."""
@@ -53,7 +53,7 @@ def run_without_a_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch, **chang
     return main([*arguments, "--cache", str(folder / "cache")])
 
 
-def test_a_refused_first_start_leaves_its_folder_to_the_next(
+def test_folder_of_rejected_first_start_can_be_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Previously, a corrected spec was rejected because the run had other settings."""
@@ -66,7 +66,7 @@ def test_a_refused_first_start_leaves_its_folder_to_the_next(
     assert run.read_record().error is None
 
 
-def test_a_run_that_has_trained_keeps_its_settings(
+def test_trained_run_keeps_its_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start = partial(run_without_a_cluster, tmp_path, monkeypatch)
@@ -82,7 +82,7 @@ def test_a_run_that_has_trained_keeps_its_settings(
 
 @pytest.mark.parametrize("name", ["run.json", "spec.json"])
 @pytest.mark.parametrize("content", ["", '{"id": "run", "sta', "[]"])
-def test_a_torn_file_of_a_run_is_named(
+def test_truncated_file_of_run_is_named(
     name: str,
     content: str,
     tmp_path: Path,

@@ -24,9 +24,7 @@ def run(tmp_path: Path) -> RunFolder:
     return run
 
 
-def test_a_training_that_meets_a_full_disk_pauses_the_run(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_pauses_run(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Previously, the run failed and had to be restarted manually."""
 
     def fail(*_: object) -> None:
@@ -45,7 +43,7 @@ def test_a_training_that_meets_a_full_disk_pauses_the_run(
     assert event["data"]["needed_bytes"] == record.needed_bytes
 
 
-def test_it_waits_for_room(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paused_run_waits_for_disk_space(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     pause_until_room(run, SPEC, FULL)
     needed_bytes = run.read_record().needed_bytes
     assert needed_bytes is not None
@@ -59,7 +57,7 @@ def test_it_waits_for_room(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> N
     assert not run.is_pause_requested
 
 
-def test_a_run_that_resumes_is_not_refused_for_lack_of_room(
+def test_resumed_run_passes_disk_space_check(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("full_disk", "free_space"):
@@ -70,7 +68,7 @@ def test_a_run_that_resumes_is_not_refused_for_lack_of_room(
     check_room(run, SPEC.model_copy(update={"precision": "fp32"}), [{"CPU": 2.0}], on_gpu=False)
 
 
-def test_a_run_without_progress_since_then_waits_for_its_user(run: RunFolder) -> None:
+def test_run_without_progress_waits_for_user(run: RunFolder) -> None:
     """Otherwise the run would be restarted repeatedly if a different disk is full."""
     run.metrics.add({"step": 5, "loss": 1.0})
     pause_until_room(run, SPEC, FULL)
@@ -83,7 +81,7 @@ def test_a_run_without_progress_since_then_waits_for_its_user(run: RunFolder) ->
     assert "when it is resumed" in run.events.read()[-1]["message"]
 
 
-def test_a_pause_that_cannot_be_recorded_leaves_the_record(
+def test_unrecorded_pause_leaves_record_unchanged(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -92,10 +90,10 @@ def test_a_pause_that_cannot_be_recorded_leaves_the_record(
     monkeypatch.setattr("training.run.folder.durable.append_json_line", fail)
     monkeypatch.setattr("training.run.folder.versioned.write_object", fail)
     pause_until_room(run, SPEC, FULL)
-    assert run.read_record().status == "running", "whoever finds it so resumes it"
+    assert run.read_record().status == "running", "the queue resumes a run with this status"
 
 
-def test_a_run_that_has_ended_is_left_alone(run: RunFolder) -> None:
+def test_ended_run_is_not_paused(run: RunFolder) -> None:
     run.update_record(status="cancelled")
     pause_until_room(run, SPEC, FULL)
     assert run.read_record().status == "cancelled"
