@@ -125,7 +125,11 @@ async def test_a_job_that_the_cluster_does_not_accept_is_started_again(
 
 
 async def test_a_run_cancelled_during_the_pass_is_not_started(
-    queue: RunQueue, jobs: NotedJobs, file_id: str, monkeypatch: pytest.MonkeyPatch
+    queue: RunQueue,
+    jobs: NotedJobs,
+    file_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     run = await create_run(queue, file_id)
 
@@ -139,6 +143,7 @@ async def test_a_run_cancelled_during_the_pass_is_not_started(
     await queue.reconcile()
     assert run.read_record().status == "cancelled"
     assert jobs.commands == {}
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_unreadable_settings_of_one_run_delay_no_other_run(
