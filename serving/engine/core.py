@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from transformers import ContinuousBatchingConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.generation.continuous_batching import ContinuousBatchingManager
-from transformers.generation.continuous_batching.requests import GenerationOutput
 
 from model_files.end_ids import list_end_ids
 from serving.cpu.malloc import prepare_process
@@ -27,6 +25,14 @@ from serving.engine.sampling import Sampling
 from serving.errors import EngineDeadError
 from serving.loading.loading import load_model
 from serving.settings import EngineSettings
+from serving.transformers_internals import (
+    ContinuousBatchingManager,
+    GenerationOutput,
+    accepts_requests,
+    count_active_requests,
+    count_cache_tokens,
+    find_cache_use,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +87,7 @@ class EngineCore:
 
     def is_alive(self) -> bool:
         """Return whether the generating thread is alive and accepts requests."""
-        status = self._manager.background_thread_status
-        return self._manager.is_running() and status.can_accept_new_requests() is None
+        return accepts_requests(self._manager)
 
     def generate(self, command: Generation) -> None:
         """Start to generate; raises `EngineDeadError` if the thread has stopped."""
@@ -140,13 +145,8 @@ class EngineCore:
         self._report(progress)
 
     def _report(self, progress: Sequence[Progress]) -> None:
-        processor = self._manager.batch_processor
-        if processor is None:  # it has stopped
-            self._handle_report(Report(progress, 0, 0.0))
-            return
-        num_running = len(processor.scheduler.active_requests)
-        cache_use = 1 - float(processor.cache.compute_free_capacity())
-        self._handle_report(Report(progress, num_running, cache_use))
+        num_running = count_active_requests(self._manager)
+        self._handle_report(Report(progress, num_running, find_cache_use(self._manager)))
 
     def _find_progress(self, output: GenerationOutput) -> Progress | None:
         """Return the progress of a request since its last report; None if it was cancelled."""
@@ -196,9 +196,7 @@ def _configure_batching(settings: EngineSettings) -> ContinuousBatchingConfig:
 
 
 def _find_context_length(model: PreTrainedModel, manager: ContinuousBatchingManager) -> int:
-    processor = manager.batch_processor
-    assert processor is not None
-    num_cache_tokens: int = processor.cache.num_blocks * processor.cb_config.page_size
+    num_cache_tokens = count_cache_tokens(manager)
     own: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return min(own or num_cache_tokens, num_cache_tokens)
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from serving.engine.continuous_batching import find_likelihoods
 from serving.engine.messages import Likelihood
+from serving.transformers_internals import find_attention
 
 _MAX_LOGITS = 1 << 26
 """Most logits per forward pass: 256 MB in fp32."""
@@ -42,7 +43,7 @@ def score_tokens(
 @contextmanager
 def _without_pages(model: PreTrainedModel) -> Iterator[None]:
     """Make a model usable without the paged cache that it generates with."""
-    own: str = model.config._attn_implementation
+    own = find_attention(model)
     if own != "paged|eager":  # other implementations work without a paged cache
         yield
         return
