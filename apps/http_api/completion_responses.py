@@ -70,7 +70,7 @@ async def respond(
     return JSONResponse(content, headers=_describe_origin(answer.origin))
 
 
-async def respond_relayed(relay: UpstreamRelay, path: str, body: dict[str, Any]) -> Response:
+async def respond_relayed(relay: UpstreamRelay, path: str, body: JsonObject) -> Response:
     """Relay a text request to an upstream; stream its response if the upstream does."""
     origin, answer = await relay.ask(path, body)
     if isinstance(answer, dict):

@@ -5,20 +5,20 @@ from typing import Any
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
-from transformers.generation.continuous_batching import ContinuousBatchingManager
-from transformers.generation.continuous_batching.cb_logits_processors import (
-    ContinuousBatchingLogitsProcessor,
-)
-from transformers.generation.continuous_batching.continuous_api import OutputRouter
-from transformers.generation.continuous_batching.requests import (
-    FutureRequestState,
-    GenerationOutput,
-)
-from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
 
 from serving.cpu.paged_attention import use_attention_by_request
 from serving.engine.logits_processors import build_processors
 from serving.engine.messages import Likelihood
+from serving.transformers_internals import (
+    ContinuousBatchingLogitsProcessor,
+    ContinuousBatchingManager,
+    FIFOScheduler,
+    FutureRequestState,
+    GenerationOutput,
+    OutputRouter,
+    call_before_update,
+    register_scheduler,
+)
 
 UNLIKELY = -9999.0
 """Replacement for minus infinity, as in OpenAI's responses."""
@@ -113,7 +113,7 @@ def start_manager(
     `ValueError` or `RuntimeError` if the cache cannot be allocated.
     """
     use_attention_by_request()
-    SCHEDULER_MAPPING[_SCHEDULER_NAME] = _Scheduler
+    register_scheduler(_SCHEDULER_NAME, _Scheduler)
     config.scheduler_type = _SCHEDULER_NAME
     config.per_request_processors = True
     # Likelihoods are recorded between two steps; with two steps in flight they would mix.
@@ -128,15 +128,7 @@ def start_manager(
         num_rows = manager.continuous_batching_config.max_requests_per_batch
         recorder.reserve(num_rows, vocab_size, model.device)
     manager.warmup()  # allocates the cache in this thread, so that its errors are raised here
-    processor: Any = manager.batch_processor
-    update = processor.update_batch
-
-    def record_and_update() -> None:
-        outputs = processor.inputs_and_outputs
-        recorder.record(outputs.output_ids[0, : outputs.num_request_in_batch])
-        update()
-
-    processor.update_batch = record_and_update
+    call_before_update(manager, recorder.record)
     manager.start()
     return manager
 

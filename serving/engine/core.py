@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from transformers import ContinuousBatchingConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.generation.continuous_batching import ContinuousBatchingManager
-from transformers.generation.continuous_batching.requests import GenerationOutput
 
 from model_files.end_ids import list_end_ids
 from serving.cpu.malloc import prepare_process
@@ -27,6 +25,14 @@ from serving.engine.sampling import Sampling
 from serving.errors import EngineDeadError
 from serving.loading.loading import load_model
 from serving.settings import EngineSettings
+from serving.transformers_internals import (
+    ContinuousBatchingManager,
+    GenerationOutput,
+    accepts_requests,
+    count_active_requests,
+    count_cache_tokens,
+    find_cache_use,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +56,7 @@ class EngineCore:
     """Generates for all requests in one thread and reports their progress to `handle_report`.
 
     `handle_report` is called from the core's threads. The constructor blocks until the thread has
-    started, and raises `EngineDeadError` if it cannot start.
+    started, and raises `EngineDeadError` if it cannot start. `manager` is the one of transformers.
     """
 
     def __init__(
@@ -66,14 +72,14 @@ class EngineCore:
         self._scoring = threading.Lock()
         vocab_size = int(model.config.get_text_config().vocab_size)
         try:
-            self._manager = start_manager(
+            self.manager = start_manager(
                 model, _configure_batching(settings), vocab_size, self._likelihoods, self._deliver
             )
         except (MemoryError, ValueError, RuntimeError) as exc:
             name = Path(model.name_or_path).name
             raise EngineDeadError(f"no engine could be started for {name!r}: {exc}") from exc
         self.facts = ModelFacts(
-            context_length=_find_context_length(model, self._manager),
+            context_length=_find_context_length(model, self.manager),
             vocab_size=vocab_size,
             eos_ids=tuple(sorted(list_end_ids(model.generation_config, tokenizer))),
             sampling=_find_sampling(model),
@@ -81,8 +87,7 @@ class EngineCore:
 
     def is_alive(self) -> bool:
         """Return whether the generating thread is alive and accepts requests."""
-        status = self._manager.background_thread_status
-        return self._manager.is_running() and status.can_accept_new_requests() is None
+        return accepts_requests(self.manager)
 
     def generate(self, command: Generation) -> None:
         """Start to generate; raises `EngineDeadError` if the thread has stopped."""
@@ -90,7 +95,7 @@ class EngineCore:
             self._likelihoods.start(command.request_id)
         with self._lock:
             self._num_reported[command.request_id] = 0
-        accepted = self._manager.add_request(
+        accepted = self.manager.add_request(
             list(command.prompt_ids),
             request_id=command.request_id,
             max_new_tokens=command.num_new_tokens,
@@ -122,17 +127,17 @@ class EngineCore:
             is_generating = self._num_reported.pop(request_id, None) is not None
         self._likelihoods.discard(request_id)
         if is_generating:
-            self._manager.cancel_request(request_id)
+            self.manager.cancel_request(request_id)
 
     def close(self) -> None:
         """Stop the thread, fail running requests and free the weights; block until done."""
         if not hasattr(self, "_model"):
             return
-        if self._manager.is_running():
-            self._manager.stop(block=True, timeout=_STOP_TIMEOUT_S, hard_stop=True)
-        self._manager.destroy()
+        if self.manager.is_running():
+            self.manager.stop(block=True, timeout=_STOP_TIMEOUT_S, hard_stop=True)
+        self.manager.destroy()
         # Remaining references to this core must not keep the weights in memory.
-        self._manager.model = None
+        self.manager.model = None
         del self._model
 
     def _deliver(self, outputs: Iterable[GenerationOutput]) -> None:
@@ -140,13 +145,8 @@ class EngineCore:
         self._report(progress)
 
     def _report(self, progress: Sequence[Progress]) -> None:
-        processor = self._manager.batch_processor
-        if processor is None:  # it has stopped
-            self._handle_report(Report(progress, 0, 0.0))
-            return
-        num_running = len(processor.scheduler.active_requests)
-        cache_use = 1 - float(processor.cache.compute_free_capacity())
-        self._handle_report(Report(progress, num_running, cache_use))
+        num_running = count_active_requests(self.manager)
+        self._handle_report(Report(progress, num_running, find_cache_use(self.manager)))
 
     def _find_progress(self, output: GenerationOutput) -> Progress | None:
         """Return the progress of a request since its last report; None if it was cancelled."""
@@ -172,7 +172,7 @@ class EngineCore:
             with self._scoring:
                 runs = score_tokens(self._model, command.token_ids, command.num_top)
                 while command.request_id in self._scored:
-                    with self._manager.pause():
+                    with self.manager.pause():
                         if not (run := next(runs, [])):
                             break
                     likelihoods += run
@@ -196,9 +196,7 @@ def _configure_batching(settings: EngineSettings) -> ContinuousBatchingConfig:
 
 
 def _find_context_length(model: PreTrainedModel, manager: ContinuousBatchingManager) -> int:
-    processor = manager.batch_processor
-    assert processor is not None
-    num_cache_tokens: int = processor.cache.num_blocks * processor.cb_config.page_size
+    num_cache_tokens = count_cache_tokens(manager)
     own: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return min(own or num_cache_tokens, num_cache_tokens)
 

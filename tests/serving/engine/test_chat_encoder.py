@@ -59,7 +59,9 @@ def test_a_hanging_template_stops_only_its_own_model(
                     await replica.answer(make_request(ask("fine")))
                     await replica.check_health()
                 durations.append(time.monotonic() - started)
-            with pytest.raises(InvalidRequestError, match="model 'hanging' was stopped") as caught:
+            with pytest.raises(
+                InvalidRequestError, match="^the chat template of model 'hanging' was stopped: "
+            ) as caught:
                 await hanging[0]
             assert caught.value.code == "chat_template_limit"
             for task in hanging[1:]:
@@ -78,7 +80,9 @@ def test_a_template_that_writes_half_a_surrogate_pair_refuses_the_messages(
 
     async def scenario() -> None:
         async with run_replica(layout) as replica:
-            with pytest.raises(InvalidRequestError, match="half of a surrogate pair"):
+            with pytest.raises(
+                InvalidRequestError, match="^the chat template of .* half of a surrogate pair$"
+            ):
                 await replica.answer(make_request(ask("odd")))
 
     asyncio.run(scenario())
@@ -94,7 +98,9 @@ def test_rendering_ends_with_the_requests_deadline(
     async def scenario() -> float:
         deadline = asyncio.get_running_loop().time() + 0.2
         request = parse_chat_request(ask("hanging"))
-        with pytest.raises(DeadlineExceededError, match="model 'hanging' was not encoded within"):
+        with pytest.raises(
+            DeadlineExceededError, match="^the prompt for model 'hanging' was not encoded "
+        ):
             await RequestExecution.prepare(request, model, engine, deadline)
         return asyncio.get_running_loop().time() - deadline
 
@@ -142,7 +148,10 @@ def test_a_tokenizer_that_panics_refuses_the_request_and_the_row(
     tokenizer.backend_tokenizer.normalizer = BROKEN
     encoders.append(ChatEncoder(tokenizer, RenderLimits()))
     chat = [{"role": "user", "content": "fox"}, {"role": "assistant", "content": "dog"}]
-    with pytest.raises(InvalidRequestError, match="the tokenizer failed: index out of") as caught:
+    with pytest.raises(
+        InvalidRequestError,
+        match="^the messages cannot be encoded .*: the tokenizer failed: index out of",
+    ) as caught:
         asyncio.run(encoders[-1].encode(chat[:1]))
     assert (caught.value.code, caught.value.param) == ("tokenizer_failed", "messages")
     for row in (Row(1, messages=tuple(chat), learned=(False, True)), Row(1, text="fox")):

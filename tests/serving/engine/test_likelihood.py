@@ -84,7 +84,7 @@ def test_a_text_is_scored_as_by_a_plain_forward_pass(
     async def score_all() -> list[list[TokenLogprob]]:
         scored = []
         for limit in (1 << 26, 5 * 600):  # in one pass, and in passes of a few tokens
-            monkeypatch.setattr(prompt_logprobs, "_MAX_LOGITS", limit)
+            monkeypatch.setattr(prompt_logprobs, "MAX_LOGITS", limit)
             encode = engine.prompts.encode_text
             busy = asyncio.create_task(collect(engine, encode("fox"), Sampling(100)))
             encoded = map(encode, texts)
