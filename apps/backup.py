@@ -12,7 +12,7 @@ from pathlib import Path
 
 from storage import durable
 from storage.layout import StorageLayout
-from storage.locks import hold_shared, take_turn
+from storage.locks import lock_exclusive, lock_shared
 from storage.regular_file import read_regular
 from storage.snapshots.backup import take_snapshot
 from storage.snapshots.snapshot import Snapshot
@@ -52,7 +52,7 @@ def back_up(layout: StorageLayout, folder: Path, on_bytes: OnBytes) -> Snapshot:
 
 def _copy_storage(layout: StorageLayout, writer: SnapshotWriter) -> None:
     with ExitStack() as held:
-        with take_turn(layout.store.alias_lock):
+        with lock_exclusive(layout.store.alias_lock):
             records = _read_records(layout, writer)
             aliases = {
                 path: read_regular(path)
@@ -116,7 +116,7 @@ def _hold_models(layout: StorageLayout, writer: SnapshotWriter, held: ExitStack)
     for path in _list_visible(layout.models):
         try:
             with reading(path):
-                held.enter_context(hold_shared(path / durable.MANIFEST_NAME))
+                held.enter_context(lock_shared(path / durable.MANIFEST_NAME))
         except EntryGoneError:  # a folder without a manifest is not a model
             continue
         except EntryUnreadableError as exc:

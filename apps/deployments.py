@@ -43,7 +43,7 @@ from serving.store.model_store import ModelStore
 from storage.layout import open_storage
 from storage.privacy import keep_files_private
 from system.library_imports import import_transformers
-from system.threads import put_thread_last
+from system.threads import lower_thread_priority
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ class FineTuningQueueReplica:
 
 def _import_readers() -> None:
     """Import modules that take seconds before the first job needs them, at low priority."""
-    put_thread_last()
+    lower_thread_priority()
     import_transformers()
     import training.data.preview  # noqa: F401
 

@@ -15,7 +15,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -47,6 +47,21 @@ logger = logging.getLogger(__name__)
 REQUEST_ID_HEADER = "x-request-id"
 MAX_MESSAGE_CHARACTERS = 2_000
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+class ErrorObject(TypedDict):
+    """An error in OpenAI's format."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(TypedDict):
+    """The body of every error response."""
+
+    error: ErrorObject
 
 
 class ApiError(Exception):
@@ -100,6 +115,22 @@ def invalid_input(
 
 FULL_DISK = "the server's disk has no room for it"
 
+
+@contextmanager
+def refuse_full_disk() -> Iterator[None]:
+    """Raise `ApiError` 507 if the disk has no room for what the body writes.
+
+    Use it where the error crosses from one replica to another, or has to be distinguished from
+    other `OSError`s.
+    """
+    try:
+        yield
+    except OSError as exc:
+        if is_out_of_room(exc):
+            raise ApiError(507, FULL_DISK, code="disk_full") from exc
+        raise
+
+
 _EXPECTED = (
     ApiError,
     ServingError,
@@ -150,8 +181,8 @@ def is_expected(exc: BaseException) -> bool:
 
 def error_body(
     status: int, message: str, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    """Build `{"error": …}` in OpenAI's shape."""
+) -> ErrorBody:
+    """Build the body of a response to a request that failed."""
     kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
     if len(message) > MAX_MESSAGE_CHARACTERS:

@@ -5,9 +5,10 @@ A record that cannot be read is logged, and does not hide the other files.
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple, NotRequired, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -22,6 +23,48 @@ logger = logging.getLogger(__name__)
 RECORD_NAME = "file.json"
 CHECK_NAME = "check.json"
 ROWS_PURPOSE = "fine-tune"
+
+CheckStatus = Literal["uploaded", "processed", "error"]
+
+
+class NewFile(TypedDict):
+    """What is stored about a file when it is added."""
+
+    filename: str
+    purpose: str
+    bytes: int
+    sha256: NotRequired[str]
+
+
+class StoredFile(NewFile):
+    """The record of a file, as in `file.json`; it may have further keys."""
+
+    id: str
+    object: NotRequired[Literal["file"]]
+    created_at: int
+
+
+class FileCheck(TypedDict):
+    """What the check of a file counted; earlier releases counted less."""
+
+    model: str
+    format: str
+    num_rows: int
+    num_tokens: int
+    learned_share: float
+    ignored_keys: NotRequired[dict[str, int]]
+
+
+class StoredCheck(TypedDict):
+    """The result of a file's check, as in `check.json`."""
+
+    status: CheckStatus
+    status_details: str | None
+    check: NotRequired[FileCheck | None]
+
+
+class FileObject(StoredFile, StoredCheck):
+    """A file as the API shows it."""
 
 
 class _FileRecord(BaseModel):
@@ -43,7 +86,7 @@ class StoredBytes(NamedTuple):
     size_bytes: int
 
 
-def read_file_record(path: Path) -> dict[str, Any]:
+def read_file_record(path: Path) -> StoredFile:
     """Read a file.json, without its format version.
 
     Raises `FileNotFoundError`, or `DamagedFileError` for a record that cannot be used.
@@ -59,10 +102,10 @@ def read_file_record(path: Path) -> dict[str, Any]:
         raise DamagedFileError(
             path, f"its id is {record.id!r}, expected that of its folder {path.parent.name!r}"
         )
-    return {key: value[key] for key in value if key != FORMAT_KEY}
+    return cast(StoredFile, _drop_format(value))
 
 
-def read_check(path: Path) -> dict[str, Any] | None:
+def read_check(path: Path) -> StoredCheck | None:
     """Read the result of a file's check; None if the file was not checked.
 
     A damaged result is logged and counts as none, so that the file is checked again. A result of a
@@ -77,6 +120,10 @@ def read_check(path: Path) -> dict[str, Any] | None:
     except DamagedFileError:
         logger.exception("the check of a file cannot be read; the file is checked again")
         return None
+    return cast(StoredCheck, _drop_format(value))
+
+
+def _drop_format(value: Mapping[str, object]) -> dict[str, object]:
     return {key: value[key] for key in value if key != FORMAT_KEY}
 
 
@@ -92,7 +139,7 @@ class FileIndex:
         self._faults = FaultLog(logger)
         self._unchecked: set[str] = set()
 
-    def list_files(self) -> list[dict[str, Any]]:
+    def list_files(self) -> list[FileObject]:
         """Return the record of each file with the result of its check, in no particular order."""
         with self._lock:
             names = self._list_names()
@@ -127,7 +174,7 @@ class FileIndex:
         with os.scandir(self._root) as entries:
             return {entry.name for entry in entries if is_plain_name(entry.name)}
 
-    def _find(self, name: str) -> dict[str, Any] | None:
+    def _find(self, name: str) -> FileObject | None:
         """Return a file as the API shows it; None if it is missing or unreadable (logged)."""
         folder = f"{self._root}/{name}"
         try:
@@ -143,9 +190,9 @@ class FileIndex:
             self._faults.report(_name_item(name), f"cannot be read: {exc}")
             return None
         self._faults.clear(_name_item(name))
-        return {**record, **(self._find_check(folder) or describe_unchecked(record["purpose"]))}
+        return show_file(record, self._find_check(folder))
 
-    def _find_check(self, folder: str) -> dict[str, Any] | None:
+    def _find_check(self, folder: str) -> StoredCheck | None:
         try:
             return self._checks.read(f"{folder}/{CHECK_NAME}")
         except FileNotFoundError:
@@ -155,13 +202,15 @@ class FileIndex:
             return None
 
 
-def describe_unchecked(purpose: str) -> dict[str, Any]:
-    """Return the check status of a file that was not checked."""
-    status = "uploaded" if purpose == ROWS_PURPOSE else "processed"
-    return {"status": status, "status_details": None}
+def show_file(record: StoredFile, check: StoredCheck | None) -> FileObject:
+    """Return a file as the API shows it, with the result of its check if it was checked."""
+    if check is None:
+        status: CheckStatus = "uploaded" if record["purpose"] == ROWS_PURPOSE else "processed"
+        check = {"status": status, "status_details": None}
+    return {**record, **check}
 
 
-def _is_unchecked(file: dict[str, Any]) -> bool:
+def _is_unchecked(file: FileObject) -> bool:
     return (file["purpose"], file["status"]) == (ROWS_PURPOSE, "uploaded")
 
 

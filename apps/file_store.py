@@ -7,22 +7,24 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 from apps.errors import ApiError, not_found
 from apps.file_index import (
     CHECK_NAME,
     RECORD_NAME,
     FileIndex,
+    FileObject,
+    NewFile,
     StoredBytes,
-    describe_unchecked,
     read_check,
     read_file_record,
+    show_file,
 )
 from storage import durable, versioned
 from storage.durable import DamagedFileError
 from storage.layout import StorageLayout, new_id
-from storage.locks import HeldError, hold_alone, hold_shared
+from storage.locks import LockedError, lock_existing, lock_shared
 from storage.tombstones import bury_folder, remove_tombstones
 from training.data.readers import KnownFile
 
@@ -40,7 +42,7 @@ class FileStore:
         self._layout = layout
         self._index = FileIndex(layout.files)
 
-    def take_in(self, content: Path, name: str, record: dict[str, Any]) -> dict[str, Any]:
+    def take_in(self, content: Path, name: str, record: NewFile) -> FileObject:
         """Move a file from a scratch folder into the store; return it as the API shows it.
 
         The content, under `name`, and the record are put into a new folder inside the scratch
@@ -67,10 +69,15 @@ class FileStore:
             return
         (folder / CHECK_NAME).unlink(missing_ok=True)
         durable.write_bytes(path, content)
-        found = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        _write_record(folder, {"filename": filename, "purpose": purpose, **found})
+        record: NewFile = {
+            "filename": filename,
+            "purpose": purpose,
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+        _write_record(folder, record)
 
-    def list_files(self) -> list[dict[str, Any]]:
+    def list_files(self) -> list[FileObject]:
         """Return all files as the API shows them, newest first; unreadable ones are omitted."""
         found = self._index.list_files()
         return sorted(found, key=lambda file: (file["created_at"], file["id"]), reverse=True)
@@ -87,19 +94,19 @@ class FileStore:
         """Remove the remains of files whose deletion was interrupted."""
         remove_tombstones(self._layout.files)
 
-    def note_check(
+    def record_check(
         self,
         file_id: str,
         status: Literal["processed", "error"],
         details: str | None,
-        found: dict[str, Any] | None,
+        found: Mapping[str, object] | None,
     ) -> None:
         """Store the result of a file's check: whether its rows can be used, and their counts."""
         check = {"status": status, "status_details": details, "check": found}
         with suppress(FileNotFoundError):  # deleted meanwhile
             versioned.write_object(self._folder(file_id) / CHECK_NAME, check)
 
-    def get(self, file_id: str) -> dict[str, Any]:
+    def get(self, file_id: str) -> FileObject:
         """Return a file as the API shows it; raises `ApiError` 404, or 500 for a damaged record."""
         folder = self._folder(file_id)
         try:
@@ -109,8 +116,7 @@ class FileStore:
         except DamagedFileError as exc:
             message = f"file {file_id!r} cannot be read: {exc.reason}"
             raise ApiError(500, message, code="file_unreadable") from exc
-        check = read_check(folder / CHECK_NAME)
-        return {**record, **(check or describe_unchecked(record["purpose"]))}
+        return show_file(record, read_check(folder / CHECK_NAME))
 
     def find_content(self, file_id: str) -> Path:
         """Return the path of a file's content, after comparing its size with the record.
@@ -148,7 +154,7 @@ class FileStore:
     def hold(self, file_id: str) -> IO[bytes]:
         """Lock a file against deletion until the result is closed; raises `ApiError` 404."""
         try:
-            return hold_shared(self._folder(file_id) / RECORD_NAME)
+            return lock_shared(self._folder(file_id) / RECORD_NAME)
         except (FileNotFoundError, NotADirectoryError):
             raise not_found("file", file_id) from None
 
@@ -161,12 +167,12 @@ class FileStore:
         """
         folder = self._folder(file_id)
         try:
-            with hold_alone(folder / RECORD_NAME):
+            with lock_existing(folder / RECORD_NAME):
                 check()
                 bury_folder(folder)
         except (FileNotFoundError, NotADirectoryError):
             raise not_found("file", file_id) from None
-        except HeldError:
+        except LockedError:
             message = f"a job that needs file {file_id!r} is being created"
             raise ApiError(409, message, code="in_use") from None
         self.remove_deleted()
@@ -198,6 +204,6 @@ def _describe_damaged(name: str) -> ApiError:
     return ApiError(500, f"{message}; upload the file again", code="file_unreadable")
 
 
-def _write_record(folder: Path, record: dict[str, Any]) -> None:
+def _write_record(folder: Path, record: NewFile) -> None:
     head = {"id": folder.name, "object": "file", "created_at": int(time.time())}
     versioned.write_object(folder / RECORD_NAME, {**head, **record})

@@ -1,6 +1,6 @@
 """The settings of the application in `deploy.yaml`, defined only here."""
 
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -15,6 +15,15 @@ from training.data.token_cache import MAX_CACHE_BYTES
 
 BUNDLED_SOURCE = "bundled"
 _BEYOND_CAPACITY = 64
+
+
+class ReplicaOptions(TypedDict):
+    """Options of a Serve deployment."""
+
+    max_ongoing_requests: int
+    max_queued_requests: int
+    num_replicas: NotRequired[int]
+    autoscaling_config: NotRequired[dict[str, float]]
 
 
 class ReplicaSettings(BaseModel):
@@ -36,7 +45,7 @@ class ReplicaSettings(BaseModel):
             raise ValueError(f"max ({self.max}) is less than min ({self.min})")
         return self
 
-    def to_options(self, capacity: int) -> dict[str, Any]:
+    def to_options(self, capacity: int) -> ReplicaOptions:
         """Convert to options of a Serve deployment; `capacity` is that of one replica.
 
         A single replica may get more requests than its capacity: it refuses the excess itself and
@@ -44,10 +53,10 @@ class ReplicaSettings(BaseModel):
         the others get the rest.
         """
         limit = capacity if self.max > 1 else capacity + _BEYOND_CAPACITY
-        limits = {"max_ongoing_requests": limit, "max_queued_requests": limit}
+        limits: ReplicaOptions = {"max_ongoing_requests": limit, "max_queued_requests": limit}
         if self.min == self.max:
             return {**limits, "num_replicas": self.max}
-        scaling = {
+        scaling: dict[str, float] = {
             "min_replicas": self.min,
             "max_replicas": self.max,
             "target_ongoing_requests": self.target_ongoing_requests,

@@ -63,7 +63,7 @@ def check_model_room(stored_bytes: int, limits: UsageLimits, new_bytes: int) -> 
         )
 
 
-class BytesUnderWay:
+class IncomingBytes:
     """Counts the bytes of all unfinished uploads of this process."""
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ from benchmarks.workbench import (
     read_rows,
     run_product,
 )
-from system.priority import yield_to_others
+from system.threads import lower_process_priority
 
 PEERS = ("raw", "guide", "trainer", "trainer_grouped", "trainer_sized")
 _TIMEOUT_S = 3600.0
@@ -57,7 +57,7 @@ _TIMEOUT_S = 3600.0
 def main() -> int:
     """Measure and print the figures."""
     options = _parse_arguments()
-    yield_to_others()  # as our command does; all contenders inherit the niceness
+    lower_process_priority()  # as our command does; all contenders inherit the niceness
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also ends the contender that runs
     with tempfile.TemporaryDirectory(prefix="benchmark-train-") as folder:
         rows = read_rows(options.data, options.rows)

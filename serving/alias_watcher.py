@@ -23,7 +23,7 @@ from serving.store.model_names import LATEST_ALIAS
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from storage.durable import DamagedFileError
-from storage.locks import HeldError, take_turn
+from storage.locks import LockedError, lock_exclusive
 
 logger = logging.getLogger(__name__)
 
@@ -222,8 +222,8 @@ async def _take_lock(path: Path, poll_s: float) -> AsyncIterator[None]:
     with ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(take_turn(path, waits=False))
+                stack.enter_context(lock_exclusive(path, waits=False))
                 break
-            except HeldError:
+            except LockedError:
                 await asyncio.sleep(poll_s)
         yield

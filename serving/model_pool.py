@@ -17,7 +17,7 @@ from serving.settings import EngineSettings
 from serving.store.stored_model import StoredModel
 from storage.durable import DamagedDirectoryError
 from storage.versioned import NewerFormatError
-from system.threads import put_thread_last, run_in_own_thread
+from system.threads import lower_thread_priority, run_in_new_thread
 from templating.fork_server import render_fork_server
 
 logger = logging.getLogger(__name__)
@@ -209,7 +209,7 @@ class ModelPool:
         try:
             await self._loaded.wait_until_closed()
             with model.hold():
-                await run_in_own_thread(_verify, model)
+                await run_in_new_thread(_verify, model)
                 self._check_open()
                 engine = await asyncio.to_thread(Engine.start, model.path, self._settings)
             try:
@@ -269,7 +269,7 @@ class ModelPool:
 
 
 def _verify(model: StoredModel) -> None:
-    put_thread_last()  # verification should not slow down serving
+    lower_thread_priority()  # verification should not slow down serving
     try:
         model.verify()
     except DamagedDirectoryError as exc:

@@ -1,4 +1,7 @@
-"""Advisory file locks (flock); the operating system releases them when a process ends."""
+"""Advisory file locks; the operating system releases them when a process ends.
+
+This is the only module that calls `flock`.
+"""
 
 import errno
 import fcntl
@@ -11,55 +14,68 @@ from typing import IO
 from storage.regular_file import open_regular
 
 
-class HeldError(RuntimeError):
-    """Another process or thread holds the lock."""
+class LockedError(RuntimeError):
+    """Another process or thread has locked the file."""
 
 
-def hold_shared(file: Path) -> IO[bytes]:
-    """Hold a shared lock on a file until the returned file is closed.
+def lock_shared(file: Path) -> IO[bytes]:
+    """Lock an existing file, shared with others, until the returned file is closed.
 
     Raises `FileNotFoundError` if the file does not exist.
     """
-    held = open_regular(file)
+    locked = open_regular(file)
     try:
-        fcntl.flock(held, fcntl.LOCK_SH)
-        _check_same(held, file)
+        fcntl.flock(locked, fcntl.LOCK_SH)
+        _check_same(locked, file)
     except BaseException:
-        held.close()
+        locked.close()
         raise
-    return held
+    return locked
 
 
 @contextmanager
-def hold_alone(file: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file during the body, which may remove the file.
+def lock_existing(file: Path) -> Iterator[None]:
+    """Lock an existing file exclusively during the body, which may remove the file.
 
-    Raises `HeldError` if the file is locked, and `FileNotFoundError` if it does not exist.
+    Raises `LockedError` if the file is locked, and `FileNotFoundError` if it does not exist.
     """
-    with file.open("r+b") as held:  # over NFS an exclusive lock needs a writable file
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise HeldError(f"{file.parent.name} is in use") from None
-        _check_same(held, file)
+    with file.open("r+b") as locked:  # over NFS an exclusive lock needs a writable file
+        if not try_lock(locked):
+            raise LockedError(f"{file.parent.name} is in use")
+        _check_same(locked, file)
         yield
 
 
 @contextmanager
-def take_turn(file: Path, *, waits: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock on a file, which is created if needed, during the body.
+def lock_exclusive(file: Path, *, waits: bool = True) -> Iterator[None]:
+    """Lock a file exclusively during the body; the file is created if it does not exist.
 
-    Waits for the lock; without `waits`, raises `HeldError` if it is held elsewhere.
+    Waits for the lock; without `waits`, raises `LockedError` if the file is locked.
     """
-    with file.open("w") as turn:
-        try:
-            fcntl.flock(turn, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise HeldError(f"somebody else has the turn of {file.name}") from None
+    with file.open("w") as locked:
+        if waits:
+            lock_open_file(locked)
+        elif not try_lock(locked):
+            raise LockedError(f"{file.name} is locked by another process or thread")
         yield  # closing the file releases the lock
 
 
-def _check_same(held: IO[bytes], file: Path) -> None:
+def lock_open_file(file: IO[bytes] | IO[str]) -> None:
+    """Lock an open file exclusively until it is closed; wait for the lock."""
+    fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def try_lock(file: IO[bytes] | IO[str], *, is_shared: bool = False) -> bool:
+    """Lock an open file until it is closed; return False if it is locked elsewhere."""
+    kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _check_same(locked: IO[bytes], file: Path) -> None:
     """Raise `FileNotFoundError` if the file was removed or replaced after it was opened."""
-    if not os.path.samestat(os.fstat(held.fileno()), file.stat()):
+    if not os.path.samestat(os.fstat(locked.fileno()), file.stat()):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))

@@ -1,12 +1,11 @@
 """Scratch folders to build something in; leftovers of dead processes are removed.
 
-Each folder has a lock file that its process locks (flock). The lock ends with the process: an
+Each folder has a lock file that its process locks. The lock ends with the process: an
 unlocked folder has no owner, and the next scratch folder with the same prefix removes it. A folder
 without a lock file is removed only if nothing in it has changed for an hour, since on a shared file
 system the lock file may be invisible for a moment.
 """
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -14,6 +13,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from storage.locks import lock_open_file, try_lock
 
 _LOCK_NAME = ".lock"
 _CONTENT_NAME = "content"
@@ -33,7 +34,7 @@ class ScratchFolder:
         sweep_scratch(parent, prefix)
         unlocked = Path(tempfile.mkdtemp(dir=parent, prefix=f"{_NEW_PREFIX}{prefix}"))
         self._lock = (unlocked / _LOCK_NAME).open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        lock_open_file(self._lock)
         # Rename only after locking: an unlocked folder with the final name counts as ownerless.
         self._root = unlocked.rename(parent / unlocked.name.removeprefix(_NEW_PREFIX))
         self.path = self._root / _CONTENT_NAME
@@ -68,8 +69,8 @@ def sweep_scratch(parent: Path, prefix: str) -> None:
         with suppress(OSError, RecursionError):  # RecursionError: too deep for rmtree
             if (root / _LOCK_NAME).exists():
                 with (root / _LOCK_NAME).open("r+") as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _remove(root)
+                    if try_lock(lock):
+                        _remove(root)
             elif root.is_dir() and time.time() - _find_last_change(root) > _UNLOCKED_FOR_S:
                 shutil.rmtree(root, ignore_errors=True)
             elif root.is_dir():

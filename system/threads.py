@@ -1,22 +1,25 @@
-"""Threads for long or low-priority work outside the event loop."""
+"""Threads for long work outside the event loop; the CPU priority of threads and processes."""
 
 import asyncio
 import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-_NICENESS = 10
+_THREAD_NICENESS = 10
+_PROCESS_NICENESS = 15
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-async def run_in_own_thread(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+async def run_in_new_thread(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Run a function in a new thread that ends with it, and return its result.
 
-    Use it for functions that change their thread, such as by `put_thread_last`:
+    Use it for functions that change their thread, such as by `lower_thread_priority`:
     `asyncio.to_thread` reuses its threads for other work.
     """
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=function.__name__)
@@ -27,8 +30,8 @@ async def run_in_own_thread(function: Callable[_P, _T], *args: _P.args, **kwargs
         thread.shutdown(wait=False)
 
 
-class OwnThread:
-    """One dedicated thread for one kind of long work.
+class DedicatedThread:
+    """One thread for one kind of long work.
 
     Calls run in order, one at a time, and occupy none of the shared threads. A call whose caller is
     cancelled while it is queued never runs.
@@ -43,11 +46,24 @@ class OwnThread:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-def put_thread_last() -> None:
+def lower_thread_priority() -> None:
     """Lower the priority of this thread and of those that it starts; this cannot be undone.
 
     Does nothing except on Linux, where niceness is per thread and not per process.
     """
     if sys.platform == "linux":
         niceness = os.getpriority(os.PRIO_PROCESS, 0)  # Ray's own for workers is 15
-        os.setpriority(os.PRIO_PROCESS, 0, max(niceness, _NICENESS))
+        os.setpriority(os.PRIO_PROCESS, 0, max(niceness, _THREAD_NICENESS))
+
+
+def lower_process_priority() -> None:
+    """Lower the CPU priority of this process: training takes hours, but a request must be quick.
+
+    By default Ray does the same with all its workers; the application disables that, so that
+    serving keeps its priority. On Linux each thread has its own niceness, which the threads that it
+    starts inherit.
+    """
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it has ended
+            niceness = os.getpriority(os.PRIO_PROCESS, int(thread.name))
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), max(niceness, _PROCESS_NICENESS))

@@ -28,7 +28,7 @@ from storage.durable import DamagedFileError
 from storage.local_paths import check_local_path
 from storage.privacy import keep_files_private
 from system.byte_progress import show_bytes
-from system.priority import yield_to_others
+from system.threads import lower_process_priority
 from training.cluster.agent_port import choose_free_agent_port
 from training.command.full_output import drop_what_finds_no_room
 from training.command.interruption import PauseOnInterrupt, PauseTimeoutError, interrupt_on_sigterm
@@ -306,5 +306,5 @@ def _follow_run(run: RunFolder, bar: Progress, done: Event) -> None:
 
 
 if __name__ == "__main__":
-    yield_to_others()
+    lower_process_priority()
     sys.exit(main())

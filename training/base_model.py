@@ -18,7 +18,7 @@ from model_files import loading
 from model_files.end_ids import list_end_ids
 from model_files.tokenizer_faults import translate_faults
 from storage import durable
-from storage.locks import hold_shared
+from storage.locks import lock_shared
 from templating.arguments import set_arguments
 from templating.renderer import TemplateValue
 from training.spec import SettingError, TrainingSpec, name_source
@@ -142,7 +142,7 @@ def hold_base_model(base_model: str) -> Iterator[None]:
     """Prevent the deletion of a base model in a model store while the body runs."""
     held: AbstractContextManager[object] = nullcontext()
     with suppress(FileNotFoundError, NotADirectoryError):  # another folder, or an id on the hub
-        held = hold_shared(Path(base_model) / durable.MANIFEST_NAME)
+        held = lock_shared(Path(base_model) / durable.MANIFEST_NAME)
     with held:
         yield
 

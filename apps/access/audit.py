@@ -18,7 +18,7 @@ from threading import Lock
 from apps.access.rate_limit import Bucket
 from storage.durable import append_json_line
 from storage.layout import StorageLayout
-from storage.locks import take_turn
+from storage.locks import lock_exclusive
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class AuditLog:
     def _rotate(self) -> None:
         if not self._is_full():
             return
-        with take_turn(self._lock_path):
+        with lock_exclusive(self._lock_path):
             if not self._is_full():
                 return
             old = [self._path, *(_number(self._path, n + 1) for n in range(self._num_old))]

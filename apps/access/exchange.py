@@ -64,14 +64,14 @@ def count_tokens(num_tokens: int, *, is_exact: bool = False) -> None:
         exchange.num_tokens += num_tokens
 
 
-def note_creation(subject: str) -> None:
+def record_creation(subject: str) -> None:
     """Record that the current request creates something, which its route does not imply."""
     exchange = _current.get()
     if exchange is not None:
         exchange.is_change, exchange.subject, exchange.created = True, subject, subject
 
 
-def note_refusal(code: str, subject: str) -> None:
+def record_refusal(code: str, subject: str) -> None:
     """Record that a route refuses the current request because its key lacks a permission."""
     exchange = _current.get()
     if exchange is not None:

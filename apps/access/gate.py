@@ -11,8 +11,9 @@ from time import time
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from apps.access.key_file import KeyRecord, KeysUnreadableError
 from apps.access.keyless import API_KEY_VARIABLE, find_foreign_request
-from apps.access.keys import KeyRecord, KeyStore, KeysUnreadableError
+from apps.access.keys import KeyStore
 from apps.access.roles import ROLE_PERMISSIONS, Permission, Role, list_roles
 
 logger = logging.getLogger(__name__)

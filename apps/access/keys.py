@@ -7,33 +7,24 @@ file holds only the hash; the key itself is shown once, when it is created.
 
 import hashlib
 import logging
-import math
 import os
 import pwd
 import re
 import secrets
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
+from apps.access.key_file import KeyFile, KeyRecord, KeysUnreadableError
 from apps.access.roles import Role
 from storage import versioned
-from storage.durable import DamagedFileError, write_bytes
+from storage.durable import write_bytes
 from storage.layout import StorageLayout
-from storage.locks import take_turn
+from storage.locks import lock_exclusive
 from storage.regular_file import open_regular, read_regular
 
 logger = logging.getLogger(__name__)
-
-_OLD_VERSION_KEY, _OLD_VERSION = "version", 1
-"""Used instead of the format version in files not changed since that was introduced."""
-
-MAX_ACTIVE_KEYS = 1_000
-MAX_ENDED_KEYS = 1_000
-"""Expired and revoked keys that stay on record; the oldest are dropped."""
 
 KEY_PREFIX = "ts"
 _ID_BYTES = 6
@@ -46,35 +37,8 @@ _MARKER_TEXT = (
 _NO_HASH = "0" * 64  # compared if no key has the id, so that both cases take the same time
 
 
-class KeysUnreadableError(RuntimeError):
-    """The key file exists but cannot be used; only the environment's key is accepted."""
-
-
 class ForeignStorageError(RuntimeError):
     """The storage belongs to another user, who could not read a key file that we write."""
-
-
-class KeyRecord(BaseModel):
-    """A stored key; fields of a later release are kept."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    id: str = Field(description="The public part of the key.")
-    name: str = Field(description="Its name, in logs and messages.")
-    role: Role = Field(description="What it may do.")
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="The hash of its secret.")
-    created_at: float = Field(description="Unix time, in seconds.")
-    expires_at: float | None = Field(None, description="Unix time from which it is refused.")
-    revoked_at: float | None = Field(None, description="Unix time at which it was revoked.")
-    requests_per_minute: int | None = Field(None, ge=1, description="Most requests per minute.")
-    tokens_per_minute: int | None = Field(
-        None, ge=1, description="Most tokens of prompts and answers per minute."
-    )
-
-    def is_active(self, now: float) -> bool:
-        """Return whether the key is accepted at a Unix time."""
-        is_expired = self.expires_at is not None and now >= self.expires_at
-        return self.revoked_at is None and not is_expired
 
 
 class CreatedKey(NamedTuple):
@@ -161,16 +125,14 @@ class KeyStore:
             tokens_per_minute=tokens_per_minute,
         )
 
-        def add(entries: list[dict[str, Any]]) -> None:
-            if self._find_active(entries, name):
+        with self._change() as file:
+            if file.find_active(name, self._clock()):
                 raise ValueError(
                     f"an active key is named {name!r}; choose another name, or replace the key "
                     f"with 'tuneserve keys rotate {name}'"
                 )
-            self._check_count(entries)
-            entries.append(created.record.model_dump(mode="json", exclude_none=True))
-
-        self._change(add)
+            file.check_count(self._clock())
+            file.add(created.record)
         return created
 
     def rotate(self, name_or_id: str, grace_s: float = 0.0) -> CreatedKey:
@@ -180,27 +142,22 @@ class KeyStore:
         that name that an earlier rotation left active. Raises `ValueError` if there can be no
         further active key, and otherwise as `revoke` does.
         """
-        rotated: list[CreatedKey] = []
-
-        def replace(entries: list[dict[str, Any]]) -> None:
-            active = self._expect_active(entries, name_or_id)
-            newest = KeyRecord.model_validate(active[-1])
-            kept = newest.model_dump(
+        with self._change() as file:
+            active = self._expect_active(file, name_or_id)
+            kept = active[-1].model_dump(
                 include={"name", "role", "expires_at", "requests_per_minute", "tokens_per_minute"}
             )
-            rotated.append(self._make(**kept))
+            rotated = self._make(**kept)
             now = self._clock()
             if grace_s > 0:
-                self._check_count(entries)
-            for entry in active:
+                file.check_count(now)
+            for record in active:
                 if grace_s > 0:
-                    entry["expires_at"] = min(now + grace_s, entry.get("expires_at") or math.inf)
+                    file.expire(record, now + grace_s)
                 else:
-                    entry["revoked_at"] = now
-            entries.append(rotated[0].record.model_dump(mode="json", exclude_none=True))
-
-        self._change(replace)
-        return rotated[0]
+                    file.revoke(record, now)
+            file.add(rotated.record)
+        return rotated
 
     def revoke(self, name_or_id: str) -> list[KeyRecord]:
         """Revoke every active key with a name, or the one with an id; return them, oldest first.
@@ -209,76 +166,38 @@ class KeyStore:
         no active key has the name or id, and `ForeignStorageError` and `KeysUnreadableError` if the
         file cannot be changed.
         """
-        revoked: list[KeyRecord] = []
-
-        def mark(entries: list[dict[str, Any]]) -> None:
-            for entry in self._expect_active(entries, name_or_id):
-                entry["revoked_at"] = self._clock()
-                revoked.append(KeyRecord.model_validate(entry))
-
-        self._change(mark)
-        return revoked
+        with self._change() as file:
+            active = self._expect_active(file, name_or_id)
+            return [file.revoke(record, self._clock()) for record in active]
 
     def _make(self, **fields: Any) -> CreatedKey:
         key_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_urlsafe(_SECRET_BYTES)
         record = KeyRecord(id=key_id, sha256=_hash(secret), created_at=self._clock(), **fields)
         return CreatedKey(record, f"{KEY_PREFIX}-{key_id}-{secret}")
 
-    def _expect_active(
-        self, entries: list[dict[str, Any]], name_or_id: str
-    ) -> list[dict[str, Any]]:
-        active = self._find_active(entries, name_or_id)
+    def _expect_active(self, file: KeyFile, name_or_id: str) -> list[KeyRecord]:
+        active = file.find_active(name_or_id, self._clock())
         if not active:
             raise ValueError(
                 f"no active key has the name or id {name_or_id!r}; 'tuneserve keys list' shows all"
             )
         return active
 
-    def _find_active(self, entries: list[dict[str, Any]], name_or_id: str) -> list[dict[str, Any]]:
-        """Find the active keys that have a name or id, oldest first."""
-        now = self._clock()
-        parsed = [(entry, _parse_record(entry, self._path)) for entry in entries]
-        return [
-            entry
-            for entry, record in parsed
-            if record is not None
-            and record.is_active(now)
-            and name_or_id in (record.name, record.id)
-        ]
-
-    def _change(self, change: Callable[[list[dict[str, Any]]], None]) -> None:
-        """Change the entries in the key file, which is locked against other processes."""
+    @contextmanager
+    def _change(self) -> Iterator[KeyFile]:
+        """Write what the body changes; the file is locked against other processes."""
         check_owner(self._layout)
-        with take_turn(self._lock):
+        with lock_exclusive(self._lock):
             try:
-                content = _parse_content(self._path, read_regular(self._path))
+                file = KeyFile(self._path, read_regular(self._path))
             except FileNotFoundError:
-                content = {"keys": []}
-            change(content["keys"])
-            self._drop_oldest_ended(content["keys"])
+                file = KeyFile(self._path, None)
+            yield file
+            file.drop_oldest_ended(self._clock())
             # The marker is written first, so that keys never exist without it.
             if not self._marker.exists():
                 write_bytes(self._marker, _MARKER_TEXT.encode())
-            versioned.write_object(self._path, content)
-
-    def _check_count(self, entries: list[dict[str, Any]]) -> None:
-        """Raise `ValueError` if there can be no further active key."""
-        num_active = len(entries) - len(self._list_ended(entries))
-        if num_active >= MAX_ACTIVE_KEYS:
-            raise ValueError(
-                f"{num_active:,} keys are active, and at most {MAX_ACTIVE_KEYS:,} can be; revoke "
-                "keys that are no longer used: 'tuneserve keys revoke NAME'"
-            )
-
-    def _drop_oldest_ended(self, entries: list[dict[str, Any]]) -> None:
-        for entry in self._list_ended(entries)[:-MAX_ENDED_KEYS]:
-            entries.remove(entry)
-
-    def _list_ended(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """List the expired and revoked keys, oldest first; unreadable ones may be active."""
-        now = self._clock()
-        parsed = [(entry, _parse_record(entry, self._path)) for entry in entries]
-        return [entry for entry, record in parsed if record and not record.is_active(now)]
+            versioned.write_object(self._path, file.to_content())
 
     def _refresh(self) -> None:
         """Read the file again if it has changed."""
@@ -289,7 +208,7 @@ class KeyStore:
                 if seen == self._seen:
                     return
                 content = file.read()
-            entries = _parse_content(self._path, content)["keys"]
+            keys = KeyFile(self._path, content)
         except FileNotFoundError:
             self._note_absence()
             return
@@ -301,9 +220,8 @@ class KeyStore:
             self._note_fault(str(exc))
             self._has_keys = True
         else:
-            records = [_parse_record(entry, self._path) for entry in entries]
-            self._records = {record.id: record for record in records if record is not None}
-            self._has_keys = self._has_keys or bool(entries)
+            self._records = {record.id: record for record in keys.list_records()}
+            self._has_keys = self._has_keys or not keys.is_empty
             self._fault = None
         self._seen = seen
 
@@ -349,36 +267,6 @@ def find_user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"#{uid}"
-
-
-def _parse_content(path: Path, content: bytes) -> dict[str, Any]:
-    """Parse the file; raises `KeysUnreadableError`, also for one of a newer major version."""
-    try:
-        parsed = versioned.parse_object(path, content)
-    except DamagedFileError as exc:
-        raise KeysUnreadableError(str(exc)) from exc
-    old_version = parsed.pop(_OLD_VERSION_KEY, _OLD_VERSION)
-    if old_version != _OLD_VERSION:
-        raise KeysUnreadableError(
-            f"{str(path)!r} needs a newer version of Tuneserve: its version is {old_version!r}, "
-            f"expected {_OLD_VERSION}"
-        )
-    if not isinstance(parsed.get("keys"), list):
-        kind = type(parsed.get("keys")).__name__
-        reason = f"'keys' is a {kind}, expected a list"
-        raise KeysUnreadableError(str(versioned.explain_invalid(path, parsed, reason)))
-    return parsed
-
-
-def _parse_record(entry: Any, path: Path) -> KeyRecord | None:
-    """Parse one key; return None, and log, for one that this release does not understand."""
-    try:
-        return KeyRecord.model_validate(entry)
-    except ValidationError as exc:
-        key_id = entry.get("id") if isinstance(entry, dict) else None
-        fields = ", ".join(str(fault["loc"][0]) for fault in exc.errors() if fault["loc"])
-        logger.warning("key %r in %s is ignored: %s not valid", key_id, path, fields or "entry")
-        return None
 
 
 def _hash(secret: str) -> str:

@@ -1,18 +1,16 @@
 """`tuneserve chat`: a conversation with a model, with streamed answers."""
 
-import json
 import sys
-from collections.abc import Iterator
-from typing import Annotated, Any
+from contextlib import aclosing
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from apps.cli.connection import DEFAULT_URL, AsJson, Connection, Url
+from apps.cli.connection import DEFAULT_URL, AsJson, Url, run_with_api
 from apps.cli.output import console, fail, print_json, write_text
-from apps.sse import DataReader
-
-Message = dict[str, str]
+from apps.client.client import ApiClient
+from apps.client.text import Message, Sampling
 
 
 def chat(
@@ -26,22 +24,26 @@ def chat(
     as_json: AsJson = False,
 ) -> None:
     """Chat with a model; an empty line or Ctrl-D ends the chat."""
-    connection = Connection(url)
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
-    settings: dict[str, Any] = {"model": model}
-    if temperature is not None:
-        settings["temperature"] = temperature
+    sampling = Sampling(temperature)
     if question is None and not sys.stdin.isatty():
         question = sys.stdin.read().strip() or None
     if question is not None:
-        _answer(connection, settings, [*messages, {"role": "user", "content": question}], as_json)
+        messages.append({"role": "user", "content": question})
+        if as_json:
+            answer = run_with_api(
+                url, lambda api: api.text.complete_chat(model, messages, sampling)
+            )
+            print_json(answer)
+        else:
+            run_with_api(url, lambda api: _print_answer(api, model, messages, sampling))
         return
     if as_json:
         fail("--json needs a question: tuneserve chat --json 'When do you open?'")
     while asked := _read_line():
         messages.append({"role": "user", "content": asked})
-        answer = _answer(connection, settings, messages, as_json)
-        messages.append({"role": "assistant", "content": answer})
+        text = run_with_api(url, lambda api: _print_answer(api, model, messages, sampling))
+        messages.append({"role": "assistant", "content": text})
 
 
 def _read_line() -> str:
@@ -52,35 +54,14 @@ def _read_line() -> str:
         return ""
 
 
-def _answer(
-    connection: Connection, settings: dict[str, Any], messages: list[Message], as_json: bool
+async def _print_answer(
+    api: ApiClient, model: str, messages: list[Message], sampling: Sampling
 ) -> str:
-    body = {**settings, "messages": messages}
-    if as_json:
-        print_json(connection.ask("POST", "/v1/chat/completions", json=body, timeout=None))
-        return ""
+    """Print an answer as it is streamed, and return it."""
     text = ""
-    for piece in _stream(connection, body):
-        text += piece
-        write_text(piece)
+    async with aclosing(api.text.stream_chat(model, messages, sampling)) as pieces:
+        async for piece in pieces:
+            text += piece.text
+            write_text(piece.text)
     typer.echo()
     return text
-
-
-def _stream(connection: Connection, body: dict[str, Any]) -> Iterator[str]:
-    path = "/v1/chat/completions"
-    with connection.stream("POST", path, json={**body, "stream": True}) as answer:
-        reader = DataReader()
-        for piece in answer.iter_bytes():
-            for data in reader.feed(piece):
-                yield from _read_chunk(data)
-
-
-def _read_chunk(data: str) -> Iterator[str]:
-    if data == "[DONE]":
-        return
-    chunk = json.loads(data)
-    if "error" in chunk:
-        fail(chunk["error"]["message"])
-    for choice in chunk["choices"]:
-        yield choice["delta"].get("content") or ""

@@ -1,13 +1,13 @@
 """`tuneserve files`: upload, list, show, download and delete an application's files of rows."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.progress import wrap_file
 
-from apps.cli.connection import DEFAULT_URL, AsJson, Connection, Url, locate
+from apps.cli.connection import DEFAULT_URL, AsJson, Url, run_with_api
 from apps.cli.output import (
     Rows,
     escape_controls,
@@ -19,10 +19,11 @@ from apps.cli.output import (
     show_time,
     write_bytes,
 )
+from apps.client.client import ApiClient
+from apps.client.resources import File
 
 files = typer.Typer(help="Send files of rows, look at them, delete them.", no_args_is_help=True)
 
-FILES = "/v1/files"
 FileId = Annotated[str, typer.Argument(help="Id of a file.")]
 
 
@@ -35,8 +36,8 @@ def upload(
     as_json: AsJson = False,
 ) -> None:
     """Upload a file; the application then checks its rows, and `show` prints the result."""
-    file = send_file(Connection(url), path)
-    show(file, as_json, lambda sent: sent["id"])
+    file = run_with_api(url, lambda api: send_file(api, path))
+    show(file.raw, as_json, lambda: file.id)
 
 
 @files.command("list")
@@ -46,14 +47,15 @@ def list_files(
     as_json: AsJson = False,
 ) -> None:
     """Show all files, newest first."""
-    params = {"purpose": purpose} if purpose else {}
-    show(Connection(url).list_all(FILES, params=params), as_json, _render_files)
+    found = run_with_api(url, lambda api: api.files.list_all(purpose))
+    show([file.raw for file in found], as_json, lambda: _render_files(found))
 
 
 @files.command("show")
 def show_file(file_id: FileId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show a file: whether its rows can be used, and how many tokens they have."""
-    show(Connection(url).ask("GET", locate(FILES, file_id)), as_json, _render_file)
+    file = run_with_api(url, lambda api: api.files.get(file_id))
+    show(file.raw, as_json, lambda: _render_file(file))
 
 
 @files.command()
@@ -68,11 +70,15 @@ def download(
         fail("--json needs a file to write to: tuneserve files download FILE TARGET --json")
     if target is not None and target.exists():
         fail(f"{str(target)!r} is there already; choose another name")
-    with Connection(url).stream("GET", locate(FILES, file_id, "content")) as answer:
-        if target is None:
-            write_bytes(answer.iter_bytes())
-        else:
-            save(answer.iter_bytes(), target)
+
+    async def fetch(api: ApiClient) -> None:
+        async with api.files.download(file_id) as pieces:
+            if target is None:
+                await write_bytes(pieces)
+            else:
+                await save(pieces, target)
+
+    run_with_api(url, fetch)
     if as_json:
         print_json({"id": file_id, "path": str(target)})
 
@@ -80,11 +86,11 @@ def download(
 @files.command()
 def delete(file_id: FileId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Delete a file that no job needs."""
-    answer = Connection(url).ask("DELETE", locate(FILES, file_id))
-    show(answer, as_json, lambda _: f"deleted {file_id}")
+    answer = run_with_api(url, lambda api: api.files.delete(file_id))
+    show(answer, as_json, lambda: f"deleted {file_id}")
 
 
-def send_file(connection: Connection, path: Path) -> dict[str, Any]:
+async def send_file(api: ApiClient, path: Path) -> File:
     """Upload a file of rows, and return its record."""
     if not path.is_file():
         fail(f"there is no file {str(path)!r}")
@@ -96,57 +102,53 @@ def send_file(connection: Connection, path: Path) -> dict[str, Any]:
         size = path.stat().st_size
         what = f"Sending {escape_controls(path.name)}"
         with wrap_file(raw, size, description=what, console=notes, transient=True) as content:
-            answer: dict[str, Any] = connection.ask(
-                "POST",
-                FILES,
-                data={"purpose": "fine-tune"},
-                files={"file": (path.name, content)},
-                timeout=None,
-            )
-    return answer
+            return await api.files.upload(path.name, content)
 
 
-def save(pieces: Iterator[bytes], target: Path) -> None:
+async def save(pieces: AsyncIterator[bytes], target: Path) -> None:
     """Write a new file under a temporary name, and rename it once it is complete."""
     building = target.with_name(f".{target.name}.part")
     try:
         with building.open("wb") as file:
-            for piece in pieces:
+            async for piece in pieces:
                 file.write(piece)
         building.rename(target)
     finally:
         building.unlink(missing_ok=True)
 
 
-def _render_files(found: list[dict[str, Any]]) -> Rows:
+def _render_files(found: list[File]) -> Rows:
     cells = [
         (
-            file["id"],
-            file["filename"],
-            show_size(file["bytes"]),
-            show_time(file["created_at"]),
-            file["status"],
+            file.id,
+            file.filename,
+            show_size(file.bytes),
+            show_time(file.created_at),
+            file.status or "",
         )
         for file in found
     ]
     return Rows(cells, ("file", "name", "size", "sent", "status"))
 
 
-def _render_file(file: dict[str, Any]) -> Rows:
-    check = file.get("check") or {}
-    properties = {
-        "file": file["id"],
-        "name": file["filename"],
-        "size": show_size(file["bytes"]),
-        "sent": show_time(file["created_at"]),
-        "status": file["status"],
-        "why": file["status_details"],
-        "rows": check.get("num_rows"),
-        "format": check.get("format"),
-        "tokens": check and f"{check['num_tokens']:,} of {check['model']}",
-        "learned": check and f"{check['learned_share']:.0%} of them",
-        "not used": ", ".join(
-            f"{name} ({count:,} rows)" for name, count in (check.get("ignored_keys") or {}).items()
-        ),
+def _render_file(file: File) -> Rows:
+    check = file.check
+    properties: dict[str, str | None] = {
+        "file": file.id,
+        "name": file.filename,
+        "size": show_size(file.bytes),
+        "sent": show_time(file.created_at),
+        "status": file.status,
+        "why": file.status_details,
     }
-    return Rows([(name, str(value)) for name, value in properties.items() if value])
+    if check is not None:
+        properties |= {
+            "rows": str(check.num_rows or ""),
+            "format": check.format,
+            "tokens": f"{check.num_tokens:,} of {check.model}",
+            "learned": f"{check.learned_share:.0%} of them",
+            "not used": ", ".join(
+                f"{name} ({count:,} rows)" for name, count in check.ignored_keys.items()
+            ),
+        }
+    return Rows([(name, value) for name, value in properties.items() if value])

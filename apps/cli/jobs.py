@@ -1,16 +1,20 @@
 """`tuneserve jobs`: create, watch and control fine-tuning jobs from a terminal."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from apps.cli.connection import DEFAULT_URL, AsJson, Connection, Url, locate
+from apps.cli.connection import DEFAULT_URL, AsJson, Url, run_with_api
 from apps.cli.files import send_file
 from apps.cli.output import Rows, decode, fail, print_json, show, show_time, write_bytes
-from apps.cli.watch import FINAL, JOBS, watch_job
+from apps.cli.watch import watch_job
+from apps.client.client import ApiClient
+from apps.client.jobs import JobChanges, MixedFile
+from apps.client.resources import Job, JobCheckpoint
 
 jobs = typer.Typer(help="Begin fine-tunes, watch, pause and end them.", no_args_is_help=True)
 
@@ -47,22 +51,26 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a fine-tuning job; it runs whether it is watched or not."""
-    connection = Connection(url)
     training = read_settings(settings)
     if epochs is not None:
         training["epochs"] = epochs
     others = [read_mixed(one) for one in mix or ()]  # before anything is sent
-    training_file = send_if_here(connection, rows)
-    body = {
-        "model": model,
-        "training_file": training_file,
-        "training_files": _send_mix(connection, training_file, others),
-        "validation_file": validation and send_if_here(connection, validation),
-        "suffix": suffix,
-        "priority": priority,
-        "training": training,
-    }
-    _begin(connection, JOBS, body, watch=watch, as_json=as_json)
+
+    async def send(api: ApiClient) -> Job:
+        training_file = await send_if_here(api, rows)
+        return await api.jobs.create(
+            {
+                "model": model,
+                "training_file": training_file,
+                "training_files": await _send_mix(api, training_file, others),
+                "validation_file": await send_if_here(api, validation) if validation else None,
+                "suffix": suffix,
+                "priority": priority,
+                "training": training,
+            }
+        )
+
+    _begin(url, send, watch=watch, as_json=as_json)
 
 
 @jobs.command()
@@ -75,10 +83,8 @@ def clone(
     as_json: AsJson = False,
 ) -> None:
     """Create a copy of a job, with some changes."""
-    body: dict[str, Any] = {"training": read_settings(settings)}
-    if suffix is not None:
-        body["suffix"] = suffix
-    _begin(Connection(url), locate(JOBS, job_id, "clone"), body, watch=watch, as_json=as_json)
+    changes: JobChanges = {"training": read_settings(settings), "suffix": suffix}
+    _begin(url, lambda api: api.jobs.clone(job_id, changes), watch=watch, as_json=as_json)
 
 
 @jobs.command("list")
@@ -88,13 +94,15 @@ def list_jobs(
     as_json: AsJson = False,
 ) -> None:
     """Show jobs, newest first."""
-    show(Connection(url).list_all(JOBS, limit), as_json, _render_jobs)
+    found = run_with_api(url, lambda api: api.jobs.list_newest(limit))
+    show([job.raw for job in found], as_json, lambda: _render_jobs(found))
 
 
 @jobs.command("show")
 def show_job(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show one job."""
-    show(Connection(url).ask("GET", locate(JOBS, job_id)), as_json, _render_job)
+    job = run_with_api(url, lambda api: api.jobs.get(job_id))
+    show(job.raw, as_json, lambda: _render_job(job))
 
 
 @jobs.command()
@@ -103,32 +111,32 @@ def watch(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> Non
 
     Ctrl-C stops watching, not the job.
     """
-    watch_job(Connection(url), job_id, as_json=as_json)
+    watch_job(url, job_id, as_json=as_json)
 
 
 @jobs.command()
 def cancel(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Cancel a job immediately."""
-    _change(Connection(url), job_id, "cancel", as_json)
+    _change(url, lambda api: api.jobs.cancel(job_id), as_json)
 
 
 @jobs.command()
 def pause(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Pause a job: it finishes its step, saves a checkpoint and frees its resources."""
-    _change(Connection(url), job_id, "pause", as_json)
+    _change(url, lambda api: api.jobs.pause(job_id), as_json)
 
 
 @jobs.command()
 def resume(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Resume a paused, failed or cancelled job."""
-    _change(Connection(url), job_id, "resume", as_json)
+    _change(url, lambda api: api.jobs.resume(job_id), as_json)
 
 
 @jobs.command()
 def delete(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Delete a job that has ended, with its checkpoints; its models are kept."""
-    answer = Connection(url).ask("DELETE", locate(JOBS, job_id))
-    show(answer, as_json, lambda _: f"deleted {job_id}")
+    answer = run_with_api(url, lambda api: api.jobs.delete(job_id))
+    show(answer, as_json, lambda: f"deleted {job_id}")
 
 
 @jobs.command()
@@ -140,25 +148,30 @@ def logs(
     as_json: AsJson = False,
 ) -> None:
     """Print a job's log; as JSON lines with --json."""
-    pieces = _read_log(Connection(url), job_id, tail, follow=follow)
-    if not as_json:
-        write_bytes(pieces)
-        return
-    for text in filter(None, decode(pieces)):
-        print_json({"text": text})
+
+    async def print_log(api: ApiClient) -> None:
+        async with aclosing(api.job_outputs.stream_log(job_id, tail, follow=follow)) as pieces:
+            if not as_json:
+                await write_bytes(pieces)
+                return
+            async for text in decode(pieces):
+                if text:
+                    print_json({"text": text})
+
+    run_with_api(url, print_log)
 
 
 @jobs.command()
 def checkpoints(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show the checkpoints that a job still has; each can be used as a model, by the model's id."""
-    found = Connection(url).list_all(locate(JOBS, job_id, "checkpoints"))
-    show(found, as_json, _render_checkpoints)
+    found = run_with_api(url, lambda api: api.job_outputs.list_checkpoints(job_id))
+    show([checkpoint.raw for checkpoint in found], as_json, lambda: _render_checkpoints(found))
 
 
-def send_if_here(connection: Connection, named: str) -> str:
+async def send_if_here(api: ApiClient, named: str) -> str:
     """Return the id of a file of rows; upload it first if it is a local file."""
     if Path(named).is_file():
-        return str(send_file(connection, Path(named))["id"])
+        return (await send_file(api, Path(named))).id
     if not named.startswith("file-"):
         fail(f"there is no file {named!r} here, and it is no id of a file, as in 'file-…'")
     return named
@@ -175,19 +188,21 @@ def read_mixed(given: str) -> tuple[str, float]:
         fail(f"--mix {given!r}: the weight is {weight!r}, expected a number, as in more.jsonl=0.5")
 
 
-def _send_mix(
-    connection: Connection, training_file: str, others: list[tuple[str, float]]
-) -> list[dict[str, Any]] | None:
+async def _send_mix(
+    api: ApiClient, training_file: str, others: list[tuple[str, float]]
+) -> list[MixedFile] | None:
     """Return the ids and weights of a mix; upload local files. None if there is only one file."""
     if not others:
         return None
-    mixed = [{"file": send_if_here(connection, name), "weight": weight} for name, weight in others]
-    return [{"file": training_file, "weight": 1.0}, *mixed]
+    mixed: list[MixedFile] = [{"file": training_file, "weight": 1.0}]
+    for name, weight in others:
+        mixed.append({"file": await send_if_here(api, name), "weight": weight})
+    return mixed
 
 
-def read_settings(given: list[str] | None) -> dict[str, Any]:
+def read_settings(given: list[str] | None) -> dict[str, object]:
     """Parse settings from `NAME=VALUE`; a value is JSON, or else a string."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     for one in given or ():
         name, is_set, value = one.partition("=")
         if not is_set or not name:
@@ -204,85 +219,66 @@ def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(text)
 
 
-def _read_log(connection: Connection, job_id: str, tail: int, *, follow: bool) -> Iterator[bytes]:
-    """Yield each byte of a log exactly once, however often the connection is lost."""
-    path = locate(JOBS, job_id, "logs")
-    params: dict[str, Any] = {"tail": tail, "follow": follow}
-    has_ended = False
-    while True:
-        is_whole = False
-        with connection.stream("GET", path, may_be_cut=follow, params=params) as answer:
-            offset = int(answer.headers["x-log-offset"])
-            for piece in answer.iter_bytes():
-                offset += len(piece)
-                yield piece
-            is_whole = True
-        if is_whole and (has_ended or not follow):
-            return
-        connection.wait_until_back()
-        job = connection.ask("GET", locate(JOBS, job_id), is_patient=True)
-        has_ended = job["status"] in FINAL  # one more request fetches what was added
-        params = {"offset": offset, "follow": True}
-
-
 def _begin(
-    connection: Connection, path: str, body: dict[str, Any], *, watch: bool, as_json: bool
+    url: str, create: Callable[[ApiClient], Awaitable[Job]], *, watch: bool, as_json: bool
 ) -> None:
-    job = connection.ask("POST", path, json=body)
+    job = run_with_api(url, create)
     if watch:
-        watch_job(connection, job["id"], as_json=as_json)
+        watch_job(url, job.id, as_json=as_json)
     else:
-        show(job, as_json, lambda begun: begun["id"])
+        show(job.raw, as_json, lambda: job.id)
 
 
-def _change(connection: Connection, job_id: str, change: str, as_json: bool) -> None:
-    job = connection.ask("POST", locate(JOBS, job_id, change))
-    show(job, as_json, lambda changed: f"{job_id} is {changed['status']}")
+def _change(url: str, change: Callable[[ApiClient], Awaitable[Job]], as_json: bool) -> None:
+    job = run_with_api(url, change)
+    show(job.raw, as_json, lambda: f"{job.id} is {job.status}")
 
 
-def _render_jobs(found: list[dict[str, Any]]) -> Rows:
+def _render_jobs(found: list[Job]) -> Rows:
     cells = [
-        (job["id"], job["model"], show_time(job["created_at"]), job["status"], _say_more(job))
+        (job.id, job.model, show_time(job.created_at), job.status, _summarize_state(job))
         for job in found
     ]
     return Rows(cells, ("job", "from", "begun", "status", ""))
 
 
-def _say_more(job: dict[str, Any]) -> str:
-    if job["status"] == "running" and (progress := job["progress"]):
-        return f"step {progress['step']} of {progress['num_steps']}, loss {progress['loss']:.3f}"
-    if job["error"]:
-        return str(job["error"]["message"])[:60]
-    return str(job["waiting_for"] or job["fine_tuned_model"] or "")
+def _summarize_state(job: Job) -> str:
+    progress = job.progress
+    if job.status == "running" and progress is not None:
+        loss = "" if progress.loss is None else f", loss {progress.loss:.3f}"
+        return f"step {progress.step} of {progress.num_steps}{loss}"
+    if job.error is not None:
+        return job.error.message[:60]
+    return job.waiting_for or job.fine_tuned_model or ""
 
 
-def _render_job(job: dict[str, Any]) -> Rows:
+def _render_job(job: Job) -> Rows:
     properties = {
-        "job": job["id"],
-        "status": job["status"],
-        "waiting for": job["waiting_for"],
-        "from": job["model"],
-        "rows": job["training_file"],
-        "rows to evaluate on": job["validation_file"],
-        "model": job["fine_tuned_model"],
-        "begun": show_time(job["created_at"]),
-        "ended": show_time(job["finished_at"]),
-        "expected to end": show_time(job["estimated_finish"]),
-        "trained tokens": job["trained_tokens"],
-        "figures": ", ".join(job["result_files"]),
-        "error": job["error"] and job["error"]["message"],
-        "settings": ", ".join(f"{name}={value}" for name, value in job["training"].items()),
+        "job": job.id,
+        "status": job.status,
+        "waiting for": job.waiting_for,
+        "from": job.model,
+        "rows": job.training_file,
+        "rows to evaluate on": job.validation_file,
+        "model": job.fine_tuned_model,
+        "begun": show_time(job.created_at),
+        "ended": show_time(job.finished_at),
+        "expected to end": show_time(job.estimated_finish),
+        "trained tokens": job.trained_tokens,
+        "figures": ", ".join(job.result_files),
+        "error": job.error and job.error.message,
+        "settings": ", ".join(f"{name}={value}" for name, value in job.training.items()),
     }
     return Rows([(name, str(value)) for name, value in properties.items() if value])
 
 
-def _render_checkpoints(found: list[dict[str, Any]]) -> Rows:
+def _render_checkpoints(found: list[JobCheckpoint]) -> Rows:
     cells = [
         (
-            checkpoint["fine_tuned_model_checkpoint"],
-            str(checkpoint["step_number"]),
-            f"{checkpoint['metrics']['train_loss']:.4f}",
-            _show_loss(checkpoint["metrics"]["valid_loss"]),
+            checkpoint.fine_tuned_model_checkpoint,
+            str(checkpoint.step_number),
+            _show_loss(checkpoint.metrics.train_loss),
+            _show_loss(checkpoint.metrics.valid_loss),
         )
         for checkpoint in found
     ]

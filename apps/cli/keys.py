@@ -5,17 +5,16 @@ import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from apps.access.audit import AuditEntry, AuditLog
+from apps.access.key_file import KeyRecord, KeysUnreadableError
 from apps.access.keys import (
     CreatedKey,
     ForeignStorageError,
-    KeyRecord,
     KeyStore,
-    KeysUnreadableError,
     check_owner,
     find_user_name,
 )
@@ -85,7 +84,7 @@ def list_keys(
         found = KeyStore(_find_storage(storage, deploy)).list_keys()
     except _REFUSALS as exc:
         fail(exc)
-    show([_describe(record) for record in found], as_json, _render)
+    show([_describe(record) for record in found], as_json, lambda: _render(found))
 
 
 @keys.command()
@@ -122,7 +121,7 @@ def revoke(
     for record in revoked:
         _write_audit_line(layout, "revoke", f"{record.name}/{record.id}")
     names = ", ".join(f"{record.name} ({record.id})" for record in revoked)
-    show([_describe(record) for record in revoked], as_json, lambda _: f"revoked {names}")
+    show([_describe(record) for record in revoked], as_json, lambda: f"revoked {names}")
 
 
 def read_expiry(given: str, now: float) -> float:
@@ -210,21 +209,25 @@ def _show_created(created: CreatedKey, as_json: bool) -> None:
     say(created.text)
 
 
-def _describe(record: KeyRecord) -> dict[str, Any]:
+def _describe(record: KeyRecord) -> dict[str, object]:
+    """Describe a key without the hash of its secret."""
+    return {**record.model_dump(mode="json", exclude={"sha256"}), "state": _find_state(record)}
+
+
+def _find_state(record: KeyRecord) -> str:
     is_active = record.is_active(time.time())
-    state = "active" if is_active else "revoked" if record.revoked_at is not None else "expired"
-    return {**record.model_dump(mode="json", exclude={"sha256"}), "state": state}
+    return "active" if is_active else "revoked" if record.revoked_at is not None else "expired"
 
 
-def _render(found: list[dict[str, Any]]) -> Rows:
+def _render(found: list[KeyRecord]) -> Rows:
     cells = [
         (
-            record["name"],
-            record["id"],
-            record["role"],
-            record["state"],
-            show_time(record["created_at"]),
-            show_time(record["expires_at"]) or "never",
+            record.name,
+            record.id,
+            record.role.value,
+            _find_state(record),
+            show_time(record.created_at),
+            show_time(record.expires_at) or "never",
             _render_limits(record),
         )
         for record in found
@@ -232,10 +235,7 @@ def _render(found: list[dict[str, Any]]) -> Rows:
     return Rows(cells, ("name", "id", "role", "state", "created", "expires", "limits per minute"))
 
 
-def _render_limits(record: dict[str, Any]) -> str:
-    limits = [
-        f"{record[f'{what}_per_minute']:,} {what}"
-        for what in ("requests", "tokens")
-        if record[f"{what}_per_minute"] is not None
-    ]
-    return ", ".join(limits) or "none"
+def _render_limits(record: KeyRecord) -> str:
+    limits = {"requests": record.requests_per_minute, "tokens": record.tokens_per_minute}
+    shown = [f"{limit:,} {what}" for what, limit in limits.items() if limit is not None]
+    return ", ".join(shown) or "none"

@@ -8,8 +8,8 @@ import codecs
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple, NoReturn
 
 import typer
 from rich.cells import cell_len
@@ -42,19 +42,19 @@ def escape_controls(text: str) -> str:
     return text.translate(_ESCAPES)
 
 
-def show(answer: Any, as_json: bool, render: Callable[[Any], str | Rows]) -> None:
+def show(answer: object, as_json: bool, render: Callable[[], str | Rows]) -> None:
     """Print a response as JSON, or as the result of `render`."""
     if as_json:
         print_json(answer)
         return
-    shown = render(answer)
+    shown = render()
     if isinstance(shown, str):
         say(shown)
     else:
         _print_rows(shown)
 
 
-def print_json(answer: Any) -> None:
+def print_json(answer: object) -> None:
     """Print a response as one line of JSON, for programs."""
     typer.echo(escape_controls(json.dumps(answer, ensure_ascii=False)))
 
@@ -75,22 +75,22 @@ def write_text(text: str) -> None:
     typer.echo(escape_controls(text) if sys.stdout.isatty() else text, nl=False)
 
 
-def write_bytes(pieces: Iterator[bytes]) -> None:
+async def write_bytes(pieces: AsyncIterator[bytes]) -> None:
     """Print the content of a file: on a terminal as `write_text` does, else unchanged."""
     if sys.stdout.isatty():
-        for text in decode(pieces):
+        async for text in decode(pieces):
             write_text(text.replace("\r\n", "\n").replace("\r", "\n"))
         return
     output = typer.get_binary_stream("stdout")
-    for piece in pieces:
+    async for piece in pieces:
         output.write(piece)
         output.flush()
 
 
-def decode(pieces: Iterator[bytes]) -> Iterator[str]:
+async def decode(pieces: AsyncIterator[bytes]) -> AsyncIterator[str]:
     """Decode pieces of UTF-8, even if a piece ends within a character."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    for piece in pieces:
+    async for piece in pieces:
         yield decoder.decode(piece)
     yield decoder.decode(b"", final=True)
 

@@ -7,7 +7,7 @@ from __future__ import annotations  # for Python versions too old for the other 
 
 import sys
 
-if __name__ == "__main__":  # the first entry is this folder, whose http.py shadows Python's
+if __name__ == "__main__":  # the first entry is this folder, whose modules could shadow Python's
     del sys.path[0]
 
 import argparse

@@ -1,17 +1,87 @@
-"""Responses of the HTTP API, as far as the page uses them; unknown keys are ignored."""
+"""Responses of the HTTP API, as far as its clients use them; unknown keys are ignored.
 
-from typing import Any
+Values of the wrong type are ignored too, unless a client cannot do without them: a client of one
+release may talk to an API of another one.
+"""
 
-from pydantic import BaseModel, ConfigDict, Field
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+
+from apps.client.errors import UnexpectedResponseError
+
+logger = logging.getLogger(__name__)
 
 ACTIVE_STATUSES = frozenset({"validating_files", "queued", "running"})
+FINAL_STATUSES = frozenset({"succeeded", "failed", "cancelled"})
 
 
-class _Resource(BaseModel):
+class Resource(BaseModel):
+    """An object of the API; `raw` has all that the API sent."""
+
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
+    _raw: Mapping[str, object] = PrivateAttr(default_factory=dict)
 
-class Model(_Resource):
+    @property
+    def raw(self) -> Mapping[str, object]:
+        """The JSON object as the API sent it."""
+        return self._raw
+
+
+AnyResource = TypeVar("AnyResource", bound=Resource)
+
+
+def read_resource(kind: type[AnyResource], value: object) -> AnyResource:
+    """Parse an object; optional values of the wrong type are ignored.
+
+    Raises `UnexpectedResponseError` if a required value is missing or of the wrong type.
+    """
+    try:
+        return _parse(kind, value)
+    except ValidationError as exc:
+        wrong = {fault["loc"][0] for fault in exc.errors() if fault["loc"]}
+    try:
+        if not isinstance(value, Mapping):
+            raise UnexpectedResponseError(f"found {str(value)[:100]!r}, expected an object")
+        kept = {name: value[name] for name in value if name not in wrong}
+        resource = _parse(kind, kept)
+    except ValidationError as exc:
+        fault = exc.errors()[0]
+        field = ".".join(map(str, fault["loc"]))
+        raise UnexpectedResponseError(f"{kind.__name__}.{field}: {fault['msg']}") from exc
+    resource._raw = value
+    return resource
+
+
+def read_resources(kind: type[AnyResource], values: Sequence[object]) -> list[AnyResource]:
+    """Parse the entries of a list; one that cannot be parsed is logged and omitted."""
+    found = []
+    for value in values:
+        try:
+            found.append(read_resource(kind, value))
+        except UnexpectedResponseError as exc:
+            logger.warning("an entry of a list is ignored: %s", exc)
+    return found
+
+
+def _parse(kind: type[AnyResource], value: object) -> AnyResource:
+    resource = kind.model_validate(value)
+    if isinstance(value, Mapping):
+        resource._raw = value
+    return resource
+
+
+class Access(Resource):
+    """The key of a request and its permissions."""
+
+    key: str | None = None
+    permissions: tuple[str, ...] = ()
+
+
+class Model(Resource):
     """A model for chat and fine-tuning."""
 
     id: str
@@ -20,25 +90,47 @@ class Model(_Resource):
     base: bool = False
     demonstration: bool = False
     run_id: str | None = None
+    checkpoint_step: int | None = None
 
 
-class File(_Resource):
+class ModelAlias(Resource):
+    """A name that points to a model."""
+
+    id: str
+    model: str
+
+
+class FileCheck(Resource):
+    """What the check of a file found."""
+
+    num_rows: int | None = None
+    format: str | None = None
+    num_tokens: int = 0
+    model: str | None = None
+    learned_share: float = 0.0
+    ignored_keys: Mapping[str, int] = {}
+
+
+class File(Resource):
     """An uploaded file of rows."""
 
     id: str
     filename: str
     bytes: int = 0
     created_at: int = 0
+    status: str | None = None
+    status_details: str | None = None
+    check: FileCheck | None = None
 
 
-class Token(_Resource):
+class Token(Resource):
     """A token of a row, and whether the model learns to generate it."""
 
     text: str
     learned: bool
 
 
-class Row(_Resource):
+class Row(Resource):
     """One row as the model sees it; `line` is its line in the file.
 
     If `is_part` is set, it is one answer of a row, after its own prompt.
@@ -49,7 +141,7 @@ class Row(_Resource):
     is_part: bool = False
 
 
-class Preview(_Resource):
+class Preview(Resource):
     """The first rows of a file, and the counts of the whole file unless it is large."""
 
     format: str
@@ -60,19 +152,19 @@ class Preview(_Resource):
     num_dropped_rows: int | None
     num_split_rows: int | None = None
     max_length: int
-    ignored_keys: dict[str, int] = {}
+    ignored_keys: Mapping[str, int] = {}
     rows: tuple[Row, ...]
 
 
-class Defaults(_Resource):
+class Defaults(Resource):
     """The default settings of a job for one model, and the JSON schema of each."""
 
     model: str
-    training: dict[str, Any]
-    schemas: dict[str, dict[str, Any]] = Field(alias="schema")
+    training: Mapping[str, object]
+    schemas: Mapping[str, Mapping[str, object]] = Field(alias="schema")
 
 
-class Progress(_Resource):
+class Progress(Resource):
     """The progress of a running job."""
 
     step: int | None = None
@@ -85,13 +177,13 @@ class Progress(_Resource):
     stage: str | None = None
 
 
-class JobError(_Resource):
+class JobError(Resource):
     """Why a job failed."""
 
     message: str
 
 
-class Job(_Resource):
+class Job(Resource):
     """A fine-tuning job, from its request to its model."""
 
     id: str
@@ -100,9 +192,13 @@ class Job(_Resource):
     fine_tuned_model: str | None = None
     training_file: str
     training_filename: str | None = None
+    validation_file: str | None = None
+    result_files: tuple[str, ...] = ()
+    training: Mapping[str, object] = {}
     created_at: int
     started_at: int | None = None
     finished_at: int | None = None
+    estimated_finish: int | None = None
     trained_tokens: int | None = None
     user_provided_suffix: str | None = None
     error: JobError | None = None
@@ -116,32 +212,58 @@ class Job(_Resource):
         return self.status in ACTIVE_STATUSES
 
     @property
+    def is_final(self) -> bool:
+        """Whether the job has ended."""
+        return self.status in FINAL_STATUSES
+
+    @property
     def is_paused(self) -> bool:
         """Whether the job is paused until it is resumed."""
         return self.status == "paused"
 
 
-class Event(_Resource):
+class Event(Resource):
     """An event of a job."""
 
     id: str
-    created_at: int
+    created_at: int = 0
     level: str = "info"
-    message: str
+    message: str = ""
     code: str | None = None
     type: str = "message"
 
 
-class Metrics(_Resource):
+class Metrics(Resource):
     """The metrics of one optimizer step."""
 
     step: int
     num_steps: int
-    loss: float
+    loss: float | None = None
+    eval_loss: float | None = None
+    tokens_per_s: float = 0.0
+    remaining_s: float = 0.0
 
 
-class Piece(_Resource):
+class CheckpointMetrics(Resource):
+    """The losses of a checkpoint."""
+
+    train_loss: float | None = None
+    valid_loss: float | None = None
+
+
+class JobCheckpoint(Resource):
+    """A checkpoint that a job still has."""
+
+    id: str
+    step_number: int
+    fine_tuned_model_checkpoint: str
+    metrics: CheckpointMetrics = CheckpointMetrics()
+
+
+class Piece(BaseModel):
     """A part of a streamed answer: some text, or the counts at its end."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
 
     text: str = ""
     model: str | None = None

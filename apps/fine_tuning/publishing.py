@@ -10,7 +10,7 @@ from apps.fine_tuning.index.run_lookup import find_run, name_model
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from storage.layout import StorageLayout
-from storage.locks import take_turn
+from storage.locks import lock_exclusive
 from storage.scratch import sweep_scratch
 from system.library_imports import import_transformers
 from training.run.folder import REJECTED_SUFFIX, RunFolder
@@ -119,7 +119,7 @@ def publish_checkpoint(layout: StorageLayout, run_id: str, step: int, model_id: 
 
     run = find_run(layout, run_id)
     disable_progress_bars()
-    with take_turn(layout.export_lock):
+    with lock_exclusive(layout.export_lock):
         _remove_leftovers(run)
         for checkpoint in list_checkpoints(run.checkpoints):
             if checkpoint.step == step:

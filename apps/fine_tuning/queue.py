@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from apps.errors import refuse_full_disk
 from apps.fine_tuning.checkpoint_export import CheckpointExporter, PublishingModel
 from apps.fine_tuning.cluster.job_runner import JobRunner
 from apps.fine_tuning.index.model_sizes import ModelSizes
@@ -28,12 +29,11 @@ from apps.fine_tuning.storage_claim import StorageClaim
 from apps.fine_tuning.submission import JobCreator, ShownDefaults, ShownPreview
 from apps.fine_tuning.validation.row_thread import RowThread
 from apps.fine_tuning.validation.validation_tasks import ValidationScheduler
-from apps.full_disk import refuse_full_disk
 from apps.settings import UsageLimits
 from storage.layout import StorageLayout
 from storage.tombstones import remove_tombstones
 from system.fault_log import FaultLog
-from system.threads import OwnThread
+from system.threads import DedicatedThread
 from training.run.folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,9 @@ class RunQueue:
         )
         self._claim = StorageClaim(layout, self._take_over)
         self._faults = FaultLog(logger)
-        self._passes = OwnThread("reconcile")  # never waits for a thread that a request occupies
+        self._passes = DedicatedThread(
+            "reconcile"
+        )  # never waits for a thread that a request occupies
         self._num_computing: int | None = None  # None until a pass has counted them
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from serving.store.clean_up import clean_up_models
 from storage.layout import UPLOAD_PREFIX, StorageLayout
 from storage.scratch import sweep_scratch
 from storage.temporary_files import remove_old_temporaries
-from system.threads import put_thread_last
+from system.threads import lower_thread_priority
 from training.data.token_cache import prune_cache
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def start_retention(
     stopped = Event()
 
     def keep_enforcing() -> None:
-        put_thread_last()
+        lower_thread_priority()
         is_stopped = False
         while not is_stopped:
             try:

@@ -1,6 +1,5 @@
 """The claim of one queue to the runs of a storage root: a file lock."""
 
-import fcntl
 import logging
 import threading
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from typing import IO
 
 from apps.errors import ApiError
 from storage.layout import StorageLayout
+from storage.locks import try_lock
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +44,7 @@ class StorageClaim:
         with self._guard:
             if self._file is None:
                 file = self._layout.queue_lock.open("w")
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                if not try_lock(file):
                     file.close()
                     logger.warning("another application manages the runs here: %s", file.name)
                     return False

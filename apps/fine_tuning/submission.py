@@ -7,14 +7,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NotRequired, TypedDict
 
-from apps.errors import InvalidInputError, invalid_input
+from apps.errors import InvalidInputError, invalid_input, refuse_full_disk
+from apps.file_index import FileCheck
 from apps.file_store import FileStore
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import require_lineage
 from apps.fine_tuning.job_requests import SERVER_SETTINGS, FineTuneRequest, parse_fine_tune
 from apps.fine_tuning.validation.row_validation import (
-    CheckedCounts,
     RowCounts,
     SlowRowsError,
     are_quick,
@@ -23,7 +23,6 @@ from apps.fine_tuning.validation.row_validation import (
     find_known_files,
     prepare_rows,
 )
-from apps.full_disk import refuse_full_disk
 from apps.settings import UsageLimits
 from apps.usage import check_job_counts, check_job_size, check_model_room
 from serving.store.model_store import ModelStore
@@ -176,7 +175,7 @@ class JobCreator:
 
     def _count_rows(
         self, file_id: str, file: Path, spec: TrainingSpec, model_id: str | None
-    ) -> RowCounts | None:
+    ) -> RowCounts | FileCheck | None:
         """Return the counts of a file's rows, by reading them if that is quick.
 
         Otherwise returns the counts of the file's check if that used `model_id`, and None if not;
@@ -185,7 +184,7 @@ class JobCreator:
         if are_quick([file]):
             with suppress(SlowRowsError):
                 return count_rows(prepare_rows(self._layout, spec))
-        checked: CheckedCounts | None = self._files.get(file_id).get("check")
+        checked = self._files.get(file_id).get("check")
         return checked if checked and checked["model"] == model_id else None
 
     def get_defaults(self, model: str) -> ShownDefaults:

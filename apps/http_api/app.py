@@ -36,15 +36,15 @@ from apps.http_api.routes import (
     models,
     upstream,
 )
-from apps.http_api.serve_handles import RemoteQueue, RemoteText
+from apps.http_api.serve_handles import QueueClient, RemoteText
 from apps.middleware.admission import Admission
 from apps.middleware.audit import RequestLog
 from apps.middleware.auth import AccessControl
 from apps.middleware.body_limit import MAX_JSON_BYTES, MAX_TEXT_BYTES, BodyLimit
-from apps.middleware.flow_control import TellUse, WindowedSending
+from apps.middleware.flow_control import ConsumptionReporting, WindowedSending
 from apps.middleware.rate_limit import RateLimit
 from apps.settings import ApplicationSettings
-from apps.upstream.proxy import UpstreamRelay
+from apps.upstream.proxy import UpstreamProxy
 from serving.serve_log import log_to_serve
 from serving.store.model_store import ModelStore
 from storage.layout import open_storage
@@ -68,7 +68,7 @@ def build_http(
         "/v1/completions": MAX_TEXT_BYTES,
     }
     admitted = Admission(BodyLimit(app, MAX_JSON_BYTES, limits), services.max_streams)
-    limited = TellUse(WindowedSending(admitted))
+    limited = ConsumptionReporting(WindowedSending(admitted))
     gate = Gate(api_key, KeyStore(services.layout), require_key=settings.require_key)
     audit = AuditLog(
         services.layout, max_bytes=settings.audit_max_bytes, num_old=settings.audit_num_old
@@ -81,7 +81,7 @@ def build_routes(services: Services) -> FastAPI:
     """Build the routes without the middlewares in front of them."""
     app = FastAPI(
         title="Tuneserve",
-        lifespan=_open_relay if isinstance(services.text, UpstreamRelay) else None,
+        lifespan=_open_proxy if isinstance(services.text, UpstreamProxy) else None,
         docs_url=None,  # it loads scripts from another site; /openapi.json describes the API
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,  # for generated clients
@@ -94,7 +94,7 @@ def build_routes(services: Services) -> FastAPI:
     app.include_router(models.router)
     install_description(app)
     for resource in (
-        (upstream,) if isinstance(services.text, UpstreamRelay) else (chat, completions)
+        (upstream,) if isinstance(services.text, UpstreamProxy) else (chat, completions)
     ):
         app.include_router(resource.router)
     for route in app.routes:  # FastAPI adds this route automatically
@@ -104,13 +104,13 @@ def build_routes(services: Services) -> FastAPI:
 
 
 @asynccontextmanager
-async def _open_relay(app: FastAPI) -> AsyncIterator[None]:
-    relay: UpstreamRelay = app.state.services.text
-    await relay.open()
+async def _open_proxy(app: FastAPI) -> AsyncIterator[None]:
+    proxy: UpstreamProxy = app.state.services.text
+    await proxy.open()
     try:
         yield
     finally:
-        await relay.close()
+        await proxy.close()
 
 
 class ApiReplica:
@@ -136,7 +136,7 @@ class ApiReplica:
             files=FileStore(layout),
             models=models,
             text=_find_text(settings, models, generator),
-            fine_tuning=RemoteQueue(queue),
+            fine_tuning=QueueClient(queue),
             max_upload_bytes=settings.max_upload_bytes,
             max_model_bytes=settings.max_model_bytes,
             limits=settings.to_limits(),
@@ -152,11 +152,11 @@ class ApiReplica:
 
 def _find_text(
     settings: ApplicationSettings, models: ModelStore, generator: DeploymentHandle[Any] | None
-) -> RemoteText | UpstreamRelay:
+) -> RemoteText | UpstreamProxy:
     """Return the service for text requests: generators or upstreams."""
     timeout_s = settings.engine.request_timeout_s
     if generator is None:
-        return UpstreamRelay(models, settings.upstreams, timeout_s=timeout_s)
+        return UpstreamProxy(models, settings.upstreams, timeout_s=timeout_s)
     return RemoteText(
         generator,
         models=models if settings.replicas.max > 1 else None,

@@ -7,7 +7,7 @@ the first request for it.
 import asyncio
 import re
 
-from apps.access.exchange import note_creation, note_refusal
+from apps.access.exchange import record_creation, record_refusal
 from apps.access.gate import Principal
 from apps.access.roles import Permission
 from apps.errors import ApiError
@@ -38,9 +38,9 @@ async def ensure_model(services: Services, principal: Principal, name: str) -> N
         if not principal.may(Permission.WRITE_JOBS):
             reason = principal.explain_refusal(Permission.WRITE_JOBS)
             message = f"{name!r} is a checkpoint that is not published as a model, and {reason}"
-            note_refusal("insufficient_permission", name)
+            record_refusal("insufficient_permission", name)
             raise ApiError(403, message, param="model", code="insufficient_permission")
-        note_creation(name)
+        record_creation(name)
         try:
             await services.fine_tuning.publish_checkpoint(job_id, checkpoint_id, name)
         except ApiError as exc:

@@ -7,7 +7,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 
-class PiecesResponse(StreamingResponse):
+class ClosingResponse(StreamingResponse):
     """A response that sends a generator's pieces and always closes the generator.
 
     If the client disconnects, the generator's resources, such as the lock of a model, would

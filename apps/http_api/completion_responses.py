@@ -12,7 +12,7 @@ from apps.access.exchange import count_tokens
 from apps.errors import is_expected, to_response
 from apps.http_api.dependencies import TextGenerator
 from apps.sse import write_event
-from apps.upstream.proxy import UpstreamRelay
+from apps.upstream.proxy import UpstreamProxy
 from serving.openai.chunks import StreamUsage
 from serving.openai.responses import AnswerHead, JsonObject, build_usage
 from serving.wire import AnswerOrigin, Piece, StreamItem, ValidRequest
@@ -70,7 +70,7 @@ async def respond(
     return JSONResponse(content, headers=_describe_origin(answer.origin))
 
 
-async def respond_relayed(relay: UpstreamRelay, path: str, body: JsonObject) -> Response:
+async def respond_relayed(relay: UpstreamProxy, path: str, body: JsonObject) -> Response:
     """Relay a text request to an upstream; stream its response if the upstream does."""
     origin, answer = await relay.ask(path, body)
     if isinstance(answer, dict):

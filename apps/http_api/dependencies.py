@@ -11,7 +11,7 @@ from apps.fine_tuning.index.metrics_index import MetricsReader
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.settings import UsageLimits
-from apps.upstream.proxy import UpstreamRelay
+from apps.upstream.proxy import UpstreamProxy
 from serving.store.model_store import ModelStore
 from serving.wire import StreamItem, ValidRequest, WholeAnswer
 from storage.layout import StorageLayout
@@ -37,24 +37,24 @@ class TextGenerator(Protocol):
 class FineTuning(Protocol):
     """Accepts and controls fine-tuning jobs."""
 
-    async def create(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def create(self, body: dict[str, Any]) -> Mapping[str, object]:
         """Validate and queue a fine-tuning job."""
 
     async def preview(
-        self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
-    ) -> dict[str, Any]:
+        self, file_id: str, model: str, num_rows: int, training: Mapping[str, object]
+    ) -> Mapping[str, object]:
         """Show rows of a file as tokens."""
 
-    async def get_defaults(self, model: str) -> dict[str, Any]:
+    async def get_defaults(self, model: str) -> Mapping[str, object]:
         """Return the default settings of a fine-tuning job for a model."""
 
-    async def cancel(self, run_id: str) -> dict[str, Any]:
+    async def cancel(self, run_id: str) -> Mapping[str, object]:
         """Cancel a fine-tuning job."""
 
-    async def pause(self, run_id: str) -> dict[str, Any]:
+    async def pause(self, run_id: str) -> Mapping[str, object]:
         """Pause a fine-tuning job and free its resources; it can be resumed later."""
 
-    async def resume(self, run_id: str) -> dict[str, Any]:
+    async def resume(self, run_id: str) -> Mapping[str, object]:
         """Resume a paused, failed or cancelled fine-tuning job."""
 
     async def delete(self, run_id: str) -> None:
@@ -62,7 +62,7 @@ class FineTuning(Protocol):
 
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
-    ) -> dict[str, Any]:
+    ) -> Mapping[str, object]:
         """Start publishing a checkpoint as a model."""
 
     async def check(self) -> None:
@@ -76,7 +76,7 @@ class Services:
     layout: StorageLayout
     files: FileStore
     models: ModelStore
-    text: TextGenerator | UpstreamRelay
+    text: TextGenerator | UpstreamProxy
     fine_tuning: FineTuning
     max_upload_bytes: int
     max_model_bytes: int

@@ -9,19 +9,20 @@ import codecs
 import hashlib
 from collections.abc import AsyncIterable
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from apps.errors import ApiError
+from apps.file_index import FileObject
 from apps.file_store import FileStore, Purpose, make_safe_name
 from apps.settings import UsageLimits
-from apps.usage import BytesUnderWay, check_stored_files
+from apps.usage import IncomingBytes, check_stored_files
 from storage.layout import UPLOAD_PREFIX, StorageLayout
-from storage.locks import take_turn
+from storage.locks import lock_exclusive
 from storage.scratch import ScratchFolder
-from system.threads import OwnThread, put_thread_last
+from system.threads import DedicatedThread, lower_thread_priority
 from training.data.faults import DataError
 from training.data.files.kinds import NUM_MAGIC_BYTES
 from training.data.files.measuring import is_packed, measure_unpacked
@@ -47,9 +48,9 @@ class _Part:
     value: bytearray = field(default_factory=bytearray)
 
 
-_UNDER_WAY = BytesUnderWay()
+_INCOMING_BYTES = IncomingBytes()
 # One file at a time: each may use as much memory as the limit for reading Parquet allows.
-_UNPACKING = OwnThread("unpack-uploads")
+_UNPACKING = DedicatedThread("unpack-uploads")
 
 
 class IncomingFile:
@@ -79,7 +80,7 @@ class IncomingFile:
     def close(self) -> None:
         """Remove everything that was not published."""
         self._scratch.remove()
-        _UNDER_WAY.add(-self._num_counted)
+        _INCOMING_BYTES.add(-self._num_counted)
         self._num_counted = 0
 
     async def receive(self, content_type: str, chunks: AsyncIterable[bytes]) -> None:
@@ -110,14 +111,14 @@ class IncomingFile:
         if self._is_packed:
             await _UNPACKING.run(self._check_unpacked)
 
-    def publish(self) -> dict[str, Any]:
+    def publish(self) -> FileObject:
         """Move the file to the other files and close; return it as the API shows it.
 
         Raises `ApiError` 409 or 507 if other uploads have left no room for it.
         """
         try:
             assert self._form.filename is not None
-            with take_turn(self._layout.upload_lock):  # no other upload is counted at the same time
+            with lock_exclusive(self._layout.upload_lock):  # one upload is counted at a time
                 check_stored_files(self._files.measure(), self._limits, self._size_bytes)
                 return self._files.take_in(
                     self._content,
@@ -141,7 +142,7 @@ class IncomingFile:
                     f"the file is larger than {self._max_bytes:,} bytes, the most that is accepted",
                 )
             self._num_counted += len(piece)
-            check_stored_files(self._stored, self._limits, _UNDER_WAY.add(len(piece)))
+            check_stored_files(self._stored, self._limits, _INCOMING_BYTES.add(len(piece)))
             self._check_text(piece)
             self._digest.update(piece)
             file.write(piece)
@@ -166,7 +167,7 @@ class IncomingFile:
 
     def _check_unpacked(self) -> None:
         """Refuse a packed file whose content exceeds the size limit or is not text."""
-        put_thread_last()
+        lower_thread_priority()
         name = self._form.filename or self._content.name
         try:
             num_bytes = measure_unpacked(self._content, name, self._max_bytes)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 from fastapi import Depends, Request
 
 from apps.errors import ApiError, InvalidInputError
-from system.threads import OwnThread
+from system.threads import DedicatedThread
 
 MAX_VALUES = 1_010_000
 """The longest prompt is a million token ids."""
@@ -24,7 +24,7 @@ LARGE_BYTES = 1 << 16
 _SLICE_BYTES = 1 << 16
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
-_LARGE_BODIES = OwnThread("json-body")
+_LARGE_BODIES = DedicatedThread("json-body")
 
 Checked = TypeVar("Checked")
 

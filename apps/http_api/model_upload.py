@@ -12,11 +12,10 @@ from io import BufferedReader, FileIO
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from apps.errors import ApiError, invalid_input
+from apps.errors import ApiError, invalid_input, refuse_full_disk
 from apps.fine_tuning.index.model_sizes import ModelSizes
-from apps.full_disk import refuse_full_disk
 from apps.settings import UsageLimits
-from apps.usage import BytesUnderWay, check_model_room
+from apps.usage import IncomingBytes, check_model_room
 from serving.store.import_process import ModelRefusedError
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
@@ -51,7 +50,7 @@ _ARCHIVE_ERRORS = (
 )
 
 
-_UNDER_WAY = BytesUnderWay()
+_INCOMING_BYTES = IncomingBytes()
 
 
 class IncomingModel:
@@ -74,7 +73,7 @@ class IncomingModel:
     def close(self) -> None:
         """Remove everything that was not published."""
         self._scratch.remove()
-        _UNDER_WAY.add(-self._num_counted)
+        _INCOMING_BYTES.add(-self._num_counted)
         self._num_counted = 0
 
     async def receive(self, chunks: AsyncIterable[bytes]) -> None:
@@ -106,7 +105,7 @@ class IncomingModel:
 
     def _write(self, file: IO[bytes], content: bytearray) -> None:
         self._num_counted += len(content)
-        check_model_room(self._stored_bytes, self._limits, _UNDER_WAY.add(len(content)))
+        check_model_room(self._stored_bytes, self._limits, _INCOMING_BYTES.add(len(content)))
         file.write(content)
 
     def _unpack(self) -> None:

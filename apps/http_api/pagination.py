@@ -1,7 +1,7 @@
 """Pagination of lists, as OpenAI's clients expect it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 from fastapi import Query
 
@@ -11,6 +11,8 @@ from storage.layout import is_id
 Limit = Annotated[int, Query(ge=1, le=1000, description="Entries at most.")]
 After = Annotated[str | None, Query(description="Id of the last entry of the page before.")]
 Item = TypeVar("Item")
+Entry = Mapping[str, object]
+"""An entry of a list as the API shows it."""
 
 
 def read_made_id(entry_id: str) -> str | None:
@@ -56,9 +58,19 @@ def _find_next(
     return before[-1] + 1 if before else 0
 
 
-def describe_page(data: Sequence[Mapping[str, Any]], *, has_more: bool) -> dict[str, Any]:
+class PageObject(TypedDict):
+    """A page of a list as the API shows it."""
+
+    object: Literal["list"]
+    data: list[Entry]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def describe_page(data: Sequence[Entry], *, has_more: bool) -> PageObject:
     """Describe a page of entries, each of which has an id."""
-    ids = [entry["id"] for entry in data]
+    ids = [str(entry["id"]) for entry in data]
     return {
         "object": "list",
         "data": list(data),

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from apps.http_api.dependencies import Services
 from storage.free_space import check_writable
-from system.threads import OwnThread
+from system.threads import DedicatedThread
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Readiness:
             "generator": services.text.check,
             "queue": services.fine_tuning.check,
         }
-        self._thread = OwnThread("probe-storage")
+        self._thread = DedicatedThread("probe-storage")
         self._probe: asyncio.Task[None] | None = None
         self._probed_at = -_STORAGE_INTERVAL_S
         self._failed: dict[str, str] = {}

@@ -116,37 +116,37 @@ class RemoteText:
         return DeadlineExceededError(f"no complete answer within {self._timeout_s:g} s")
 
 
-class RemoteQueue:
+class QueueClient:
     """The queue behind a Serve handle."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
         self._health = DeploymentHealth()
 
-    async def create(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def create(self, body: dict[str, Any]) -> Mapping[str, object]:
         """Validate and queue a fine-tuning job."""
         return take(await self._handle.create.remote(body))
 
     async def preview(
-        self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
-    ) -> dict[str, Any]:
+        self, file_id: str, model: str, num_rows: int, training: Mapping[str, object]
+    ) -> Mapping[str, object]:
         """Show rows of a file as tokens."""
         call = self._handle.preview
         return take(await call.remote(file_id, model, num_rows, training))
 
-    async def get_defaults(self, model: str) -> dict[str, Any]:
+    async def get_defaults(self, model: str) -> Mapping[str, object]:
         """Return the default settings of a fine-tuning job for a model."""
         return take(await self._handle.get_defaults.remote(model))
 
-    async def cancel(self, run_id: str) -> dict[str, Any]:
+    async def cancel(self, run_id: str) -> Mapping[str, object]:
         """Cancel a fine-tuning job."""
         return take(await self._handle.cancel.remote(run_id))
 
-    async def pause(self, run_id: str) -> dict[str, Any]:
+    async def pause(self, run_id: str) -> Mapping[str, object]:
         """Pause a fine-tuning job and free its resources; it can be resumed later."""
         return take(await self._handle.pause.remote(run_id))
 
-    async def resume(self, run_id: str) -> dict[str, Any]:
+    async def resume(self, run_id: str) -> Mapping[str, object]:
         """Resume a paused, failed or cancelled fine-tuning job."""
         return take(await self._handle.resume.remote(run_id))
 
@@ -156,7 +156,7 @@ class RemoteQueue:
 
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
-    ) -> dict[str, Any]:
+    ) -> Mapping[str, object]:
         """Start publishing a checkpoint as a model."""
         call = self._handle.publish_checkpoint
         return take(await call.remote(run_id, checkpoint_id, model_id))

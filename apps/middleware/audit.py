@@ -13,7 +13,7 @@ from apps.access.exchange import Exchange, begin_exchange
 from apps.access.roles import Permission
 from apps.middleware.proxy_limits import REQUEST_ID
 from storage.layout import new_id
-from system.threads import OwnThread
+from system.threads import DedicatedThread
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _MAX_PATH_CHARACTERS = 200
 _REFUSED_WEBSOCKET_STATUS = 403  # a server's response if it is closed before it is accepted
 _MADE_OBJECTS = frozenset({"file", "fine_tuning.job", "model"})
 """Values of `object` in responses to a POST that describe a created object."""
-_WRITING = OwnThread("audit")
+_WRITING = DedicatedThread("audit")
 
 
 class RequestLog:

@@ -9,6 +9,7 @@ from the function that Serve's proxy calls before it starts uvicorn.
 
 import asyncio
 import os
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn.config
@@ -59,6 +60,30 @@ def install_connection_limits() -> None:
     uvicorn.config.HTTP_PROTOCOLS["auto"] = name
 
 
+class _Timer:
+    """One call in the future, which the next `start` replaces."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether `start` was called since the last `stop`."""
+        return self._handle is not None
+
+    def start(self, timeout_s: float, action: Callable[[], None]) -> None:
+        """Call `action` after `timeout_s` seconds."""
+        self.stop()
+        self._handle = self._loop.call_later(timeout_s, action)
+
+    def stop(self) -> None:
+        """Cancel the call."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+
 class LimitedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol, with limits on headers, idle bodies and the number of connections."""
 
@@ -71,7 +96,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Bytes received since the last complete headers, body data or complete message."""
         self._has_advanced = False
         self._has_new_body = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = _Timer(self.loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the header timeout, or refuse the connection if there are too many."""
@@ -83,7 +108,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer."""
-        self._stop_timer()
+        self._timer.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -96,7 +121,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_header_bytes += len(data)
         if self._num_header_bytes > self._limits.max_header_bytes:
             self._refuse(431, f"Headers exceed {self._limits.max_header_bytes} bytes.")
-        elif self._timer is None and not self.transport.is_closing() and self._is_idle:
+        elif not self._timer.is_started and not self.transport.is_closing() and self._is_idle:
             # Empty lines before a request start no message, but cancel uvicorn's own timeout.
             self._expect_headers()
 
@@ -115,7 +140,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Replace the header timeout by the body timeout."""
         self._is_in_headers = False
         self._has_advanced = True
-        self._set_timer(self._limits.body_idle_timeout_s, self._check_body)
+        self._timer.start(self._limits.body_idle_timeout_s, self._check_body)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -127,7 +152,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Stop the timer; uvicorn's keep-alive timeout applies until the client sends again."""
         self._is_in_message = False
         self._has_advanced = True
-        self._stop_timer()
+        self._timer.stop()
         super().on_message_complete()
 
     @property
@@ -137,7 +162,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _expect_headers(self) -> None:
         self._is_in_headers = True
-        self._set_timer(self._limits.header_timeout_s, self._end_headers)
+        self._timer.start(self._limits.header_timeout_s, self._end_headers)
 
     def _end_headers(self) -> None:
         self._refuse(408, "The headers did not come in time.")
@@ -146,13 +171,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Close a connection that sent no body data, unless the application paused the reading."""
         if self._has_new_body or self.flow.read_paused:
             self._has_new_body = False
-            self._set_timer(self._limits.body_idle_timeout_s, self._check_body)
+            self._timer.start(self._limits.body_idle_timeout_s, self._check_body)
         else:
             self._refuse(408, "The body did not come in time.")
 
     def _refuse(self, status: int, message: str) -> None:
         """Send a response, if none has started, and close the connection."""
-        self._stop_timer()
+        self._timer.stop()
         if self.transport.is_closing():
             return
         is_waiting = self._is_in_headers and (self.cycle is None or self.cycle.response_complete)
@@ -161,12 +186,3 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             content = message.encode()
             self.transport.write(STATUS_LINE[status] + head % len(content) + content)
         self.transport.close()
-
-    def _set_timer(self, timeout_s: float, action: Any) -> None:
-        self._stop_timer()
-        self._timer = self.loop.call_later(timeout_s, action)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

@@ -1,6 +1,7 @@
 """Refuse new requests while the application stops, and count those still in progress."""
 
 import re
+from collections.abc import Mapping
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -47,7 +48,8 @@ class DrainGate:
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {"retry-after": str(RETRY_AFTER_S), "connection": "close"}
-        body = error_body(503, "the application is stopping; try again once it has restarted")
+        message = "the application is stopping; try again once it has restarted"
+        body: Mapping[str, object] = error_body(503, message)
         if scope["path"] == HEALTH_PATH:
             body = {"status": "draining", "requests_in_progress": self._num_in_progress}
         await JSONResponse(body, 503, headers)(scope, receive, send)

@@ -72,7 +72,7 @@ class WindowedReading:
             await JSONResponse(error_body(503, message), 503)(scope, receive, send)
 
 
-class TellUse:
+class ConsumptionReporting:
     """Application middleware that reports the consumed bytes of a body to the waiting proxy."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -97,7 +97,7 @@ class TellUse:
         await self.app(scope, receive_and_tell, send)
 
 
-class TellTaken:
+class DeliveryReporting:
     """Proxy middleware that reports to the application how many bytes the client has received."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -4,7 +4,7 @@ from starlette.middleware import Middleware
 
 from apps.middleware.connection_limits import install_connection_limits
 from apps.middleware.drain import DrainGate
-from apps.middleware.flow_control import TellTaken, WindowedReading
+from apps.middleware.flow_control import DeliveryReporting, WindowedReading
 from apps.middleware.proxy_limits import BodyCap, CleanScope
 from apps.middleware.starting import StartingGate
 
@@ -17,7 +17,7 @@ def build_middlewares() -> list[Middleware]:
     install_connection_limits()
     return [
         Middleware(WindowedReading),
-        Middleware(TellTaken),
+        Middleware(DeliveryReporting),
         Middleware(StartingGate),
         Middleware(BodyCap),
         Middleware(DrainGate),

@@ -5,14 +5,17 @@ from contextlib import aclosing
 from dataclasses import replace
 from html import escape
 from math import isfinite
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import gradio as gr
+from gradio.events import Dependency
 
-from apps.client.client import ApiClient, ApiError
+from apps.client.client import ApiClient
+from apps.client.errors import ApiClientError
 from apps.client.resources import Model
 from apps.ui import markup
 from apps.ui.conversation import Conversation, OpenChat, Turn, answer
+from apps.ui.error_messages import describe_error
 
 LATEST_ALIAS = "latest"
 REFRESH_INTERVAL_S = 10.0
@@ -93,6 +96,15 @@ def _quote_value(value: Any) -> str:
     return "empty" if value in (None, "") else repr(value)[:MAX_QUOTED_CHARACTERS]
 
 
+class EventOptions(TypedDict, total=False):
+    """Options of Gradio's events."""
+
+    show_progress: Literal["hidden"]
+    api_visibility: Literal["private"]
+    preprocess: bool
+    cancels: Any  # Gradio annotates dictionaries, of which `Dependency` is a subclass
+
+
 class _Page:
     """The components of the page and their event handlers."""
 
@@ -146,9 +158,9 @@ class _Page:
     async def open(self, request: gr.Request) -> tuple[Any, Any, Any]:
         """Fill the model menu; the query parameter `model` selects a model."""
         try:
-            models = await self._client.list_models()
-        except ApiError as exc:
-            return gr.skip(), show_note(exc.message, "error"), gr.skip()
+            models = await self._client.models.list_all()
+        except ApiClientError as exc:
+            return gr.skip(), show_note(describe_error(exc), "error"), gr.skip()
         choices = list_choices(models)
         offered = [value for _, value in choices]
         asked = request.query_params.get("model")
@@ -185,8 +197,8 @@ class _Page:
         selection since this handler started.
         """
         try:
-            models = await self._client.list_models()
-        except ApiError:  # reported when a question is sent
+            models = await self._client.models.list_all()
+        except ApiClientError:  # reported when a question is sent
             return skip_outputs(2)
         choices = list_choices(models)
         if choices == list_choices(shown):
@@ -210,9 +222,9 @@ class _Page:
             return refuse_question("Choose a model first.")
         chosen_before = chat.chosen_model
         try:
-            models = await self._client.list_models()
-        except ApiError as exc:
-            return refuse_question(exc.message)
+            models = await self._client.models.list_all()
+        except ApiClientError as exc:
+            return refuse_question(describe_error(exc))
         model = find_model(models, name)
         if model is None:
             return refuse_question(UNKNOWN_MODEL_NOTE.format(name))
@@ -261,8 +273,8 @@ class _Page:
                     line = f'<p class="ts-muted">{escape(step.line)}</p>'
                     note = show_note(step.note) if step.note else gr.skip()
                     yield chat, grown.to_chatbot(), line, gr.skip(), note
-        except ApiError as exc:
-            yield give_back(chat, asked, grown, exc.message)
+        except ApiClientError as exc:
+            yield give_back(chat, asked, grown, describe_error(exc))
         finally:
             chat.end_answer(grown)
 
@@ -326,10 +338,10 @@ def build_chat_page(client: ApiClient) -> None:
     page = _Page(client)
     buttons = [page.send, page.stop]
     # Every function runs through Gradio's queue; routes that bypass it are closed (exposure.py).
-    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+    quiet: EventOptions = {"show_progress": "hidden", "api_visibility": "private"}
     # Gradio's preprocessing would refuse a model that the menu had before the server was restarted,
     # and, after the question was added to the conversation, a number beyond a slider's range.
-    raw: dict[str, Any] = {**quiet, "preprocess": False}
+    raw: EventOptions = {**quiet, "preprocess": False}
     gr.on(fn=page.open, outputs=[page.model, page.note, page.models], **quiet)
     page.timer.tick(page.refresh, [page.models, page.model], [page.model, page.models], **raw)
     # The chat is an output so that each question restarts the hour after which Gradio deletes it.
@@ -342,7 +354,7 @@ def build_chat_page(client: ApiClient) -> None:
         **raw,
     )
     picked = page.history.example_select(page.ask_example, [page.chat, page.model], asked, **raw)
-    answering = []
+    answering: list[Dependency] = []
     for event in (started, picked):
         step = event.then(
             page.respond,
@@ -352,7 +364,7 @@ def build_chat_page(client: ApiClient) -> None:
         )
         step.then(page.free_buttons, page.chat, buttons, **quiet)
         answering.append(step)
-    stopping: dict[str, Any] = {**raw, "cancels": answering}
+    stopping: EventOptions = {**raw, "cancels": answering}
     page.stop.click(page.stop_answer, page.chat, buttons, **stopping)
     page.clear.click(
         page.empty_conversation, page.chat, [page.history, page.answered_by, *buttons], **stopping

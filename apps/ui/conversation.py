@@ -5,12 +5,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import gradio as gr
 
-from apps.client.client import ApiClient, Message
+from apps.client.client import ApiClient
 from apps.client.resources import Piece
+from apps.client.text import Message, Sampling
 
 OTHER_MODEL_NOTE = "{} answered instead of {}; this is a new conversation with your last question."
 
@@ -22,6 +23,13 @@ class Turn:
     role: str
     text: str
     note: str = ""
+
+
+class ShownTurn(TypedDict):
+    """A message in the format of Gradio's chatbot: its text, and a note if there is one."""
+
+    role: str
+    content: str | list[str | gr.HTML]
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class Conversation:
         """Return the messages in the API's format."""
         return [{"role": turn.role, "content": turn.text} for turn in self.turns if turn.text]
 
-    def to_chatbot(self) -> list[dict[str, Any]]:
+    def to_chatbot(self) -> list[ShownTurn]:
         """Return the messages in the format of Gradio's chatbot."""
         return [
             {"role": turn.role, "content": [turn.text, _render_note(turn.note)]}
@@ -150,7 +158,7 @@ async def answer(
     All answers of a conversation are from one model. If another model starts to answer, as after a
     hand-over, that answer is dropped and the question is sent again in a new conversation. The last
     step has the line about the answer inside the conversation. Only the first step has a note.
-    Raises `ApiError`; the conversation yielded last then remains valid.
+    Raises `ApiClientError`; the conversation yielded last then remains valid.
     """
     started = time.monotonic()
     first, pieces = await _send(client, conversation, temperature, max_tokens)
@@ -183,7 +191,9 @@ async def _send(
 ) -> tuple[Piece, AsyncGenerator[Piece, None]]:
     """Send a conversation; return the first piece of the answer, and a generator of the others."""
     messages = conversation.to_messages()
-    pieces = client.stream_chat(conversation.asked_model, messages, temperature, max_tokens)
+    pieces = client.text.stream_chat(
+        conversation.asked_model, messages, Sampling(temperature, max_tokens), wants_usage=True
+    )
     return await anext(pieces, Piece()), pieces
 
 

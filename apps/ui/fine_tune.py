@@ -1,7 +1,7 @@
 """The page "Fine-tune": choose a model and data, preview the data, start a job."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,11 @@ from typing import Any
 import gradio as gr
 from gradio.components import Component
 
-from apps.client.client import ApiClient, ApiError
+from apps.client.client import ApiClient
+from apps.client.errors import ApiClientError
 from apps.client.resources import Defaults, File, Model
 from apps.ui import markup
+from apps.ui.error_messages import describe_error
 from apps.ui.protection.uploads import UPLOAD_LIFETIME_S, ForeignFileError, UploadFolder
 from apps.ui.setting_fields import build_setting, collect_changes
 
@@ -79,14 +81,14 @@ class _Page:
     async def open(self) -> tuple[Any, Any, Any, Any, Any]:
         """Fill the menus, the settings and the preview."""
         try:
-            models = await self._client.list_models()
-            files = await self._client.list_files()
+            models = await self._client.models.list_all()
+            files = await self._client.files.list_all()
             model_choices, file_choices = list_model_choices(models), list_file_choices(files)
             model = next((value for _, value in model_choices), None)
             data = next((value for _, value in file_choices), None)
             defaults = await self._read_defaults(model)
-        except ApiError as exc:
-            message = f"{exc.message} Reload the page to try again."
+        except ApiClientError as exc:
+            message = f"{describe_error(exc)} Reload the page to try again."
             return show_notice(message), *(gr.skip(),) * 4
         return (
             show_notice(""),
@@ -100,14 +102,14 @@ class _Page:
         """Show a model's default settings, and reset the settings that affect the preview."""
         try:
             return show_notice(""), await self._read_defaults(model), {}
-        except ApiError as exc:
-            return show_notice(exc.message), None, {}
+        except ApiClientError as exc:
+            return show_notice(describe_error(exc)), None, {}
 
-    async def _read_defaults(self, model: str | None) -> dict[str, Any] | None:
+    async def _read_defaults(self, model: str | None) -> Mapping[str, object] | None:
         """Return a model's default settings as plain data, which Gradio can compare."""
         if not model:
             return None
-        return (await self._client.get_defaults(model)).model_dump(by_alias=True)
+        return (await self._client.jobs.get_defaults(model)).model_dump(by_alias=True)
 
     async def show_preview(
         self, model: str | None, data: str | None, row_settings: Mapping[str, Any] | None = None
@@ -116,22 +118,22 @@ class _Page:
         if not model or not data:
             return markup.render_notice("Choose a model and data to see the first rows here.")
         try:
-            preview = await self._client.preview_file(data, model, training=row_settings)
+            preview = await self._client.files.preview(data, model, training=row_settings)
             return markup.render_preview(preview)
-        except ApiError as exc:
-            return markup.render_notice(exc.message, "error")
+        except ApiClientError as exc:
+            return markup.render_notice(describe_error(exc), "error")
 
     async def add_file(self, path: str) -> Any:
         """Forward an upload to the API, then select the new file in the menu."""
         try:
             with self._uploads.open(path) as content:
-                file = await self._client.upload_file(Path(path).name, content)
-            files = await self._client.list_files()
+                file = await self._client.files.upload(Path(path).name, content)
+            files = await self._client.files.list_all()
         except ForeignFileError as exc:
             _logger.warning("An upload was refused: %s", exc)
             raise gr.Error("This file was not uploaded here.", print_exception=False) from exc
-        except ApiError as exc:
-            gr.Warning(escape(exc.message))
+        except ApiClientError as exc:
+            gr.Warning(escape(describe_error(exc)))
             return gr.skip()
         finally:
             self._uploads.delete(path)
@@ -145,9 +147,18 @@ class _Page:
         if not model or not data:
             raise gr.Error("Choose a model and data first.", print_exception=False)
         try:
-            job = await self._client.create_job(model, data, suffix.strip() or None, training)
-        except ApiError as exc:
-            raise gr.Error(escape(exc.message), duration=None, print_exception=False) from exc
+            job = await self._client.jobs.create(
+                {
+                    "model": model,
+                    "training_file": data,
+                    "suffix": suffix.strip() or None,
+                    "training": training,
+                }
+            )
+        except ApiClientError as exc:
+            raise gr.Error(
+                escape(describe_error(exc)), duration=None, print_exception=False
+            ) from exc
         return job.id
 
 
@@ -178,7 +189,7 @@ def _build_settings(page: _Page, defaults: Defaults) -> None:
         )
         button = gr.Button("Start", variant="primary", elem_id="start-button", scale=2)
 
-    def read_changes(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    def read_changes(names: Sequence[str], values: Sequence[Any]) -> dict[str, object]:
         asked = dict(zip(names, values, strict=True))
         return collect_changes(defaults.training, defaults.schemas, asked)
 
@@ -191,7 +202,7 @@ def _build_settings(page: _Page, defaults: Defaults) -> None:
 
     async def update_preview(
         model: str | None, data: str | None, *values: Any
-    ) -> tuple[dict[str, Any], str]:
+    ) -> tuple[dict[str, object], str]:
         try:
             changes = read_changes(row_keys, values)
         except ValueError as exc:
@@ -237,29 +248,33 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
         show_progress="hidden",
         api_visibility="private",
     )
-    show_preview: dict[str, Any] = {
-        "fn": page.show_preview,
-        "inputs": [page.model, page.data, page.row_settings],
-        "outputs": page.preview,
-        "show_progress": "minimal",
-        "api_visibility": "private",
-    }
-    page.model.input(
+
+    def show_preview_after(listen: Callable[..., object]) -> None:
+        listen(
+            page.show_preview,
+            [page.model, page.data, page.row_settings],
+            page.preview,
+            show_progress="minimal",
+            api_visibility="private",
+        )
+
+    model_chosen = page.model.input(
         page.choose_model,
         page.model,
         [page.notice, page.defaults, page.row_settings],
         show_progress="hidden",
         api_visibility="private",
-    ).then(**show_preview)
-    page.upload.upload(
+    )
+    file_added = page.upload.upload(
         page.add_file, page.upload, page.data, show_progress="minimal", api_visibility="private"
-    ).success(**show_preview)
-    page.data.input(**show_preview)
+    )
+    for listen in (model_chosen.then, file_added.success, page.data.input):
+        show_preview_after(listen)
     with page.settings_place:
 
         @gr.render(  # type: ignore[untyped-decorator] # gradio does not annotate it
             inputs=page.defaults, triggers=[page.defaults.change], show_progress="hidden"
         )
-        def render_settings(defaults: dict[str, Any] | None) -> None:
+        def render_settings(defaults: Mapping[str, object] | None) -> None:
             if defaults is not None:
                 _build_settings(page, Defaults.model_validate(defaults))

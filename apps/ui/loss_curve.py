@@ -17,7 +17,11 @@ def render_loss_curve(metrics: Sequence[Metrics]) -> str:
 
     The lines are in a 100 x 100 view box that is stretched; the labels are HTML, which is not.
     """
-    points = [(float(entry.step), entry.loss) for entry in metrics if math.isfinite(entry.loss)]
+    points = [
+        (float(entry.step), entry.loss)
+        for entry in metrics
+        if entry.loss is not None and math.isfinite(entry.loss)
+    ]
     if not points:
         return '<p class="ts-empty">The curve appears with the first step.</p>'
     last_step = max(float(metrics[-1].num_steps), points[-1][0], 1.0)

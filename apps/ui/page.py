@@ -11,12 +11,13 @@ from fastapi import FastAPI
 from fastapi.responses import RedirectResponse
 
 from apps.client.client import ApiClient
-from apps.middleware.flow_control import TellUse
+from apps.middleware.flow_control import ConsumptionReporting
 from apps.ui import markup
 from apps.ui.chat import build_chat_page
 from apps.ui.fine_tune import build_fine_tune_page
 from apps.ui.protection.access import PageGuard
 from apps.ui.protection.exposure import RouteGuard
+from apps.ui.protection.key_check import KeyCheck
 from apps.ui.protection.unread_calls import UnreadCalls
 from apps.ui.protection.uploads import UPLOAD_LIFETIME_S, UploadFolder
 from apps.ui.protection.visitor import find_visitor_key
@@ -62,16 +63,17 @@ def build_http(settings: UiSettings) -> PageGuard:
     """Build the page's ASGI application; it works under any path prefix."""
     uploads = UploadFolder()
     client = ApiClient(settings.api_url, find_visitor_key)
+    keys = KeyCheck(client.access)
     app = build_gradio(settings, client, uploads)
     guarded = RouteGuard(
         app,
         uploads,
         settings.max_upload_bytes,
         app.state.has_function,
-        client.may_write_files,
+        keys.may_write_files,
         app.state.unread,
     )
-    return PageGuard(TellUse(guarded), client.check_key, needs_key=settings.needs_key())
+    return PageGuard(ConsumptionReporting(guarded), keys.judge, needs_key=settings.needs_key())
 
 
 def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder) -> FastAPI:

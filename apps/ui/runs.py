@@ -15,9 +15,11 @@ from typing import Any
 
 import gradio as gr
 
-from apps.client.client import ApiClient, ApiError
+from apps.client.client import ApiClient
+from apps.client.errors import ApiClientError, RequestRefusedError
 from apps.client.resources import Event, Job
 from apps.ui import markup
+from apps.ui.error_messages import describe_error
 from apps.ui.loss_curve import render_loss_curve
 
 ACTIVE_INTERVAL_S = 1.5
@@ -90,19 +92,22 @@ class View:
 
 
 async def read_view(client: ApiClient, selected: str, known: KnownEvents = NO_EVENTS) -> View:
-    """Request the page's content from the API, except the events in `known`; raises `ApiError`."""
-    jobs = await client.list_jobs()
+    """Request the page's content from the API, except the events in `known`.
+
+    Raises `ApiClientError`.
+    """
+    jobs = await client.jobs.list_newest()
     try:
         job = await find_job(client, jobs, selected)
-    except ApiError as exc:
-        return View(notice=exc.message, run_list=markup.render_run_list(jobs, ""))
+    except ApiClientError as exc:
+        return View(notice=describe_error(exc), run_list=markup.render_run_list(jobs, ""))
     run_list = markup.render_run_list(jobs, job.id if job else "")
     if job is None:
         return View(run_list=run_list)
     known, metrics, log = await asyncio.gather(
         read_events(client, job.id, known),
-        client.list_metrics(job.id, CURVE_POINTS),
-        client.read_log(job.id, LOG_BYTES),
+        client.job_outputs.list_metrics(job.id, max_points=CURVE_POINTS),
+        client.job_outputs.read_log(job.id, LOG_BYTES),
     )
     events = known.events
     is_any_active = job.is_active or any(other.is_active for other in jobs)
@@ -126,25 +131,27 @@ async def read_view(client: ApiClient, selected: str, known: KnownEvents = NO_EV
 async def read_events(client: ApiClient, run_id: str, known: KnownEvents) -> KnownEvents:
     """Return the newest events of a run, at most `MAX_EVENTS`; request only those not in `known`.
 
-    Raises `ApiError`.
+    Raises `ApiClientError`.
     """
+    outputs = client.job_outputs
     if known.run_id == run_id and known.events:
         try:
-            new = await client.list_events(run_id, MAX_EVENTS, newer_than=known.events[0].id)
+            newest = known.events[0].id
+            new = await outputs.list_events(run_id, MAX_EVENTS, newer_than=newest)
             return KnownEvents(run_id, (*new, *known.events)[:MAX_EVENTS])
-        except ApiError as exc:
+        except RequestRefusedError as exc:
             if exc.status != 404:  # the run no longer has this event: a backup was restored
                 raise
-    return KnownEvents(run_id, tuple(await client.list_events(run_id, MAX_EVENTS)))
+    return KnownEvents(run_id, tuple(await outputs.list_events(run_id, MAX_EVENTS)))
 
 
 async def find_job(client: ApiClient, jobs: list[Job], selected: str) -> Job | None:
     """Return the job with an id; without an id a running one, else the newest, else None.
 
-    Raises `ApiError` for an unknown id.
+    Raises `ApiClientError` for an unknown id.
     """
     if selected:
-        return next((job for job in jobs if job.id == selected), None) or await client.get_job(
+        return next((job for job in jobs if job.id == selected), None) or await client.jobs.get(
             selected
         )
     running = [job for job in jobs if job.status == "running"]
@@ -215,8 +222,8 @@ def build_runs_page(client: ApiClient) -> None:
     async def refresh(selected_id: str, known_events: KnownEvents) -> list[Any]:
         try:
             return (await read_view(client, selected_id, known_events)).to_updates()
-        except ApiError as exc:  # outputs stay unchanged; the next tick retries
-            return [show_notice(exc.message), *[gr.skip() for _ in outputs[1:]]]
+        except ApiClientError as exc:  # outputs stay unchanged; the next tick retries
+            return [show_notice(describe_error(exc)), *[gr.skip() for _ in outputs[1:]]]
 
     async def open_page(request: gr.Request) -> list[Any]:
         return await refresh(request.query_params.get("run", ""), NO_EVENTS)
@@ -225,8 +232,8 @@ def build_runs_page(client: ApiClient) -> None:
         async def change_run(selected_id: str, known_events: KnownEvents) -> list[Any]:
             try:
                 await change(selected_id)
-            except ApiError as exc:
-                gr.Warning(escape(exc.message))
+            except ApiClientError as exc:
+                gr.Warning(escape(describe_error(exc)))
             return await refresh(selected_id, known_events)
 
         def show_busy() -> gr.Button:
@@ -247,6 +254,6 @@ def build_runs_page(client: ApiClient) -> None:
     timer.tick(
         refresh, [selected, known], outputs, show_progress="hidden", api_visibility="private"
     )
-    on_click(pause, "Pausing…", client.pause_job)
-    on_click(resume, "Resuming…", client.resume_job)
-    on_click(cancel, "Cancelling…", client.cancel_job)
+    on_click(pause, "Pausing…", client.jobs.pause)
+    on_click(resume, "Resuming…", client.jobs.resume)
+    on_click(cancel, "Cancelling…", client.jobs.cancel)

@@ -70,7 +70,7 @@ def collect_changes(
     defaults: Mapping[str, Any],
     schemas: Mapping[str, Mapping[str, Any]],
     values: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the settings that differ from the defaults; raises `ValueError` as `read_setting`."""
     read = {
         key: read_setting(key, schemas[key], defaults[key], value) for key, value in values.items()

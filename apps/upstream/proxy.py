@@ -3,15 +3,16 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from typing import IO, Any
+from typing import IO
 
 import anyio
 import httpx
 
 from apps.errors import ApiError
 from apps.settings import UpstreamSettings
+from apps.sse import DONE, read_data
 from apps.upstream.server import UnreachableError, Upstream
 from serving.errors import (
     DeadlineExceededError,
@@ -29,10 +30,10 @@ logger = logging.getLogger(__name__)
 LISTING_INTERVAL_S = 2.0
 _END_TIMEOUT_S = 0.1
 
-Answer = dict[str, Any]
+Answer = dict[str, object]
 
 
-class UpstreamRelay:
+class UpstreamProxy:
     """Sends requests to the first upstream that lists the model, and returns the responses.
 
     An alias resolves to the model that it points to or, while no upstream has that one, to its most
@@ -51,74 +52,74 @@ class UpstreamRelay:
         self._models = models
         self._upstreams = [Upstream(settings) for settings in upstreams]
         self._timeout_s = timeout_s
-        self._held: dict[str, IO[bytes]] = {}
-        self._watch_scope = anyio.CancelScope()
-        self._watching: asyncio.Task[None] | None = None
+        self._locked: dict[str, IO[bytes]] = {}
+        self._polling_scope = anyio.CancelScope()
+        self._polling: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Request the list of models from every upstream, and start polling it."""
-        await asyncio.gather(*map(self._ask_for_models, self._upstreams))
-        self._watching = asyncio.create_task(self._watch_all())
+        await asyncio.gather(*map(self._update_models, self._upstreams))
+        self._polling = asyncio.create_task(self._poll_all())
 
     async def close(self) -> None:
         """Stop polling, close the connections and release the models."""
-        if self._watching is not None:
-            self._watch_scope.cancel()
-            await self._watching
+        if self._polling is not None:
+            self._polling_scope.cancel()
+            await self._polling
         for upstream in self._upstreams:
             await upstream.close()
-        self._hold(frozenset())
+        self._lock_models(frozenset())
 
     async def ask(
-        self, path: str, body: dict[str, Any]
+        self, path: str, body: Mapping[str, object]
     ) -> tuple[AnswerOrigin, Answer | AsyncGenerator[Answer, None]]:
         """Send a request to an upstream; return the origin of its model, and the response.
 
         The response is whole, or in chunks if it is streamed. Closing the chunks closes the
         connection to the upstream, and so does cancellation.
         """
-        patience = Patience(self._timeout_s)
-        upstream, origin, response = await self._send(path, body, patience)
+        budget = WaitBudget(self._timeout_s)
+        upstream, origin, response = await self._send(path, body, budget)
         if response.headers.get("content-type", "").startswith("text/event-stream"):
-            return origin, _read_chunks(upstream, response, origin, patience)
+            return origin, _read_chunks(upstream, response, origin, budget)
         async with aclosing(response):
             with upstream.translate_faults():
-                async with patience.wait():
+                async with budget.spend():
                     content = await response.aread()
-        return origin, _sign(_parse(content), origin)
+        return origin, _set_origin(_parse(content), origin)
 
     async def check(self) -> None:
         """Raise if no upstream has a model."""
         if not any(upstream.listed for upstream in self._upstreams):
             raise ApiError(503, "no server has a model", code="upstream_unavailable")
 
-    async def _watch_all(self) -> None:
-        with self._watch_scope:
+    async def _poll_all(self) -> None:
+        with self._polling_scope:
             async with anyio.create_task_group() as group:
                 for upstream in self._upstreams:
-                    group.start_soon(self._watch, upstream)
+                    group.start_soon(self._poll, upstream)
 
-    async def _watch(self, upstream: Upstream) -> None:
+    async def _poll(self, upstream: Upstream) -> None:
         while True:
             await anyio.sleep(LISTING_INTERVAL_S)
             try:
-                await self._ask_for_models(upstream)
+                await self._update_models(upstream)
             except Exception:  # whatever it is, polling must continue
                 logger.exception("asking the server at %s failed; trying again", upstream.url)
 
-    async def _ask_for_models(self, upstream: Upstream) -> None:
-        await upstream.ask_for_models()
-        self._hold(frozenset().union(*(one.listed or () for one in self._upstreams)))
+    async def _update_models(self, upstream: Upstream) -> None:
+        await upstream.update_models()
+        self._lock_models(frozenset().union(*(one.listed or () for one in self._upstreams)))
 
     async def _send(
-        self, path: str, body: dict[str, Any], patience: "Patience"
+        self, path: str, body: Mapping[str, object], budget: "WaitBudget"
     ) -> tuple[Upstream, AnswerOrigin, httpx.Response]:
         """Send a request and return the response once it begins; raises if it is refused."""
-        async with patience.wait():
+        async with budget.spend():
             upstream, origin, response = await self._post(path, body)
             if response.status_code == 404:  # the model may have gone since it was listed
                 await response.aclose()
-                await self._ask_for_models(upstream)
+                await self._update_models(upstream)
                 upstream, origin, response = await self._post(path, body)
             if response.is_success:
                 return upstream, origin, response
@@ -128,7 +129,7 @@ class UpstreamRelay:
             raise _translate_refusal(upstream, response)
 
     async def _post(
-        self, path: str, body: dict[str, Any]
+        self, path: str, body: Mapping[str, object]
     ) -> tuple[Upstream, AnswerOrigin, httpx.Response]:
         """Send a request to an upstream that has the model and can be reached."""
         while True:  # ends, since an unreachable server lists nothing any more
@@ -139,7 +140,7 @@ class UpstreamRelay:
             except UnreachableError:
                 continue
 
-    def _choose(self, body: dict[str, Any]) -> tuple[Upstream, StoredModel]:
+    def _choose(self, body: Mapping[str, object]) -> tuple[Upstream, StoredModel]:
         name = body.get("model")
         if not isinstance(name, str) or not name:
             raise InvalidRequestError(
@@ -167,28 +168,28 @@ class UpstreamRelay:
         found = map(self._models.find, [alias.model_id, *alias.list_earlier()])
         return [model for model in found if model is not None]
 
-    def _hold(self, listed: frozenset[str]) -> None:
+    def _lock_models(self, listed: frozenset[str]) -> None:
         """Lock the listed models that are in the store, and release all others."""
-        for model_id in self._held.keys() - listed:
-            self._held.pop(model_id).close()
-        for model_id in listed - self._held.keys():
+        for model_id in self._locked.keys() - listed:
+            self._locked.pop(model_id).close()
+        for model_id in listed - self._locked.keys():
             model = self._models.find(model_id)
             if model is None:
                 continue
             try:
-                self._held[model_id] = model.hold()
+                self._locked[model_id] = model.hold()
             except ModelNotFoundError:
                 logger.warning("model %s has been deleted while a server has it", model_id)
 
 
-class Patience:
+class WaitBudget:
     """The time that a request may still wait for an upstream, not counting its client's time."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = self._left_s = timeout_s
 
     @asynccontextmanager
-    async def wait(self) -> AsyncIterator[None]:
+    async def spend(self) -> AsyncIterator[None]:
         """Subtract the time that the body takes; raises `DeadlineExceededError` if none is left."""
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -203,43 +204,30 @@ class Patience:
 
 
 async def _read_chunks(
-    upstream: Upstream, response: httpx.Response, origin: AnswerOrigin, patience: Patience
+    upstream: Upstream, response: httpx.Response, origin: AnswerOrigin, budget: WaitBudget
 ) -> AsyncGenerator[Answer, None]:
     async with aclosing(response):
-        lines = _read_lines(response)
+        events = read_data(response.aiter_bytes(), accepts_cut_end=True)
         while True:
             with upstream.translate_faults():
-                async with patience.wait():
-                    line = await anext(lines, None)
-            if line is None:
+                async with budget.spend():
+                    data = await anext(events, None)
+            if data is None:
                 message = "the server that has the model ended its answer too early"
                 raise ApiError(502, message, code="upstream_failed")
-            if not line.startswith(b"data:"):
-                continue
-            data = line.removeprefix(b"data:").strip()
-            if data == b"[DONE]":
-                await _read_to_end(lines)
+            if data == DONE:
+                await _read_to_end(events)
                 return
             chunk = _parse(data)
             if "error" in chunk:
                 raise _describe_failure(upstream, chunk)
-            yield _sign(chunk, origin)
+            yield _set_origin(chunk, origin)
 
 
-async def _read_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of an event stream; a model's text may contain other line ends."""
-    rest = b""
-    async for piece in response.aiter_bytes():
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line
-    yield rest
-
-
-async def _read_to_end(lines: AsyncGenerator[bytes, None]) -> None:
+async def _read_to_end(events: AsyncGenerator[bytes, None]) -> None:
     """Read what may follow the last event, so that the connection can be reused."""
     with suppress(httpx.HTTPError), anyio.move_on_after(_END_TIMEOUT_S):
-        async for _ in lines:
+        async for _ in events:
             pass
 
 
@@ -250,7 +238,7 @@ def _describe(model: StoredModel) -> AnswerOrigin:
         raise ModelNotFoundError(f"model {model.id!r} has been deleted") from None
 
 
-def _sign(answer: Answer, origin: AnswerOrigin) -> Answer:
+def _set_origin(answer: Answer, origin: AnswerOrigin) -> Answer:
     """Set our model's id and fingerprint in a response, as the generators do."""
     return {
         **answer,
@@ -266,13 +254,13 @@ def _parse(content: bytes) -> Answer:
             whole = json.dumps(answer, ensure_ascii=False).encode(errors="replace")
             answer = json.loads(whole)
     except ValueError as exc:
-        raise _describe_nonsense() from exc
+        raise _describe_unexpected_body() from exc
     if not isinstance(answer, dict):
-        raise _describe_nonsense()
+        raise _describe_unexpected_body()
     return answer
 
 
-def _describe_nonsense() -> ApiError:
+def _describe_unexpected_body() -> ApiError:
     message = "the server that has the model answered with something that is no JSON object"
     return ApiError(502, message, code="upstream_failed")
 
@@ -302,7 +290,7 @@ def _translate_refusal(upstream: Upstream, response: httpx.Response) -> Exceptio
     return _describe_failure(upstream, {"status": status, "error": message})
 
 
-def _describe_failure(upstream: Upstream, found: dict[str, Any]) -> ApiError:
+def _describe_failure(upstream: Upstream, found: Mapping[str, object]) -> ApiError:
     logger.error("the server at %s failed: %s", upstream.url, found)
     text = "the server that has the model failed; the logs have the details"
     return ApiError(502, text, code="upstream_failed")

@@ -3,9 +3,8 @@
 import asyncio
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
@@ -41,7 +40,7 @@ class Upstream:
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers={} if key is None else {"authorization": f"Bearer {key}"},
-            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),  # the relay has a deadline
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),  # the proxy has a deadline
             limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE_S),
             trust_env=False,
         )
@@ -60,7 +59,7 @@ class Upstream:
             return None
         return self._listed
 
-    async def ask_for_models(self) -> None:
+    async def update_models(self) -> None:
         """Update `listed`; a refused connection clears it, other faults leave it unchanged."""
         try:
             with anyio.fail_after(LISTING_TIMEOUT_S):
@@ -81,7 +80,7 @@ class Upstream:
             self._listed, self._fault = listed, None
             self._listed_at = asyncio.get_running_loop().time()
 
-    async def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+    async def post(self, path: str, body: Mapping[str, object]) -> httpx.Response:
         """Send a request; return the response, of which only status and headers are read.
 
         The caller must close it. Raises `UnreachableError`, and `ApiError` if no response begins.

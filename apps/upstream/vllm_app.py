@@ -5,8 +5,8 @@ is imported only when an application is built, since it is an optional dependenc
 """
 
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field
 from ray.serve import Application
@@ -36,10 +36,10 @@ class VllmSettings(BaseModel):
     accelerator_type: str | None = Field(
         None, description="The kind of GPU, as Ray calls it; any if absent."
     )
-    engine: dict[str, Any] = Field(
+    engine: Mapping[str, object] = Field(
         default_factory=dict, description="Arguments of vLLM's engine, for every model."
     )
-    deployment: dict[str, Any] = Field(
+    deployment: Mapping[str, object] = Field(
         default_factory=dict, description="Serve's options for the replicas of every model."
     )
     max_requests: int = Field(
@@ -48,6 +48,22 @@ class VllmSettings(BaseModel):
     require_key: bool = Field(
         False, description="Whether every request needs a key, also while none exists."
     )
+
+
+class ModelSource(TypedDict):
+    """The id of a model, and the folder that it is loaded from."""
+
+    model_id: str
+    model_source: str
+
+
+class ModelConfig(TypedDict):
+    """The fields of Ray's `LLMConfig` for one model."""
+
+    model_loading_config: ModelSource
+    accelerator_type: str | None
+    engine_kwargs: Mapping[str, object]
+    deployment_config: Mapping[str, object]
 
 
 def build_app(settings: VllmSettings) -> Application:
@@ -71,12 +87,12 @@ def build_app(settings: VllmSettings) -> Application:
     return bind_ingress(configs, settings)
 
 
-def describe_models(store: ModelStore, settings: VllmSettings) -> Iterator[dict[str, Any]]:
+def describe_models(store: ModelStore, settings: VllmSettings) -> Iterator[ModelConfig]:
     """Yield Ray's `LLMConfig` for every model, after checking that its files are unchanged.
 
     Raises as `build_app` does.
     """
-    options: dict[str, Any] = {"graceful_shutdown_timeout_s": SHUTDOWN_TIMEOUT_S}
+    options: dict[str, object] = {"graceful_shutdown_timeout_s": SHUTDOWN_TIMEOUT_S}
     if "autoscaling_config" not in settings.deployment:
         options["num_replicas"] = 1
     for model_id in settings.models:

@@ -21,7 +21,7 @@ from ray.serve.llm.ingress import OpenAiIngress, make_fastapi_ingress
 
 from apps.logical_cpus import INGRESS_CPUS
 from apps.middleware.admin_guard import AdminGuard
-from apps.upstream.vllm_app import SHUTDOWN_TIMEOUT_S, VllmSettings
+from apps.upstream.vllm_app import SHUTDOWN_TIMEOUT_S, ModelConfig, VllmSettings
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ async def _wait_until_loaded(model_id: str, handle: DeploymentHandle[Any]) -> No
             return
 
 
-def bind_ingress(configs: Sequence[dict[str, Any]], settings: VllmSettings) -> Application:
+def bind_ingress(configs: Sequence[ModelConfig], settings: VllmSettings) -> Application:
     """Bind the models of some `LLMConfig`s to one ingress with access control."""
     max_requests = settings.max_requests
     checked = [LLMConfig.model_validate(config) for config in configs]

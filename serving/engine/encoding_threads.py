@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from system.threads import OwnThread
+from system.threads import DedicatedThread
 
 LONG_CHARACTERS = 100_000
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_LONG = OwnThread("encode-long")
+_LONG = DedicatedThread("encode-long")
 
 
 async def run_encoding(

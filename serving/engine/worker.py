@@ -31,7 +31,7 @@ from serving.loading.inspection import inspect_directory
 from serving.loading.model_memory import ModelMemory
 from serving.settings import EngineSettings
 from system.process_limits import MAX_CPU_S, limit_cpu, limit_memory
-from system.threads import put_thread_last
+from system.threads import lower_thread_priority
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def _serve_engine(connection: Connection) -> None:
 
 def _inspect(path: Path) -> ModelMemory | EngineDeadError:
     """Count the memory of a model; a hostile config may make this process exceed its limits."""
-    put_thread_last()
+    lower_thread_priority()
     transformers_logging.set_verbosity_error()  # the returned error has the same information
     signal.signal(signal.SIGXCPU, _raise_cpu_limit)
     limit_cpu()
@@ -138,7 +138,7 @@ def _raise_cpu_limit(*_: object) -> None:
 
 
 def _read_model_last(path: Path, settings: EngineSettings) -> LoadedWeights:
-    put_thread_last()  # loading should not slow down the serving of other models
+    lower_thread_priority()  # loading should not slow down the serving of other models
     return read_model(path, settings)
 
 

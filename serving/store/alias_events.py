@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from storage import durable
-from storage.locks import take_turn
+from storage.locks import lock_exclusive
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class HandoverLog:
         """Append an event."""
         durable.append_json_line(self._path, asdict(event))
         if self._is_full():
-            with take_turn(self._path.with_name(f".{self._path.name}.lock")):
+            with lock_exclusive(self._path.with_name(f".{self._path.name}.lock")):
                 if self._is_full():  # another replica may have been first
                     self._path.replace(self._older)
 

@@ -20,7 +20,7 @@ from serving.store.alias_history import (
 )
 from storage import durable
 from storage.file_cache import ParsedFileCache
-from storage.locks import take_turn
+from storage.locks import lock_exclusive
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class AliasBook:
                     self._write(stored, stored.histories)
 
     def _take_turn(self) -> AbstractContextManager[None]:
-        return take_turn(self._path.with_name(".aliases.lock"))
+        return lock_exclusive(self._path.with_name(".aliases.lock"))
 
     def _read_stored(self) -> "_StoredAliases":
         """Read the first file; read damaged or missing entries from the copy."""

@@ -14,7 +14,7 @@ from serving.store.stored_model import StoredModel
 from serving.store.validation import check_files, check_model_directory, find_cache_repository
 from storage import durable
 from storage.layout import StorageLayout, new_id
-from storage.locks import HeldError, hold_alone, take_turn
+from storage.locks import LockedError, lock_exclusive, lock_existing
 from storage.manifest import verify_directory
 from storage.privacy import close_tree_to_others
 from storage.scratch import build_in_scratch
@@ -60,7 +60,7 @@ class ModelStore:
         """
         self.names.check_new_id(model_id)
         _check_files(directory)
-        with take_turn(self._layout.import_lock):
+        with lock_exclusive(self._layout.import_lock):
             check_import(directory, cleans=True)
         _seal(directory)
         self.names.move_in(directory, model_id)
@@ -92,7 +92,7 @@ class ModelStore:
         _check_files(source, links_stay_in=find_cache_repository(source))
         with build_in_scratch(self._layout.models, ADDED_PREFIX) as building:
             _copy_files(source, building)
-            with take_turn(self._layout.import_lock):
+            with lock_exclusive(self._layout.import_lock):
                 check_import(building, converts_tokenizer=True)
             _seal(building)
             self.names.move_in(building, model_id)
@@ -178,7 +178,7 @@ class ModelStore:
                     "the alias elsewhere or remove it first"
                 )
             try:
-                with hold_alone(model.path / durable.MANIFEST_NAME):
+                with lock_existing(model.path / durable.MANIFEST_NAME):
                     if check_unneeded is not None:
                         check_unneeded()
                     # The rename deletes the model atomically and frees its id; removal can be slow.
@@ -187,7 +187,7 @@ class ModelStore:
                     durable.fsync_directory(self._layout.models)
             except FileNotFoundError:
                 raise ModelNotFoundError(f"model {model_id!r} has been deleted") from None
-            except HeldError:
+            except LockedError:
                 raise ModelInUseError(
                     f"model {model_id!r} is loaded by a generator or being read; try again once it "
                     "is idle"

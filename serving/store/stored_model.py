@@ -10,7 +10,7 @@ from serving.errors import ModelNotFoundError
 from serving.store.lineage import Lineage
 from storage import durable
 from storage.durable import DamagedFileError
-from storage.locks import hold_shared
+from storage.locks import lock_shared
 from storage.manifest import verify_directory
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class StoredModel:
         """
         deleted = ModelNotFoundError(f"model {self.id!r} has been deleted")
         try:
-            held = hold_shared(self.path / durable.MANIFEST_NAME)
+            held = lock_shared(self.path / durable.MANIFEST_NAME)
         except FileNotFoundError:
             raise deleted from None
         if read_edition(self.path) != self.edition:

@@ -12,7 +12,7 @@ from typing import IO
 
 from storage import durable
 from storage.layout import StorageLayout
-from storage.locks import HeldError, hold_alone
+from storage.locks import LockedError, lock_existing
 from storage.regular_file import open_regular
 from storage.scratch import build_in_scratch
 from storage.snapshots.snapshot import (
@@ -100,11 +100,11 @@ def _copy_verified(snapshot: Snapshot, building: Path, on_bytes: OnBytes) -> Non
 def check_restorable(root: Path) -> None:
     """Raise `BackupError` if a storage root exists and is not an empty folder, or is in use."""
     try:
-        with hold_alone(StorageLayout(root).queue_lock):
+        with lock_existing(StorageLayout(root).queue_lock):
             pass
     except FileNotFoundError:
         pass
-    except HeldError:
+    except LockedError:
         raise BackupError(
             f"an application is running on {str(root)!r}; stop it, or name another root with "
             "--storage"

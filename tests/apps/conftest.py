@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import ASGIApp
 
 from apps.file_store import FileStore
 from apps.fine_tuning.cluster.job_runner import JobState
@@ -22,12 +23,28 @@ from serving.openai.chat import ChatCompletionRequest
 from serving.store.model_store import ModelStore
 from serving.wire import Piece, StreamItem, ValidRequest, WholeAnswer, describe_origin
 from storage.layout import StorageLayout, open_storage
+from tests.apps.stub_api import StubApi, serve_stub_api
 from tests.tiny_model import build_tiny_model
 from training.run.folder import RunFolder
 from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
 
 ROW = {"prompt": "How many loaves?", "completion": "Twelve."}
+
+
+class AppClient(httpx.AsyncClient):
+    """A client of the ASGI application `app`, which is called without a socket."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        base_url: str,
+        address: tuple[str, int] = ("127.0.0.1", 123),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        transport = httpx.ASGITransport(app, client=address)
+        super().__init__(transport=transport, base_url=base_url, headers=headers)
+        self.app = app
 
 
 @dataclass
@@ -247,10 +264,9 @@ def services(layout: StorageLayout, queue: RunQueue) -> Services:
 
 
 @pytest.fixture
-def client(services: Services) -> httpx.AsyncClient:
+def client(services: Services) -> AppClient:
     """A client of the API; exceptions that the application does not handle are raised."""
-    transport = httpx.ASGITransport(build_http(services, None))
-    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
+    return AppClient(build_http(services, None), base_url="http://127.0.0.1:8000")
 
 
 @pytest.fixture
@@ -259,3 +275,10 @@ def file_id(layout: StorageLayout, tmp_path: Path) -> str:
     rows.write_text(f"{json.dumps(ROW)}\n" * 4)
     FileStore(layout).add("file-rows", rows.read_bytes(), "rows.jsonl")
     return "file-rows"
+
+
+@pytest.fixture
+def api() -> Iterator[StubApi]:
+    """A server with the API's formats."""
+    with serve_stub_api() as stub:
+        yield stub

@@ -13,7 +13,7 @@ from apps.deployments import FineTuningQueueReplica
 from apps.errors import ApiError, InvalidInputError, invalid_input, to_response
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
-from apps.http_api.serve_handles import RemoteQueue
+from apps.http_api.serve_handles import QueueClient
 from serving.errors import InvalidRequestError
 from serving.refusals import Refusal
 from tests.apps.conftest import Echo
@@ -86,10 +86,10 @@ async def test_a_failure_without_a_request_id_gets_one(caplog: pytest.LogCapture
 
 
 def test_invalid_input_is_translated_where_it_is_validated() -> None:
-    with pytest.raises(InvalidInputError, match="too long") as caught, invalid_input("name"):
+    with pytest.raises(InvalidInputError, match=r"^too long") as caught, invalid_input("name"):
         raise ValueError("too long")
     assert (caught.value.status, caught.value.param) == (400, "name")
-    with pytest.raises(InvalidInputError, match="value is") as caught, invalid_input():
+    with pytest.raises(InvalidInputError, match=r"^value is") as caught, invalid_input():
         Number.model_validate({"value": "x"})
     assert caught.value.param == "value"
     with pytest.raises(UnicodeError), invalid_input(only=ValidationError):
@@ -137,7 +137,7 @@ async def test_the_queue_returns_what_it_refuses(
     replica._queue = cast(Any, _RefusingQueue(refusal))
     assert isinstance(await replica.create({}), Refusal)
     with pytest.raises(type(refusal)) as caught:
-        await RemoteQueue(cast(Any, _Handle(replica))).create({})
+        await QueueClient(cast(Any, _Handle(replica))).create({})
     assert (str(caught.value), caught.value.param) == (str(refusal), refusal.param)
     replica._queue = cast(Any, _RefusingQueue(KeyError("a bug")))
     with pytest.raises(KeyError):

@@ -121,7 +121,7 @@ async def test_a_model_and_a_checkpoint_of_release_0_1_are_read_and_used(
 async def test_what_is_stored_says_its_format(queue: RunQueue, layout: StorageLayout) -> None:
     job = await queue.create({"model": "tiny", "training_file": GOOD_FILE})
     FileStore(layout).add("file-new", b"{}", "new.jsonl")
-    FileStore(layout).note_check("file-new", "processed", None, None)
+    FileStore(layout).record_check("file-new", "processed", None, None)
     KeyStore(layout).create("ann", Role.READ)
     await queue.publish_checkpoint(PAUSED, f"{PAUSED}-step-2", "two")
     run = RunFolder(layout.run(job["id"]))

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from apps.ui.settings import UiSettings
-from tests.apps.ui.conftest import MAX_CHARACTERS, LocalServer, StubApi, build_stub
+from tests.apps.stub_api import MAX_CHARACTERS, LocalServer, StubApi, build_stub
 from tests.apps.ui.page_server import serve_page
 from tests.e2e.test_page import PATIENCE_MS, browser, open_context
 from tests.waiting import wait_until

@@ -17,7 +17,7 @@ from serving.store.aliases import Alias
 from serving.store.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout
-from storage.locks import take_turn
+from storage.locks import lock_exclusive
 from tests.damage import damage
 from tests.serving.conftest import (
     DEADLINE_S,
@@ -290,7 +290,7 @@ async def test_replica_that_waits_for_the_lock_follows_the_latest_move(
     store.add(other_model, "new")
     store.point_alias("latest", "old")
     async with run_replica(layout) as replica:
-        with take_turn(layout.store.handover_lock(socket.gethostname())):
+        with lock_exclusive(layout.store.handover_lock(socket.gethostname())):
             store.point_alias("latest", "between")
             await polls.wait_for_change()
             store.point_alias("latest", "new")

@@ -90,7 +90,7 @@ def test_damage_is_named(tmp_path: Path, damage: str) -> None:
         (final / "weights").write_text("wrong")
     else:
         (final / "weights").unlink()
-    with pytest.raises(durable.DamagedDirectoryError, match="'weights'"):
+    with pytest.raises(durable.DamagedDirectoryError, match=r"^'weights'"):
         verify_directory(final)
 
 
@@ -98,7 +98,7 @@ def test_published_directory_is_not_replaced(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     durable.publish_directory(tmp_path / "one", tmp_path / "model")
-    with pytest.raises(FileExistsError, match="'model'"):
+    with pytest.raises(FileExistsError, match=r"^'model'"):
         durable.publish_directory(tmp_path / "two", tmp_path / "model")
 
 

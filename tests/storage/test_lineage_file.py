@@ -87,18 +87,18 @@ def test_last_of_two_parent_keys_is_used(tmp_path: Path) -> None:
 def test_newer_major_version_is_rejected_and_newer_minor_is_read(tmp_path: Path) -> None:
     newer = {"run_id": "r", "format_version": "1.9", "later": [1]}
     assert read_lineage_file(write(tmp_path, newer)) == newer
-    with pytest.raises(NewerFormatError, match="its format is 2.0, and this version writes"):
+    with pytest.raises(NewerFormatError, match=r"^its format is 2.0, and this version writes"):
         read_lineage_file(write(tmp_path, {**newer, "format_version": "2.0"}))
 
 
 def test_file_over_max_bytes_is_rejected(tmp_path: Path) -> None:
     write(tmp_path, {"a": "b" * 100})
-    with pytest.raises(DamagedFileError, match="it has more than 50 bytes"):
+    with pytest.raises(DamagedFileError, match=r"^it has more than 50 bytes"):
         read_lineage_file(tmp_path, max_bytes=50)
 
 
 def test_disk_error_is_not_reported_as_damage(tmp_path: Path) -> None:
     (tmp_path / "lineage.json").mkdir()
-    with pytest.raises(OSError, match="Is a directory") as caught:
+    with pytest.raises(OSError, match=r"^Is a directory") as caught:
         read_lineage_file(tmp_path)
     assert caught.value.errno == errno.EISDIR

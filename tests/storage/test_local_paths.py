@@ -24,14 +24,14 @@ def test_paths_and_hub_ids_are_accepted(value: str) -> None:
 def test_url_is_rejected_as_storage_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Previously, it became a folder 's3:' in the working directory."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="storage is 's3://bucket', expected a path"):
+    with pytest.raises(ValueError, match=r"^storage is 's3://bucket', expected a path"):
         open_storage("s3://bucket")
-    with pytest.raises(ValueError, match="storage is 's3://bucket', expected a path"):
+    with pytest.raises(ValueError, match=r"^storage is 's3://bucket', expected a path"):
         ApplicationSettings(storage="s3://bucket")
-    with pytest.raises(ValueError, match="base_models.a is 'hf://a/b', expected a folder or"):
+    with pytest.raises(ValueError, match=r"^base_models.a is 'hf://a/b', expected a folder or"):
         ApplicationSettings(base_models={"a": "hf://a/b"})
     deploy = tmp_path / "deploy.yaml"
     deploy.write_text("applications: [{args: {storage: 's3://bucket'}}]")
-    with pytest.raises(DeployFileError, match="storage is 's3://bucket', expected a path"):
+    with pytest.raises(DeployFileError, match=r"^storage is 's3://bucket', expected a path"):
         find_storage(deploy)
     assert [path.name for path in tmp_path.iterdir()] == ["deploy.yaml"]

@@ -41,7 +41,7 @@ def test_keys_of_newer_minor_version_are_ignored(published: Path) -> None:
     change(published, format_version="1.9", files=files, signed_by="ann")
     verify_directory(published)
     (published / "weights").write_text("wrong")
-    with pytest.raises(DamagedDirectoryError, match="'weights' differs from its manifest"):
+    with pytest.raises(DamagedDirectoryError, match=r"^'weights' differs from its manifest"):
         verify_directory(published)
 
 
@@ -54,7 +54,7 @@ def test_manifest_of_newer_release_is_not_reported_as_damaged(
     published: Path, changes: dict[str, Any]
 ) -> None:
     change(published, **changes)
-    with pytest.raises(NewerFormatError, match="needs a newer version of Tuneserve") as caught:
+    with pytest.raises(NewerFormatError, match=r"^needs a newer version of Tuneserve") as caught:
         verify_directory(published)
     assert changes["format_version"] in caught.value.reason
     assert "damaged" not in str(caught.value)
@@ -65,11 +65,11 @@ def test_manifest_of_newer_release_is_not_reported_as_damaged(
 )
 def test_damaged_manifest_is_named(published: Path, content: str) -> None:
     (published / "manifest.json").write_text(content)
-    with pytest.raises(DamagedDirectoryError, match=r"model: 'manifest\.json' cannot be read: "):
+    with pytest.raises(DamagedDirectoryError, match=r"^model: 'manifest\.json' cannot be read: "):
         verify_directory(published)
 
 
 def test_folder_without_manifest_is_damaged(published: Path) -> None:
     (published / "manifest.json").unlink()
-    with pytest.raises(DamagedDirectoryError, match="cannot be read: No such file"):
+    with pytest.raises(DamagedDirectoryError, match=r"^cannot be read: No such file"):
         verify_directory(published)

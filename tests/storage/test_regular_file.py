@@ -20,7 +20,7 @@ def test_regular_file_is_read(tmp_path: Path) -> None:
 def test_fifo_is_rejected_without_blocking(tmp_path: Path) -> None:
     fifo = tmp_path / "run.json"
     os.mkfifo(fifo)
-    with pytest.raises(OSError, match="not a regular file") as refused:
+    with pytest.raises(OSError, match=r"^not a regular file") as refused:
         open_regular(fifo)
     assert refused.value.errno == errno.EINVAL
 
@@ -31,7 +31,7 @@ def test_errors_of_open_are_raised(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         open_regular(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "gone")
-    with pytest.raises(OSError, match="symbolic links") as refused:
+    with pytest.raises(OSError, match=r"^symbolic links") as refused:
         open_regular(tmp_path / "link", follow_links=False)
     assert refused.value.errno == errno.ELOOP
 
@@ -39,6 +39,6 @@ def test_errors_of_open_are_raised(tmp_path: Path) -> None:
 def test_failed_open_closes_descriptor(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for path in (tmp_path, Path("/dev/zero")):
-        with pytest.raises(OSError, match="directory|regular"):
+        with pytest.raises(OSError, match=r"^directory|regular"):
             open_regular(path)
     assert len(os.listdir("/proc/self/fd")) == before

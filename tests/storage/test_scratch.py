@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from storage.locks import HeldError, hold_alone, hold_shared
 from storage.scratch import ScratchFolder, build_in_scratch
 
 
-def test_renamed_content_of_scratch_folder_is_kept(tmp_path: Path) -> None:
+def test_what_is_built_stays_once_it_is_renamed_away(tmp_path: Path) -> None:
     with build_in_scratch(tmp_path, ".model.building-") as building:
         (building / "weights").write_text("w")
         building.rename(tmp_path / "model")
@@ -20,7 +19,7 @@ def test_renamed_content_of_scratch_folder_is_kept(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_only_scratch_folders_of_ended_processes_are_removed(tmp_path: Path) -> None:
+def test_only_what_a_dead_process_left_is_swept(tmp_path: Path) -> None:
     alive = ScratchFolder(tmp_path, ".a-")
     code = (
         "from pathlib import Path; from storage.scratch import ScratchFolder; import os, sys;"
@@ -35,7 +34,7 @@ def test_only_scratch_folders_of_ended_processes_are_removed(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_scratch_folder_without_lock_is_removed_after_a_while(tmp_path: Path) -> None:
+def test_what_was_killed_while_it_removed_is_swept(tmp_path: Path) -> None:
     """The killed process may have removed the lock first."""
     left = ScratchFolder(tmp_path, ".a-")
     (left.path / "half").touch()
@@ -50,21 +49,7 @@ def test_scratch_folder_without_lock_is_removed_after_a_while(tmp_path: Path) ->
     left.remove()
 
 
-def test_file_lock_is_shared_or_exclusive(tmp_path: Path) -> None:
-    file = tmp_path / "manifest.json"
-    file.touch()
-    first, second = hold_shared(file), hold_shared(file)
-    with pytest.raises(HeldError), hold_alone(file):
-        pass
-    first.close()
-    second.close()
-    with hold_alone(file):
-        file.unlink()
-    with pytest.raises(FileNotFoundError):
-        hold_shared(file)
-
-
-def test_empty_scratch_folder_without_lock_is_removed(tmp_path: Path) -> None:
+def test_a_removal_that_was_cut_short_is_finished_by_the_next(tmp_path: Path) -> None:
     for name in (".a-empty", ".a-unowned"):
         (tmp_path / name).mkdir()
     (tmp_path / ".a-unowned" / "content").mkdir()  # its lock may be invisible only temporarily
@@ -73,15 +58,13 @@ def test_empty_scratch_folder_without_lock_is_removed(tmp_path: Path) -> None:
         assert (tmp_path / ".a-unowned" / "content").is_dir()
 
 
-def test_lock_of_scratch_folder_is_removed_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def raise_interrupt(*_: object, **__: object) -> None:
+def test_the_lock_is_removed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def be_killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     scratch = ScratchFolder(tmp_path, ".a-")
     (scratch.path / "half").touch()
-    monkeypatch.setattr(shutil, "rmtree", raise_interrupt)
+    monkeypatch.setattr(shutil, "rmtree", be_killed)
     with pytest.raises(KeyboardInterrupt):
         scratch.remove()
     (left,) = tmp_path.iterdir()

@@ -37,7 +37,9 @@ def test_newer_major_version_is_rejected_and_file_is_unchanged(tmp_path: Path) -
     path = tmp_path / "run.json"
     content = json.dumps({"format_version": f"{CURRENT_FORMAT.major + 1}.0"})
     path.write_text(content)
-    with pytest.raises(NewerFormatError, match="needs a newer version of Tuneserve: its format is"):
+    with pytest.raises(
+        NewerFormatError, match=r"^needs a newer version of Tuneserve: its format is"
+    ):
         read_object(path)
     assert path.read_text() == content
 
@@ -68,7 +70,7 @@ def test_io_error_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr("storage.regular_file.open_regular", fail)
-    with pytest.raises(DamagedFileError, match=r"run\.json.*Input/output error"):
+    with pytest.raises(DamagedFileError, match=r"^run\.json.*Input/output error"):
         read_object(tmp_path / "run.json")
 
 

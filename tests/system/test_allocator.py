@@ -1,4 +1,4 @@
-"""Freed memory blocks are returned to the system, independent of earlier frees."""
+"""Freed memory blocks are returned to the system, or kept, independent of earlier frees."""
 
 import subprocess
 import sys
@@ -8,10 +8,10 @@ import pytest
 PROGRAM = """
 import re, sys, threading
 from pathlib import Path
-from system.allocator import return_large_blocks
+from system import allocator
 
-if sys.argv[1] == "set":
-    return_large_blocks()
+if sys.argv[1] != "default":
+    getattr(allocator, sys.argv[1])()
 
 def work():
     b"x" * (30 << 20)
@@ -32,6 +32,8 @@ print(read_mb() - before)
 ended.set()
 """
 
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
 
 def count_kept_mb(argument: str) -> float:
     ran = subprocess.run(
@@ -40,7 +42,10 @@ def count_kept_mb(argument: str) -> float:
     return float(ran.stdout)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_large_blocks_are_returned() -> None:
-    assert count_kept_mb("unset") > 15
-    assert count_kept_mb("set") < 5
+    assert count_kept_mb("default") > 15
+    assert count_kept_mb("return_large_blocks") < 5
+
+
+def test_freed_memory_is_kept() -> None:
+    assert count_kept_mb("keep_freed_memory") > 15

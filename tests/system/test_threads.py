@@ -1,53 +1,119 @@
-"""Work on a thread that ends with the work."""
+"""Threads for long work, and the CPU priority (niceness) of threads and processes."""
 
+import asyncio
 import os
+import subprocess
 import sys
 import threading
 
 import pytest
 import torch
 
-from system.threads import put_thread_last, run_in_own_thread
+from system.threads import DedicatedThread, lower_thread_priority, run_in_new_thread
 
 pytestmark = pytest.mark.anyio
 
+SHOW_NICENESS = """
+import os, threading
+from system.threads import lower_process_priority
 
-async def test_what_was_computed_comes_back_and_the_thread_is_gone() -> None:
+go, done = threading.Event(), threading.Event()
+def show():
+    go.wait()
+    print(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+thread = threading.Thread(target=show)
+thread.start()
+lower_process_priority()
+go.set()
+thread.join()
+print(os.getpriority(os.PRIO_PROCESS, 0))
+"""
+
+
+async def test_a_result_is_returned_and_the_thread_ends() -> None:
     def add(first: int, second: int) -> tuple[int, threading.Thread]:
         return int(torch.tensor(first) + second), threading.current_thread()
 
-    total, thread = await run_in_own_thread(add, 1, second=2)
+    total, thread = await run_in_new_thread(add, 1, second=2)
     assert total == 3
     assert thread is not threading.current_thread()
     thread.join(timeout=10)
     assert not thread.is_alive()
 
 
-async def test_so_does_an_error() -> None:
+async def test_an_error_is_raised_to_the_caller() -> None:
     def fail() -> None:
-        raise ValueError("as told")
+        raise ValueError("invalid row")
 
-    with pytest.raises(ValueError, match="as told"):
-        await run_in_own_thread(fail)
+    with pytest.raises(ValueError, match=r"^invalid row$"):
+        await run_in_new_thread(fail)
+
+
+async def test_a_dedicated_thread_runs_calls_in_order() -> None:
+    thread = DedicatedThread("order")
+    may_continue = threading.Event()
+    order = []
+
+    def work(number: int) -> int:
+        if number == 0:
+            may_continue.wait()
+        order.append(number)
+        return threading.get_native_id()
+
+    calls = [asyncio.create_task(thread.run(work, number)) for number in range(3)]
+    assert await asyncio.to_thread(len, order) == 0  # the shared threads are free
+    may_continue.set()
+    assert len(set(await asyncio.gather(*calls))) == 1
+    assert order == [0, 1, 2]
+
+
+async def test_a_queued_call_whose_caller_is_cancelled_never_runs() -> None:
+    thread = DedicatedThread("cancel")
+    has_begun, may_continue = threading.Event(), threading.Event()
+    ran: list[str] = []
+
+    def occupy() -> None:
+        has_begun.set()
+        may_continue.wait()
+
+    first = asyncio.create_task(thread.run(occupy))
+    await asyncio.to_thread(has_begun.wait)
+    cancelled = asyncio.create_task(thread.run(ran.append, "cancelled"))
+    await asyncio.sleep(0)  # the call is queued
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    may_continue.set()
+    await first
+    await thread.run(ran.append, "last")
+    assert ran == ["last"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="niceness is a process's there")
-async def test_a_thread_that_yields_takes_no_other_with_it() -> None:
-    def read_niceness(yields: bool) -> int:
-        if yields:
-            put_thread_last()
+async def test_a_lower_priority_does_not_affect_other_threads() -> None:
+    def read_niceness(is_lowered: bool) -> int:
+        if is_lowered:
+            lower_thread_priority()
         return os.getpriority(os.PRIO_PROCESS, 0)
 
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    assert await run_in_own_thread(read_niceness, True) == max(before, 10)
-    assert await run_in_own_thread(read_niceness, False) == before
+    assert await run_in_new_thread(read_niceness, True) == max(before, 10)
+    assert await run_in_new_thread(read_niceness, False) == before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="niceness is a process's there")
-async def test_one_that_is_last_already_stays_there() -> None:
+async def test_the_priority_of_a_thread_is_never_raised() -> None:
     def read_niceness() -> int:
         os.setpriority(os.PRIO_PROCESS, 0, 15)
-        put_thread_last()
+        lower_thread_priority()
         return os.getpriority(os.PRIO_PROCESS, 0)
 
-    assert await run_in_own_thread(read_niceness) == 15
+    assert await run_in_new_thread(read_niceness) == 15
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("before", "after"), [("0", "15"), ("17", "17")])
+def test_all_threads_of_a_process_get_a_lower_priority(before: str, after: str) -> None:
+    command = ["nice", "-n", before, sys.executable, "-c", SHOW_NICENESS]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == [after, after]

@@ -25,7 +25,7 @@ from typing import IO, Any, Literal
 from storage import durable, versioned
 from storage.durable import DamagedFileError
 from storage.layout import new_id
-from storage.locks import hold_shared
+from storage.locks import lock_shared
 from storage.manifest import parse_listed_files
 from storage.regular_file import read_regular
 from storage.tombstones import bury_folder, remove_tombstones
@@ -140,7 +140,7 @@ def hold_checkpoint(checkpoint: Checkpoint) -> IO[bytes]:
 
     Raises `FileNotFoundError` if it has already been removed.
     """
-    return hold_shared(name_manifest(checkpoint.path, 0))
+    return lock_shared(name_manifest(checkpoint.path, 0))
 
 
 def record_complete(folder: Path, step: int) -> None:

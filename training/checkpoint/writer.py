@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from storage import durable, versioned
-from storage.locks import HeldError, hold_alone
+from storage.locks import LockedError, lock_existing
 from storage.scratch import ScratchFolder
 from storage.tombstones import bury_folder, remove_tombstones
 from training.checkpoint.format import (
@@ -223,5 +223,5 @@ def _copy(source: Path, target: Path) -> dict[str, Any]:
 
 def _bury(path: Path) -> None:
     """Rename a checkpoint to a tombstone; skip one that is being read or is not visible."""
-    with suppress(HeldError, FileNotFoundError), hold_alone(name_manifest(path, 0)):
+    with suppress(LockedError, FileNotFoundError), lock_existing(name_manifest(path, 0)):
         bury_folder(path)

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from storage.locks import take_turn
+from storage.locks import lock_exclusive
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def ensure_cpu_op() -> bool:
             "no C++ compiler was found; training on CPUs needs one once: install g++ (on Debian "
             "and Ubuntu: apt-get install g++)"
         )
-    with take_turn(folder.parent / _LOCK_NAME):
+    with lock_exclusive(folder.parent / _LOCK_NAME):
         if _is_built(folder, builder.name):
             return False
         logger.info("compiling DeepSpeed's shared-memory operation; this happens once")
@@ -58,7 +58,7 @@ def load_cpu_op() -> None:
     """
     builder = _load_builder()
     folder = _find_build_folder(builder.name)
-    with take_turn(folder.parent / _LOCK_NAME):
+    with lock_exclusive(folder.parent / _LOCK_NAME):
         _load(builder, folder)
 
 

@@ -19,7 +19,6 @@ exports/       records of the checkpoints that the application is exporting as m
 model/         the finished Hugging Face model, until the application publishes it
 """
 
-import fcntl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from storage import durable, versioned
+from storage.locks import try_lock
 from storage.regular_file import open_regular, read_regular
 from training.run.run_events import RunEvents
 from training.run.run_metrics import RunMetrics
@@ -126,16 +126,12 @@ class RunFolder:
         """
         deadline = time.monotonic() + timeout_s
         with (self.path / f".{role}.lock").open("w") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise RunBusyError(
-                            f"another process computes run {self.path.name!r}; wait for its end, "
-                            "or stop it"
-                        ) from None
+            while not try_lock(file):
+                if time.monotonic() >= deadline:
+                    raise RunBusyError(
+                        f"another process computes run {self.path.name!r}; wait for its end, "
+                        "or stop it"
+                    )
                 time.sleep(_LOCK_INTERVAL_S)
             yield
 
@@ -146,12 +142,9 @@ class RunFolder:
         """
         try:
             with open_regular(self.path / f".{role}.lock") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return not try_lock(file, is_shared=True)
         except FileNotFoundError:
             return False
-        except BlockingIOError:
-            return True
-        return False
 
     def request_cancel(self) -> None:
         """Request that the run ends as cancelled, whichever process then writes its record."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from storage.locks import HeldError, take_turn
+from storage.locks import LockedError, lock_exclusive
 from storage.regular_file import open_regular
 
 MAX_PART_BYTES = 5_000_000
@@ -113,7 +113,7 @@ class RunLog:
     def _begin_part(self) -> None:
         """Rename the newest part and remove older ones; skipped if another process is doing so."""
         lock = self._path.with_name(f".{self._path.name}.lock")
-        with suppress(HeldError), take_turn(lock, waits=False):
+        with suppress(LockedError), lock_exclusive(lock, waits=False):
             end = self.measure().end
             old = self._list_old()
             begin = old[-1].end if old else 0

@@ -14,7 +14,7 @@ from apps.fine_tuning.run_endings import finish_published
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from storage.privacy import keep_files_private
-from system.priority import yield_to_others
+from system.threads import lower_process_priority
 from training import launch
 from training.run import run_state
 from training.run.folder import RunFolder
@@ -88,5 +88,5 @@ def _compute_and_publish(layout: StorageLayout, run: RunFolder, job_id: str) -> 
 
 
 if __name__ == "__main__":
-    yield_to_others()
+    lower_process_priority()
     sys.exit(main())

@@ -21,7 +21,7 @@ from apps.fine_tuning.validation.row_validation import check_file, check_job
 from storage.layout import open_storage
 from storage.privacy import keep_files_private
 from system.allocator import return_large_blocks
-from system.priority import yield_to_others
+from system.threads import lower_process_priority
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ def execute_task(storage: str, task: Task) -> None:
     import torch
 
     torch.set_num_threads(1)  # it runs beside a training
-    yield_to_others()
+    lower_process_priority()
     keep_files_private()
     layout = open_storage(storage)
     if task.kind == "export":

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import ParamSpec, TypeVar
 
-from system.threads import OwnThread
+from system.threads import DedicatedThread
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class RowThread(OwnThread):
+class RowThread(DedicatedThread):
     """Reads rows for new jobs, previews and checks of small files, one file after the other.
 
     So the queue needs the memory for one row at a time, however much clients request at once, and

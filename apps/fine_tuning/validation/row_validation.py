@@ -59,12 +59,6 @@ class RowCounts(TypedDict):
     ignored_keys: dict[str, int]
 
 
-class CheckedCounts(RowCounts):
-    """The counts that are stored with a file, and the model whose tokenizer was used."""
-
-    model: str
-
-
 class Refusal(TypedDict):
     """Why a job cannot use its files or settings, as stored in its folder."""
 
@@ -234,9 +228,9 @@ def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -
             files.check_unchanged(files.find_known([str(path)]))
         except ApiError as damage:
             message = damage.message
-        files.note_check(file_id, "error", message, None)
+        files.record_check(file_id, "error", message, None)
     else:
-        files.note_check(file_id, "processed", None, {"model": model.id, **found})
+        files.record_check(file_id, "processed", None, {"model": model.id, **found})
 
 
 def count_rows(prepared: "PreparedData") -> RowCounts:

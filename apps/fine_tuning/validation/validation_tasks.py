@@ -120,7 +120,7 @@ class ValidationScheduler:
             return "skipped"
         if not self._attempts.count(task):
             message = f"the check of the file failed {self._describe_attempts(task)}"
-            self._files.note_check(file_id, "error", message, None)
+            self._files.record_check(file_id, "error", message, None)
             self._end(task)
             return "skipped"
         self._started.add(task)

@@ -9,11 +9,10 @@ from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from apps.fine_tuning.job_requests import FineTuneRequest
-from apps.http_api.openapi import response_schemas as answers
-from apps.http_api.openapi import text_schemas as texts
+from apps.http_api.openapi import response_schemas, text_schemas
 from apps.http_api.routes.aliases import Promotion
 from apps.http_api.routes.job_events import Publication
 from serving.openai.chat import ChatCompletionRequest
@@ -27,7 +26,8 @@ _JOB = "/v1/fine_tuning/jobs/{job_id}"
 _BINARY = {"type": "string", "format": "binary"}
 _EVENTS = {"type": "string", "description": "Server-sent events."}
 
-Content = Mapping[str, type[BaseModel] | dict[str, Any]]
+Schema = Mapping[str, object]
+Content = Mapping[str, type[BaseModel] | Schema]
 
 
 def _json(model: type[BaseModel]) -> Content:
@@ -35,58 +35,60 @@ def _json(model: type[BaseModel]) -> Content:
 
 
 _ANSWERS: Mapping[tuple[str, str], Content] = {
-    ("get", "/livez"): _json(answers.Liveness),
-    ("get", "/readyz"): _json(answers.Readiness),
-    ("get", "/v1/access"): _json(answers.Access),
-    ("post", "/v1/files"): _json(answers.File),
-    ("get", "/v1/files"): _json(answers.FilePage),
-    ("get", "/v1/files/{file_id}"): _json(answers.File),
+    ("get", "/livez"): _json(response_schemas.Liveness),
+    ("get", "/readyz"): _json(response_schemas.Readiness),
+    ("get", "/v1/access"): _json(response_schemas.Access),
+    ("post", "/v1/files"): _json(response_schemas.File),
+    ("get", "/v1/files"): _json(response_schemas.FilePage),
+    ("get", "/v1/files/{file_id}"): _json(response_schemas.File),
     ("get", "/v1/files/{file_id}/content"): {"application/octet-stream": _BINARY},
-    ("get", "/v1/files/{file_id}/preview"): _json(answers.FilePreview),
-    ("delete", "/v1/files/{file_id}"): _json(answers.Deletion),
-    ("get", "/v1/fine_tuning/defaults"): _json(answers.JobDefaults),
-    ("post", "/v1/fine_tuning/jobs"): _json(answers.FineTuningJob),
-    ("get", "/v1/fine_tuning/jobs"): _json(answers.JobPage),
-    ("get", _JOB): _json(answers.FineTuningJob),
-    ("delete", _JOB): _json(answers.Deletion),
-    ("post", f"{_JOB}/cancel"): _json(answers.FineTuningJob),
-    ("post", f"{_JOB}/pause"): _json(answers.FineTuningJob),
-    ("post", f"{_JOB}/resume"): _json(answers.FineTuningJob),
-    ("post", f"{_JOB}/clone"): _json(answers.FineTuningJob),
+    ("get", "/v1/files/{file_id}/preview"): _json(response_schemas.FilePreview),
+    ("delete", "/v1/files/{file_id}"): _json(response_schemas.Deletion),
+    ("get", "/v1/fine_tuning/defaults"): _json(response_schemas.JobDefaults),
+    ("post", "/v1/fine_tuning/jobs"): _json(response_schemas.FineTuningJob),
+    ("get", "/v1/fine_tuning/jobs"): _json(response_schemas.JobPage),
+    ("get", _JOB): _json(response_schemas.FineTuningJob),
+    ("delete", _JOB): _json(response_schemas.Deletion),
+    ("post", f"{_JOB}/cancel"): _json(response_schemas.FineTuningJob),
+    ("post", f"{_JOB}/pause"): _json(response_schemas.FineTuningJob),
+    ("post", f"{_JOB}/resume"): _json(response_schemas.FineTuningJob),
+    ("post", f"{_JOB}/clone"): _json(response_schemas.FineTuningJob),
     ("get", f"{_JOB}/events"): {
-        "application/json": answers.JobEventPage,
+        "application/json": response_schemas.JobEventPage,
         "text/event-stream": {**_EVENTS, "description": "Events whose data is a `JobEvent`."},
     },
-    ("get", f"{_JOB}/checkpoints"): _json(answers.JobCheckpointPage),
-    ("post", f"{_JOB}/checkpoints/{{checkpoint_id}}/publish"): _json(answers.PublishingModel),
-    ("get", f"{_JOB}/metrics"): _json(answers.JobMetrics),
+    ("get", f"{_JOB}/checkpoints"): _json(response_schemas.JobCheckpointPage),
+    ("post", f"{_JOB}/checkpoints/{{checkpoint_id}}/publish"): _json(
+        response_schemas.PublishingModel
+    ),
+    ("get", f"{_JOB}/metrics"): _json(response_schemas.JobMetrics),
     ("get", f"{_JOB}/logs"): {"text/plain": {"type": "string"}},
-    ("get", "/v1/models"): _json(answers.ModelList),
-    ("get", "/v1/models/{model_id}"): _json(answers.Model),
-    ("put", "/v1/models/{model_id}"): _json(answers.Model),
-    ("delete", "/v1/models/{model_id}"): _json(answers.Deletion),
+    ("get", "/v1/models"): _json(response_schemas.ModelList),
+    ("get", "/v1/models/{model_id}"): _json(response_schemas.Model),
+    ("put", "/v1/models/{model_id}"): _json(response_schemas.Model),
+    ("delete", "/v1/models/{model_id}"): _json(response_schemas.Deletion),
     ("get", "/v1/models/{model_id}/lineage"): _json(Lineage),
-    ("post", "/v1/models/{model_id}/verify"): _json(answers.ModelVerification),
+    ("post", "/v1/models/{model_id}/verify"): _json(response_schemas.ModelVerification),
     ("get", "/v1/models/{model_id}/archive"): {
         "application/x-tar": _BINARY,
         "application/zip": _BINARY,
     },
-    ("get", "/v1/aliases"): _json(answers.AliasList),
-    ("get", "/v1/aliases/{name}"): _json(answers.ModelAlias),
-    ("put", "/v1/aliases/{name}"): _json(answers.ModelAlias),
-    ("delete", "/v1/aliases/{name}"): _json(answers.Deletion),
-    ("get", "/v1/aliases/{name}/events"): _json(answers.AliasEventList),
-    ("post", "/v1/aliases/{name}/rollback"): _json(answers.ModelAlias),
+    ("get", "/v1/aliases"): _json(response_schemas.AliasList),
+    ("get", "/v1/aliases/{name}"): _json(response_schemas.ModelAlias),
+    ("put", "/v1/aliases/{name}"): _json(response_schemas.ModelAlias),
+    ("delete", "/v1/aliases/{name}"): _json(response_schemas.Deletion),
+    ("get", "/v1/aliases/{name}/events"): _json(response_schemas.AliasEventList),
+    ("post", "/v1/aliases/{name}/rollback"): _json(response_schemas.ModelAlias),
     ("post", "/v1/chat/completions"): {
-        "application/json": texts.ChatCompletion,
+        "application/json": text_schemas.ChatCompletion,
         "text/event-stream": {**_EVENTS, "description": "Data: `ChatCompletionChunk`, `[DONE]`."},
     },
     ("post", "/v1/completions"): {
-        "application/json": texts.Completion,
+        "application/json": text_schemas.Completion,
         "text/event-stream": {**_EVENTS, "description": "Data: `Completion`, then `[DONE]`."},
     },
 }
-_ALSO = (answers.Error, texts.ChatCompletionChunk, answers.JobEvent)
+_ALSO = (response_schemas.Error, text_schemas.ChatCompletionChunk, response_schemas.JobEvent)
 _ERRORS = {
     "4XX": "The request was refused.",
     "5XX": "The request failed, or no part of the application can answer it now.",
@@ -117,7 +119,7 @@ def _complete(description: dict[str, Any]) -> dict[str, Any]:
             if path in ("/livez", "/readyz"):
                 operation["security"] = []
             if path == "/readyz":
-                content = {"application/json": {"schema": _refer(answers.Readiness)}}
+                content = {"application/json": {"schema": _refer(response_schemas.Readiness)}}
                 text = "A part of the application cannot work; `checks` names it."
                 operation["responses"]["503"] = {"description": text, "content": content}
     components = description.setdefault("components", {})
@@ -144,16 +146,16 @@ def _describe_responses(operation: dict[str, Any], content: Content) -> None:
         responses[success]["content"] = {
             kind: {"schema": _refer(schema)} for kind, schema in content.items()
         }
-    error = {"application/json": {"schema": _refer(answers.Error)}}
+    error = {"application/json": {"schema": _refer(response_schemas.Error)}}
     for code, text in _ERRORS.items():
         responses.setdefault(code, {"description": text, "content": error})
 
 
-def _refer(schema: type[BaseModel] | dict[str, Any]) -> dict[str, Any]:
-    return schema if isinstance(schema, dict) else {"$ref": f"{_REFERENCE}{schema.__name__}"}
+def _refer(schema: type[BaseModel] | Schema) -> Schema:
+    return schema if isinstance(schema, Mapping) else {"$ref": f"{_REFERENCE}{schema.__name__}"}
 
 
-def _build_schemas() -> dict[str, Any]:
+def _build_schemas() -> Mapping[str, Schema]:
     found = [
         *_build_part(_REQUESTS, "validation"),
         *_build_part(_list_answers(), "serialization"),
@@ -171,9 +173,11 @@ def _list_answers() -> list[type[BaseModel]]:
     return list(dict.fromkeys([*models, *_ALSO]))
 
 
-def _build_part(models: Iterable[type[BaseModel]], mode: Any) -> Iterable[tuple[str, Any]]:
+def _build_part(
+    models: Iterable[type[BaseModel]], mode: JsonSchemaMode
+) -> Iterable[tuple[str, Schema]]:
     _, built = models_json_schema(
         [(model, mode) for model in models], ref_template=f"{_REFERENCE}{{model}}"
     )
-    schemas: dict[str, Any] = built["$defs"]
+    schemas: Mapping[str, Schema] = built["$defs"]
     return schemas.items()

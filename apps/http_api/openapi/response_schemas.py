@@ -3,9 +3,13 @@
 Routes build their responses as dictionaries. OpenAI's fields have OpenAI's names.
 """
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+AnyObject = Mapping[str, object]
+"""A JSON object whose keys are not described."""
 
 
 class _Answer(BaseModel):
@@ -63,7 +67,22 @@ class File(_Answer):
     sha256: str | None = None
     status: Literal["uploaded", "processed", "error"]
     status_details: str | None
-    check: dict[str, Any] | None = Field(None, description="Counts of rows and tokens.")
+    check: AnyObject | None = Field(None, description="Counts of rows and tokens.")
+
+
+class PreviewToken(_Answer):
+    """A token of a row, and whether the model learns to generate it."""
+
+    text: str
+    learned: bool
+
+
+class PreviewRow(_Answer):
+    """A row as a model's tokens; if `is_part` is true, one of several answers in it."""
+
+    line: int = Field(description="The line of the file that it begins in.")
+    tokens: list[PreviewToken]
+    is_part: bool = False
 
 
 class FilePreview(_Answer):
@@ -85,7 +104,7 @@ class FilePreview(_Answer):
         description="Keys of rows that are not used, and how many rows have each: of all rows "
         "where they are counted, else of the rows that were read for the preview."
     )
-    rows: list[dict[str, Any]]
+    rows: list[PreviewRow]
 
 
 class _Page(_Answer):
@@ -117,6 +136,13 @@ class JobError(_Answer):
     param: str | None
 
 
+class WeightedFile(_Answer):
+    """One of several training files."""
+
+    file: str
+    weight: float = 1.0
+
+
 class FineTuningJob(_Answer):
     """A fine-tuning job."""
 
@@ -141,20 +167,20 @@ class FineTuningJob(_Answer):
     organization_id: str
     training_file: str
     training_filename: str | None = Field(description="The name that it was uploaded under.")
-    training_files: list[dict[str, Any]] | None = Field(
+    training_files: list[WeightedFile] | None = Field(
         description="The files of a mix with their weights; null if it is training_file alone."
     )
     validation_file: str | None
     result_files: list[str]
     seed: int
     trained_tokens: int | None
-    hyperparameters: dict[str, Any]
-    method: dict[str, Any]
+    hyperparameters: AnyObject
+    method: AnyObject
     error: JobError | None
     user_provided_suffix: str | None
     metadata: dict[str, str] | None
     integrations: None
-    training: dict[str, Any] = Field(description="The settings, by the names of our spec.")
+    training: AnyObject = Field(description="The settings, by the names of our spec.")
     progress: dict[str, float] | None
     priority: int
     waiting_for: str | None
@@ -174,8 +200,8 @@ class JobDefaults(_Answer):
 
     object: Literal["fine_tuning.defaults"]
     model: str
-    training: dict[str, Any]
-    settings_schema: dict[str, Any] = Field(alias="schema", description="A JSON schema of each.")
+    training: AnyObject
+    settings_schema: AnyObject = Field(alias="schema", description="A JSON schema of each.")
 
 
 class JobEvent(_Answer):
@@ -188,7 +214,7 @@ class JobEvent(_Answer):
     level: Literal["info", "warn", "error"]
     message: str
     code: str | None = Field(None, description="What happened, for programs; of some events.")
-    data: dict[str, Any]
+    data: AnyObject
 
 
 class JobEventPage(_Page):

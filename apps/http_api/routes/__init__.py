@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from apps.access.exchange import find_principal
 from apps.access.gate import Principal
 from apps.http_api.dependencies import Services, TextGenerator
-from apps.upstream.proxy import UpstreamRelay
+from apps.upstream.proxy import UpstreamProxy
 
 
 async def get_services(request: Request) -> Services:
@@ -31,19 +31,19 @@ async def get_principal(request: Request) -> Principal:
 
 async def get_generator(services: ServicesOf) -> TextGenerator:
     """Return the generator; an application with upstreams has none."""
-    assert not isinstance(services.text, UpstreamRelay)
+    assert not isinstance(services.text, UpstreamProxy)
     return services.text
 
 
-async def get_relay(services: ServicesOf) -> UpstreamRelay:
-    """Return the relay, which forwards requests to upstreams."""
-    assert isinstance(services.text, UpstreamRelay)
+async def get_proxy(services: ServicesOf) -> UpstreamProxy:
+    """Return the proxy, which forwards requests to upstreams."""
+    assert isinstance(services.text, UpstreamProxy)
     return services.text
 
 
 PrincipalOf = Annotated[Principal, Depends(get_principal)]
 GeneratorOf = Annotated[TextGenerator, Depends(get_generator)]
-RelayOf = Annotated[UpstreamRelay, Depends(get_relay)]
+ProxyOf = Annotated[UpstreamProxy, Depends(get_proxy)]
 
 
 def describe_body(model: type[BaseModel] | str, *, is_required: bool = True) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """`/v1/access`: the key of a request, and its permissions."""
 
-from typing import Any
+from collections.abc import Mapping
 
 from fastapi import APIRouter
 
@@ -13,7 +13,7 @@ router = APIRouter(prefix="/v1")
 
 @router.get("/access")
 @requires(Permission.ANY_KEY)
-async def show_access(principal: PrincipalOf) -> dict[str, Any]:
+async def show_access(principal: PrincipalOf) -> Mapping[str, object]:
     """Show the name, role, permissions and rate limits of the request's key."""
     return {
         "object": "access",

@@ -1,8 +1,9 @@
 """`/v1/aliases`: names that point to models; promote, roll back, show the history."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Literal, TypedDict
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -30,7 +31,7 @@ class Promotion(RequestPart):
 
 @router.get("")
 @requires(Permission.READ_MODELS)
-def list_aliases(services: ServicesOf) -> dict[str, Any]:
+def list_aliases(services: ServicesOf) -> Mapping[str, object]:
     """List all aliases by name."""
     aliases = services.models.read_aliases()
     data = [describe_alias(name, aliases[name]) for name in sorted(aliases)]
@@ -39,14 +40,14 @@ def list_aliases(services: ServicesOf) -> dict[str, Any]:
 
 @router.get("/{name}")
 @requires(Permission.READ_MODELS)
-def get_alias(services: ServicesOf, name: str) -> dict[str, Any]:
+def get_alias(services: ServicesOf, name: str) -> Mapping[str, object]:
     """Show the model that an alias points to, and all its moves, oldest first."""
     return describe_alias(name, find_alias(services.models.read_aliases(), name))
 
 
 @router.get("/{name}/events")
 @requires(Permission.READ_MODELS)
-async def list_handover_events(services: ServicesOf, name: str) -> dict[str, Any]:
+async def list_handover_events(services: ServicesOf, name: str) -> Mapping[str, object]:
     """List the hand-over events of an alias from all generator replicas, oldest first."""
     events = await asyncio.to_thread(HandoverLog(services.layout.store.handovers).read, name)
     data = [{"object": "alias.event", **asdict(event)} for event in events]
@@ -55,7 +56,7 @@ async def list_handover_events(services: ServicesOf, name: str) -> dict[str, Any
 
 @router.put("/{name}", openapi_extra=describe_body(Promotion))
 @requires(Permission.ADMINISTER)
-async def promote(services: ServicesOf, name: str, body: JsonBody) -> dict[str, Any]:
+async def promote(services: ServicesOf, name: str, body: JsonBody) -> Mapping[str, object]:
     """Point a new or existing alias to a model."""
     promotion = parse_part(Promotion, body.value)
     await asyncio.to_thread(check_unreserved, services.layout, services.runs, name)
@@ -65,20 +66,37 @@ async def promote(services: ServicesOf, name: str, body: JsonBody) -> dict[str, 
 
 @router.post("/{name}/rollback")
 @requires(Permission.ADMINISTER)
-async def roll_back(services: ServicesOf, name: str) -> dict[str, Any]:
+async def roll_back(services: ServicesOf, name: str) -> Mapping[str, object]:
     """Point an alias to its previous model; a second call goes back one more model."""
     return describe_alias(name, await asyncio.to_thread(services.models.roll_back_alias, name))
 
 
 @router.delete("/{name}")
 @requires(Permission.ADMINISTER)
-async def remove_alias(services: ServicesOf, name: str) -> dict[str, Any]:
+async def remove_alias(services: ServicesOf, name: str) -> Mapping[str, object]:
     """Remove an alias; the models are kept."""
     await asyncio.to_thread(services.models.remove_alias, name)
     return {"id": name, "object": "alias", "deleted": True}
 
 
-def describe_alias(name: str, alias: Alias) -> dict[str, Any]:
+class AliasMove(TypedDict):
+    """A move of an alias; `model` is None if the alias was removed."""
+
+    model: str | None
+    at: int
+    rollback: bool
+
+
+class AliasObject(TypedDict):
+    """An alias as the API shows it."""
+
+    id: str
+    object: Literal["alias"]
+    model: str
+    history: list[AliasMove]
+
+
+def describe_alias(name: str, alias: Alias) -> AliasObject:
     """Return an alias with its history."""
     return {
         "id": name,

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
@@ -34,7 +35,7 @@ _FORM = {
     "", openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": _FORM}}}
 )
 @requires(Permission.WRITE_FILES)
-async def upload_file(services: ServicesOf, request: Request) -> dict[str, Any]:
+async def upload_file(services: ServicesOf, request: Request) -> Mapping[str, object]:
     """Upload a file of rows; the only purpose is 'fine-tune'."""
     incoming = await asyncio.to_thread(
         IncomingFile,
@@ -59,7 +60,7 @@ async def list_files(
     after: After = None,
     order: Annotated[Literal["asc", "desc"], Query(description="By age.")] = "desc",
     purpose: Annotated[str | None, Query(description="Only those of this purpose.")] = None,
-) -> dict[str, Any]:
+) -> Mapping[str, object]:
     """List files, by default newest first."""
     files = await asyncio.to_thread(services.files.list_files)
     if order == "asc":
@@ -73,7 +74,7 @@ async def list_files(
 
 @router.get("/{file_id}")
 @requires(Permission.READ_JOBS)
-def get_file(services: ServicesOf, file_id: str) -> dict[str, Any]:
+def get_file(services: ServicesOf, file_id: str) -> Mapping[str, object]:
     """Show one file's record."""
     return services.files.get(file_id)
 
@@ -97,12 +98,12 @@ async def preview_file(
     training: Annotated[
         str, Query(description="Settings as in 'training' of a job, as a JSON object.")
     ] = "{}",
-) -> dict[str, Any]:
+) -> Mapping[str, object]:
     """Show the first rows as a model's tokens, and which of the tokens are learned."""
     return await services.fine_tuning.preview(file_id, model, rows, _read_settings(training))
 
 
-def _read_settings(text: str) -> dict[str, Any]:
+def _read_settings(text: str) -> Mapping[str, object]:
     try:
         settings = json.loads(text)
     except (ValueError, RecursionError):
@@ -115,7 +116,7 @@ def _read_settings(text: str) -> dict[str, Any]:
 
 @router.delete("/{file_id}")
 @requires(Permission.WRITE_FILES)
-async def delete_file(services: ServicesOf, file_id: str) -> dict[str, Any]:
+async def delete_file(services: ServicesOf, file_id: str) -> Mapping[str, object]:
     """Delete a file that no unfinished job needs."""
     await asyncio.shield(asyncio.to_thread(_delete_file, services, file_id))
     return {"id": file_id, "object": "file", "deleted": True}

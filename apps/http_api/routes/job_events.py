@@ -1,8 +1,9 @@
 """The events, metrics, checkpoints and log of a job; events and the log can be streamed."""
 
 import asyncio
+from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
@@ -12,7 +13,7 @@ from apps.access.roles import Permission, requires
 from apps.fine_tuning.index.run_lookup import find_run
 from apps.fine_tuning.job_responses import describe_event
 from apps.fine_tuning.publishing import list_run_checkpoints, read_checkpoint_step
-from apps.http_api.closing_response import PiecesResponse
+from apps.http_api.closing_response import ClosingResponse
 from apps.http_api.json_body import OptionalJsonBody
 from apps.http_api.pagination import After, Limit, cut_page, describe_page
 from apps.http_api.routes import ServicesOf, describe_body
@@ -58,7 +59,7 @@ async def list_events(
     ] = None,
     stream: Annotated[bool, Query(description="Send events as they come, oldest first.")] = False,
     last_event_id: Annotated[str | None, Header(description="Where a stream goes on.")] = None,
-) -> dict[str, Any] | Response:
+) -> Mapping[str, object] | Response:
     """List the events, newest first, or stream them as server-sent events from the first one.
 
     A stream ends with its job, or at the maximum age in the settings. A client that resumes with
@@ -76,7 +77,7 @@ async def list_events(
 @requires(Permission.READ_JOBS)
 async def list_checkpoints(
     services: ServicesOf, job_id: str, limit: Limit = 10, after: After = None
-) -> dict[str, Any]:
+) -> Mapping[str, object]:
     """List the checkpoints that a job still has, newest first."""
     found = await asyncio.to_thread(list_run_checkpoints, find_run(services.layout, job_id))
     page, has_more = cut_page(
@@ -98,7 +99,7 @@ async def list_checkpoints(
 @requires(Permission.WRITE_JOBS)
 async def publish_checkpoint(
     services: ServicesOf, job_id: str, checkpoint_id: str, body: OptionalJsonBody
-) -> dict[str, Any]:
+) -> Mapping[str, object]:
     """Start to publish a checkpoint as a model; an event of the job reports when it is done."""
     model = parse_part(Publication, body.value).model
     return await services.fine_tuning.publish_checkpoint(job_id, checkpoint_id, model)
@@ -114,7 +115,7 @@ async def list_metrics(
         int | None,
         Query(ge=2, le=100_000, description="Entries at most; first and last are among them."),
     ] = None,
-) -> dict[str, Any]:
+) -> Mapping[str, object]:
     """List the metrics of optimizer steps, oldest first: of every step, or thinned.
 
     If thinned, there is one entry per range of steps, the same entry in every call.
@@ -151,7 +152,7 @@ async def get_log(
     if follow:
         text = follow_log(run, begin, services.max_stream_age_s)
         return StreamingResponse(text, media_type="text/plain", headers=headers)
-    return PiecesResponse(log.read(begin, end), media_type="text/plain", headers=headers)
+    return ClosingResponse(log.read(begin, end), media_type="text/plain", headers=headers)
 
 
 async def _stream_events(run: RunFolder, last_event_id: str | None, max_age_s: float) -> Response:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -36,14 +37,14 @@ logger = logging.getLogger(__name__)
 
 @router.get("/defaults")
 @requires(Permission.READ_JOBS)
-async def get_defaults(services: ServicesOf, model: str = "latest") -> dict[str, Any]:
+async def get_defaults(services: ServicesOf, model: str = "latest") -> Mapping[str, object]:
     """Show the default settings of a job for a model."""
     return await services.fine_tuning.get_defaults(model)
 
 
 @router.post("/jobs", openapi_extra=describe_body(FineTuneRequest))
 @requires(Permission.WRITE_JOBS)
-async def create_job(services: ServicesOf, body: JsonBody) -> dict[str, Any]:
+async def create_job(services: ServicesOf, body: JsonBody) -> Mapping[str, object]:
     """Validate a job and queue it."""
     await body.check(parse_fine_tune)
     return await services.fine_tuning.create(body.value)
@@ -53,14 +54,14 @@ async def create_job(services: ServicesOf, body: JsonBody) -> dict[str, Any]:
 @requires(Permission.READ_JOBS)
 async def list_jobs(
     services: ServicesOf, request: Request, limit: Limit = 20, after: After = None
-) -> dict[str, Any]:
+) -> Mapping[str, object]:
     """List jobs, newest first; `metadata[KEY]=VALUE` selects those that have this pair."""
     return await asyncio.to_thread(_list_jobs, services, _read_metadata(request), limit, after)
 
 
 def _list_jobs(
     services: ServicesOf, metadata: dict[str, str], limit: int, after: str | None
-) -> dict[str, Any]:
+) -> Mapping[str, object]:
     found = services.runs.scan()
     listed: list[tuple[int, str, RunFolder | UnreadableRun]] = [
         (record.created_at, record.id, run)
@@ -91,7 +92,7 @@ def _list_jobs(
 
 @router.get("/jobs/{job_id}")
 @requires(Permission.READ_JOBS)
-async def get_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
+async def get_job(services: ServicesOf, job_id: str) -> Mapping[str, object]:
     """Show one job."""
     with expect_run(job_id):
         return dict(await asyncio.to_thread(_get_job, find_run(services.layout, job_id)))
@@ -106,21 +107,21 @@ def _get_job(run: RunFolder) -> ShownJob:
 
 @router.post("/jobs/{job_id}/cancel")
 @requires(Permission.WRITE_JOBS)
-async def cancel_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
+async def cancel_job(services: ServicesOf, job_id: str) -> Mapping[str, object]:
     """Cancel a job immediately."""
     return await services.fine_tuning.cancel(job_id)
 
 
 @router.post("/jobs/{job_id}/pause")
 @requires(Permission.WRITE_JOBS)
-async def pause_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
+async def pause_job(services: ServicesOf, job_id: str) -> Mapping[str, object]:
     """Pause a job: it finishes its step, saves a checkpoint and frees its resources."""
     return await services.fine_tuning.pause(job_id)
 
 
 @router.post("/jobs/{job_id}/resume")
 @requires(Permission.WRITE_JOBS)
-async def resume_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
+async def resume_job(services: ServicesOf, job_id: str) -> Mapping[str, object]:
     """Queue a paused, failed or cancelled job to resume."""
     return await services.fine_tuning.resume(job_id)
 
@@ -129,7 +130,9 @@ async def resume_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
     "/jobs/{job_id}/clone", openapi_extra=describe_body("FineTuneChanges", is_required=False)
 )
 @requires(Permission.WRITE_JOBS)
-async def clone_job(services: ServicesOf, job_id: str, body: OptionalJsonBody) -> dict[str, Any]:
+async def clone_job(
+    services: ServicesOf, job_id: str, body: OptionalJsonBody
+) -> Mapping[str, object]:
     """Create a copy of a job, with the changes in the body."""
     asked = await asyncio.to_thread(_read_request, services, job_id)
     return await services.fine_tuning.create(await body.check(partial(merge_changes, asked)))
@@ -137,7 +140,7 @@ async def clone_job(services: ServicesOf, job_id: str, body: OptionalJsonBody) -
 
 @router.delete("/jobs/{job_id}")
 @requires(Permission.WRITE_JOBS)
-async def delete_job(services: ServicesOf, job_id: str) -> dict[str, Any]:
+async def delete_job(services: ServicesOf, job_id: str) -> Mapping[str, object]:
     """Delete a job that has ended, with its checkpoints; its models are kept."""
     await services.fine_tuning.delete(job_id)
     return {"id": job_id, "object": "fine_tuning.job", "deleted": True}

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Literal, TypedDict
 
 from fastapi import APIRouter, Query, Request
 
@@ -14,7 +14,7 @@ from apps.fine_tuning.index.run_lookup import (
     delete_unneeded_model,
     require_lineage,
 )
-from apps.http_api.closing_response import PiecesResponse
+from apps.http_api.closing_response import ClosingResponse
 from apps.http_api.dependencies import Services
 from apps.http_api.model_upload import IncomingModel
 from apps.http_api.routes import ServicesOf
@@ -24,12 +24,12 @@ from serving.store.model_reader import find_roots
 from serving.store.stored_model import StoredModel
 from storage.durable import DamagedDirectoryError
 from storage.versioned import NewerFormatError
-from system.threads import OwnThread
+from system.threads import DedicatedThread
 
 router = APIRouter(prefix="/v1/models")
 
-_IMPORTS = OwnThread("import-model")
-_VERIFICATIONS = OwnThread("verify-model")
+_IMPORTS = DedicatedThread("import-model")
+_VERIFICATIONS = DedicatedThread("verify-model")
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ARCHIVE = {
     "required": True,
@@ -40,7 +40,7 @@ _ARCHIVE = {
 
 @router.get("")
 @requires(Permission.READ_MODELS)
-def list_models(services: ServicesOf) -> dict[str, Any]:
+def list_models(services: ServicesOf) -> Mapping[str, object]:
     """List all models, newest first."""
     models = sorted(services.models.list_models(), key=lambda model: model.created_at, reverse=True)
     aliases = services.models.read_aliases()
@@ -53,14 +53,14 @@ def list_models(services: ServicesOf) -> dict[str, Any]:
 
 @router.get("/{model_id}")
 @requires(Permission.READ_MODELS)
-def get_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
+def get_model(services: ServicesOf, model_id: str) -> Mapping[str, object]:
     """Show one model, by its id or an alias."""
     return describe_model(services, services.models.resolve(model_id))
 
 
 @router.get("/{model_id}/lineage")
 @requires(Permission.READ_MODELS)
-def get_lineage(services: ServicesOf, model_id: str) -> dict[str, Any]:
+def get_lineage(services: ServicesOf, model_id: str) -> Mapping[str, object]:
     """Show a model's lineage: base, data, settings, step, packages; empty if unknown."""
     lineage = require_lineage(services.models.resolve(model_id))
     return lineage.model_dump(mode="json", exclude_unset=True)
@@ -68,7 +68,7 @@ def get_lineage(services: ServicesOf, model_id: str) -> dict[str, Any]:
 
 @router.put("/{model_id}", openapi_extra={"requestBody": _ARCHIVE})
 @requires(Permission.ADMINISTER)
-async def put_model(services: ServicesOf, model_id: str, request: Request) -> dict[str, Any]:
+async def put_model(services: ServicesOf, model_id: str, request: Request) -> Mapping[str, object]:
     """Import an external model; the body is a tar or zip archive of its folder."""
     # Checked before the large body is received.
     await asyncio.to_thread(check_new_model, services.layout, services.runs, model_id)
@@ -90,7 +90,7 @@ async def put_model(services: ServicesOf, model_id: str, request: Request) -> di
 
 @router.post("/{model_id}/verify")
 @requires(Permission.READ_WEIGHTS)
-async def verify_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
+async def verify_model(services: ServicesOf, model_id: str) -> Mapping[str, object]:
     """Compare every file of a model with what was published; a 409 names the first difference."""
     model = await asyncio.to_thread(services.models.resolve, model_id)
     try:
@@ -109,7 +109,7 @@ def get_archive(
     services: ServicesOf,
     model_id: str,
     kind: Annotated[ArchiveFormat, Query(alias="format")] = "tar",
-) -> PiecesResponse:
+) -> ClosingResponse:
     """Send a model as one archive; the response is 500 if its files differ from the published ones.
 
     If damage is found while sending, the connection is closed: a complete archive is intact.
@@ -120,7 +120,7 @@ def get_archive(
     except DamagedDirectoryError as exc:
         message = f"the model is damaged on the server: {exc}"
         raise ApiError(500, message, param="model", code="model_damaged") from exc
-    return PiecesResponse(
+    return ClosingResponse(
         pieces,
         media_type="application/zip" if kind == "zip" else "application/x-tar",
         headers={"content-disposition": f'attachment; filename="{model.id}.{kind}"'},
@@ -129,18 +129,32 @@ def get_archive(
 
 @router.delete("/{model_id}")
 @requires(Permission.ADMINISTER)
-async def delete_model(services: ServicesOf, model_id: str) -> dict[str, Any]:
+async def delete_model(services: ServicesOf, model_id: str) -> Mapping[str, object]:
     """Delete a model that no alias, no unfinished job and no answer in progress needs."""
     await asyncio.to_thread(delete_unneeded_model, services.layout, services.runs, model_id)
     return {"id": model_id, "object": "model", "deleted": True}
 
 
-def describe_model(services: Services, model: StoredModel) -> dict[str, Any]:
+class ModelObject(TypedDict):
+    """A model as the API shows it."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    aliases: list[str]
+    base: bool
+    demonstration: bool
+    run_id: str | None
+    checkpoint_step: int | None
+
+
+def describe_model(services: Services, model: StoredModel) -> ModelObject:
     """Return a model in OpenAI's format, with its aliases and its origin."""
     return _describe(model, services.models.read_aliases(), services.models.reader.find_root(model))
 
 
-def _describe(model: StoredModel, aliases: Mapping[str, Alias], root: str) -> dict[str, Any]:
+def _describe(model: StoredModel, aliases: Mapping[str, Alias], root: str) -> ModelObject:
     return {
         "id": model.id,
         "object": "model",

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from apps.access.roles import Permission, requires
 from apps.http_api.completion_responses import respond_relayed
 from apps.http_api.json_body import JsonBody
-from apps.http_api.routes import RelayOf
+from apps.http_api.routes import ProxyOf
 
 router = APIRouter(prefix="/v1")
 
@@ -31,13 +31,13 @@ _BODY = {
 
 @router.post("/chat/completions", openapi_extra={"requestBody": _BODY})
 @requires(Permission.GENERATE)
-async def complete_chat(relay: RelayOf, body: JsonBody) -> Response:
+async def complete_chat(proxy: ProxyOf, body: JsonBody) -> Response:
     """Answer a chat with the model that `model` names; headers contain the model's origin."""
-    return await respond_relayed(relay, "/v1/chat/completions", body.value)
+    return await respond_relayed(proxy, "/v1/chat/completions", body.value)
 
 
 @router.post("/completions", openapi_extra={"requestBody": _BODY})
 @requires(Permission.GENERATE)
-async def complete_text(relay: RelayOf, body: JsonBody) -> Response:
+async def complete_text(proxy: ProxyOf, body: JsonBody) -> Response:
     """Complete prompts on the upstream."""
-    return await respond_relayed(relay, "/v1/completions", body.value)
+    return await respond_relayed(proxy, "/v1/completions", body.value)

@@ -7,9 +7,8 @@ each of them; a test compares that list with the routes that exist.
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any
 
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import ClientDisconnect, Request
@@ -181,7 +180,7 @@ def _read_session(scope: Scope) -> str:
     return QueryParams(scope.get("query_string", b"")).get("session_hash", "")
 
 
-def _walk(value: Any) -> Iterator[dict[str, Any]]:
+def _walk(value: object) -> Iterator[Mapping[str, object]]:
     """Yield all objects in a JSON value."""
     pending = [value]
     while pending:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 
 from apps.access.keys import KeyStore
@@ -11,8 +10,9 @@ from apps.access.settings import AccessSettings
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
 from storage.layout import StorageLayout
+from tests.apps.conftest import AppClient
 
-Connect = Callable[..., httpx.AsyncClient]
+Connect = Callable[..., AppClient]
 
 
 @pytest.fixture
@@ -31,10 +31,9 @@ def connect(services: Services) -> Connect:
         client: tuple[str, int] = ("10.0.0.9", 5),
         base_url: str = "http://tuneserve.example",
         **settings: Any,
-    ) -> httpx.AsyncClient:
+    ) -> AppClient:
         app = build_http(services, api_key, AccessSettings(**settings))
-        transport = httpx.ASGITransport(app, client=client)
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        return httpx.AsyncClient(transport=transport, base_url=base_url, headers=headers)
+        return AppClient(app, base_url, client, headers)
 
     return connect

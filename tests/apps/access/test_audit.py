@@ -20,7 +20,7 @@ from apps.http_api.dependencies import Services
 from apps.middleware.auth import WRONG_KEYS_PER_MINUTE
 from storage.durable import read_json_lines
 from storage.layout import StorageLayout
-from storage.locks import take_turn
+from storage.locks import lock_exclusive
 from tests.apps.access.conftest import Connect
 
 pytestmark = pytest.mark.anyio
@@ -271,7 +271,7 @@ def test_a_refused_request_does_not_wait_for_a_line_that_is_being_written(
     layout: StorageLayout,
 ) -> None:
     audit = AuditLog(layout, max_bytes=1)
-    with ThreadPoolExecutor() as threads, take_turn(layout.access.audit_lock):
+    with ThreadPoolExecutor() as threads, lock_exclusive(layout.access.audit_lock):
         writing = threads.submit(audit.write, entry())  # waits for the lock to rotate the log
         while not layout.access.audit.exists():
             time.sleep(0.01)

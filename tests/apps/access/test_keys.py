@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from apps.access.keys import ForeignStorageError, KeyStore, KeysUnreadableError
+from apps.access.key_file import KeysUnreadableError
+from apps.access.keys import ForeignStorageError, KeyStore
 from apps.access.roles import Role
 from storage.layout import StorageLayout
 from tests.apps.access.conftest import Connect
@@ -41,17 +42,17 @@ def test_a_key_is_found_by_its_whole_text(keys: KeyStore) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "x" * 65, "é", "a\n"])
 def test_a_name_must_be_plain(name: str, keys: KeyStore) -> None:
-    with pytest.raises(ValueError, match="not a valid key name"):
+    with pytest.raises(ValueError, match=r"^not a valid key name"):
         keys.create(name, Role.READ)
 
 
 def test_two_active_keys_have_two_names(keys: KeyStore) -> None:
     keys.create("ann", Role.READ)
-    with pytest.raises(ValueError, match="rotate ann"):
+    with pytest.raises(ValueError, match=r"^rotate ann"):
         keys.create("ann", Role.READ)
     keys.revoke("ann")
     keys.create("ann", Role.READ)
-    with pytest.raises(ValueError, match="no active key"):
+    with pytest.raises(ValueError, match=r"^no active key"):
         keys.revoke("bob")
 
 
@@ -168,7 +169,7 @@ async def test_deeply_nested_content_is_damage(
     layout.access.keys.write_text("[" * 100_000)
     async with connect(key) as client:
         assert (await client.get("/v1/models")).status_code == 401
-    with pytest.raises(KeysUnreadableError, match="is not valid JSON"):
+    with pytest.raises(KeysUnreadableError, match=r"^is not valid JSON"):
         keys.list_keys()
 
 
@@ -206,7 +207,7 @@ def test_keys_in_the_storage_of_another_user_are_not_changed(
         lambda: keys.rotate("ann"),
         lambda: keys.revoke("ann"),
     ):
-        with pytest.raises(ForeignStorageError, match="run the command as the user"):
+        with pytest.raises(ForeignStorageError, match=r"^run the command as the user"):
             change()
     assert layout.access.keys.read_bytes() == before
     assert [record.name for record in keys.list_keys()] == ["ann"]
@@ -256,9 +257,9 @@ def test_one_active_key_more_than_there_may_be_is_refused(
 ) -> None:
     keys.create("key-0", Role.READ)
     multiply_keys(layout, 1_000)
-    with pytest.raises(ValueError, match=r"1,000 keys are active.*revoke keys that are no longer"):
+    with pytest.raises(ValueError, match=r"^1,000 keys are active.*revoke keys that are no longer"):
         keys.create("one-more", Role.READ)
-    with pytest.raises(ValueError, match="1,000 keys are active"):
+    with pytest.raises(ValueError, match=r"^1,000 keys are active"):
         keys.rotate("key-5", grace_s=60)
     assert keys.rotate("key-5").record.name == "key-5"
     keys.revoke("key-7")
@@ -296,9 +297,11 @@ async def test_a_newer_major_version_is_named(keys: KeyStore, layout: StorageLay
     keys.create("ann", Role.READ)
     content = json.loads(layout.access.keys.read_text())
     layout.access.keys.write_text(json.dumps({**content, "format_version": "2.0"}))
-    with pytest.raises(KeysUnreadableError, match="needs a newer version of Tuneserve: its format"):
+    with pytest.raises(
+        KeysUnreadableError, match=r"^needs a newer version of Tuneserve: its format"
+    ):
         keys.list_keys()
-    with pytest.raises(KeysUnreadableError, match="its format is 2.0"):
+    with pytest.raises(KeysUnreadableError, match=r"^its format is 2.0"):
         keys.create("bob", Role.READ)
     assert json.loads(layout.access.keys.read_text())["format_version"] == "2.0"
 

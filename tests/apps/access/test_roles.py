@@ -18,7 +18,7 @@ from apps.http_api.app import build_routes
 from apps.http_api.dependencies import Services
 from apps.middleware.auth import _OPEN_PATHS, AccessControl
 from apps.settings import UpstreamSettings
-from apps.upstream.proxy import UpstreamRelay
+from apps.upstream.proxy import UpstreamProxy
 from tests.apps.access.conftest import Connect
 
 pytestmark = pytest.mark.anyio
@@ -44,8 +44,8 @@ async def test_every_route_declares_what_it_requires(
 ) -> None:
     if has_upstreams:
         upstream = UpstreamSettings(url="http://127.0.0.1:9")
-        relay = UpstreamRelay(services.models, [upstream], timeout_s=1)
-        services = replace(services, text=relay)
+        upstream_proxy = UpstreamProxy(services.models, [upstream], timeout_s=1)
+        services = replace(services, text=upstream_proxy)
     routes = list(list_routes(build_routes(services)))
     assert len(routes) > 30
     assert [(method, path) for method, path, permission in routes if permission is None] == []

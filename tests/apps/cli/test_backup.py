@@ -18,6 +18,7 @@ from apps.access.keys import KeyStore
 from apps.access.roles import Role
 from apps.cli.backup import INCOMPLETE_STATUS
 from apps.cli.main import cli
+from apps.file_index import NewFile
 from apps.file_store import FileStore
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.queue import RunQueue
@@ -343,7 +344,7 @@ def test_hidden_folders_that_are_removed_meanwhile_fail_no_backup(
 
 def test_backups_succeed_while_uploads_come_and_go(layout: StorageLayout, tmp_path: Path) -> None:
     store = FileStore(layout)
-    record = {"filename": "rows.jsonl", "purpose": "fine-tune", "bytes": 4}
+    record: NewFile = {"filename": "rows.jsonl", "purpose": "fine-tune", "bytes": 4}
     has_ended = threading.Event()
 
     def upload() -> None:

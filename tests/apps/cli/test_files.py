@@ -37,7 +37,7 @@ def test_a_file_goes_there_and_back(
 
 def test_what_a_check_found_is_shown(call: Call, services: Services) -> None:
     services.files.add("file-bad", b'{"text": 3}\n', "bad.jsonl")
-    services.files.note_check("file-bad", "error", "'text' is 3, expected text (line 1)", None)
+    services.files.record_check("file-bad", "error", "'text' is 3, expected text (line 1)", None)
     status, shown = call("files", "show", "file-bad")
     assert (status, "error" in shown, "(line 1)" in shown) == (0, True, True)
 
@@ -45,7 +45,7 @@ def test_what_a_check_found_is_shown(call: Call, services: Services) -> None:
 def test_keys_that_are_not_used_are_shown(call: Call, services: Services) -> None:
     services.files.add("file-keys", ROWS.encode(), "rows.jsonl")
     found = {"num_rows": 3, "format": "chat", "num_tokens": 9, "model": "m", "learned_share": 0.5}
-    note = services.files.note_check
+    note = services.files.record_check
     note("file-keys", "processed", None, {**found, "ignored_keys": {"id": 3, "note": 1}})
     assert "id (3 rows), note (1 rows)" in call("files", "show", "file-keys")[1]
     note("file-keys", "processed", None, found)  # the record of an earlier release

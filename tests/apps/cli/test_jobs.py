@@ -1,15 +1,16 @@
+import asyncio
 import json
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from apps.cli.connection import Connection
 from apps.cli.jobs import read_settings
-from apps.cli.watch import draw_job, follow_events, read_new_metrics
+from apps.cli.watch import draw_job
+from apps.client.client import ApiClient
+from apps.client.resources import Event, Job, Metrics, read_resource, read_resources
 from apps.fine_tuning.index.run_lookup import find_run
 from apps.fine_tuning.job_responses import describe_job
 from apps.fine_tuning.queue import RunQueue
@@ -189,44 +190,50 @@ def test_a_followed_log_that_ended_by_age_is_resumed(call: Call, run: RunFolder)
     happening.join()
 
 
-@pytest.fixture
-def connection(url: str) -> Connection:
-    return Connection(url)
+def test_events_are_followed_to_the_end(url: str, run: RunFolder) -> None:
+    async def follow() -> list[str]:
+        async with ApiClient(url) as api:
+            events = api.job_outputs.follow_events(run.path.name)
+            found = [(await anext(events)).id]
+            await asyncio.to_thread(lambda: tell(run, "succeeded").join())
+            return [*found, *[event.id async for event in events]]
+
+    assert asyncio.run(follow()) == [event["id"] for event in run.events.read()]
 
 
-def test_events_go_on_where_a_connection_was_cut(connection: Connection, run: RunFolder) -> None:
-    events = follow_events(connection, run.path.name)
-    first = next(events)
-    tell(run, "succeeded").join()
-    rest = [event["id"] for event in events]
-    assert [first["id"], *rest] == [event["id"] for event in run.events.read()]
-
-
-def test_figures_are_read_once_and_again_where_an_interruption_undid_them(
-    connection: Connection, run: RunFolder
+def test_metrics_are_read_once_and_again_where_a_resume_rolled_them_back(
+    url: str, run: RunFolder
 ) -> None:
-    name = run.path.name
-    assert read_new_metrics(connection, name, []) == []
+    def update(known: list[Metrics]) -> list[Metrics]:
+        async def read() -> list[Metrics]:
+            async with ApiClient(url) as api:
+                return await api.job_outputs.update_metrics(run.path.name, known)
+
+        found = asyncio.run(read())
+        assert [entry.raw for entry in found] == run.metrics.read()
+        return found
+
+    known = update([])
     for step in (1, 2, 3):
         add_step(run, step, 3.0)
-    known = read_new_metrics(connection, name, [])
+    known = update(known)
     add_step(run, 4, 3.0)
-    known = read_new_metrics(connection, name, known)
-    assert known == run.metrics.read()
+    known = update(known)
     run.metrics.drop_after(2)
-    known = read_new_metrics(connection, name, known)
-    assert known == run.metrics.read()
+    known = update(known)
     add_step(run, 3, 2.5)
-    assert read_new_metrics(connection, name, known) == run.metrics.read()
+    update(known)
 
 
 def test_a_job_is_drawn_with_a_bar_a_curve_and_its_events(run: RunFolder) -> None:
     for step in range(1, 31):
         add_step(run, step, 4.0 / step, **({"eval_loss": 3.0 / step} if step % 10 == 0 else {}))
     run.update_record(status="running")
-    job: dict[str, Any] = {**describe_job(run), "waiting_for": "number 2 in the queue"}
+    job = read_resource(Job, {**describe_job(run), "waiting_for": "number 2 in the queue"})
+    metrics = read_resources(Metrics, run.metrics.read())
+    events = read_resources(Event, run.events.read()[:1])
     console = Console(width=90, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(draw_job(job, run.metrics.read(), [{**run.events.read()[0]}], 90))
+    console.print(draw_job(job, metrics, events, 90))
     console.file.close()
     drawn = console.export_text()
     for part in ("running", "number 2 in the queue", "30/40", "1:05 left", "loss by step"):

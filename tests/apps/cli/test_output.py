@@ -1,5 +1,6 @@
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 from rich.console import Console
@@ -7,6 +8,7 @@ from rich.console import Console
 from apps.cli import output
 from apps.cli.output import Rows, decode, escape_controls, print_json, say, show
 from apps.cli.watch import draw_curve
+from apps.client.resources import Metrics
 from apps.http_api.dependencies import Services
 from tests.apps.cli.conftest import Call
 
@@ -18,7 +20,7 @@ def test_what_a_terminal_would_obey_is_written_out(capsys: pytest.CaptureFixture
     assert escape_controls(HOSTILE) == HARMLESS
     assert escape_controls("two lines\n\tof Brötchen 🥨") == "two lines\n\tof Brötchen 🥨"
     say(HOSTILE)
-    show(None, False, lambda _: Rows([(HOSTILE, "[/b]")]))
+    show(None, False, lambda: Rows([(HOSTILE, "[/b]")]))
     assert capsys.readouterr().out == f"{HARMLESS}\n{HARMLESS}\t[/b]\n"
     print_json({"text": HOSTILE})
     printed = capsys.readouterr().out
@@ -52,13 +54,16 @@ def test_elsewhere_than_on_a_terminal_nothing_is_cut_off(
 
 
 def test_text_is_whole_where_a_piece_ends_within_a_character() -> None:
-    def cut() -> Iterator[bytes]:
+    async def cut() -> AsyncIterator[bytes]:
         for byte in "Brötchen 🥨".encode():
             yield bytes([byte])
 
-    assert "".join(decode(cut())) == "Brötchen 🥨"
+    async def join() -> str:
+        return "".join([text async for text in decode(cut())])
+
+    assert asyncio.run(join()) == "Brötchen 🥨"
 
 
-@pytest.mark.parametrize(("loss", "width"), [(float("nan"), 90), (1.0, 16), (1.0, 0)])
-def test_no_curve_is_better_than_a_wrong_one(loss: float, width: int) -> None:
-    assert draw_curve([{"step": 1, "loss": loss}], width) == ""
+@pytest.mark.parametrize(("loss", "width"), [(float("nan"), 90), (None, 90), (1.0, 16), (1.0, 0)])
+def test_no_curve_is_better_than_a_wrong_one(loss: float | None, width: int) -> None:
+    assert draw_curve([Metrics(step=1, num_steps=1, loss=loss)], width) == ""

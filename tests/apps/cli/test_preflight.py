@@ -70,7 +70,11 @@ def test_too_little_disk_is_named(tmp_path: Path) -> None:
 
 
 def test_it_needs_nothing_but_python() -> None:
-    command = [sys.executable, "-S", str(ROOT / "apps" / "preflight.py")]  # the Makefile's command
+    command = [
+        sys.executable,
+        "-S",
+        str(ROOT / "apps" / "cli" / "preflight.py"),
+    ]  # the Makefile's command
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -104,7 +108,9 @@ def test_the_bundled_model_is_small_and_becomes_latest(tmp_path: Path) -> None:
 
 
 def test_a_base_model_that_cannot_be_had_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="base_models: 'mine' cannot be had from 'no/such-model'"):
+    with pytest.raises(
+        ValueError, match=r"^base_models: 'mine' cannot be had from 'no/such-model'"
+    ):
         install_base_models(ModelStore(open_storage(tmp_path)), {"mine": "no/such-model"})
 
 
@@ -127,7 +133,7 @@ def test_a_base_model_that_claims_too_much_is_refused(tmp_path: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**config, "hidden_size": 2**40}))
     store = ModelStore(open_storage(tmp_path / "storage"))
-    with pytest.raises(ValueError, match=r"base_models: 'big' .* hidden_size is 1099511627776"):
+    with pytest.raises(ValueError, match=r"^base_models: 'big' .* hidden_size is 1099511627776"):
         install_base_models(store, {"big": str(source)})
     assert store.list_models() == []
 

@@ -1,4 +1,4 @@
-"""The page's API client against a small real server."""
+"""The API client against a small real server."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,33 +7,36 @@ from typing import TypeVar
 
 import pytest
 
-from apps.client.client import ApiClient, ApiError
+from apps.client.client import ApiClient
+from apps.client.errors import AnswerFailedError, RequestRefusedError
+from apps.client.jobs import JobRequest
 from apps.client.resources import Piece
-from tests.apps.ui.conftest import StubApi
+from apps.client.text import Message, Sampling
+from tests.apps.stub_api import StubApi
 
 Result = TypeVar("Result")
+JOB: JobRequest = {"model": "base", "training_file": "file-handbook", "training": {}}
 
 
 def ask(
     url: str, call: Callable[[ApiClient], Awaitable[Result]], api_key: str | None = None
 ) -> Result:
     async def run() -> Result:
-        client = ApiClient(url, lambda: api_key)
-        try:
+        async with ApiClient(url, lambda: api_key) as client:
             return await call(client)
-        finally:
-            await client.close()
 
     return asyncio.run(run())
 
 
 async def read_answer(client: ApiClient, question: str) -> list[Piece]:
-    messages = [{"role": "user", "content": question}]
-    return [piece async for piece in client.stream_chat("latest", messages, 0.5, 20)]
+    stream = client.text.stream_chat(
+        "latest", [{"role": "user", "content": question}], Sampling(0.5, 20), wants_usage=True
+    )
+    return [piece async for piece in stream]
 
 
 def test_lists_are_typed_and_unknown_keys_ignored(api: StubApi) -> None:
-    tuned, base = ask(api.url, lambda client: client.list_models())
+    tuned, base = ask(api.url, lambda client: client.models.list_all())
     assert (tuned.id, tuned.aliases, base.base, base.demonstration) == (
         "base-tuned",
         ("latest",),
@@ -43,59 +46,52 @@ def test_lists_are_typed_and_unknown_keys_ignored(api: StubApi) -> None:
 
 
 def test_the_key_is_sent_only_if_there_is_one(api: StubApi) -> None:
-    ask(api.url, lambda client: client.list_files())
-    ask(api.url, lambda client: client.list_files(), "secret")
+    ask(api.url, lambda client: client.files.list_all())
+    ask(api.url, lambda client: client.files.list_all(), "secret")
     assert api.keys == [None, "Bearer secret"]
 
 
 def test_an_upload_keeps_its_name(api: StubApi) -> None:
-    file = ask(api.url, lambda client: client.upload_file("rows.jsonl", BytesIO(b"{}")))
+    file = ask(api.url, lambda client: client.files.upload("rows.jsonl", BytesIO(b"{}")))
     assert file.filename == "rows.jsonl"
 
 
 def test_an_error_carries_the_message_of_the_api(api: StubApi) -> None:
-    with pytest.raises(ApiError, match="learning_rate is 0: it should be") as caught:
+    with pytest.raises(RequestRefusedError, match=r"^learning_rate is 0: it should be") as caught:
         ask(
             api.url,
-            lambda client: client.create_job("base", "file-handbook", None, {"learning_rate": 0}),
+            lambda client: client.jobs.create({**JOB, "training": {"learning_rate": 0}}),
         )
     assert caught.value.status == 400
 
 
-def test_an_unknown_run_is_an_error_with_a_capital(api: StubApi) -> None:
-    with pytest.raises(ApiError, match=r"^There is no job 'nope'$"):
-        ask(api.url, lambda client: client.get_job("nope"))
+def test_absent_values_of_a_job_are_not_sent(api: StubApi) -> None:
+    ask(api.url, lambda client: client.jobs.create({**JOB, "suffix": None}))
+    assert api.bodies == [JOB]
 
 
-def test_nothing_is_sent_for_an_empty_name(api: StubApi) -> None:
-    ask(api.url, lambda client: client.create_job("base", "file-handbook", ""))
-    assert api.bodies == [{"model": "base", "training_file": "file-handbook", "training": {}}]
-
-
-def test_a_server_that_is_not_there_is_said_in_words() -> None:
-    with pytest.raises(ApiError, match="does not answer; it may still be starting"):
-        ask("http://127.0.0.1:9", lambda client: client.list_models())
-
-
-def test_an_answer_comes_in_pieces_and_names_its_model(api: StubApi) -> None:
+def test_an_answer_is_streamed_and_names_its_model(api: StubApi) -> None:
     pieces = ask(api.url, lambda client: read_answer(client, "hello"))
     assert "".join(piece.text for piece in pieces).startswith("Hello there ")
     assert {piece.model for piece in pieces} == {"base-tuned"}
     assert pieces[-1].num_tokens == 3
     assert api.bodies[-1]["temperature"] == 0.5
     assert api.bodies[-1]["max_tokens"] == 20
+    assert api.bodies[-1]["stream_options"] == {"include_usage": True}
 
 
-def test_an_overloaded_server_is_said_kindly(api: StubApi) -> None:
-    with pytest.raises(ApiError, match="All places are taken. Please try again in a moment"):
-        ask(api.url, lambda client: read_answer(client, "busy"))
+def test_defaults_of_the_api_are_not_overwritten(api: StubApi) -> None:
+    async def read(client: ApiClient) -> list[Piece]:
+        return [piece async for piece in client.text.stream_chat("latest", [_ask("hello")])]
+
+    ask(api.url, read)
+    assert api.bodies[-1].keys() == {"model", "messages", "stream"}
 
 
 def test_an_error_in_the_middle_of_an_answer_is_raised(api: StubApi) -> None:
-    with pytest.raises(ApiError, match="the model was unloaded"):
+    with pytest.raises(AnswerFailedError, match=r"^the model was unloaded$"):
         ask(api.url, lambda client: read_answer(client, "break"))
 
 
-def test_something_else_than_the_api_is_said_in_words(api: StubApi) -> None:
-    with pytest.raises(ApiError, match="The API answered with status 404"):
-        ask(f"{api.url}/elsewhere", lambda client: client.list_models())
+def _ask(question: str) -> Message:
+    return {"role": "user", "content": question}

@@ -35,7 +35,7 @@ from serving.store.model_store import ModelStore
 from storage import durable
 from storage.durable import read_json_lines
 from storage.layout import StorageLayout
-from storage.locks import HeldError, hold_alone
+from storage.locks import LockedError, lock_existing
 from tests.apps.conftest import NotedJobs
 from tests.damage import damage
 from tests.written_checkpoint import write_sharded
@@ -308,11 +308,11 @@ async def test_a_checkpoint_stays_until_its_model_is_made(
     jobs.states[run.path.name] = "active"
     manifest = run.checkpoints / "checkpoint_0000000010" / "manifest-00000.json"
     await begin(queue, run, "mine")
-    with pytest.raises(HeldError), hold_alone(manifest):
+    with pytest.raises(LockedError), lock_existing(manifest):
         pass
     jobs.running.clear()
     await queue.reconcile()
-    with hold_alone(manifest):
+    with lock_existing(manifest):
         pass
 
 

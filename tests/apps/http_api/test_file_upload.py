@@ -12,8 +12,10 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from python_multipart.multipart import MultipartParser
 
 from apps.errors import ApiError
+from apps.http_api import file_upload
 from apps.http_api.dependencies import Services
 from apps.http_api.file_upload import IncomingFile
 from storage.layout import StorageLayout
@@ -224,23 +226,22 @@ async def test_the_disk_may_be_full(
 async def test_writing_goes_on_beside_the_event_loop(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from apps.http_api.file_upload import IncomingFile
+    parsers = set()
 
-    write, writers = IncomingFile._write, set()
+    class NotingParser(MultipartParser):
+        def write(self, data: bytes) -> int:
+            parsers.add(threading.current_thread())
+            return super().write(data)
 
-    def note(self: IncomingFile, *rest: object) -> None:
-        writers.add(threading.current_thread())
-        write(self, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(IncomingFile, "_write", note)
+    monkeypatch.setattr(file_upload, "MultipartParser", NotingParser)
     assert (await send(client, PURPOSE, part("file", ROW, "a"), END)).status_code == 200
-    assert threading.main_thread() not in writers
+    assert parsers
+    assert threading.main_thread() not in parsers
 
 
 async def test_unfinished_uploads_count_as_stored_bytes(services: Services) -> None:
     limits = services.limits.model_copy(update={"max_stored_bytes": 600_000})
     piece = part("file", ROW * 30_000, "rows.jsonl")[:400_000]
-    uploads: list[IncomingFile] = []
 
     async def receive(pause: asyncio.Event) -> int | None:
         """Begin a form that does not end; returns the status of its rejection."""
@@ -250,7 +251,6 @@ async def test_unfinished_uploads_count_as_stored_bytes(services: Services) -> N
             await pause.wait()
 
         upload = IncomingFile(services.layout, services.files, 10**9, limits)
-        uploads.append(upload)
         try:
             await upload.receive(HEADERS["content-type"], stream())
         except ApiError as exc:
@@ -262,8 +262,9 @@ async def test_unfinished_uploads_count_as_stored_bytes(services: Services) -> N
     never, now = asyncio.Event(), asyncio.Event()
     now.set()
     first = asyncio.create_task(receive(never))
-    while not any(upload._num_counted for upload in uploads):
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+        while not any(path.stat().st_size for path in services.layout.files.rglob("content/*")):
+            await asyncio.sleep(0.01)
     assert await receive(now) == 507
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)

@@ -19,7 +19,7 @@ def test_pages_follow_one_another() -> None:
     assert cut_page(ids, str, 2, None) == (["a", "b"], True)
     assert cut_page(ids, str, 2, "b") == (["c"], False)
     assert cut_page(ids, str, 2, "c") == ([], False)
-    with pytest.raises(ApiError, match="there is no entry 'd'"):
+    with pytest.raises(ApiError, match=r"^there is no entry 'd'"):
         cut_page(ids, str, 2, "d")
 
 
@@ -34,7 +34,7 @@ def test_a_page_goes_on_after_an_entry_that_was_deleted(descending: bool) -> Non
 def test_an_entry_of_another_kind_of_id_is_not_lost_beside_a_deleted_one() -> None:
     first, deleted, last = (new_id("file") for _ in range(3))
     assert page([first, "file-ftjob-x", last], deleted, descending=False) == ["file-ftjob-x", last]
-    with pytest.raises(ApiError, match="there is no entry 'file-ftjob-y'"):
+    with pytest.raises(ApiError, match=r"^there is no entry 'file-ftjob-y'"):
         page([first, last], "file-ftjob-y", descending=False)
 
 
@@ -51,5 +51,5 @@ def test_a_page_goes_on_after_a_checkpoint_that_was_superseded() -> None:
     assert ask(name_checkpoint(JOB, 9)) == ids[2:]  # compared as a number, not as text
     assert ask(name_checkpoint(JOB, 1)) == []
     for strange in ("ftjob-0002-step-95", f"{JOB}-step-", f"{JOB}-step--5", "95", JOB):
-        with pytest.raises(ApiError, match="there is no entry"):
+        with pytest.raises(ApiError, match=r"^there is no entry"):
             ask(strange)

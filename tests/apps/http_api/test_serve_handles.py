@@ -212,7 +212,7 @@ async def test_health_is_what_the_controller_found(
     found = await asyncio.gather(*checks, return_exceptions=True)
     assert {type(one) for one in found} == {type(None) if is_well else UnhealthyDeploymentError}
     assert len(reads) == 1, "it is asked for every client"
-    with pytest.raises(UnhealthyDeploymentError, match="Queue is not deployed"):
+    with pytest.raises(UnhealthyDeploymentError, match=r"^Queue is not deployed"):
         await health.check("tuneserve", "Queue")
 
 

@@ -14,7 +14,7 @@ from apps.middleware.admission import Admission
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from tests.apps.access.conftest import Connect, connect, keys
-from tests.apps.conftest import add_job
+from tests.apps.conftest import AppClient, add_job
 
 __all__ = ["connect", "keys"]
 pytestmark = pytest.mark.anyio
@@ -89,13 +89,9 @@ async def test_one_key_does_not_take_all_streams(
             assert (await task).is_success
 
 
-def connect_beside(client: httpx.AsyncClient, key: str) -> httpx.AsyncClient:
+def connect_beside(client: AppClient, key: str) -> AppClient:
     """Return another client of the same application."""
-    return httpx.AsyncClient(
-        transport=client._transport,
-        base_url=client.base_url,
-        headers={"authorization": f"Bearer {key}"},
-    )
+    return AppClient(client.app, str(client.base_url), headers={"authorization": f"Bearer {key}"})
 
 
 async def test_full_slots_of_one_class_leave_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,12 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.middleware import flow_control
-from apps.middleware.flow_control import TellTaken, TellUse, WindowedReading, WindowedSending
+from apps.middleware.flow_control import (
+    ConsumptionReporting,
+    DeliveryReporting,
+    WindowedReading,
+    WindowedSending,
+)
 from apps.middleware.proxy import build_middlewares
 
 pytestmark = pytest.mark.anyio
@@ -92,14 +97,14 @@ async def send(app: ASGIApp, path: str = "/v1/files", num_pieces: int = 300) -> 
 
 
 async def test_a_body_is_read_a_window_ahead_and_no_more() -> None:
-    proxy = EagerProxy(TellUse(SlowApplication()))
+    proxy = EagerProxy(ConsumptionReporting(SlowApplication()))
     answer = await send(WindowedReading(proxy))
     assert answer.text == str(300 * len(PIECE))
     assert 5_000 < proxy.most <= 10_000 + 2_000 + len(PIECE)
 
 
 async def test_without_the_proxys_half_all_is_read_at_once() -> None:
-    proxy = EagerProxy(TellUse(SlowApplication()))
+    proxy = EagerProxy(ConsumptionReporting(SlowApplication()))
     assert (await send(proxy)).text == str(300 * len(PIECE))
     assert proxy.most > 100_000
 
@@ -110,13 +115,13 @@ async def test_other_requests_are_left_alone() -> None:
 
 
 async def test_an_application_may_answer_before_it_has_read() -> None:
-    proxy = EagerProxy(TellUse(SlowApplication(reads=False)))
+    proxy = EagerProxy(ConsumptionReporting(SlowApplication(reads=False)))
     assert (await send(WindowedReading(proxy))).text == "0"
 
 
 async def test_a_client_cannot_mark_its_requests() -> None:
     application = SlowApplication()
-    app = WindowedReading(EagerProxy(TellUse(application)))
+    app = WindowedReading(EagerProxy(ConsumptionReporting(application)))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         headers = {"x-tuneserve-window": "1"}
         assert (await client.post("/v1/files", content=PIECE, headers=headers)).text == "1000"
@@ -129,7 +134,7 @@ def test_serve_finds_the_proxys_half() -> None:
     found = validate_http_proxy_callback_return(build_middlewares())
     names = (
         "WindowedReading",
-        "TellTaken",
+        "DeliveryReporting",
         "StartingGate",
         "BodyCap",
         "DrainGate",
@@ -211,7 +216,7 @@ class Client:
 
 async def test_an_answer_is_made_a_window_ahead_and_no_more() -> None:
     replica, client = EndlessQueue(WindowedSending(answer_at_once)), Client()
-    await client.ask(TellTaken(replica))
+    await client.ask(DeliveryReporting(replica))
     assert client.num_bytes == 300 * len(PIECE)
     assert 5_000 < replica.most <= 10_000 + 2_000 + len(PIECE)
 
@@ -219,13 +224,13 @@ async def test_an_answer_is_made_a_window_ahead_and_no_more() -> None:
 @pytest.mark.parametrize("path", [CONTENT, "/v1/models"])
 async def test_without_the_proxys_half_all_is_made_at_once(path: str) -> None:
     replica, client = EndlessQueue(WindowedSending(answer_at_once)), Client()
-    await client.ask(TellTaken(replica) if path != CONTENT else replica, path)
+    await client.ask(DeliveryReporting(replica) if path != CONTENT else replica, path)
     assert client.num_bytes == 300 * len(PIECE)
     assert replica.most > 100_000
 
 
 async def test_who_has_gone_is_not_waited_for() -> None:
-    await Client(num_pieces=20).ask(TellTaken(WindowedSending(answer_at_once)))
+    await Client(num_pieces=20).ask(DeliveryReporting(WindowedSending(answer_at_once)))
 
 
 async def test_a_replica_that_ended_over_a_body_is_told_as_such() -> None:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from apps.ui.page import build_http
 from apps.ui.protection.access import PageGuard
 from apps.ui.settings import UiSettings
-from tests.apps.ui.conftest import LocalServer
+from tests.apps.stub_api import LocalServer
 
 PREFIX = "/ui"
 TIMEOUT_S = 20

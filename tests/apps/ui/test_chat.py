@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from apps.ui.settings import UiSettings
-from tests.apps.ui.conftest import MAX_CHARACTERS, LocalServer, StubApi, build_stub
+from tests.apps.stub_api import MAX_CHARACTERS, LocalServer, StubApi, build_stub
 from tests.apps.ui.page_server import PageCaller, Result, serve_page
 from tests.waiting import wait_until
 

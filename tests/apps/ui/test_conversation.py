@@ -1,10 +1,12 @@
 """The model that answers a conversation, and answers that are stopped."""
 
+import gradio as gr
 import pytest
 
-from apps.client.client import ApiClient, ApiError
+from apps.client.client import ApiClient
+from apps.client.errors import RequestRefusedError
 from apps.ui.conversation import AnswerStep, Conversation, OpenChat, Turn, answer
-from tests.apps.ui.conftest import StubApi, ask
+from tests.apps.stub_api import StubApi, ask
 
 BEGUN = Conversation(asked_model="latest", pointed_id="base-tuned")
 ANSWERED = Conversation(
@@ -24,8 +26,11 @@ def test_an_answer_grows_and_then_names_its_model(api: StubApi) -> None:
     grown = [step.conversation.turns[-1].text for step in steps[:3]]
     assert grown[0] == "Hello "
     assert grown[1] == "Hello there "
-    text, note = steps[-1].conversation.to_chatbot()[-1]["content"]
+    content = steps[-1].conversation.to_chatbot()[-1]["content"]
+    assert not isinstance(content, str)
+    text, note = content
     assert text == grown[-1]
+    assert isinstance(note, gr.HTML)
     assert "Answered by base-tuned · 3 tokens" in note.value
     assert {step.conversation.model_id for step in steps} == {"base-tuned"}
     assert [step.note for step in steps if step.note] == []
@@ -41,7 +46,7 @@ def test_what_the_page_adds_to_an_answer_is_not_sent_back() -> None:
 
 
 def test_a_refused_chat_is_an_error_for_the_page(api: StubApi) -> None:
-    with pytest.raises(ApiError, match="try again in a moment"):
+    with pytest.raises(RequestRefusedError, match=r"^all places are taken$"):
         ask(api, lambda client: collect_answer(client, "busy"))
 
 

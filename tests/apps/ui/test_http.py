@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from apps.ui.settings import UiSettings
-from tests.apps.ui.conftest import StubApi
+from tests.apps.stub_api import StubApi
 from tests.apps.ui.page_server import serve_page
 
 

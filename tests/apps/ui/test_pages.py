@@ -9,7 +9,7 @@ from apps.client.resources import Model
 from apps.ui import chat, fine_tune, runs
 from apps.ui.runs import NO_EVENTS, KnownEvents, View
 from apps.ui.setting_fields import build_setting
-from tests.apps.ui.conftest import HOSTILE, STEPS, StubApi, ask
+from tests.apps.stub_api import HOSTILE, STEPS, StubApi, ask
 
 PROGRESS = {"step": 2, "num_steps": STEPS, "loss": 3.0, "tokens_per_s": 10.0, "remaining_s": 3.0}
 
@@ -62,11 +62,11 @@ def test_a_paused_run_offers_to_go_on(api: StubApi) -> None:
     api.add_job("ftjob-1", "running")
     api.add_event("ftjob-1", "Pausing after this step", code="pause_requested")
     assert ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_pausing
-    assert ask(api, lambda client: client.pause_job("ftjob-1")).is_paused
+    assert ask(api, lambda client: client.jobs.pause("ftjob-1")).is_paused
     view = ask(api, lambda client: runs.read_view(client, "ftjob-1"))
     assert (view.is_active, view.is_paused, view.is_pausing) == (False, True, False)
     assert "goes on from its last checkpoint" in view.run
-    assert ask(api, lambda client: client.resume_job("ftjob-1")).is_active
+    assert ask(api, lambda client: client.jobs.resume("ftjob-1")).is_active
 
 
 def test_a_run_says_what_it_waits_for(api: StubApi) -> None:
@@ -77,7 +77,7 @@ def test_a_run_says_what_it_waits_for(api: StubApi) -> None:
 
 def test_each_kind_of_setting_gets_its_field(api: StubApi) -> None:
     async def build(client: ApiClient) -> dict[str, Component]:
-        defaults = await client.get_defaults("base")
+        defaults = await client.jobs.get_defaults("base")
         with gr.Blocks(analytics_enabled=False):
             return {
                 key: build_setting(key, schema, defaults.training[key])
@@ -97,14 +97,14 @@ def test_each_kind_of_setting_gets_its_field(api: StubApi) -> None:
 
 
 def test_menus_name_the_alias_the_base_and_the_handbook(api: StubApi) -> None:
-    models = ask(api, lambda client: client.list_models())
+    models = ask(api, lambda client: client.models.list_all())
     assert chat.list_choices(models) == [
         ("latest → base-tuned", "latest"),
         ("base-tuned", "base-tuned"),
         ("base (base)", "base"),
     ]
     assert fine_tune.list_model_choices(models)[0] == ("base (base)", "base")
-    files = ask(api, lambda client: client.list_files())
+    files = ask(api, lambda client: client.files.list_all())
     assert fine_tune.list_file_choices(files)[0] == ("The bundled handbook", "file-handbook")
 
 

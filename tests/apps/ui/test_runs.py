@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from apps.ui.settings import UiSettings
-from tests.apps.ui.conftest import StubApi
+from tests.apps.stub_api import StubApi
 from tests.apps.ui.page_server import PageCaller, serve_page
 
 

@@ -66,7 +66,7 @@ def test_the_description_of_columns_has_an_example() -> None:
 
 
 def test_what_is_no_json_is_explained() -> None:
-    with pytest.raises(ValueError, match=r"Columns is not JSON.*double quotes"):
+    with pytest.raises(ValueError, match=r"^Columns is not JSON.*double quotes"):
         collect({"columns": "{'prompt': 'question'}"})
 
 

@@ -20,7 +20,7 @@ from apps.http_api.dependencies import Services
 from apps.middleware.body_limit import MAX_TEXT_BYTES
 from apps.settings import UpstreamSettings
 from apps.upstream import proxy, server
-from apps.upstream.proxy import UpstreamRelay
+from apps.upstream.proxy import UpstreamProxy
 from apps.upstream.server import find_upstream_key
 from serving.errors import ModelInUseError
 from serving.store.model_store import ModelStore
@@ -74,12 +74,14 @@ Open = Callable[..., Awaitable[httpx.AsyncClient]]
 
 @pytest.fixture
 async def open_client(services: Services, store: ModelStore) -> AsyncIterator[Open]:
-    """A function that opens the API with a relay to the given upstreams."""
+    """A function that opens the API with a proxy to the given upstreams."""
     async with AsyncExitStack() as stack:
 
         async def open_client(*urls: str, timeout_s: float = TIMEOUT_S) -> httpx.AsyncClient:
-            relay = await stack.enter_async_context(open_relay(store, *urls, timeout_s=timeout_s))
-            app = build_http(replace(services, text=relay), None)
+            upstream_proxy = await stack.enter_async_context(
+                open_proxy(store, *urls, timeout_s=timeout_s)
+            )
+            app = build_http(replace(services, text=upstream_proxy), None)
             transport = httpx.ASGITransport(app)
             return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
 
@@ -87,14 +89,14 @@ async def open_client(services: Services, store: ModelStore) -> AsyncIterator[Op
 
 
 @asynccontextmanager
-async def open_relay(
+async def open_proxy(
     store: ModelStore, *urls: str, timeout_s: float = TIMEOUT_S
-) -> AsyncIterator[UpstreamRelay]:
+) -> AsyncIterator[UpstreamProxy]:
     upstreams = [UpstreamSettings.model_validate(url) for url in urls]
-    relay = UpstreamRelay(store, upstreams, timeout_s=timeout_s)
-    await relay.open()
-    yield relay
-    await relay.close()
+    upstream_proxy = UpstreamProxy(store, upstreams, timeout_s=timeout_s)
+    await upstream_proxy.open()
+    yield upstream_proxy
+    await upstream_proxy.close()
 
 
 async def ask(client: httpx.AsyncClient, **options: Any) -> httpx.Response:
@@ -296,14 +298,14 @@ async def test_a_server_that_went_down_is_passed_over_at_once(
 async def test_serve_opens_and_closes_it(
     services: Services, store: ModelStore, stub: StubServer
 ) -> None:
-    relay = UpstreamRelay(store, [UpstreamSettings(url=stub.url)], timeout_s=TIMEOUT_S)
-    app = build_http(replace(services, text=relay), None)
+    upstream_proxy = UpstreamProxy(store, [UpstreamSettings(url=stub.url)], timeout_s=TIMEOUT_S)
+    app = build_http(replace(services, text=upstream_proxy), None)
     incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     outgoing: asyncio.Queue[Any] = asyncio.Queue()
     living = asyncio.create_task(app({"type": "lifespan"}, incoming.get, outgoing.put))
     await incoming.put({"type": "lifespan.startup"})
     assert (await outgoing.get())["type"] == "lifespan.startup.complete"
-    await relay.check()
+    await upstream_proxy.check()
     store.point_alias("latest", "second")
     with pytest.raises(ModelInUseError):
         store.delete("tiny")
@@ -369,8 +371,8 @@ async def test_a_stream_names_its_model_in_every_chunk(
 
 async def test_a_stream_comes_as_it_is_made(store: ModelStore, stub: StubServer) -> None:
     stub.words, stub.delay_s = [str(number) for number in range(4)], 0.1
-    async with open_relay(store, stub.url) as relay:
-        _, chunks = await relay.ask("/v1/chat/completions", {**CHAT, "stream": True})
+    async with open_proxy(store, stub.url) as upstream_proxy:
+        _, chunks = await upstream_proxy.ask("/v1/chat/completions", {**CHAT, "stream": True})
         assert not isinstance(chunks, dict)
         times = [time.monotonic() async for _ in chunks]
     assert times[-1] - times[0] > 0.2
@@ -508,8 +510,8 @@ async def test_a_client_that_reads_slowly_is_given_the_time(
 ) -> None:
     stub.words = ["x"] * 5
     read = []
-    async with open_relay(store, stub.url, timeout_s=0.3) as relay:
-        _, chunks = await relay.ask("/v1/chat/completions", {**CHAT, "stream": True})
+    async with open_proxy(store, stub.url, timeout_s=0.3) as upstream_proxy:
+        _, chunks = await upstream_proxy.ask("/v1/chat/completions", {**CHAT, "stream": True})
         assert not isinstance(chunks, dict)
         async for chunk in chunks:
             await asyncio.sleep(0.1)
@@ -531,8 +533,8 @@ async def test_a_client_that_leaves_ends_the_servers_work(
 ) -> None:
     """Only a client on a real socket can disconnect."""
     stub.words, stub.delay_s = ["x"] * 1000, 0.05
-    relay = UpstreamRelay(store, [UpstreamSettings(url=stub.url)], timeout_s=60)
-    app = build_http(replace(services, text=relay), None)
+    upstream_proxy = UpstreamProxy(store, [UpstreamSettings(url=stub.url)], timeout_s=60)
+    app = build_http(replace(services, text=upstream_proxy), None)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     serving = asyncio.create_task(server.serve())
     await wait_until(lambda: server.started)
@@ -580,7 +582,7 @@ def test_a_key_does_not_stand_in_a_url(url: str) -> None:
 
 def test_a_key_that_is_not_there_is_named() -> None:
     settings = UpstreamSettings(url="https://models.example", key_variable="THEIR_KEY")
-    with pytest.raises(ValueError, match="'THEIR_KEY' is not set"):
+    with pytest.raises(ValueError, match=r"^'THEIR_KEY' is not set"):
         find_upstream_key(settings)
 
 

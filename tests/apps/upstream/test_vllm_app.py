@@ -60,7 +60,7 @@ def test_vllm_gets_no_model_whose_settings_name_a_file(layout: StorageLayout) ->
     (source / "tokenizer_config.json").write_text(json.dumps({**settings, "vocab": "/etc/passwd"}))
     (source / "manifest.json").unlink()
     durable.publish_directory(source, old)  # as an earlier release imported it
-    with pytest.raises(ValueError, match="model 'old' is not given to vLLM: .* 'vocab' is '/etc"):
+    with pytest.raises(ValueError, match=r"^model 'old' is not given to vLLM: .* 'vocab' is '/etc"):
         describe(layout, models=["old"])
 
 
@@ -71,7 +71,7 @@ def test_replicas_are_as_the_operator_says(layout: StorageLayout) -> None:
     scaling = {"autoscaling_config": {"min_replicas": 1, "max_replicas": 4}}
     config = describe(layout, deployment=scaling).deployment_config
     assert "num_replicas" not in config, "Serve takes only one of the two"
-    with pytest.raises(ValueError, match="Invalid deployment config"):
+    with pytest.raises(ValueError, match=r"^Invalid deployment config"):
         describe(layout, deployment={"max_surge_percent": 101})
 
 
@@ -79,9 +79,9 @@ def test_an_alias_and_an_unknown_model_are_refused(
     layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm_app, "BASE_MODEL_TIMEOUT_S", 0.0)
-    with pytest.raises(ValueError, match="'latest' is an alias"):
+    with pytest.raises(ValueError, match=r"^'latest' is an alias"):
         describe(layout, models=["latest"])
-    with pytest.raises(ModelNotFoundError, match="'nobody'"):
+    with pytest.raises(ModelNotFoundError, match=r"^'nobody'"):
         describe(layout, models=["nobody"])
 
 
@@ -98,13 +98,13 @@ def test_a_model_that_is_just_being_added_is_waited_for(
 
 def test_a_model_whose_files_have_changed_is_refused(layout: StorageLayout) -> None:
     (layout.model("tiny") / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="config.json"):
+    with pytest.raises(ValueError, match=r"^config.json"):
         describe(layout)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_without_vllm_it_says_what_to_install(layout: StorageLayout) -> None:
-    with pytest.raises(ValueError, match=r"pip install 'tuneserve\[vllm\]'"):
+    with pytest.raises(ValueError, match=r"^pip install 'tuneserve\[vllm\]'"):
         build_app(make_settings(layout))
 
 
@@ -140,7 +140,7 @@ def test_every_application_can_be_imported_and_built() -> None:
     for application in read_deploy(DEPLOY.read_text()).values():
         module, _, name = application["import_path"].partition(":")
         builder = getattr(importlib.import_module(module), name)
-        with pytest.raises(ValueError, match="misspelt"):
+        with pytest.raises(ValueError, match=r"^misspelt"):
             call_user_app_builder_with_args_if_necessary(
                 builder, {**application["args"], "misspelt": 1}
             )

@@ -91,7 +91,7 @@ async def test_a_pass_over_ended_runs_and_checked_files_reads_none_of_them(
     add_ended_runs(layout, 30)
     add_checked_files(layout, 40)
     run = await create_run(queue, file_id)
-    FileStore(layout).note_check(file_id, "processed", None, None)
+    FileStore(layout).record_check(file_id, "processed", None, None)
     for folder in (layout.runs, layout.files):
         age(folder)
     await queue.reconcile()

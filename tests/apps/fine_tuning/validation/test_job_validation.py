@@ -67,9 +67,11 @@ async def test_an_upload_is_checked_and_counted(
             await queue.reconcile()
     good, bad = files.get(file_id), files.get("file-bad")
     assert (good["status"], good["status_details"]) == ("processed", None)
+    assert good["check"] is not None
     assert (good["check"]["num_rows"], good["check"]["model"]) == (4, "tiny")
     assert 0 < good["check"]["learned_share"] < 1
     assert bad["status"] == "error"
+    assert bad["status_details"] is not None
     assert "'text' is 3, expected text (line 1)" in bad["status_details"]
     assert str(layout.root) not in bad["status_details"]
 

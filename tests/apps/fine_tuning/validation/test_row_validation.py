@@ -130,7 +130,9 @@ async def test_keys_that_are_not_used_are_in_the_check_the_preview_and_the_event
     shown = await queue.preview("file-train", "latest", 1, {})
     assert (shown["num_rows"], shown["ignored_keys"]) == (None, {"id": 1})  # only of the read row
     check_file(layout, "file-train")
-    assert FileStore(layout).get("file-train")["check"]["ignored_keys"] == counted
+    check = FileStore(layout).get("file-train")["check"]
+    assert check is not None
+    assert check["ignored_keys"] == counted
     shown = await queue.preview("file-train", "latest", 1, {})
     assert (shown["num_rows"], shown["ignored_keys"]) == (4, counted)
 

@@ -236,6 +236,6 @@ async def test_a_check_that_fails_is_made_again_after_a_pause(
         after - before >= pause_s
         for before, after, pause_s in zip(tried, tried[1:], (5.0, 30.0, 120.0, 600.0), strict=False)
     ] == [True] * 4
-    details = files.get(file_id)["status_details"]
+    details = files.get(file_id)["status_details"] or ""
     assert "failed 5 times, the last time because [Errno 30] Read-only file system" in details
     assert str(layout.root) not in details

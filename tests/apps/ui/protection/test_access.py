@@ -18,13 +18,11 @@ from apps.access.keyless import API_KEY_VARIABLE
 from apps.access.keys import KeyStore
 from apps.access.roles import Role
 from apps.access.settings import AccessSettings
-from apps.client.client import ApiClient
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
-from apps.ui.protection.access import Verdict
 from apps.ui.settings import UiSettings
 from storage.layout import StorageLayout
-from tests.apps.ui.conftest import LocalServer
+from tests.apps.stub_api import LocalServer
 from tests.apps.ui.page_server import PageCaller, Result, build_page, serve_page
 
 pytestmark = pytest.mark.anyio
@@ -190,20 +188,3 @@ def build_telling_api(seen: list[tuple[str, str]]) -> FastAPI:
         yield "data: [DONE]\n\n"
 
     return app
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "verdict"),
-    [
-        (401, "invalid_api_key", Verdict.REFUSED),
-        (429, "invalid_api_key", Verdict.REFUSED),
-        (429, "overloaded", Verdict.UNKNOWN),
-        (503, "starting", Verdict.UNKNOWN),
-    ],
-)
-def test_a_busy_api_does_not_make_a_key_wrong(status: int, code: str, verdict: Verdict) -> None:
-    def answer(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(status, json={"error": {"message": "no", "code": code}})
-
-    client = ApiClient("http://api", transport=httpx.MockTransport(answer))
-    assert asyncio.run(client.check_key("key")) is verdict

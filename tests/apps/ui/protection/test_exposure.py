@@ -21,7 +21,7 @@ from apps.client.client import ApiClient
 from apps.ui.page import build_gradio
 from apps.ui.protection.uploads import UPLOAD_LIFETIME_S, ForeignFileError, UploadFolder
 from apps.ui.settings import UiSettings
-from tests.apps.ui.conftest import LocalServer, StubApi, build_stub
+from tests.apps.stub_api import LocalServer, StubApi, build_stub
 from tests.apps.ui.page_server import (
     PREFIX,
     PageCaller,

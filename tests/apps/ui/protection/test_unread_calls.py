@@ -16,7 +16,7 @@ from apps.ui.protection.unread_calls import (
     UnreadCalls,
 )
 from apps.ui.settings import UiSettings
-from tests.apps.ui.conftest import StubApi
+from tests.apps.stub_api import StubApi
 from tests.apps.ui.page_server import PageCaller, serve_page
 
 

@@ -1,13 +1,13 @@
-"""A small real server with the API's formats, for tests of the page without Ray."""
+"""A small real server with the API's formats, for tests of its clients without Ray."""
 
 import asyncio
 import json
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
-import pytest
 import uvicorn
 from fastapi import FastAPI, Form, Request, UploadFile
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
@@ -295,17 +295,15 @@ def ask(api: StubApi, call: Callable[[ApiClient], Awaitable[Result]]) -> Result:
     """Run a call of the page's client and return its result."""
 
     async def run() -> Result:
-        client = ApiClient(api.url)
-        try:
+        async with ApiClient(api.url) as client:
             return await call(client)
-        finally:
-            await client.close()
 
     return asyncio.run(run())
 
 
-@pytest.fixture
-def api() -> Iterator[StubApi]:
+@contextmanager
+def serve_stub_api() -> Iterator[StubApi]:
+    """Serve a stub on a free port during the body."""
     stub = StubApi()
     with LocalServer(build_stub(stub)) as url:
         stub.url = url

@@ -1,0 +1,66 @@
+"""Requests for uploaded files."""
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import BinaryIO
+
+from apps.client.connection import ApiConnection, ApiRequest, Upload, join_path
+from apps.client.resources import File, Preview, read_resource, read_resources
+
+FILES_PATH = "/v1/files"
+
+
+class FilesClient:
+    """Uploads, lists, shows, downloads and deletes files."""
+
+    def __init__(self, connection: ApiConnection) -> None:
+        self._connection = connection
+
+    async def list_all(self, purpose: str | None = None) -> list[File]:
+        """List all files, or those with a purpose, newest first."""
+        query = {"purpose": purpose} if purpose else None
+        return read_resources(File, await self._connection.read_entries(FILES_PATH, query))
+
+    async def get(self, file_id: str) -> File:
+        """Return the record of a file."""
+        request = ApiRequest("GET", join_path(FILES_PATH, file_id))
+        return read_resource(File, await self._connection.read_object(request))
+
+    async def upload(self, name: str, content: BinaryIO) -> File:
+        """Upload a file of rows under a name."""
+        request = ApiRequest(
+            "POST",
+            FILES_PATH,
+            form={"purpose": "fine-tune"},
+            upload=Upload(name, content),
+            kind="transfer",
+        )
+        return read_resource(File, await self._connection.read_object(request))
+
+    @asynccontextmanager
+    async def download(self, file_id: str) -> AsyncGenerator[AsyncIterator[bytes], None]:
+        """Stream the content of a file."""
+        path = join_path(FILES_PATH, file_id, "content")
+        request = ApiRequest("GET", path, kind="transfer")
+        async with self._connection.stream(request) as response:
+            yield response.aiter_bytes()
+
+    async def delete(self, file_id: str) -> Mapping[str, object]:
+        """Delete a file that no job needs; return the response."""
+        request = ApiRequest("DELETE", join_path(FILES_PATH, file_id))
+        return await self._connection.read_object(request)
+
+    async def preview(
+        self,
+        file_id: str,
+        model: str,
+        num_rows: int = 3,
+        training: Mapping[str, object] | None = None,
+    ) -> Preview:
+        """Return the first rows of a file as a model's tokens, with the settings in `training`."""
+        query = {"model": model, "rows": str(num_rows)}
+        if training:
+            query["training"] = json.dumps(dict(training))
+        request = ApiRequest("GET", join_path(FILES_PATH, file_id, "preview"), query=query)
+        return read_resource(Preview, await self._connection.read_object(request))

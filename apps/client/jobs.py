@@ -1,0 +1,93 @@
+"""Requests for fine-tuning jobs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NotRequired, TypedDict
+
+from apps.client.connection import ApiConnection, ApiRequest, join_path
+from apps.client.resources import Defaults, Job, read_resource, read_resources
+
+JOBS_PATH = "/v1/fine_tuning/jobs"
+_MAX_PAGE_ENTRIES = 1000
+
+
+class MixedFile(TypedDict):
+    """One of several training files."""
+
+    file: str
+    weight: float
+
+
+class JobChanges(TypedDict, total=False):
+    """What a copy of a job may change; None is as if the field were absent."""
+
+    suffix: str | None
+    training: Mapping[str, object]
+
+
+class JobRequest(TypedDict):
+    """A new job; the settings in `training` replace the defaults. None: the field is absent."""
+
+    model: str
+    training_file: str
+    training: Mapping[str, object]
+    training_files: NotRequired[Sequence[MixedFile] | None]
+    validation_file: NotRequired[str | None]
+    suffix: NotRequired[str | None]
+    priority: NotRequired[int]
+
+
+class JobsClient:
+    """Creates, shows and controls jobs."""
+
+    def __init__(self, connection: ApiConnection) -> None:
+        self._connection = connection
+
+    async def get_defaults(self, model: str) -> Defaults:
+        """Return the default settings of a job for a model."""
+        request = ApiRequest("GET", "/v1/fine_tuning/defaults", query={"model": model})
+        return read_resource(Defaults, await self._connection.read_object(request))
+
+    async def create(self, job: JobRequest) -> Job:
+        """Create a job."""
+        return await self._post(JOBS_PATH, job)
+
+    async def clone(self, job_id: str, changes: JobChanges) -> Job:
+        """Create a copy of a job, with some changes."""
+        return await self._post(join_path(JOBS_PATH, job_id, "clone"), changes)
+
+    async def list_newest(self, limit: int = 50) -> list[Job]:
+        """List the newest jobs, newest first."""
+        query = {"limit": str(min(limit, _MAX_PAGE_ENTRIES))}
+        return read_resources(Job, await self._connection.read_entries(JOBS_PATH, query, limit))
+
+    async def get(self, job_id: str) -> Job:
+        """Return one job."""
+        request = ApiRequest("GET", join_path(JOBS_PATH, job_id))
+        return read_resource(Job, await self._connection.read_object(request))
+
+    async def cancel(self, job_id: str) -> Job:
+        """Cancel a job; return once it has stopped."""
+        return await self._change(job_id, "cancel")
+
+    async def pause(self, job_id: str) -> Job:
+        """Pause a job: after its current step it saves a checkpoint and frees its resources."""
+        return await self._change(job_id, "pause")
+
+    async def resume(self, job_id: str) -> Job:
+        """Resume a paused, failed or cancelled job."""
+        return await self._change(job_id, "resume")
+
+    async def delete(self, job_id: str) -> Mapping[str, object]:
+        """Delete a job that has ended, with its checkpoints; return the response."""
+        request = ApiRequest("DELETE", join_path(JOBS_PATH, job_id))
+        return await self._connection.read_object(request)
+
+    async def _post(self, path: str, body: JobRequest | JobChanges) -> Job:
+        content = {name: value for name, value in body.items() if value is not None}
+        request = ApiRequest("POST", path, json=content)
+        return read_resource(Job, await self._connection.read_object(request))
+
+    async def _change(self, job_id: str, action: Literal["cancel", "pause", "resume"]) -> Job:
+        path = join_path(JOBS_PATH, job_id, action)
+        request = ApiRequest("POST", path, kind="change")
+        return read_resource(Job, await self._connection.read_object(request))

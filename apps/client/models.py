@@ -1,0 +1,70 @@
+"""Requests for models and aliases."""
+
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Literal
+
+from apps.client.connection import ApiConnection, ApiRequest, join_path
+from apps.client.resources import Model, ModelAlias, read_resource, read_resources
+
+MODELS_PATH, ALIASES_PATH = "/v1/models", "/v1/aliases"
+ArchiveFormat = Literal["tar", "zip"]
+
+
+class ModelsClient:
+    """Lists, shows, imports, exports and deletes models; moves aliases."""
+
+    def __init__(self, connection: ApiConnection) -> None:
+        self._connection = connection
+
+    async def list_all(self) -> list[Model]:
+        """List all models, newest first."""
+        return read_resources(Model, await self._connection.read_entries(MODELS_PATH))
+
+    async def get(self, model_id: str) -> Model:
+        """Return one model, by its id or an alias."""
+        request = ApiRequest("GET", join_path(MODELS_PATH, model_id))
+        return read_resource(Model, await self._connection.read_object(request))
+
+    async def get_lineage(self, model_id: str) -> Mapping[str, object]:
+        """Return the base, data and settings that a model was made from."""
+        request = ApiRequest("GET", join_path(MODELS_PATH, model_id, "lineage"))
+        return await self._connection.read_object(request)
+
+    async def add(self, model_id: str, archive: AsyncIterable[bytes]) -> Model:
+        """Upload the archive of an external model."""
+        path = join_path(MODELS_PATH, model_id)
+        request = ApiRequest("PUT", path, content=archive, kind="transfer")
+        return read_resource(Model, await self._connection.read_object(request))
+
+    async def delete(self, model_id: str) -> Mapping[str, object]:
+        """Delete a model that is not in use; return the response."""
+        request = ApiRequest("DELETE", join_path(MODELS_PATH, model_id))
+        return await self._connection.read_object(request)
+
+    async def verify(self, model_id: str) -> Mapping[str, object]:
+        """Compare every file of a model with what was published; return the response."""
+        path = join_path(MODELS_PATH, model_id, "verify")
+        return await self._connection.read_object(ApiRequest("POST", path, kind="transfer"))
+
+    @asynccontextmanager
+    async def export(
+        self, model_id: str, archive_format: ArchiveFormat
+    ) -> AsyncGenerator[AsyncIterator[bytes], None]:
+        """Stream a model as one archive."""
+        path = join_path(MODELS_PATH, model_id, "archive")
+        request = ApiRequest("GET", path, query={"format": archive_format}, kind="transfer")
+        async with self._connection.stream(request) as response:
+            yield response.aiter_bytes()
+
+    async def point_alias(self, alias: str, model_id: str) -> ModelAlias:
+        """Point an alias to a model."""
+        path = join_path(ALIASES_PATH, alias)
+        request = ApiRequest("PUT", path, json={"model": model_id})
+        return read_resource(ModelAlias, await self._connection.read_object(request))
+
+    async def roll_back_alias(self, alias: str) -> ModelAlias:
+        """Point an alias to its previous model."""
+        path = join_path(ALIASES_PATH, alias, "rollback")
+        request = ApiRequest("POST", path)
+        return read_resource(ModelAlias, await self._connection.read_object(request))

@@ -1,0 +1,92 @@
+"""Requests for generated text."""
+
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import NamedTuple, TypedDict
+
+from apps.client.connection import ApiConnection, ApiRequest
+from apps.client.errors import AnswerFailedError, UnexpectedResponseError, read_error_body
+from apps.client.resources import Piece
+from apps.sse import DONE, read_data
+
+_CHAT_PATH = "/v1/chat/completions"
+
+
+class Message(TypedDict):
+    """A message of a conversation."""
+
+    role: str
+    content: str
+
+
+class Sampling(NamedTuple):
+    """Settings of the generation; None is the default of the API."""
+
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+
+DEFAULT_SAMPLING = Sampling()
+
+
+class TextClient:
+    """Generates answers to chats."""
+
+    def __init__(self, connection: ApiConnection) -> None:
+        self._connection = connection
+
+    async def complete_chat(
+        self, model: str, messages: Sequence[Message], sampling: Sampling = DEFAULT_SAMPLING
+    ) -> Mapping[str, object]:
+        """Return the whole response to a chat."""
+        body = _build_body(model, messages, sampling)
+        request = ApiRequest("POST", _CHAT_PATH, json=body, kind="generation")
+        return await self._connection.read_object(request)
+
+    async def stream_chat(
+        self,
+        model: str,
+        messages: Sequence[Message],
+        sampling: Sampling = DEFAULT_SAMPLING,
+        *,
+        wants_usage: bool = False,
+    ) -> AsyncGenerator[Piece, None]:
+        """Stream the answer to a chat; closing the stream early stops the generation.
+
+        With `wants_usage`, the last piece has the number of tokens.
+        """
+        body = {**_build_body(model, messages, sampling), "stream": True}
+        if wants_usage:
+            body["stream_options"] = {"include_usage": True}
+        request = ApiRequest("POST", _CHAT_PATH, json=body, kind="generation")
+        async with self._connection.stream(request) as response:
+            model_id = response.headers.get("x-model-id")
+            async with aclosing(read_data(response.aiter_bytes())) as events:
+                async for data in events:
+                    if data != DONE:
+                        yield _read_piece(data, model_id)
+
+
+def _build_body(model: str, messages: Sequence[Message], sampling: Sampling) -> dict[str, object]:
+    settings = {name: value for name, value in sampling._asdict().items() if value is not None}
+    return {"model": model, "messages": list(messages), **settings}
+
+
+def _read_piece(data: bytes, model_id: str | None) -> Piece:
+    """Parse a chunk, whose fields may be absent; raises `AnswerFailedError` for an error."""
+    try:
+        chunk = json.loads(data.decode(errors="replace"))
+        message, _ = read_error_body(chunk)
+        if message is not None or "error" in chunk:
+            raise AnswerFailedError(message or "the answer broke off")
+        choices = chunk.get("choices") or [{}]
+        usage = chunk.get("usage") or {}
+        return Piece(
+            text=(choices[0].get("delta") or {}).get("content") or "",
+            model=model_id or chunk.get("model"),
+            num_tokens=usage.get("completion_tokens"),
+            finish_reason=choices[0].get("finish_reason"),
+        )
+    except (ValueError, TypeError, AttributeError, LookupError) as exc:
+        raise UnexpectedResponseError(f"a part of the answer is not valid: {exc}") from exc

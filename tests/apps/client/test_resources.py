@@ -1,0 +1,46 @@
+"""Responses of an API of another release."""
+
+import logging
+
+import pytest
+
+from apps.client.errors import UnexpectedResponseError
+from apps.client.resources import Job, Metrics, Model, read_resource, read_resources
+
+JOB = {"id": "ftjob-1", "status": "running", "model": "m", "training_file": "f", "created_at": 1}
+
+
+def test_unknown_keys_are_kept_only_as_they_were_sent() -> None:
+    sent = {**JOB, "colour": "red"}
+    job = read_resource(Job, sent)
+    assert job.raw == sent
+    assert "colour" not in job.model_dump()
+
+
+def test_an_odd_value_is_ignored_unless_it_is_needed() -> None:
+    job = read_resource(Job, {**JOB, "progress": {"step": "third"}, "result_files": 3})
+    assert (job.progress, job.result_files, job.raw["result_files"]) == (None, (), 3)
+    with pytest.raises(UnexpectedResponseError, match=r"^Job\.status: "):
+        read_resource(Job, {**JOB, "status": 3})
+    with pytest.raises(UnexpectedResponseError, match=r"^found 'job', expected an object$"):
+        read_resource(Job, "job")
+
+
+def test_an_entry_that_cannot_be_read_does_not_hide_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    found = read_resources(Model, [{"id": "a", "created": "?"}, {"name": "b"}, None, {"id": "c"}])
+    assert [(model.id, model.created) for model in found] == [("a", 0), ("c", 0)]
+    assert len(caplog.records) == 2
+
+
+def test_steps_without_a_finite_loss_are_kept() -> None:
+    sent = [{"step": 1, "num_steps": 2, "loss": None}, {"step": 2, "num_steps": 2, "loss": 3.0}]
+    assert [entry.loss for entry in read_resources(Metrics, sent)] == [None, 3.0]
+
+
+def test_entries_differ_if_what_was_sent_differs() -> None:
+    first = read_resource(Metrics, {"step": 1, "num_steps": 2, "grad_norm": 1.0})
+    assert first == read_resource(Metrics, {"step": 1, "num_steps": 2, "grad_norm": 1.0})
+    assert first != read_resource(Metrics, {"step": 1, "num_steps": 2, "grad_norm": 2.0})
