@@ -207,7 +207,7 @@ class GenerationRequest(RequestPart):
         default=None, max_length=256, description="The caller's name for its user; not used."
     )
     safety_identifier: str | None = Field(
-        default=None, max_length=256, description="The like of `user`; not used."
+        default=None, max_length=256, description="Like `user`; not used."
     )
     prompt_cache_key: str | None = Field(
         default=None, max_length=256, description="Not used: equal beginnings are always shared."

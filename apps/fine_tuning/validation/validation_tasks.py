@@ -71,7 +71,7 @@ class ValidationScheduler:
             self._end(task)
             return refusal
         if not self._attempts.is_due(task):
-            return "its files are to be checked again, since their check was interrupted"
+            return "its files will be checked again, because their check was interrupted"
         if not self._start(task):
             message = f"the check of its files failed {self._describe_attempts(task)}"
             return {"code": "interrupted", "message": message, "param": None}

@@ -57,8 +57,13 @@ async def list_events(
     newer_than: Annotated[
         str | None, Query(description="Id of an event; only those that happened after it.")
     ] = None,
-    stream: Annotated[bool, Query(description="Send events as they come, oldest first.")] = False,
-    last_event_id: Annotated[str | None, Header(description="Where a stream goes on.")] = None,
+    stream: Annotated[
+        bool, Query(description="Stream events as server-sent events, oldest first.")
+    ] = False,
+    last_event_id: Annotated[
+        str | None,
+        Header(description="Id of the last event received; the stream continues after it."),
+    ] = None,
 ) -> Mapping[str, object] | Response:
     """List the events, newest first, or stream them as server-sent events from the first one.
 
@@ -137,7 +142,9 @@ async def get_log(
         int | None,
         Query(ge=0, description="First byte, in place of 'tail', or a later one if it is gone."),
     ] = None,
-    follow: Annotated[bool, Query(description="Go on as it grows, until the job ends.")] = False,
+    follow: Annotated[
+        bool, Query(description="Stream the log while it grows, until the job ends.")
+    ] = False,
 ) -> Response:
     """Return the end of the log as text; `x-log-offset` is the offset of its first byte.
 
