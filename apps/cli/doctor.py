@@ -138,9 +138,7 @@ def _examine_key(root: Path) -> Finding:
         return Finding("access", "good", "clients with a key; 'tuneserve keys list' shows the keys")
     if os.environ.get("TUNESERVE_API_KEY", "").strip():
         return Finding("access", "good", "clients that send TUNESERVE_API_KEY as their key")
-    return Finding(
-        "access", "note", "programs on this machine only; for others: tuneserve keys create"
-    )
+    return Finding("access", "note", "this machine only; for others: tuneserve keys create")
 
 
 def _judge(subject: str, faults: Iterator[str], good: str) -> Iterator[Finding]:
