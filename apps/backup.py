@@ -52,11 +52,11 @@ def back_up(layout: StorageLayout, folder: Path, on_bytes: OnBytes) -> Snapshot:
 
 def _copy_storage(layout: StorageLayout, writer: SnapshotWriter) -> None:
     with ExitStack() as held:
-        with lock_exclusive(layout.alias_lock):
+        with lock_exclusive(layout.store.alias_lock):
             records = _read_records(layout, writer)
             aliases = {
                 path: read_regular(path)
-                for path in (layout.aliases, layout.aliases_copy)
+                for path in (layout.store.aliases, layout.store.aliases_copy)
                 if path.is_file()
             }
             models = _hold_models(layout, writer, held)
@@ -72,7 +72,7 @@ def _copy_storage(layout: StorageLayout, writer: SnapshotWriter) -> None:
                 _copy_run(run, record, writer)
         folders = (layout.files, layout.runs, layout.models, layout.token_cache.parent)
         for path in _list_visible(layout.root):  # logs of hand-overs, keys and similar files
-            if path not in (*folders, layout.aliases, layout.aliases_copy):
+            if path not in (*folders, layout.store.aliases, layout.store.aliases_copy):
                 with _leave_out_if_unusable(path, writer):
                     _add_if_file(path, writer)
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from apps.bundled import find_demonstration_model
 from apps.settings import BUNDLED_SOURCE
-from serving.store.model_store import LATEST_ALIAS, ModelStore
+from serving.store.model_names import LATEST_ALIAS
+from serving.store.model_store import ModelStore
 from storage import durable
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ def install_base_models(store: ModelStore, sources: dict[str, str]) -> None:
     for name, source in sources.items():
         if name in present:
             continue
-        if store.is_taken(name):
+        if store.names.is_taken(name):
             logger.error(
                 "base_models: %r is not installed: the store has an entry of this name that is no "
                 "readable model; remove models/%s from the storage folder",

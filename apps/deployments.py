@@ -23,9 +23,12 @@ from apps.bundled import HANDBOOK_FILE_ID, find_handbook
 from apps.drain import find_drain_signal
 from apps.errors import ApiError
 from apps.file_store import FileStore
+from apps.fine_tuning.checkpoint_export import PublishingModel
 from apps.fine_tuning.cluster.ray_jobs import RayJobRunner
+from apps.fine_tuning.job_responses import ShownJob
 from apps.fine_tuning.queue import RunQueue
 from apps.fine_tuning.retention import start_retention
+from apps.fine_tuning.submission import ShownDefaults, ShownPreview
 from apps.http_api.app import ApiReplica
 from apps.logical_cpus import API_CPUS, PAGE_CPUS, QUEUE_CPUS
 from apps.middleware.admission import HEALTH_SLOTS, MAX_ORDINARY_REQUESTS
@@ -35,6 +38,7 @@ from serving.generator import GENERATOR_CPUS, Generator, GeneratorSettings
 from serving.refusals import return_refusals
 from serving.serve_log import log_to_serve
 from serving.settings import GenerationSettings
+from serving.store.clean_up import clean_up_models
 from serving.store.model_store import ModelStore
 from storage.layout import open_storage
 from storage.privacy import keep_files_private
@@ -45,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 RECONCILE_INTERVAL_S = 1.0
 _expected = return_refusals(ApiError, ServingError)
-_MAX_LOOK_S = 300.0
+_MAX_PASS_S = 300.0
 """Longer than any reconcile pass takes, unless the cluster does not respond."""
 
 
@@ -56,7 +60,7 @@ def build_app(settings: ApplicationSettings) -> Application:
     gate = Gate(read_api_key(), KeyStore(layout), require_key=settings.require_key)
     check_exposure(gate, find_serve_host())
     store = ModelStore(layout)
-    store.clean_up()
+    clean_up_models(layout)
     install_base_models(store, settings.base_models)
     FileStore(layout).add(HANDBOOK_FILE_ID, find_handbook().read_bytes(), "handbook.jsonl")
     reserved_cpus = API_CPUS + QUEUE_CPUS + PAGE_CPUS + settings.reserved_cpus
@@ -65,8 +69,8 @@ def build_app(settings: ApplicationSettings) -> Application:
         generator = _bind_generator(settings, str(layout.root))
         reserved_cpus += settings.replicas.max * GENERATOR_CPUS
     queue = FineTuningQueue.bind(str(layout.root), settings, reserved_cpus, settings.reserved_gpus)
-    most = MAX_ORDINARY_REQUESTS + settings.max_streams + HEALTH_SLOTS
-    api = Api.options(max_ongoing_requests=most, max_queued_requests=most)
+    max_requests = MAX_ORDINARY_REQUESTS + settings.max_streams + HEALTH_SLOTS
+    api = Api.options(max_ongoing_requests=max_requests, max_queued_requests=max_requests)
     return api.bind(str(layout.root), settings, generator, queue)
 
 
@@ -104,39 +108,39 @@ class FineTuningQueueReplica:
         )
         start_retention(open_storage(storage), settings.max_token_cache_bytes)
         self._drain_signal = find_drain_signal()
-        self._looked_at = time.monotonic()
+        self._reconciled_at = time.monotonic()
         self._task = asyncio.get_event_loop().create_task(self._keep_reconciling())
         Thread(target=_import_readers, name="import-readers", daemon=True).start()
 
     @_expected
-    async def create(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def create(self, body: Mapping[str, Any]) -> ShownJob:
         """Validate and queue a fine-tuning job."""
         return await self._queue.create(body)
 
     @_expected
     async def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    ) -> ShownPreview:
         """Show rows of a file as tokens."""
         return await self._queue.preview(file_id, model, num_rows, training)
 
     @_expected
-    async def get_defaults(self, model: str) -> dict[str, Any]:
+    async def get_defaults(self, model: str) -> ShownDefaults:
         """Return the default settings of a fine-tuning job for a model."""
         return self._queue.get_defaults(model)
 
     @_expected
-    async def cancel(self, run_id: str) -> dict[str, Any]:
+    async def cancel(self, run_id: str) -> ShownJob:
         """Cancel a fine-tuning job."""
         return await self._queue.cancel(run_id)
 
     @_expected
-    async def pause(self, run_id: str) -> dict[str, Any]:
+    async def pause(self, run_id: str) -> ShownJob:
         """Pause a fine-tuning job and free its resources; it can be resumed later."""
         return await self._queue.pause(run_id)
 
     @_expected
-    async def resume(self, run_id: str) -> dict[str, Any]:
+    async def resume(self, run_id: str) -> ShownJob:
         """Resume a paused, failed or cancelled fine-tuning job."""
         return await self._queue.resume(run_id)
 
@@ -148,7 +152,7 @@ class FineTuningQueueReplica:
     @_expected
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
-    ) -> dict[str, Any]:
+    ) -> PublishingModel:
         """Start publishing a checkpoint as a model."""
         return await self._queue.publish_checkpoint(run_id, checkpoint_id, model_id)
 
@@ -156,8 +160,8 @@ class FineTuningQueueReplica:
         """Raise if reconciling has stopped, so that Serve restarts this replica."""
         if self._task.done():
             raise RuntimeError("the queue's loop has ended")
-        if time.monotonic() - self._looked_at > _MAX_LOOK_S:
-            raise RuntimeError("looking after the runs does not come to an end")
+        if time.monotonic() - self._reconciled_at > _MAX_PASS_S:
+            raise RuntimeError(f"the reconcile pass has not ended for {_MAX_PASS_S:g} s")
 
     async def _keep_reconciling(self) -> None:
         while True:
@@ -167,8 +171,8 @@ class FineTuningQueueReplica:
                 elif await self._queue.drain():
                     self._drain_signal.report_runs_paused()
             except Exception:  # the cluster or the storage is unavailable for a moment
-                logger.exception("looking after the runs failed; trying again")
-            self._looked_at = time.monotonic()
+                logger.exception("the reconcile pass failed; the next one follows")
+            self._reconciled_at = time.monotonic()
             await asyncio.sleep(RECONCILE_INTERVAL_S)
 
 

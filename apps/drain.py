@@ -1,8 +1,8 @@
 """The signal that `tuneserve run` sends to the processes of its cluster when it stops.
 
 The signal is a private folder, named by an environment variable that all processes of the cluster
-inherit. The file `draining` exists once new requests are to be refused and running fine-tuning jobs
-are to pause; `runs-paused` exists once the queue has no run that computes.
+inherit. The file `draining` exists once new requests must be refused and running fine-tuning jobs
+must pause; `runs-paused` exists once the queue has no run that computes.
 """
 
 import os

@@ -52,7 +52,7 @@ class FileCheck(TypedDict):
     num_rows: int
     num_tokens: int
     learned_share: float
-    ignored_keys: NotRequired[Mapping[str, int]]
+    ignored_keys: NotRequired[dict[str, int]]
 
 
 class StoredCheck(TypedDict):

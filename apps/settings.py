@@ -171,8 +171,8 @@ class ApplicationSettings(GenerationSettings, UsageLimits, AccessSettings):
     max_restarts: int = Field(
         3,
         ge=0,
-        description="Times that a fine-tune whose process was lost goes on by itself, without "
-        "having got on by a step in between.",
+        description="How often a fine-tune whose process was lost is restarted without having "
+        "completed a step in between.",
     )
     replicas: ReplicaSettings = Field(
         default_factory=ReplicaSettings, description="How many generators there are."

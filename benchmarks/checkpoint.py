@@ -45,6 +45,7 @@ from benchmarks.workbench import (
     write_spec,
 )
 from training.checkpoint.format import list_checkpoints
+from training.run.run_events import RunEvent
 
 SAVE_EVERY_STEPS = 50
 _FIRST_STEP = 25  # the end of this step starts the clock; halfway to the first checkpoint
@@ -171,7 +172,7 @@ def _time_steps(bench: Workbench, spec_file: Path, output: Path, num_steps: int)
     """
     with start_run(bench, spec_file, output) as run:
         _wait(run, lambda: _read_step(run) >= num_steps)
-        ends_s = [line["elapsed_s"] for line in run.folder.read_metrics()[:num_steps]]
+        ends_s = [line["elapsed_s"] for line in run.folder.metrics.read()[:num_steps]]
         upload_s = [
             _measure_upload(found.path) for found in list_checkpoints(run.folder.checkpoints)
         ]
@@ -202,7 +203,7 @@ def _measure_recovery(bench: Workbench, settings: dict[str, Any]) -> dict[str, A
     with start_run(bench, spec, bench.path / "recovery") as run:
         _wait(run, lambda: _read_step(run) >= _KILL_STEP and _find_checkpoint(run) > 0)
         worker = _find_workers(run)[-1]
-        num_events = len(run.folder.read_events())
+        num_events = len(run.folder.events.read())
         worker.kill()
         killed_at = time.monotonic()
         killed_after, stages = _read_step(run), {}
@@ -242,12 +243,12 @@ def _find_checkpoint(run: Run) -> int:
     return max((found.step for found in list_checkpoints(run.folder.checkpoints)), default=0)
 
 
-def _wait_for_event(run: Run, words: str, num_before: int) -> dict[str, Any]:
+def _wait_for_event(run: Run, words: str, num_before: int) -> RunEvent:
     """Wait for an event after the first `num_before` whose message contains `words`."""
-    found: list[dict[str, Any]] = []
+    found: list[RunEvent] = []
 
     def is_there() -> bool:
-        later = run.folder.read_events()[num_before:]
+        later = run.folder.events.read()[num_before:]
         found.extend(event for event in later if words in event["message"])
         return bool(found)
 
@@ -256,7 +257,7 @@ def _wait_for_event(run: Run, words: str, num_before: int) -> dict[str, Any]:
 
 
 def _read_step(run: Run) -> int:
-    last = run.folder.read_last_metrics()
+    last = run.folder.metrics.read_last()
     return int(last["step"]) if last else 0
 
 

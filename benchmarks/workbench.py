@@ -37,7 +37,7 @@ from training.data.readers import RowFile
 from training.data.token_table import TokenTable
 from training.deepspeed.config import build_deepspeed_config
 from training.deepspeed.cpu_op import ensure_cpu_op
-from training.launch import CPU_WORKER_ENV, quiet_libraries
+from training.launch import CPU_WORKER_ENV, disable_progress_bars
 from training.model import DTYPES, find_hidden_size
 from training.run.folder import RunFolder
 from training.spec import TrainingSpec, load_spec
@@ -144,7 +144,7 @@ def build_workbench(path: Path, rows: Iterable[Any], precision: str, **changes: 
 
     `changes` override settings in `SETTINGS`.
     """
-    quiet_libraries()
+    disable_progress_bars()
     ensure_cpu_op()  # compile now, so that no contender's first step waits for the compiler
     bench = Workbench(path)
     path.mkdir(parents=True)
@@ -232,7 +232,7 @@ def run_product(bench: Workbench, spec_file: Path, output: Path) -> list[dict[st
         run.wait()
         num_shards = len(list(run.folder.checkpoints.glob("*/state/*_optim_states.pt")))
         assert num_shards >= NUM_WORKERS, "DeepSpeed did not shard the optimizer's state"
-        return run.folder.read_metrics()
+        return run.folder.metrics.read()
 
 
 def call_contender(

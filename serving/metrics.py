@@ -6,15 +6,16 @@ Ray adds the prefix `ray_` to the metric names, and the suffix `_total` to those
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from ray.serve.metrics import Counter, Gauge, Histogram
 
-from serving.engine.engine import EngineLoad
+from serving.engine.pending_requests import EngineLoad
 from serving.errors import ServingError
+from serving.wire import Piece, TextRequest
 
 logger = logging.getLogger(__name__)
 
@@ -40,20 +41,23 @@ class RequestRecord:
     last_piece: float | None = None
     texts: dict[int, str] | None = None
 
-    def see_pieces(self) -> None:
-        """Record that pieces of streamed answers are sent now."""
+    def record_streamed(self, pieces: Sequence[Piece]) -> None:
+        """Record pieces of streamed answers that are sent now."""
         self.last_piece = time.monotonic()
-        self.first_piece = self.first_piece or self.last_piece
+        if self.first_piece is None:
+            self.first_piece = self.last_piece
+        self.record_pieces(pieces)
 
-    def see_text(self, index: int, text: str, num_completion_tokens: int) -> None:
-        """Record some text of an answer; its last piece has the token count."""
-        self.num_answers = max(self.num_answers, index + 1)
-        if self.texts is not None:
-            self.texts[index] = self.texts.get(index, "") + text
-        self.num_completion_tokens += num_completion_tokens
+    def record_pieces(self, pieces: Sequence[Piece]) -> None:
+        """Record pieces of answers; the last piece of each answer has the token count."""
+        for piece in pieces:
+            if piece.finish_reason is not None:
+                self.num_completion_tokens += piece.num_completion_tokens
+            if self.texts is not None:
+                self.texts[piece.choice_index] = self.texts.get(piece.choice_index, "") + piece.text
 
 
-class Telemetry:
+class GeneratorMetrics:
     """The metrics of one replica, and a log line for every request.
 
     Texts of requests and answers are logged only with `log_texts`.
@@ -84,15 +88,13 @@ class Telemetry:
         self._waiting = Gauge("tuneserve_waiting_requests", "Requests before the batch.", model)
         self._cache = Gauge("tuneserve_cache_use", "Share of the cache taken, 0 to 1.", model)
         self._loaded = Gauge("tuneserve_loaded_models", "Models in memory.")
-        self._shown: set[str] = set()
+        self._recorded_models: set[str] = set()
 
     @contextmanager
-    def follow(
-        self, kind: str, request_id: str, body: Mapping[str, Any]
-    ) -> Iterator[RequestRecord]:
+    def observe_request(self, request: TextRequest) -> Iterator[RequestRecord]:
         """Count and time one request, whether it is answered, fails or is cancelled."""
         texts: dict[int, str] | None = {} if self._log_texts else None
-        record, outcome = RequestRecord(request_id, kind, texts=texts), _CANCELLED
+        record, outcome = RequestRecord(request.id, request.kind, texts=texts), _CANCELLED
         try:
             yield record
             outcome = _ANSWERED
@@ -103,28 +105,30 @@ class Telemetry:
             outcome = _FAILED
             raise
         finally:
-            self._note(record, outcome)
+            self._record_request(record, outcome)
             if record.texts is not None:
-                logger.info("%s: asked %s, answered %s", record.id, dict(body), record.texts)
+                logger.info(
+                    "%s: asked %s, answered %s", record.id, request.logged_body, record.texts
+                )
 
-    def note_handover(self, alias: str, outcome: str) -> None:
+    def record_handover(self, alias: str, outcome: str) -> None:
         """Count a hand-over event of an alias by its outcome."""
         with _log_failure():
             self._handovers.inc(tags={"alias": alias, "outcome": outcome})
 
-    def show_load(self, loads: dict[str, EngineLoad]) -> None:
+    def record_load(self, loads: dict[str, EngineLoad]) -> None:
         """Set the gauges to the loads of the engines, by model id."""
         with _log_failure():
             self._loaded.set(len(loads))
-            for model_id in self._shown | loads.keys():
+            for model_id in self._recorded_models | loads.keys():
                 load = loads.get(model_id, EngineLoad(0, 0, 0.0))
                 tags = {"model": model_id}
                 self._running.set(load.num_running, tags=tags)
                 self._waiting.set(load.num_waiting, tags=tags)
                 self._cache.set(load.cache_use, tags=tags)
-        self._shown = set(loads)
+        self._recorded_models = set(loads)
 
-    def _note(self, record: RequestRecord, outcome: str) -> None:
+    def _record_request(self, record: RequestRecord, outcome: str) -> None:
         tags = {"model": record.model_id}
         took_s = time.monotonic() - record.arrived
         with _log_failure():
@@ -133,7 +137,7 @@ class Telemetry:
                 _add(self._prompt_tokens, record.num_prompt_tokens, tags)
                 _add(self._completion_tokens, record.num_completion_tokens, tags)
                 self._duration.observe(took_s, tags=tags)
-                self._note_pace(record, tags)
+                self._record_pace(record, tags)
         logger.info(
             "%s: %s for %s: %s after %.3f s, %d tokens in, %d out",
             record.id,
@@ -145,7 +149,7 @@ class Telemetry:
             record.num_completion_tokens,
         )
 
-    def _note_pace(self, record: RequestRecord, tags: dict[str, str]) -> None:
+    def _record_pace(self, record: RequestRecord, tags: dict[str, str]) -> None:
         if record.first_piece is None or record.last_piece is None:  # it was not streamed
             return
         self._first_token.observe(record.first_piece - record.arrived, tags=tags)

@@ -3,25 +3,18 @@
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from serving.engine.engine import Engine
-from serving.engine.memory import estimate_memory
 from serving.engine.remote import fork_server
-from serving.engine.remote_inspection import inspect_in_fork
 from serving.engine.sampling import Sampling
-from serving.errors import (
-    DeadlineExceededError,
-    EngineDeadError,
-    EngineLostError,
-    InvalidRequestError,
-    OverloadedError,
-)
+from serving.errors import DeadlineExceededError, EngineDeadError, OverloadedError
+from serving.loaded_models import LoadedModel, LoadedModels
+from serving.memory_estimates import MemoryEstimates, format_gb
 from serving.settings import EngineSettings
-from serving.store.model_store import StoredModel
+from serving.store.stored_model import StoredModel
 from storage.durable import DamagedDirectoryError
 from storage.versioned import NewerFormatError
 from system.threads import lower_thread_priority, run_in_new_thread
@@ -30,16 +23,6 @@ from templating.fork_server import render_fork_server
 logger = logging.getLogger(__name__)
 
 _LOAD_RETRY_AFTER_S = 5
-
-
-@dataclass
-class LoadedModel:
-    """A model and its engine; `last_used` is a monotonic time in seconds."""
-
-    stored: StoredModel
-    engine: Engine
-    size_bytes: int
-    last_used: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
@@ -58,7 +41,7 @@ class _Draining:
     num_waiting: int = 0
 
 
-class LoadedModels:
+class ModelPool:
     """Keeps at most `max_loaded` engines in `max_bytes` and evicts idle engines, LRU first.
 
     Use from one event loop only; loading and closing run in other threads.
@@ -68,37 +51,31 @@ class LoadedModels:
         self._settings = settings
         self._max_loaded = max_loaded
         self._max_bytes = max_bytes
-        self._loaded: dict[str, LoadedModel] = {}
+        self._loaded = LoadedModels()
         self._loading: dict[str, _Loading] = {}
-        self._closing: set[asyncio.Task[None]] = set()
-        # Bytes by id and edition, or the error why the model cannot be loaded.
-        self._sizes: dict[tuple[str, tuple[int, int]], int | EngineDeadError] = {}
-        self._num_leases: Counter[str] = Counter()
-        self._returned = asyncio.Event()  # set whenever a lease ends
+        self._estimates = MemoryEstimates(settings, max_bytes)
         self._draining: dict[str, _Draining] = {}
-        self._kept: frozenset[str] = frozenset()
         self._is_closed = False
         fork_server.start()  # takes some seconds to be ready
         render_fork_server.start()
 
     def list_loaded(self) -> list[LoadedModel]:
         """List the loaded models, sorted by id."""
-        return [self._loaded[model_id] for model_id in sorted(self._loaded)]
+        return self._loaded.list_all()
 
-    def keep(self, model_ids: Collection[str]) -> None:
+    def pin(self, model_ids: Collection[str]) -> None:
         """Set the models that aliases use; they are evicted last."""
-        self._kept = frozenset(model_ids)
-        self._put_out_excess()
+        self._loaded.pin(model_ids)
+        self._evict_excess()
 
-    def drop_gone(self) -> None:
+    def evict_dead(self) -> None:
         """Evict idle models that were deleted from the store or whose engine has died."""
-        for loaded in self.list_loaded():
-            is_idle = not self._num_leases[loaded.stored.id]
-            if is_idle and not (loaded.stored.is_there() and loaded.engine.is_healthy()):
-                self._close_aside(self._take_out(loaded))
+        for idle in self._loaded.list_idle():
+            if not (idle.stored.exists() and idle.engine.is_healthy()):
+                self._loaded.evict(idle.stored.id)
 
     @asynccontextmanager
-    async def lend(self, model: StoredModel, *, timeout_s: float) -> AsyncIterator[LoadedModel]:
+    async def lease(self, model: StoredModel, *, timeout_s: float) -> AsyncIterator[LoadedModel]:
         """Lease the engine of `model`, loading it first if needed.
 
         A leased model is neither evicted nor deleted. Raises `ModelNotFoundError` if the model was
@@ -106,16 +83,17 @@ class LoadedModels:
         requests use this model, `EngineDeadError` if the model does not load,
         `DeadlineExceededError` if loading takes more than `timeout_s`.
         """
-        if self._num_leases[model.id] >= self._settings.capacity:
+        num_leases = self._loaded.count_leases(model.id)
+        if num_leases >= self._settings.capacity:
             raise OverloadedError(
-                f"{self._num_leases[model.id]} requests are with model {model.id!r} or wait for it",
+                f"{num_leases} requests are with model {model.id!r} or wait for it",
                 retry_after_s=1,
             )
-        self._num_leases[model.id] += 1
-        held = None
+        self._loaded.add_lease(model.id)
+        lock = None
         try:
-            held = model.hold()
-            loaded = self._find(model)
+            lock = model.hold()
+            loaded = self._loaded.find(model)
             if loaded is None:
                 try:
                     loaded = await asyncio.wait_for(self.load(model), timeout_s)
@@ -126,11 +104,10 @@ class LoadedModels:
             yield loaded
             loaded.last_used = time.monotonic()
         finally:
-            if held is not None:
-                held.close()
-            self._num_leases[model.id] -= 1
-            self._returned.set()
-            self._put_out_excess()
+            if lock is not None:
+                lock.close()
+            self._loaded.end_lease(model.id)
+            self._evict_excess()
 
     async def load(self, model: StoredModel, *, beside: bool = False) -> LoadedModel:
         """Return the model's engine; load and warm it up unless that is done or in progress.
@@ -139,15 +116,16 @@ class LoadedModels:
         excess models are evicted when idle. Raises `OverloadedError` if memory does not fit it in
         addition to the models in use, `InvalidRequestError` if it can never fit.
         """
-        if (loaded := self._find(model)) is not None:
+        if (loaded := self._loaded.find(model)) is not None:
             return loaded
         if model.id not in self._loading:
-            size_bytes = await self._estimate(model)
+            size_bytes = await self._estimates.estimate(model)
             if model.id not in self._loading:  # no other task has started to load it meanwhile
-                if (loaded := self._find(model)) is not None:
+                if (loaded := self._loaded.find(model)) is not None:
                     return loaded
-                put_out = self._make_room(model.id, size_bytes, beside=beside)
-                self._start_loading(model, size_bytes, put_out)
+                self._make_room(model.id, size_bytes, beside=beside)
+                task = asyncio.create_task(self._load(model, size_bytes))
+                self._loading[model.id] = _Loading(task, size_bytes)
         # Shielded: other requests may wait for the same engine.
         return await asyncio.shield(self._loading[model.id].task)
 
@@ -156,12 +134,18 @@ class LoadedModels:
 
         Call it only for a model that `load` raised `OverloadedError` for: its size is known then.
         """
-        size_bytes = self._sizes[new.id, new.edition]
-        assert isinstance(size_bytes, int), "only for a model that `load` found no room for"
-        idle = {*self._list_idle_ids(self._loaded.keys() - self._kept), old.id}
-        stay = [one.size_bytes for name, one in self._loaded.items() if name not in idle]
-        stay += [loading.size_bytes for loading in self._loading.values()]
-        return sum(stay) + size_bytes <= self._max_bytes
+        evictable = {
+            idle.stored.id
+            for idle in self._loaded.list_idle()
+            if not self._loaded.is_pinned(idle.stored.id)
+        }
+        remaining = [
+            loaded.size_bytes
+            for loaded in self._loaded.list_all()
+            if loaded.stored.id not in {*evictable, old.id}
+        ]
+        remaining += [loading.size_bytes for loading in self._loading.values()]
+        return sum(remaining) + self._estimates.get(new) <= self._max_bytes
 
     async def replace(
         self, old: StoredModel, new: StoredModel, is_still_wanted: Callable[[], bool]
@@ -175,16 +159,13 @@ class LoadedModels:
         drained = asyncio.Event()
         self._draining[old.id] = _Draining(drained)
         try:
-            while self._num_leases[old.id]:
-                self._returned.clear()
-                await self._returned.wait()
+            await self._loaded.wait_until_idle(old.id)
             if not is_still_wanted():
                 return False
             if not self.can_replace(old, new):  # other models were loaded meanwhile
                 raise OverloadedError(f"the room that {old.id!r} leaves is not enough any more")
             # `load` reserves the memory before its first await, so no other model can take it.
-            if old.id in self._loaded:
-                self._close_aside(self._take_out(self._loaded[old.id]))
+            self._loaded.evict(old.id)
             try:
                 await self.load(new, beside=True)
             except Exception:
@@ -221,22 +202,12 @@ class LoadedModels:
     def close(self) -> None:
         """Stop every engine; engines that are still loading are stopped once they are loaded."""
         self._is_closed = True
-        while self._loaded:
-            self._loaded.popitem()[1].engine.close()
-
-    def _start_loading(
-        self, model: StoredModel, size_bytes: int, put_out: Sequence[LoadedModel]
-    ) -> None:
-        for loaded in put_out:
-            self._close_aside(loaded)
-        task = asyncio.create_task(self._load(model, size_bytes))
-        self._loading[model.id] = _Loading(task, size_bytes)
+        self._loaded.close()
 
     async def _load(self, model: StoredModel, size_bytes: int) -> LoadedModel:
         started = time.monotonic()
         try:
-            while self._closing:  # their memory is not free until they are closed
-                await asyncio.wait(self._closing)
+            await self._loaded.wait_until_closed()
             with model.hold():
                 await run_in_new_thread(_verify, model)
                 self._check_open()
@@ -249,107 +220,52 @@ class LoadedModels:
             except BaseException:
                 await asyncio.to_thread(engine.close)
                 raise
-            self._loaded[model.id] = LoadedModel(model, engine, size_bytes)
+            loaded = LoadedModel(model, engine, size_bytes)
+            self._loaded.add(loaded)
         finally:
             del self._loading[model.id]
         logger.info("loaded model %s in %.1f s", model.id, time.monotonic() - started)
-        return self._loaded[model.id]
-
-    def _find(self, model: StoredModel) -> LoadedModel | None:
-        """Return the engine of exactly this model, or None.
-
-        A dead engine is evicted, and so is the engine of a deleted model that had the same id.
-        """
-        loaded = self._loaded.get(model.id)
-        if loaded is None:
-            return None
-        if loaded.stored.edition == model.edition and loaded.engine.is_healthy():
-            return loaded
-        self._close_aside(self._take_out(loaded))
-        return None
+        return loaded
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineDeadError("the replica is shutting down")
 
-    async def _estimate(self, model: StoredModel) -> int:
-        """Return the bytes that a model needs; each model is inspected once.
+    def _make_room(self, model_id: str, size_bytes: int, *, beside: bool) -> None:
+        """Evict the models that must be evicted to load another.
 
-        Raises `EngineDeadError` for a model that cannot be loaded, `InvalidRequestError` for a
-        model that is larger than the whole budget.
+        Raises `OverloadedError`, and evicts none, if that is not enough.
         """
-        key = (model.id, model.edition)
-        if key not in self._sizes:  # cached because rejections under load need it every time
-            try:
-                self._sizes[key] = await asyncio.to_thread(_measure, model, self._settings)
-            except EngineLostError:  # a retry may succeed
-                raise
-            except EngineDeadError as exc:
-                self._sizes[key] = exc
-        size_bytes = self._sizes[key]
-        if isinstance(size_bytes, EngineDeadError):
-            raise EngineDeadError(size_bytes.message)
-        if size_bytes > self._max_bytes:
-            raise InvalidRequestError(
-                f"model {model.id!r} needs {_to_gb(size_bytes)} for its weights and its cache, and "
-                f"models may take {_to_gb(self._max_bytes)} here",
-                param="model",
-                code="model_too_large",
-            )
-        return size_bytes
-
-    def _make_room(self, model_id: str, size_bytes: int, *, beside: bool) -> list[LoadedModel]:
-        """Remove the models that must be evicted to load another; the caller closes their engines.
-
-        Raises `OverloadedError` if that is not enough.
-        """
-        # Only idle models; models that aliases use come last.
-        victims = self._list_idle(self._loaded.keys() - self._kept)
-        if not beside:
-            victims += self._list_idle(self._loaded.keys() & self._kept)
-        sizes = [loaded.size_bytes for loaded in self._loaded.values()]
+        candidates = [
+            idle
+            for idle in self._loaded.list_idle()
+            if not (beside and self._loaded.is_pinned(idle.stored.id))
+        ]
+        sizes = [loaded.size_bytes for loaded in self._loaded.list_all()]
         sizes += [loading.size_bytes for loading in self._loading.values()]
         num_free = self._max_loaded - len(sizes)
         free_bytes = self._max_bytes - sum(sizes)
-        num_victims = 0
+        num_evicted = 0
         while (num_free < 1 and not beside) or free_bytes < size_bytes:
-            if num_victims == len(victims):
+            if num_evicted == len(candidates):
                 raise OverloadedError(
                     f"model {model_id!r} is not loaded, and there is no room for it beside the "
                     f"models that are busy: {self._max_loaded} may be loaded, and take "
-                    f"{_to_gb(self._max_bytes)}",
+                    f"{format_gb(self._max_bytes)}",
                     retry_after_s=_LOAD_RETRY_AFTER_S,
                 )
             num_free += 1
-            free_bytes += victims[num_victims].size_bytes
-            num_victims += 1
-        return [self._take_out(victim) for victim in victims[:num_victims]]
+            free_bytes += candidates[num_evicted].size_bytes
+            num_evicted += 1
+        for candidate in candidates[:num_evicted]:
+            self._loaded.evict(candidate.stored.id)
 
-    def _put_out_excess(self) -> None:
-        victims = self._list_idle(self._loaded.keys() - self._kept)
-        for victim in victims[: max(0, len(self._loaded) - self._max_loaded)]:
-            self._close_aside(self._take_out(victim))
-
-    def _close_aside(self, loaded: LoadedModel) -> None:
-        task = asyncio.create_task(asyncio.to_thread(loaded.engine.close))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-
-    def _list_idle(self, model_ids: Collection[str]) -> list[LoadedModel]:
-        """List idle models, least recently used first."""
-        idle = [self._loaded[model_id] for model_id in self._list_idle_ids(model_ids)]
-        return sorted(idle, key=lambda loaded: loaded.last_used)
-
-    def _list_idle_ids(self, model_ids: Collection[str]) -> list[str]:
-        return [model_id for model_id in model_ids if not self._num_leases[model_id]]
-
-    def _take_out(self, victim: LoadedModel) -> LoadedModel:
-        logger.info("putting out model %s", victim.stored.id)
-        return self._loaded.pop(victim.stored.id)
-
-
-def _measure(model: StoredModel, settings: EngineSettings) -> int:
-    return estimate_memory(inspect_in_fork(model.path), settings)
+    def _evict_excess(self) -> None:
+        """Evict idle models that no alias uses while more than `max_loaded` are loaded."""
+        num_excess = max(0, len(self._loaded.list_all()) - self._max_loaded)
+        for idle in self._loaded.list_idle()[:num_excess]:
+            if not self._loaded.is_pinned(idle.stored.id):
+                self._loaded.evict(idle.stored.id)
 
 
 def _verify(model: StoredModel) -> None:
@@ -362,7 +278,3 @@ def _verify(model: StoredModel) -> None:
         raise EngineDeadError(
             f"model {model.id!r} needs a newer version of Tuneserve: {exc.reason}"
         ) from exc
-
-
-def _to_gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:,.2f} GB"

@@ -5,8 +5,7 @@ request. Methods therefore return expected errors as a `Refusal`, and the caller
 """
 
 import functools
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -33,23 +32,11 @@ def return_refusals(
             try:
                 return await call(*args, **kwargs)
             except kinds as exc:
-                return _make_refusal(exc)
+                return make_refusal(exc)
 
         return answer
 
     return decorate
-
-
-async def yield_refusals(
-    items: AsyncGenerator[Any, None], *kinds: type[Exception]
-) -> AsyncGenerator[Any, None]:
-    """Yield items; yield an exception of these types as a final `Refusal`."""
-    async with aclosing(items):
-        try:
-            async for item in items:
-                yield item
-        except kinds as exc:
-            yield _make_refusal(exc)
 
 
 def take(result: T | Refusal) -> T:
@@ -59,7 +46,7 @@ def take(result: T | Refusal) -> T:
     return result
 
 
-def _make_refusal(exc: Exception) -> Refusal:
+def make_refusal(exc: Exception) -> Refusal:
     """Wrap an exception without traceback and causes, which may refer to unpicklable objects."""
     exc.__cause__ = exc.__context__ = None
     return Refusal(exc.with_traceback(None))

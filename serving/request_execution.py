@@ -1,19 +1,22 @@
 """A validated request with its encoded prompts, and the generation of its answers."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 
-from serving.engine.answer import Piece
-from serving.engine.choices import Pieces, gather
 from serving.engine.encoding_threads import run_encoding
 from serving.engine.engine import Engine
+from serving.engine.prompt_encoder import PromptEncoder
 from serving.engine.sampling import Sampling
 from serving.errors import DeadlineExceededError, InvalidRequestError
 from serving.openai.chat import ChatCompletionRequest
 from serving.openai.completion import CompletionRequest
-from serving.store.model_store import StoredModel
+from serving.store.stored_model import StoredModel
+from serving.wire import Piece, TokenLogprob, ValidRequest
+
+Pieces = AsyncGenerator[Piece, None]
+"""The pieces of one answer."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +28,10 @@ class EncodedPrompt:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestExecution:
     """A validated request and its engine; `deadline` is a time of the event loop in seconds."""
 
-    request: ChatCompletionRequest | CompletionRequest
+    request: ValidRequest
     model: StoredModel
     engine: Engine
     deadline: float
@@ -37,12 +40,8 @@ class Asked:
 
     @classmethod
     async def prepare(
-        cls,
-        request: ChatCompletionRequest | CompletionRequest,
-        model: StoredModel,
-        engine: Engine,
-        deadline: float,
-    ) -> "Asked":
+        cls, request: ValidRequest, model: StoredModel, engine: Engine, deadline: float
+    ) -> "RequestExecution":
         """Encode the prompts.
 
         Raises `InvalidRequestError` for prompts that the model does not accept, `OverloadedError`
@@ -50,13 +49,13 @@ class Asked:
         conversation cannot be rendered.
         """
         is_chat = isinstance(request, ChatCompletionRequest)
-        with _blaming("messages" if is_chat else "prompt"):
+        with _set_param("messages" if is_chat else "prompt"):
             for num_characters in _count_characters(request):
-                engine.check_length(num_characters)
-            engine.check_room(_count_answers(request))
+                engine.prompts.check_length(num_characters)
+            engine.requests.check_capacity(_count_answers(request))
             try:
                 async with asyncio.timeout_at(deadline):
-                    prompts = await _encode(request, engine)
+                    prompts = await _encode(request, engine.prompts)
             except TimeoutError:
                 raise DeadlineExceededError(
                     f"the prompt for model {model.id!r} was not encoded within the time of a "
@@ -64,8 +63,9 @@ class Asked:
                 ) from None
             num_free = 0 if request.max_new_tokens == 0 else 1
             for prompt in prompts:
-                engine.check_prompt(prompt.token_ids, num_free=num_free)
-        engine.check_room(_count_answers(request))  # other requests may have arrived meanwhile
+                engine.prompts.check_tokens(prompt.token_ids, num_free=num_free)
+        # Other requests may have arrived meanwhile.
+        engine.requests.check_capacity(_count_answers(request))
         sampling = engine.fill_sampling(
             max_new_tokens=request.max_new_tokens,
             temperature=request.temperature,
@@ -82,47 +82,54 @@ class Asked:
         """Total number of tokens of all prompts."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
+    @property
+    def num_answers(self) -> int:
+        """Number of answers to all prompts."""
+        return _count_answers(self.request)
+
     def start(self, *, in_pieces: bool) -> list[Pieces]:
         """Start `n` answers to each prompt, in the order of the prompts."""
         timeout_s = self._find_timeout_s()
+        num_choices = self.request.n
         return [
             self.engine.generate(
-                prompt.token_ids, self._vary(number), timeout_s=timeout_s, in_pieces=in_pieces
+                prompt.token_ids,
+                self._find_sampling(number),
+                choice_index=position * num_choices + number,
+                timeout_s=timeout_s,
+                in_pieces=in_pieces,
             )
-            for prompt in self.prompts
-            for number in range(self.request.n)
+            for position, prompt in enumerate(self.prompts)
+            for number in range(num_choices)
         ]
 
     async def answer(self) -> list[Piece]:
         """Return all answers, each as one piece, after its prompt if the request has `echo`."""
         request = self.request
         if request.max_new_tokens == 0:
-            num_answers = len(self.prompts) * request.n
-            answers = [Piece("", "length") for _ in range(num_answers)]
+            answers = [Piece(index, "", "length") for index in range(self.num_answers)]
         else:
-            answers = await gather(self.start(in_pieces=False))
+            answers = await gather_answers(self.start(in_pieces=False))
         if not isinstance(request, CompletionRequest) or not request.echo:
             return answers
         echoes = [await self._echo(prompt) for prompt in self.prompts]
-        return [
-            replace(
-                answer,
-                text=echoes[index // request.n].text + answer.text,
-                tokens=echoes[index // request.n].tokens + answer.tokens,
-            )
-            for index, answer in enumerate(answers)
-        ]
+        echoed = []
+        for answer in answers:
+            text, tokens = echoes[answer.choice_index // request.n]
+            echoed.append(answer._replace(text=text + answer.text, tokens=tokens + answer.tokens))
+        return echoed
 
-    async def _echo(self, prompt: EncodedPrompt) -> Piece:
-        text = self.engine.decode(prompt.token_ids) if prompt.text is None else prompt.text
+    async def _echo(self, prompt: EncodedPrompt) -> tuple[str, tuple[TokenLogprob, ...]]:
+        """Return the text of a prompt, and its tokens if the request asks for them."""
+        text = self.engine.prompts.decode(prompt.token_ids) if prompt.text is None else prompt.text
         if self.sampling.num_top_logprobs is None:
-            return Piece(text)
+            return text, ()
         tokens = await self.engine.score(
             prompt.token_ids, self.sampling.num_top_logprobs, timeout_s=self._find_timeout_s()
         )
-        return Piece(text, tokens=tuple(tokens))
+        return text, tuple(tokens)
 
-    def _vary(self, number: int) -> Sampling:
+    def _find_sampling(self, number: int) -> Sampling:
         """Return sampling settings with a different seed for each answer to one prompt."""
         if self.sampling.seed is None:
             return self.sampling
@@ -132,36 +139,88 @@ class Asked:
         return max(0.0, self.deadline - asyncio.get_running_loop().time())
 
 
-def _count_characters(request: ChatCompletionRequest | CompletionRequest) -> list[int]:
+async def merge_answers(answers: Sequence[Pieces]) -> AsyncGenerator[tuple[Piece, ...], None]:
+    """Yield the pieces of several answers as they arrive; those available at once form one batch.
+
+    Closing the iterator, or an error of one answer, closes all answers.
+    """
+    arrived: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
+    tasks = [asyncio.create_task(_forward(one, arrived)) for one in answers]
+    num_running = len(tasks)
+    try:
+        while num_running:
+            batch: list[Piece] = []
+            items = [await arrived.get()]
+            while not arrived.empty():
+                items.append(arrived.get_nowait())
+            for item in items:
+                if isinstance(item, BaseException):
+                    raise item
+                if item is None:
+                    num_running -= 1
+                else:
+                    batch.append(item)
+            if batch:
+                yield tuple(batch)
+    finally:
+        await _cancel_all(tasks)
+
+
+async def gather_answers(answers: Sequence[Pieces]) -> list[Piece]:
+    """Return all answers, each as one piece; an error of one, or cancellation, closes all."""
+    tasks = [asyncio.create_task(_join(one)) for one in answers]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _cancel_all(tasks)
+
+
+async def _forward(pieces: Pieces, arrived: "asyncio.Queue[Piece | BaseException | None]") -> None:
+    try:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                arrived.put_nowait(piece)
+        arrived.put_nowait(None)
+    except Exception as exc:  # noqa: BLE001 - raised again where the pieces are taken
+        arrived.put_nowait(exc)
+
+
+async def _join(pieces: Pieces) -> Piece:
+    async with aclosing(pieces):
+        parts = [piece async for piece in pieces]
+    tokens = tuple(token for piece in parts for token in piece.tokens)
+    return parts[-1]._replace(text="".join(piece.text for piece in parts), tokens=tokens)
+
+
+async def _cancel_all(tasks: "Sequence[asyncio.Task[object]]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _count_characters(request: ValidRequest) -> list[int]:
     """Return the number of characters of each prompt that is text."""
     if isinstance(request, ChatCompletionRequest):
         return [sum(len(message.content) for message in request.messages)]
     return [len(prompt) for prompt in request.prompt if isinstance(prompt, str)]
 
 
-def _count_answers(request: ChatCompletionRequest | CompletionRequest) -> int:
+def _count_answers(request: ValidRequest) -> int:
     num_prompts = 1 if isinstance(request, ChatCompletionRequest) else len(request.prompt)
     return num_prompts * request.n
 
 
-async def _encode(
-    request: ChatCompletionRequest | CompletionRequest, engine: Engine
-) -> list[EncodedPrompt]:
+async def _encode(request: ValidRequest, encoder: PromptEncoder) -> list[EncodedPrompt]:
     if isinstance(request, ChatCompletionRequest):
-        return [
-            EncodedPrompt(
-                await engine.encode_chat(
-                    request.to_template_messages(), request.chat_template_kwargs
-                )
-            )
-        ]
+        messages = request.to_template_messages()
+        return [EncodedPrompt(await encoder.encode_chat(messages, request.chat_template_kwargs))]
     num_characters = sum(len(prompt) for prompt in request.prompt if isinstance(prompt, str))
-    return await run_encoding(num_characters, _encode_prompts, request, engine)
+    return await run_encoding(num_characters, _encode_prompts, request, encoder)
 
 
-def _encode_prompts(request: CompletionRequest, engine: Engine) -> list[EncodedPrompt]:
+def _encode_prompts(request: CompletionRequest, encoder: PromptEncoder) -> list[EncodedPrompt]:
     return [
-        EncodedPrompt(engine.encode_text(prompt), prompt)
+        EncodedPrompt(encoder.encode_text(prompt), prompt)
         if isinstance(prompt, str)
         else EncodedPrompt(prompt)
         for prompt in request.prompt
@@ -169,7 +228,7 @@ def _encode_prompts(request: CompletionRequest, engine: Engine) -> list[EncodedP
 
 
 @contextmanager
-def _blaming(param: str) -> Iterator[None]:
+def _set_param(param: str) -> Iterator[None]:
     """Set `param` on every `InvalidRequestError` that does not name a field."""
     try:
         yield

@@ -219,5 +219,5 @@ def _parse_line(path: Path, line: bytes) -> Any:
     try:
         return json.loads(line)
     except (json.JSONDecodeError, UnicodeDecodeError):
-        logger.warning("%s has a torn line, which is passed over", path)
+        logger.warning("%s has a torn line, which is skipped", path)
         return None

@@ -56,7 +56,8 @@ class StorageLayout:
             for path in self.root.iterdir()
             if not path.name.startswith(".")
         )
-        for path in (*ours, self.aliases, self.handovers, *(() if is_shared else (self.root,))):
+        roots = () if is_shared else (self.root,)
+        for path in (*ours, self.store.aliases, self.store.handovers, *roots):
             if path.exists():
                 close_to_others(path)
         return self
@@ -102,6 +103,35 @@ class StorageLayout:
         return self.root / ".import.lock"
 
     @property
+    def store(self) -> "StorePaths":
+        """Paths of the model store, except for the models themselves."""
+        return StorePaths(self.root)
+
+    @property
+    def access(self) -> "AccessPaths":
+        """Paths of the API keys and of the audit log."""
+        return AccessPaths(self.root)
+
+    def file(self, file_id: str) -> Path:
+        """The folder of one uploaded file."""
+        return self.files / check_id(file_id)
+
+    def run(self, run_id: str) -> Path:
+        """The folder of one run."""
+        return self.runs / check_id(run_id)
+
+    def model(self, model_id: str) -> Path:
+        """The folder of one published model."""
+        return self.models / check_id(model_id)
+
+
+@dataclass(frozen=True)
+class StorePaths:
+    """Paths of the aliases and their hand-overs below one storage root."""
+
+    root: Path
+
+    @property
     def aliases(self) -> Path:
         """The JSON file of the aliases and their histories."""
         return self.root / "aliases.json"
@@ -124,6 +154,13 @@ class StorageLayout:
     def handover_lock(self, machine: str) -> Path:
         """Locked by the one replica on a machine that performs a hand-over."""
         return self.root / f".handover-{machine}.lock"
+
+
+@dataclass(frozen=True)
+class AccessPaths:
+    """Paths of the API keys and of the audit log below one storage root."""
+
+    root: Path
 
     @property
     def keys(self) -> Path:
@@ -149,18 +186,6 @@ class StorageLayout:
     def audit_lock(self) -> Path:
         """Locked by the one process that rotates the audit log."""
         return self.root / ".audit.lock"
-
-    def file(self, file_id: str) -> Path:
-        """The folder of one uploaded file."""
-        return self.files / check_id(file_id)
-
-    def run(self, run_id: str) -> Path:
-        """The folder of one run."""
-        return self.runs / check_id(run_id)
-
-    def model(self, model_id: str) -> Path:
-        """The folder of one published model."""
-        return self.models / check_id(model_id)
 
 
 def open_storage(root: str | Path) -> StorageLayout:

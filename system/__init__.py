@@ -1,1 +1,1 @@
-"""Helpers for the machine, which know nothing of Tuneserve."""
+"""Helpers for the machine, independent of Tuneserve."""

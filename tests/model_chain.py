@@ -11,7 +11,8 @@ import pytest
 from storage import durable
 from storage.layout import StorageLayout
 from training.export.lineage import write_lineage
-from training.run.folder import RunFolder, RunRecord
+from training.run.folder import RunFolder
+from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
 
 LINEAGE_NAME = "lineage.json"

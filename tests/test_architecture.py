@@ -21,6 +21,16 @@ ALLOWED: dict[str, set[str]] = {
 }
 
 
+# The modules that may import private parts of libraries, which they wrap for all others.
+ADAPTERS = {
+    "apps/access/start.py": "Serve's controller, which knows the address of its HTTP port",
+    "apps/upstream/vllm_ingress.py": "the ingress of Ray's LLM support",
+    "training/cluster/agent_port.py": "the port of a Ray cluster's agent",
+    "training/cluster/trainer.py": "Ray Train's controller, callbacks and failure policy",
+    "training/deepspeed/cpu_op.py": "the folder in which torch compiles extensions",
+}
+
+
 def find_imports(source: str) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(source)):
@@ -31,11 +41,11 @@ def find_imports(source: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("room", ALLOWED)
-def test_a_room_imports_only_what_the_table_allows(room: str) -> None:
-    files = sorted((ROOT / room).rglob("*.py"))
+@pytest.mark.parametrize("folder", ALLOWED)
+def test_folder_imports_only_allowed_folders(folder: str) -> None:
+    files = sorted((ROOT / folder).rglob("*.py"))
     assert files
-    forbidden = (set(ALLOWED) | {"tests", "benchmarks"}) - ALLOWED[room] - {room}
+    forbidden = (set(ALLOWED) | {"tests", "benchmarks"}) - ALLOWED[folder] - {folder}
     wrong = {
         str(file.relative_to(ROOT)): sorted(found)
         for file in files
@@ -44,10 +54,10 @@ def test_a_room_imports_only_what_the_table_allows(room: str) -> None:
     assert wrong == {}
 
 
-def test_the_page_speaks_only_http() -> None:
-    rooms = {"training", "serving", "torch", "transformers", "deepspeed"}
+def test_page_imports_neither_training_nor_serving() -> None:
+    forbidden_names = {"training", "serving", "torch", "transformers", "deepspeed"}
     for file in (ROOT / "apps" / "ui").rglob("*.py"):
-        assert not find_imports(file.read_text()) & rooms, file
+        assert not find_imports(file.read_text()) & forbidden_names, file
 
 
 def test_controllers_do_not_import_deepspeed_at_import_time() -> None:
@@ -57,16 +67,42 @@ def test_controllers_do_not_import_deepspeed_at_import_time() -> None:
                 assert "deepspeed" not in find_imports(ast.unparse(node)), file
 
 
-def test_the_application_is_imported_without_what_computes() -> None:
+def test_deployments_import_no_slow_libraries() -> None:
     # Three processes import it before the application serves, and torch alone takes seconds.
     slow = ["torch", "transformers", "numba", "datasets", "deepspeed"]
-    asked = f"import sys, apps.deployments; print([name for name in {slow} if name in sys.modules])"
+    code = f"import sys, apps.deployments; print([name for name in {slow} if name in sys.modules])"
     found = subprocess.run(
-        [sys.executable, "-c", asked], check=True, capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT
     )
     assert found.stdout == "[]\n"
 
 
-def test_every_room_has_its_tests() -> None:
-    for room in ALLOWED.keys() - {"examples"}:
-        assert list((ROOT / "tests" / room).rglob("test_*.py")), room
+def test_each_folder_has_tests() -> None:
+    for folder in ALLOWED.keys() - {"examples"}:
+        assert list((ROOT / "tests" / folder).rglob("test_*.py")), folder
+
+
+def test_only_adapters_import_private_parts_of_libraries() -> None:
+    found = {
+        str(file.relative_to(ROOT))
+        for folder in ALLOWED
+        for file in (ROOT / folder).rglob("*.py")
+        if any(is_private(name) for name in list_imported_names(file.read_text()))
+    }
+    assert found == set(ADAPTERS)
+
+
+def list_imported_names(source: str) -> set[str]:
+    """Return the dotted names of all imported modules and objects."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def is_private(name: str) -> bool:
+    """Return whether a part of a dotted name begins with one underscore; `__future__` does not."""
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))

@@ -27,29 +27,36 @@ TOOL = {
 CALL = {"function": {"name": "count_loaves", "arguments": {"day": "Monday"}}}
 
 
-def ask(number: int) -> dict[str, Any]:
+def make_question(number: int) -> dict[str, Any]:
     return {"role": "user", "content": f"Question {number}?"}
 
 
-def answer(number: int, **more: Any) -> dict[str, Any]:
+def make_answer(number: int, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": f"Answer {number}.", **more}
 
 
 CHATS: dict[str, list[dict[str, Any]]] = {
-    "single": [ask(1), answer(1)],
-    "three turns": [ask(1), answer(1), ask(2), answer(2), ask(3), answer(3)],
-    "system": [{"role": "system", "content": "Be brief."}, ask(1), answer(1)],
+    "single": [make_question(1), make_answer(1)],
+    "three turns": [
+        make_question(1),
+        make_answer(1),
+        make_question(2),
+        make_answer(2),
+        make_question(3),
+        make_answer(3),
+    ],
+    "system": [{"role": "system", "content": "Be brief."}, make_question(1), make_answer(1)],
     "tools": [
-        ask(1),
+        make_question(1),
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "tool", "content": "12"},
-        answer(1),
+        make_answer(1),
     ],
     "reasoning": [
-        ask(1),
-        answer(1, reasoning_content="Because of one."),
-        ask(2),
-        answer(2, reasoning_content="Because of two."),
+        make_question(1),
+        make_answer(1, reasoning_content="Because of one."),
+        make_question(2),
+        make_answer(2, reasoning_content="Because of two."),
     ],
 }
 NO_TOOLS = {
@@ -101,9 +108,9 @@ def encode(tokenizer: Any, row: Row, settings: ChatSettings) -> list[EncodedRow]
     return [one for one in found if isinstance(one, EncodedRow)]
 
 
-def serve_prompt(tokenizer: Any, row: Row, place: int) -> list[int]:
+def serve_prompt(tokenizer: Any, row: Row, index: int) -> list[int]:
     """Return the prompt tokens before a message from serving, or with tools from transformers."""
-    history = [dict(message) for message in row.messages[:place]]
+    history = [dict(message) for message in row.messages[:index]]
     if row.tools:
         template = tokenizer.chat_template
         history = [dict(arrange_reasoning(message, template)) for message in history]
@@ -140,7 +147,7 @@ def split_learned(rows: Sequence[EncodedRow]) -> list[tuple[list[int], list[int]
 
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_each_answer_is_learned_after_the_prompt_that_is_served(name: str, chat: str) -> None:
+def test_each_answer_is_learned_after_served_prompt(name: str, chat: str) -> None:
     family, row = FAMILIES[name], parse(chat)
     tokenizer = make_tokenizer(family)
     set_arguments(tokenizer, ARGUMENTS.get((name, chat), {}))
@@ -150,21 +157,21 @@ def test_each_answer_is_learned_after_the_prompt_that_is_served(name: str, chat:
             encode(tokenizer, row, ChatSettings(end_ids=end_ids))
         return
     stretches = split_learned(encode(tokenizer, row, ChatSettings(end_ids=end_ids)))
-    places = [place for place, is_learned in enumerate(row.learned) if is_learned]
-    assert len(stretches) == len(places)
-    for place in places:
-        prompt = serve_prompt(tokenizer, row, place)
+    indices = [index for index, is_learned in enumerate(row.learned) if is_learned]
+    assert len(stretches) == len(indices)
+    for index in indices:
+        prompt = serve_prompt(tokenizer, row, index)
         (learned,) = [ids for before, ids in stretches if before == prompt]
         assert learned[-1] in end_ids
         assert not set(end_ids).intersection(learned[:-1])
-        text, message = tokenizer.decode(learned), row.messages[place]
+        text, message = tokenizer.decode(learned), row.messages[index]
         assert (message["content"] or "count_loaves") in text
         assert message.get("reasoning_content", "") in text
         assert "Question" not in text
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_trained_model_answers_and_stops_by_itself(name: str) -> None:
+def test_trained_model_reproduces_answers_and_stops(name: str) -> None:
     family, row = FAMILIES[name], parse("three turns")
     tokenizer = make_tokenizer(family)
     end_ids = find_end_ids(tokenizer, family)

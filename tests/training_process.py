@@ -108,12 +108,12 @@ def read_steps(folder: Path, output: str) -> Steps:
 
 
 def wait_for_step(folder: Path, output: str, step: int, process: "subprocess.Popen[bytes]") -> None:
-    def has_come() -> bool:
+    def has_reached_step() -> bool:
         assert process.poll() is None, (folder / f"{output}.log").read_text()[-4000:]
         steps = read_steps(folder, output)
         return bool(steps) and steps[-1]["step"] >= step
 
-    wait_until(has_come, TIMEOUT_S, f"step {step}")
+    wait_until(has_reached_step, TIMEOUT_S, f"step {step}")
 
 
 def read_messages(folder: Path, output: str) -> list[str]:

@@ -57,11 +57,11 @@ def start_checkpoint(folder: Path, model: Any) -> Path:
     shards = folder / "state"
     shards.mkdir(parents=True)
     (folder / "latest").write_text("state")
-    ask(model).write(folder / PROBE_NAME)
+    make_probe(model).write(folder / PROBE_NAME)
     return shards
 
 
-def ask(model: Any, zeros: frozenset[str] = frozenset()) -> Probe:
+def make_probe(model: Any, zeros: frozenset[str] = frozenset()) -> Probe:
     prompt = make_prompt(model.config)
     with torch.no_grad():
         return Probe(prompt, model(prompt).logits[0].contiguous(), zeros)

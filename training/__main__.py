@@ -34,9 +34,12 @@ from training.command.full_output import drop_what_finds_no_room
 from training.command.interruption import PauseOnInterrupt, PauseTimeoutError, interrupt_on_sigterm
 from training.data.token_cache import default_cache
 from training.monitoring.trackers import check_trackers
-from training.run.folder import RunFolder, RunRecord, log_to_file
+from training.run import run_state
+from training.run.folder import RunFolder
 from training.run.lease import hold_lease
 from training.run.reopen import RerunError, is_untrained, reopen_run
+from training.run.run_log import log_to_file
+from training.run.run_record import RunRecord
 from training.spec import TrainingSpec, load_spec
 
 if TYPE_CHECKING:
@@ -44,16 +47,23 @@ if TYPE_CHECKING:
 
 PAUSED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again
 # Files of a run that may exist before its record; files being written have temporary names.
-_BEGUN = {"data", "events.jsonl", "spec.json", ".driver.lock", "heartbeat", ".heartbeat"}
-_BEING_WRITTEN = (".spec.json.", ".run.json.")
-_UNWATCHED = {
+_PARTIAL_RUN_FILES = {
+    "data",
+    "events.jsonl",
+    "spec.json",
+    ".driver.lock",
+    "heartbeat",
+    ".heartbeat",
+}
+_TEMPORARY_PREFIXES = (".spec.json.", ".run.json.")
+_UNMONITORED = {
     "enable_metrics_collection": False,
     "event_stats": False,
     "metrics_report_interval_ms": 60_000,
     "task_events_report_interval_ms": 0,
 }
 INTERRUPTED_STATUS = 130  # as shells report for a process that SIGINT ended
-_ENDING_S = 5.0
+_PROCESS_END_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--output",
         required=True,
-        help="folder for the run; the model is in model/. That of an interrupted run goes on, that "
-        "of a finished one too if the spec has more epochs",
+        help="folder for the run; the model is in model/. The folder of an interrupted run resumes "
+        "it; that of a finished run extends it if the spec has more epochs",
     )
     parser.add_argument(
         "--cache", type=Path, default=default_cache(), help="where rows are kept as tokens"
@@ -103,7 +113,7 @@ def _run_command(options: argparse.Namespace, console: Console) -> int:
         console.print(f"error: {exc}", style="red", markup=False, highlight=False)
         return 2
     except KeyboardInterrupt:
-        console.print("stopped: the same command goes on with it", highlight=False)
+        console.print("stopped: the same command resumes it", highlight=False)
         return INTERRUPTED_STATUS
     except DamagedFileError as exc:
         advice = "restore it from a backup, or choose a new folder for the run"
@@ -113,7 +123,7 @@ def _run_command(options: argparse.Namespace, console: Console) -> int:
         console.print(f"failed: {exc}", style="red", markup=False, highlight=False)
         return 1
     if model is None:
-        console.print("paused: the same command goes on with it", highlight=False)
+        console.print("paused: the same command resumes it", highlight=False)
         return PAUSED_STATUS
     print(model)  # noqa: T201 - the result, for a shell to take
     return 0
@@ -128,18 +138,18 @@ def _fine_tune(options: argparse.Namespace, console: Console) -> Path | None:
     _check_output(run)
     spec = load_spec(options.spec)
     check_trackers(spec)
-    launch.quiet_libraries()
+    launch.disable_progress_bars()
     check_settings(spec)  # before the rows are read, which may take long
     with show_bytes(console, "Reading and tokenising the rows") as on_progress:
         data = prepare_data(spec, options.cache, on_progress)
     run.path.mkdir(parents=True, exist_ok=True)
     with hold_lease(run):
         if (reopened := _reopen(run, spec, data)) is None:
-            run.events_file.unlink(missing_ok=True)
+            run.events.path.unlink(missing_ok=True)
             for request in (run.cancel_file, run.pause_file):
                 request.unlink(missing_ok=True)
             link_data(data, run.data)
-            launch.tell_data(run, data.summary)
+            launch.report_data(run, data.summary)
             run.create(spec, RunRecord(id=run.path.name, created_at=int(time.time()), writer="job"))
         return _execute(run, reopened or spec, console, options.pause_timeout)
 
@@ -161,13 +171,15 @@ def _reopen(run: RunFolder, spec: TrainingSpec, data: "PreparedData") -> Trainin
 
 
 def _check_output(run: RunFolder) -> None:
-    """Refuse a folder with other files in it; files that a killed command left are allowed."""
+    """Refuse a folder with other files in it; files of a killed command are allowed."""
     found = {path.name for path in run.path.iterdir()} if run.path.exists() else set()
-    foreign = {name for name in found - _BEGUN if not name.startswith(_BEING_WRITTEN)}
+    foreign = {
+        name for name in found - _PARTIAL_RUN_FILES if not name.startswith(_TEMPORARY_PREFIXES)
+    }
     if not run.record_file.is_file() and foreign:
         raise ValueError(
-            f"{str(run.path)!r} is not empty and holds no run: expected a new folder for the run, "
-            "or that of one to go on with"
+            f"{str(run.path)!r} is not empty and contains no run: expected a new folder, "
+            "or the folder of a run to resume"
         )
 
 
@@ -208,13 +220,13 @@ def _end_pause(run: RunFolder, timeout_s: float | None) -> Path | None:
     if record.status == "failed":
         raise RuntimeError(record.error.message if record.error else "the run has failed")
     if record.status != "paused":
-        run.add_event(
+        run.events.add(
             f"The run did not pause within {timeout_s:g} s and was stopped; it resumes from its "
             "last checkpoint",
             level="warn",
             code="pause_timed_out",
         )
-        run.mark_paused()
+        run_state.pause(run)
     return None
 
 
@@ -227,7 +239,7 @@ def _connect_to_ray() -> Iterator[None]:
     alone: dict[str, Any] = {}
     if address == "local":
         # Monitoring a cluster takes CPU time of every core, and its data would not be read here.
-        alone = {"include_dashboard": False, "_system_config": _UNWATCHED}
+        alone = {"include_dashboard": False, "_system_config": _UNMONITORED}
     with choose_free_agent_port() if alone else nullcontext():
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
     try:
@@ -235,21 +247,22 @@ def _connect_to_ray() -> Iterator[None]:
     finally:
         ours = psutil.Process().children(recursive=True) if alone else []
         ray.shutdown()
-        end_leftovers(ours)
+        kill_leftover_processes(ours)
 
 
-def end_leftovers(processes: list[psutil.Process], timeout_s: float = _ENDING_S) -> None:
+def kill_leftover_processes(
+    processes: list[psutil.Process], timeout_s: float = _PROCESS_END_TIMEOUT_S
+) -> None:
     """Kill the processes that are still running `timeout_s` after their cluster has shut down.
 
-    Ray no longer tracks a worker that has begun to exit, and a few in a hundred of these hang for
-    ever.
+    Ray no longer tracks a worker that has begun to exit, and a few in a hundred of these never end.
     """
-    _, left = psutil.wait_procs(processes, timeout=timeout_s)
-    for process in left:
-        logger.warning("killing process %d, which has outlived its cluster", process.pid)
+    _, remaining = psutil.wait_procs(processes, timeout=timeout_s)
+    for process in remaining:
+        logger.warning("killing process %d, which runs although its cluster has ended", process.pid)
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(left, timeout=timeout_s)
+    psutil.wait_procs(remaining, timeout=timeout_s)
 
 
 @contextmanager
@@ -276,12 +289,12 @@ def _show_progress(run: RunFolder, console: Console) -> Iterator[None]:
 
 def _follow_run(run: RunFolder, bar: Progress, done: Event) -> None:
     task = bar.add_task("Starting", total=None)
-    events = durable.LineFollower(run.events_file)
+    events = durable.LineFollower(run.events.path)
     while True:
         finished = done.wait(0.3)
         for event in events.read_new():
             bar.console.print(event["message"], markup=False, highlight=False)
-        if last := run.read_last_metrics():
+        if last := run.metrics.read_last():
             bar.update(
                 task,
                 description=f"loss {last['loss']:.4f}",

@@ -17,7 +17,9 @@ from training.data.faults import describe_ignored, describe_lines
 from training.deepspeed.cpu_op import ensure_cpu_op
 from training.monitoring.loss_trend import find_loss_rise
 from training.preflight.resources import check_resources, settle_precision, wants_gpu
-from training.run.folder import RunError, RunFolder
+from training.run import run_state
+from training.run.folder import RunFolder
+from training.run.run_record import RunError
 from training.spec import TrainingSpec, name_source
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class ClusterLostError(RuntimeError):
     """
 
 
-def quiet_libraries() -> None:
+def disable_progress_bars() -> None:
     """Disable the libraries' progress bars in logs and terminals; our own are more informative."""
     import datasets
     from transformers.utils import logging as transformers_logging
@@ -64,39 +66,39 @@ def quiet_libraries() -> None:
     transformers_logging.disable_progress_bar()
 
 
-def tell_data(run: RunFolder, summary: Mapping[str, Any]) -> None:
+def report_data(run: RunFolder, summary: Mapping[str, Any]) -> None:
     """Add events that describe the rows of a run, and the rows and keys that are left out."""
-    run.add_event(
+    run.events.add(
         f"{summary['num_rows']} rows ({summary['format']}), {summary['num_tokens']:,} tokens, "
         f"{summary['num_learned_tokens']:,} of them learned",
         data=dict(summary),
     )
     if held_out := summary["validation"]:
-        run.add_event(
+        run.events.add(
             f"{held_out['num_rows']} rows to evaluate on, {held_out['num_tokens']:,} tokens",
             data=dict(held_out),
         )
     if num_split := summary["num_split_rows"]:
-        run.add_event(
+        run.events.add(
             f"{num_split} rows became several: the model's chat template rewrites earlier turns, "
             "so each answer is learned after the prompt that serving builds for it",
             data={"num_split_rows": num_split},
         )
     if not summary["has_end_token"]:
-        run.add_event(
+        run.events.add(
             "The base model names no token that ends an answer, so the fine-tuned model does not "
             "stop by itself: set eos_token in its tokenizer, or eos_token_id in its "
             "generation_config.json",
             level="warn",
         )
-    _tell_left_out(run, "rows", summary, summary["max_length"])
+    _report_left_out(run, "rows", summary, summary["max_length"])
     if held_out:
-        _tell_left_out(run, "rows to evaluate on", held_out, summary["max_length"])
+        _report_left_out(run, "rows to evaluate on", held_out, summary["max_length"])
 
 
-def _tell_left_out(run: RunFolder, what: str, counts: Mapping[str, Any], max_length: int) -> None:
+def _report_left_out(run: RunFolder, what: str, counts: Mapping[str, Any], max_length: int) -> None:
     if num_truncated := counts["num_truncated_rows"]:
-        run.add_event(
+        run.events.add(
             f"{num_truncated} {what} are longer than {max_length} tokens and were truncated",
             level="warn",
             data={"num_truncated_rows": num_truncated},
@@ -104,13 +106,13 @@ def _tell_left_out(run: RunFolder, what: str, counts: Mapping[str, Any], max_len
     if num_dropped := counts["num_dropped_rows"]:
         lines = counts["dropped_lines"]  # empty for a mix of files
         where = f" ({describe_lines(lines, num_dropped)})" if lines else ""
-        run.add_event(
+        run.events.add(
             f"{num_dropped} {what} were dropped: they are longer than {max_length} tokens{where}",
             level="warn",
             data={"num_dropped_rows": num_dropped},
         )
     if ignored := counts["ignored_keys"]:
-        run.add_event(
+        run.events.add(
             f"Keys of {what} that are not used, with how many rows have them: "
             f"{describe_ignored(ignored)}",
             level="warn",
@@ -130,22 +132,13 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
     from training.cluster.retry import is_full_disk
     from training.preflight.full_disk import pause_until_room
 
-    now = int(time.time())
-    started_at = run.read_record().started_at or now
-    run.update_record(
-        status="running",
-        started_at=started_at,
-        computing_since=now,
-        pause_reason=None,
-        waiting_for=None,
-        needed_bytes=None,
-    )
+    run_state.start(run)
     try:
         with hold_base_model(spec.base_model):
             model = _compute(run, spec)
     except KeyboardInterrupt:
-        run.add_event("Stopped; started again, it goes on from its last checkpoint")
-        run.update_record(status="cancelled", finished_at=int(time.time()))
+        run.events.add("Stopped; it resumes from its last checkpoint when it is started again")
+        run_state.cancel(run)
         raise
     except ClusterLostError:
         raise
@@ -159,7 +152,7 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
         fail_run(run, exc)
         raise
     if model is None:
-        run.mark_paused()
+        run_state.pause(run)
     return model
 
 
@@ -170,15 +163,14 @@ def fail_run(run: RunFolder, exc: BaseException) -> None:
     if record.is_final or record.writer == "queue":  # ended or resumed without this process
         return
     message = str(exc) or type(exc).__name__
-    run.add_event(message, level="error")
-    error = RunError(code=getattr(exc, "code", type(exc).__name__), message=message)
-    run.update_record(status="failed", finished_at=int(time.time()), error=error.model_dump())
+    run.events.add(message, level="error")
+    run_state.fail(run, RunError(code=getattr(exc, "code", type(exc).__name__), message=message))
 
 
 def succeed_run(run: RunFolder, model_id: str | None = None) -> None:
     """Write the success of a run to its events and record."""
-    run.add_event("The fine-tune succeeded", data={"model_id": model_id} if model_id else {})
-    run.update_record(status="succeeded", finished_at=int(time.time()), model_id=model_id)
+    run.events.add("The fine-tune succeeded", data={"model_id": model_id} if model_id else {})
+    run_state.succeed(run, model_id)
 
 
 def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
@@ -203,16 +195,16 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
         # Ray Train's watcher for node preemption is a process that takes seconds to start.
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     if not use_gpu and ensure_cpu_op():
-        run.add_event("Compiled DeepSpeed's CPU operation; this happens once on a machine")
+        run.events.add("Compiled DeepSpeed's CPU operation; this happens once on a machine")
     ending = train(run, spec, use_gpu=use_gpu)
     if ending == "paused":
         if run.requested_pause_reason == "shutdown":
-            run.add_event("Paused; it resumes when the application starts again")
+            run.events.add("Paused; it resumes when the application starts again")
         else:
-            run.add_event("Paused; start the run again to go on")
+            run.events.add("Paused; start the run again to resume it")
         return None
-    if rise := find_loss_rise(run.read_metrics()):
-        run.add_event(
+    if rise := find_loss_rise(run.metrics.read()):
+        run.events.add(
             rise.describe(),
             level="warn",
             code="loss_rose",
@@ -258,7 +250,7 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
             worker_runtime_env={} if use_gpu else {"env_vars": CPU_WORKER_ENV},
         ),
     )
-    run.add_event("Starting the workers", data={"num_workers": spec.num_workers})
+    run.events.add("Starting the workers", data={"num_workers": spec.num_workers})
     try:
         result = _fit_and_restart(trainer, run, spec.max_failures)
     except ray.train.TrainingFailedError as exc:
@@ -291,7 +283,7 @@ def _fit_and_restart(trainer: Any, run: RunFolder, max_failures: int) -> Any:
             if not isinstance(exc.controller_failure, ray.exceptions.RayActorError):
                 raise
             reason = summarise_exception(exc.controller_failure)
-            run.add_event(f"A worker was lost as it started: {reason}", level="warn")
+            run.events.add(f"A worker was lost as it started: {reason}", level="warn")
     return _fit(trainer)
 
 
@@ -335,7 +327,7 @@ def export_checkpoint(
     from training.model import DTYPES
 
     metrics = checkpoint.progress.summarise()
-    run.add_event(f"Consolidating the checkpoint of step {checkpoint.step}", data=metrics)
+    run.events.add(f"Consolidating the checkpoint of step {checkpoint.step}", data=metrics)
     started = time.monotonic()
     # Meanwhile the training may supersede the checkpoint, and a client may delete the base model.
     with hold_checkpoint(checkpoint), hold_base_model(spec.base_model):
@@ -353,7 +345,7 @@ def export_checkpoint(
         )
     took_s = time.monotonic() - started
     (logits,) = (check for check in verification.checks if check.name == "logits")
-    run.add_event(
+    run.events.add(
         f"The model is complete after {took_s:.1f} s, and verified: {logits.detail}",
         data={"took_s": took_s, "step": checkpoint.step},
     )

@@ -41,8 +41,9 @@ from training.monitoring.journal import Journal, compute_perplexity
 from training.monitoring.trackers import open_trackers
 from training.monitoring.watchdog import Watchdog, report_stall
 from training.preflight.packing_check import find_leak
-from training.run.folder import RunFolder, log_to_file
+from training.run.folder import RunFolder
 from training.run.progress import Progress
+from training.run.run_log import log_to_file
 from training.spec import TrainingSpec
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ def run_worker(config: dict[str, Any]) -> dict[str, str]:
     torch.set_num_threads(spec.threads_per_worker)
     lower_process_priority()
     place = _find_place()
-    # Workers of a killed driver live on for a moment: wait until they no longer write.
+    # Workers of a killed driver run for another moment: wait until they no longer write.
     alone = run.hold("writer", _HANDOVER_S) if place.rank == 0 else nullcontext()
     with log_to_file(run.log_file), alone:
         try:
@@ -221,7 +222,7 @@ class _Worker:
         fingerprint = steps.compute_fingerprint()
         if progress.step_in_epoch and progress.plan != fingerprint:
             raise CheckpointError(
-                f"the rows stand in another order than when the checkpoint of step {progress.step} "
+                f"the rows are in another order than when the checkpoint of step {progress.step} "
                 "was saved, so some would be seen twice and others never: their data or the "
                 "settings of the batches have changed; start a new run"
             )

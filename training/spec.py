@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from storage.local_paths import check_local_path
 from templating.arguments import check_arguments
-from training.deepspeed.user_config import adopt_settings, check_batch_size
+from training.deepspeed.user_config import adopt_settings
 from training.row_places import HubDataset, TrainFile, limit_train_files
 from training.setting_faults import describe_faults, show_value
+from training.spec_checks import check_settings_together
 from training.spec_file import read_spec_file
 
 # Settings with paths on this machine, which are of no use to other readers of the settings.
@@ -251,8 +251,8 @@ class TrainingSpec(BaseModel):
         None,
         ge=1,
         le=_MAX_INTEGER,
-        description="Fewest workers to go on with where the cluster shrinks, growing back to "
-        "'num_workers' with it, each time from the last checkpoint; default: never fewer.",
+        description="Fewest workers with which training continues when the cluster shrinks; it "
+        "grows back later, each time from the last checkpoint. Default: 'num_workers'.",
     )
     accelerator: Literal["auto", "cpu", "gpu"] = Field(
         "auto", description="'auto' takes one GPU per worker where the cluster has any GPU."
@@ -290,98 +290,8 @@ class TrainingSpec(BaseModel):
         )
 
     @model_validator(mode="after")
-    def _check_batch_size(self) -> Self:
-        check_batch_size(
-            self.deepspeed,
-            self.micro_batch_size,
-            self.gradient_accumulation_steps,
-            self.num_workers,
-        )
-        return self
-
-    @model_validator(mode="after")
-    def _refuse_urls(self) -> Self:
-        check_local_path("base_model", self.base_model, "a folder or a model id on the hub")
-        for name in ("train_file", "validation_file"):
-            check_local_path(name, getattr(self, name) or "")
-        for mixed in self.train_files:
-            check_local_path("train_files", mixed.file)
-        for name in ("train_dataset", "validation_dataset"):
-            place = getattr(getattr(self, name), "id", "")
-            check_local_path(f"{name}.id", place, "an id on the hub, as in 'owner/name'")
-        return self
-
-    @model_validator(mode="after")
-    def _check_sources(self) -> Self:
-        places = ("train_file", "train_files", "train_dataset")
-        if len(found := [name for name in places if getattr(self, name)]) != 1:
-            set_ones = f"{' and '.join(found)} are set" if found else "none of them is set"
-            raise ValueError(
-                f"rows come from train_file, train_files or train_dataset, and {set_ones}: set one "
-                "of them"
-            )
-        sources = ("validation_file", "validation_dataset", "validation_fraction")
-        if len(several := [name for name in sources if getattr(self, name)]) > 1:
-            raise ValueError(f"{' and '.join(several)} are set: set one of them")
-        for name, needs in (
-            ("keep", self.keep == "best"),
-            ("early_stopping_patience", self.early_stopping_patience),
-            ("evaluate_every_steps", self.evaluate_every_steps),
-        ):
-            if needs and not self.has_validation:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}, which needs rows to evaluate on: set "
-                    "validation_file, validation_dataset or validation_fraction"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _check_warmup(self) -> Self:
-        if self.max_steps is not None and (self.warmup_steps or 0) >= self.max_steps:
-            raise ValueError(
-                f"warmup_steps is {self.warmup_steps}, expected fewer than max_steps "
-                f"{self.max_steps}: the learning rate would never fall"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_budget(self) -> Self:
-        if self.max_length is not None and self.max_length > self.micro_batch_tokens:
-            raise ValueError(
-                f"micro_batch_tokens is {self.micro_batch_tokens}, less than max_length "
-                f"{self.max_length}: a row of full length would fit no micro batch; raise "
-                "micro_batch_tokens or lower max_length"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_sharding(self) -> Self:
-        if self.offload_parameters and self.zero_stage != 3:
-            raise ValueError(
-                f"offload_parameters needs zero_stage 3, which alone shards parameters; it is "
-                f"{self.zero_stage}"
-            )
-        if self.precision == "fp16" and self.zero_stage == 0:
-            raise ValueError(
-                "precision fp16 needs zero_stage 1, 2 or 3: at stage 0 DeepSpeed leaves the loss "
-                "unscaled and divides the gradients by the scale all the same; it is 0"
-            )
-        if self.offload_optimizer and self.zero_stage == 0:
-            raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3; it is 0")
-        return self
-
-    @model_validator(mode="after")
-    def _check_elastic(self) -> Self:
-        if self.min_workers is not None and self.min_workers > self.num_workers:
-            raise ValueError(
-                f"min_workers is {self.min_workers}, more than num_workers {self.num_workers}"
-            )
-        if (self.min_workers or self.num_workers) < self.num_workers and not self.save_every_steps:
-            raise ValueError(
-                f"min_workers is {self.min_workers}, fewer than num_workers {self.num_workers}: "
-                "whenever the cluster grows or shrinks, training goes on from the last checkpoint; "
-                "set save_every_steps to what may be done twice"
-            )
+    def _check_together(self) -> Self:
+        check_settings_together(self)
         return self
 
     def describe(self) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class AuditLog:
         num_old: int = DEFAULT_NUM_OLD,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path, self._lock_path = layout.audit, layout.audit_lock
+        self._path, self._lock_path = layout.access.audit, layout.access.audit_lock
         self._max_bytes, self._num_old = max_bytes, num_old
         self._clock = clock
         self._failures: dict[str | None, Bucket] = {}

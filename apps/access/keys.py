@@ -58,7 +58,11 @@ class KeyStore:
 
     def __init__(self, layout: StorageLayout, clock: Callable[[], float] = time.time) -> None:
         self._layout, self._clock = layout, clock
-        self._path, self._marker, self._lock = layout.keys, layout.keys_marker, layout.keys_lock
+        self._path, self._marker, self._lock = (
+            layout.access.keys,
+            layout.access.keys_marker,
+            layout.access.keys_lock,
+        )
         self._seen: tuple[int, int, int] | None = None
         self._records: dict[str, KeyRecord] = {}
         self._fault: str | None = None

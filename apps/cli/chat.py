@@ -18,7 +18,7 @@ def chat(
         str | None, typer.Argument(help="What to ask; a conversation if there is nothing.")
     ] = None,
     model: Annotated[str, typer.Option("--model", "-m", help="Id or alias.")] = "latest",
-    system: Annotated[str | None, typer.Option(help="What the model is told beforehand.")] = None,
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,

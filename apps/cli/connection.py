@@ -74,5 +74,5 @@ def _describe_failure(exc: ApiClientError, url: str) -> str:
                 "address by --url"
             )
         case UnexpectedResponseError():
-            return f"what answers at {url} is no Tuneserve"
+            return f"the server at {url} is not Tuneserve"
     return str(exc)

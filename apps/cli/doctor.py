@@ -129,16 +129,16 @@ def _examine_storage(root: Path) -> Iterator[Finding]:
 
 def _describe_cluster() -> str:
     if preflight.joins_cluster():
-        return "Ray joins the one that is up already"
-    return "Ray starts one of its own, for this machine alone"
+        return "Ray joins the cluster that is running"
+    return "Ray starts a cluster on this machine"
 
 
 def _examine_key(root: Path) -> Finding:
     if root.is_dir() and KeyStore(StorageLayout(root)).has_keys():
-        return Finding("access", "good", "whoever has a key; 'tuneserve keys list' shows them")
+        return Finding("access", "good", "clients with a key; 'tuneserve keys list' shows the keys")
     if os.environ.get("TUNESERVE_API_KEY", "").strip():
-        return Finding("access", "good", "whoever sends TUNESERVE_API_KEY as the key")
-    return Finding("access", "note", "this machine alone; for others: tuneserve keys create")
+        return Finding("access", "good", "clients that send TUNESERVE_API_KEY as their key")
+    return Finding("access", "note", "this machine only; for others: tuneserve keys create")
 
 
 def _judge(subject: str, faults: Iterator[str], good: str) -> Iterator[Finding]:

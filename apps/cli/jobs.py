@@ -142,7 +142,7 @@ def delete(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> No
 @jobs.command()
 def logs(
     job_id: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job ends.")] = False,
     tail: Annotated[int, typer.Option(min=0, help="Bytes of its end to begin with.")] = 64_000,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,

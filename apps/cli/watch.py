@@ -43,10 +43,10 @@ def watch_job(url: str, job_id: str, *, as_json: bool) -> NoReturn:
     try:
         job = run_with_api(url, watch)
     except KeyboardInterrupt:
-        notes.print(f"not watched any more; {job_id} goes on")
+        notes.print(f"stopped watching; {job_id} continues")
         raise typer.Exit(_INTERRUPTED) from None
     if job.status == "succeeded" and not as_json:
-        say(f"{job.fine_tuned_model} is there; ask it: tuneserve chat")
+        say(f"{job.fine_tuned_model} is ready; try it with: tuneserve chat")
     raise typer.Exit(0 if job.status == "succeeded" else 1)
 
 

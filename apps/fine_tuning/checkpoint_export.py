@@ -6,7 +6,7 @@ adds an event: the task itself, or the queue if the task was killed. So every ex
 
 import logging
 import threading
-from typing import IO, Any
+from typing import IO, Literal, TypedDict
 
 from apps.errors import invalid_input, not_found
 from apps.fine_tuning.cluster.tasks import Task, TaskRunner
@@ -27,15 +27,25 @@ from serving.store.model_store import ModelStore
 from storage import versioned
 from storage.layout import StorageLayout, check_id, is_plain_name
 from system.fault_log import FaultLog
-from training.run.folder import EventLevel, RunFolder
+from training.run.folder import RunFolder
+from training.run.run_events import EventLevel
 
 logger = logging.getLogger(__name__)
 
-_MAX_AT_ONCE = 4
+_MAX_CONCURRENT_EXPORTS = 4
 _RETRY_AFTER_S = 30
 
 
-class ExportDesk:
+class PublishingModel(TypedDict):
+    """A model whose publication was started, as the API shows it."""
+
+    id: str
+    object: Literal["model"]
+    status: Literal["publishing"]
+    run_id: str
+
+
+class CheckpointExporter:
     """Starts and reconciles exports; one per storage root."""
 
     def __init__(
@@ -53,7 +63,7 @@ class ExportDesk:
         self._limits = limits
         self._models = ModelStore(layout)
         self._lock = threading.Lock()
-        self._held: dict[str, IO[bytes]] = {}  # locks of the checkpoints, by model id
+        self._locked: dict[str, IO[bytes]] = {}  # locks of the checkpoints, by model id
         # The exports that have a note, by run and model; None until the notes of an earlier
         # process are read. Only this process starts others.
         self._noted: dict[tuple[str, str], RunFolder] | None = None
@@ -61,10 +71,10 @@ class ExportDesk:
 
     def close(self) -> None:
         """Release every checkpoint."""
-        while self._held:
-            self._held.popitem()[1].close()
+        while self._locked:
+            self._locked.popitem()[1].close()
 
-    def begin(self, run_id: str, checkpoint_id: str, model_id: str | None) -> dict[str, Any]:
+    def begin(self, run_id: str, checkpoint_id: str, model_id: str | None) -> PublishingModel:
         """Start publishing a checkpoint of a run, ended or not, as a model.
 
         The result is an event of the run, and the checkpoint is locked until then. Raises
@@ -79,20 +89,20 @@ class ExportDesk:
             model_id = check_id(model_id or name_checkpoint_model(run, checkpoint.step))
         with self._lock:
             check_new_model(self._layout, self._runs, model_id)
-            num_under_way = len(self._find_noted())
-            if num_under_way >= _MAX_AT_ONCE:
+            num_exports = len(self._find_noted())
+            if num_exports >= _MAX_CONCURRENT_EXPORTS:
                 raise OverloadedError(
-                    f"{num_under_way} checkpoints are being published; try again when one is done",
+                    f"{num_exports} checkpoints are being published; try again when one is done",
                     retry_after_s=_RETRY_AFTER_S,
                 )
             base_model = str(run.read_record().request.get("model") or "")
             new_bytes = self._sizes.measure_model(base_model) if is_plain_name(base_model) else 0
             check_model_room(self._sizes.measure(), self._limits, new_bytes)
             try:
-                self._held[model_id] = hold_checkpoint(checkpoint)
+                self._locked[model_id] = hold_checkpoint(checkpoint)
             except FileNotFoundError:  # superseded just now
                 raise not_found("checkpoint", checkpoint_id) from None
-            run.add_event(f"Publishing step {checkpoint.step} as {model_id}")
+            run.events.add(f"Publishing step {checkpoint.step} as {model_id}")
             note = name_export_note(run, model_id)
             note.parent.mkdir(exist_ok=True)
             versioned.write_object(note, {"step": checkpoint.step})
@@ -111,13 +121,13 @@ class ExportDesk:
             self._faults.keep_only(
                 f"export of model {model_id!r} from run {run_id}" for run_id, model_id in noted
             )
-            for model_id in self._held.keys() - {model_id for _, model_id in self._find_noted()}:
-                self._held.pop(model_id).close()
+            for model_id in self._locked.keys() - {model_id for _, model_id in self._find_noted()}:
+                self._locked.pop(model_id).close()
 
     def _end_lost(self, run: RunFolder, model_id: str) -> None:
         """Report the result of an export whose task ended without reporting it."""
-        is_under_way = self._runner.is_under_way("export", model_id)
-        if is_under_way or not name_export_note(run, model_id).exists():
+        is_running = self._runner.is_running("export", model_id)
+        if is_running or not name_export_note(run, model_id).exists():
             return
         if has_published(self._models, run.path.name, model_id):
             # The task was killed between publishing the model and reporting it.
@@ -155,5 +165,5 @@ def execute_export(layout: StorageLayout, run_id: str, step: int, model_id: str)
 
 def end_export(run: RunFolder, model_id: str, message: str, level: EventLevel = "info") -> None:
     """Report the result of an export in an event, and remove its note."""
-    run.add_event(message, level=level, data={"model_id": model_id})
+    run.events.add(message, level=level, data={"model_id": model_id})
     name_export_note(run, model_id).unlink(missing_ok=True)

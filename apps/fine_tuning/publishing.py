@@ -3,11 +3,12 @@
 import re
 import shutil
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from apps.errors import not_found
 from apps.fine_tuning.index.run_lookup import find_run, name_model
-from serving.store.model_store import ModelStore, StoredModel
+from serving.store.model_store import ModelStore
+from serving.store.stored_model import StoredModel
 from storage.layout import StorageLayout
 from storage.locks import lock_exclusive
 from storage.scratch import sweep_scratch
@@ -21,15 +22,38 @@ _EXPORT_PREFIX = "export-"
 _STEP = re.compile(r"[0-9]{1,18}")
 
 
-def list_run_checkpoints(run: RunFolder) -> list[dict[str, Any]]:
+class ShownCheckpointMetrics(TypedDict):
+    """The metrics of a checkpoint by OpenAI's names; None is unknown."""
+
+    step: float
+    train_loss: float
+    valid_loss: float | None
+    full_valid_loss: float | None
+    epoch: float
+    trained_tokens: float
+
+
+class ShownCheckpoint(TypedDict):
+    """A checkpoint as OpenAI's `fine_tuning.job.checkpoint`."""
+
+    id: str
+    object: Literal["fine_tuning.job.checkpoint"]
+    created_at: int
+    fine_tuning_job_id: str
+    step_number: int
+    fine_tuned_model_checkpoint: str
+    metrics: ShownCheckpointMetrics
+
+
+def list_run_checkpoints(run: RunFolder) -> list[ShownCheckpoint]:
     """Describe the checkpoints that a run still has as OpenAI does, newest first."""
     from training.checkpoint.format import list_checkpoints
 
     job_id = run.path.name
-    shown = []
+    shown: list[ShownCheckpoint] = []
     for checkpoint in list_checkpoints(run.checkpoints):
         with suppress(FileNotFoundError):  # superseded just now
-            entry = {
+            entry: ShownCheckpoint = {
                 "id": name_checkpoint(job_id, checkpoint.step),
                 "object": "fine_tuning.job.checkpoint",
                 "created_at": int(checkpoint.path.stat().st_mtime),
@@ -42,7 +66,7 @@ def list_run_checkpoints(run: RunFolder) -> list[dict[str, Any]]:
     return shown
 
 
-def _describe_metrics(figures: dict[str, float]) -> dict[str, float | None]:
+def _describe_metrics(figures: dict[str, float]) -> ShownCheckpointMetrics:
     """Return a checkpoint's metrics by OpenAI's names; evaluation uses all validation rows."""
     eval_loss = figures.get("eval_loss")
     return {
@@ -91,10 +115,10 @@ def publish_checkpoint(layout: StorageLayout, run_id: str, step: int, model_id: 
     from training.checkpoint.format import CheckpointError, list_checkpoints
 
     import_transformers()
-    from training.launch import export_checkpoint, quiet_libraries
+    from training.launch import disable_progress_bars, export_checkpoint
 
     run = find_run(layout, run_id)
-    quiet_libraries()
+    disable_progress_bars()
     with lock_exclusive(layout.export_lock):
         _remove_leftovers(run)
         for checkpoint in list_checkpoints(run.checkpoints):

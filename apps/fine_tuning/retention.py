@@ -1,11 +1,10 @@
 """Automatic removal: cached tokens beyond a size, and the remains of killed processes."""
 
 import logging
-import time
-from threading import Thread
+from threading import Event, Thread
 
 from apps.fine_tuning.submission import BUILDING_PREFIX
-from serving.store.model_store import ModelStore
+from serving.store.clean_up import clean_up_models
 from storage.layout import UPLOAD_PREFIX, StorageLayout
 from storage.scratch import sweep_scratch
 from storage.temporary_files import remove_old_temporaries
@@ -14,7 +13,7 @@ from training.data.token_cache import prune_cache
 
 logger = logging.getLogger(__name__)
 
-_INTERVAL_S = 600.0
+INTERVAL_S = 600.0
 
 
 def enforce_retention(layout: StorageLayout, max_token_cache_bytes: int) -> None:
@@ -28,27 +27,35 @@ def enforce_retention(layout: StorageLayout, max_token_cache_bytes: int) -> None
     except OSError:
         logger.exception("the cache of tokens cannot be pruned")
     try:
-        ModelStore(layout).clean_up()
+        clean_up_models(layout)
     except (OSError, RuntimeError):
-        logger.exception("what killed processes left in the store of models cannot be removed")
+        logger.exception("remains of killed processes in the model store cannot be removed")
     sweep_scratch(layout.files, UPLOAD_PREFIX)
     sweep_scratch(layout.runs, BUILDING_PREFIX)
     try:
         remove_old_temporaries(layout)
     except OSError:
-        logger.exception("the temporary files that killed processes left cannot be listed")
+        logger.exception("the temporary files of killed processes cannot be listed")
 
 
-def start_retention(layout: StorageLayout, max_token_cache_bytes: int) -> None:
-    """Enforce retention now and every ten minutes, on a thread that ends with this process."""
+def start_retention(
+    layout: StorageLayout, max_token_cache_bytes: int, interval_s: float = INTERVAL_S
+) -> Event:
+    """Enforce retention now and every `interval_s` seconds, on a thread.
+
+    The thread ends with this process, or once the returned event is set.
+    """
+    stopped = Event()
 
     def keep_enforcing() -> None:
         lower_thread_priority()
-        while True:
+        is_stopped = False
+        while not is_stopped:
             try:
                 enforce_retention(layout, max_token_cache_bytes)
             except Exception:
-                logger.exception("what is no longer needed cannot be removed; trying again later")
-            time.sleep(_INTERVAL_S)
+                logger.exception("retention failed; it is repeated in %g s", interval_s)
+            is_stopped = stopped.wait(interval_s)
 
     Thread(target=keep_enforcing, name="retention", daemon=True).start()
+    return stopped

@@ -9,11 +9,11 @@ from threading import Lock
 
 from apps.fine_tuning.cluster.job_runner import JobRunner
 from apps.fine_tuning.index.run_index import describe_fault
-from apps.fine_tuning.run_endings import tell_once
 from storage.durable import DamagedFileError
 from storage.layout import StorageLayout
 from system.fault_log import FaultLog
 from training.preflight.resources import ResourceError, check_resources, find_shortage
+from training.run import run_state
 from training.run.folder import RunFolder
 from training.spec import TrainingSpec
 
@@ -33,7 +33,7 @@ class _Pass:
     num_waiting: int = 0
 
 
-class RunStarter:
+class RunScheduler:
     """Starts the Ray jobs of queued runs; `lock` is taken for every decision about a run."""
 
     def __init__(
@@ -66,17 +66,17 @@ class RunStarter:
             with self._faults.guard(run.path.name):
                 self._start_or_wait(run, state)
 
-    def _start_or_wait(self, run: RunFolder, state: "_Pass") -> None:
+    def _start_or_wait(self, run: RunFolder, state: _Pass) -> None:
         spec = _read_spec(run)
         if isinstance(spec, str):  # perhaps written by another version
             with self._lock:
-                tell_waiting(run, f"its settings cannot be read: {spec}")
+                record_waiting_reason(run, f"its settings cannot be read: {spec}")
             return
         try:
             check_resources(spec, state.nodes, *self._reserved)
         except ResourceError as exc:  # a node has left, or has not joined yet
             with self._lock:
-                tell_waiting(run, f"the cluster has too little at present: {exc}")
+                record_waiting_reason(run, f"the cluster has too few resources at present: {exc}")
             return
         reason: str | None = None
         if state.num_waiting or state.num_computing >= self._max_concurrent_runs:
@@ -86,7 +86,7 @@ class RunStarter:
         with self._lock:
             if reason is not None:
                 state.num_waiting += 1  # a smaller run must not delay it forever
-                tell_waiting(run, reason)
+                record_waiting_reason(run, reason)
             elif self._start(run):
                 state.num_computing += 1
                 state.specs.append(spec)
@@ -100,10 +100,7 @@ class RunStarter:
         if record.is_final or record.status == "paused" or run.is_cancel_requested:
             return False
         if record.writer == "queue":
-            number = record.num_starts + 1
-            record = run.update_record(
-                writer="job", job_id=f"{record.id}-{number}", num_starts=number, waiting_for=None
-            )
+            record = run_state.assign_job(run)
         assert record.job_id is not None
         command = [
             sys.executable,
@@ -117,15 +114,15 @@ class RunStarter:
         except (RuntimeError, OSError) as exc:  # raised by the cluster; retried in the next pass
             self._start_faults.report(f"run {record.id}", f"could not be started: {exc}")
             message = f"The cluster cannot start it at present, trying again: {exc}"
-            tell_once(run, message, level="warn")
+            run.events.add_once(message, level="warn")
         else:
             self._start_faults.clear(f"run {record.id}")
             logger.info("started run %s as job %s", record.id, record.job_id)
         return True
 
 
-def tell_waiting(run: RunFolder, reason: str) -> None:
-    """Record what a run waits for; only for callers that may write the run's record."""
+def record_waiting_reason(run: RunFolder, reason: str) -> None:
+    """Record what a queued run waits for; the caller may write the run's record."""
     record = run.read_record()
     is_waiting = record.writer == "queue" and record.status in ("queued", "validating_files")
     if is_waiting and record.waiting_for != reason:

@@ -5,16 +5,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 from apps.errors import InvalidInputError, invalid_input, refuse_full_disk
+from apps.file_index import FileCheck
 from apps.file_store import FileStore
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import require_lineage
-from apps.fine_tuning.job_schemas import SERVER_SETTINGS, FineTuneRequest, parse_fine_tune
+from apps.fine_tuning.job_requests import SERVER_SETTINGS, FineTuneRequest, parse_fine_tune
 from apps.fine_tuning.validation.row_validation import (
-    COUNTS,
+    RowCounts,
     SlowRowsError,
     are_quick,
     build_default_spec,
@@ -24,7 +25,8 @@ from apps.fine_tuning.validation.row_validation import (
 )
 from apps.settings import UsageLimits
 from apps.usage import check_job_counts, check_job_size, check_model_room
-from serving.store.model_store import ModelStore, StoredModel
+from serving.store.model_store import ModelStore
+from serving.store.stored_model import StoredModel
 from storage import durable
 from storage.layout import StorageLayout, new_id
 from storage.scratch import build_in_scratch
@@ -32,13 +34,56 @@ from system.library_imports import import_transformers
 from training import launch
 from training.data.faults import DataError
 from training.preflight.resources import ResourceError, check_resources
-from training.run.folder import RunFolder, RunRecord
+from training.run.folder import RunFolder
+from training.run.run_record import RunRecord
 from training.spec import SettingError, TrainingSpec
 
 BUILDING_PREFIX = ".building-"
 
 
-class Intake:
+class ShownToken(TypedDict):
+    """A piece of a row: the text of a token, and whether it is learned."""
+
+    text: str
+    learned: bool
+
+
+class ShownRow(TypedDict):
+    """One row as tokens."""
+
+    line: int
+    is_part: bool
+    tokens: list[ShownToken]
+
+
+class ShownPreview(TypedDict):
+    """The first rows of a file as tokens, with the counts of all rows as far as known."""
+
+    object: Literal["file.preview"]
+    num_rows: int | None
+    num_tokens: int | None
+    num_learned_tokens: int | None
+    num_truncated_rows: int | None
+    num_dropped_rows: int | None
+    num_split_rows: int | None
+    format: str
+    max_length: int
+    ignored_keys: dict[str, int]
+    rows: list[ShownRow]
+    learned_share: NotRequired[float]
+    model: NotRequired[str]
+
+
+class ShownDefaults(TypedDict):
+    """The default settings of a job for a model, and their schema."""
+
+    object: Literal["fine_tuning.defaults"]
+    model: str
+    training: Mapping[str, Any]
+    schema: Mapping[str, Any]
+
+
+class JobCreator:
     """Creates runs from requests, and previews how rows become tokens."""
 
     def __init__(
@@ -54,7 +99,7 @@ class Intake:
         self._runs = runs
         self._sizes = sizes
         self._limits = limits
-        self._creating = Lock()  # held from counting the jobs until one is added
+        self._lock = Lock()  # locked from counting the jobs until one is added
         self._files = FileStore(layout)
         self._models = ModelStore(layout)
         self._reserved_cpus, self._reserved_gpus = reserved_cpus, reserved_gpus
@@ -71,16 +116,16 @@ class Intake:
         require_lineage(model)  # the new model's lineage refers to it
         new_bytes = self._sizes.measure_model(model.id)
         check_model_room(self._sizes.measure(), self._limits, new_bytes)
-        with ExitStack() as held, refuse_full_disk():
+        with ExitStack() as locks, refuse_full_disk():
             # Locked until a record states that they are needed.
-            held.enter_context(model.hold())
+            locks.enter_context(model.hold())
             for file_id in request.list_files():
-                held.enter_context(self._files.hold(file_id))
+                locks.enter_context(self._files.hold(file_id))
             return self._create_from(model, request, nodes)
 
     def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    ) -> ShownPreview:
         """Show how the first rows of a file become tokens for a model.
 
         `training` has settings as in a job. Raises as `create` does.
@@ -101,13 +146,8 @@ class Intake:
         except DataError as exc:
             self._files.check_unchanged(known)
             raise InvalidInputError(str(exc), param="file") from exc
-        counts: dict[str, Any] = {
-            "format": shown.format,
-            "max_length": shown.max_length,
-            "ignored_keys": dict(shown.ignored_keys),
-        }
-        counts |= self._count_rows(file_id, file, spec, None if training else stored.id)
-        rows = [
+        counts = self._count_rows(file_id, file, spec, None if training else stored.id)
+        rows: list[ShownRow] = [
             {
                 "line": row.line,
                 "is_part": row.is_part,
@@ -118,23 +158,36 @@ class Intake:
             }
             for row in shown.rows
         ]
-        return {"object": "file.preview", **_NOTHING_COUNTED, **counts, "rows": rows}
+        preview: ShownPreview = {
+            "object": "file.preview",
+            "num_rows": None,
+            "num_tokens": None,
+            "num_learned_tokens": None,
+            "num_truncated_rows": None,
+            "num_dropped_rows": None,
+            "num_split_rows": None,
+            "format": shown.format,
+            "max_length": shown.max_length,
+            "ignored_keys": dict(shown.ignored_keys),
+            "rows": rows,
+        }
+        return {**preview, **counts} if counts is not None else preview
 
     def _count_rows(
         self, file_id: str, file: Path, spec: TrainingSpec, model_id: str | None
-    ) -> dict[str, Any]:
+    ) -> RowCounts | FileCheck | None:
         """Return the counts of a file's rows, by reading them if that is quick.
 
-        Otherwise returns the counts of the file's check if that used `model_id`, and nothing if
-        not; `model_id` is None if settings were given. Raises as `prepare_rows` does.
+        Otherwise returns the counts of the file's check if that used `model_id`, and None if not;
+        `model_id` is None if settings were given. Raises as `prepare_rows` does.
         """
         if are_quick([file]):
             with suppress(SlowRowsError):
                 return count_rows(prepare_rows(self._layout, spec))
         checked = self._files.get(file_id).get("check")
-        return dict(checked) if checked and checked["model"] == model_id else {}
+        return checked if checked and checked["model"] == model_id else None
 
-    def get_defaults(self, model: str) -> dict[str, Any]:
+    def get_defaults(self, model: str) -> ShownDefaults:
         """Return the default settings of a fine-tuning job for `model`, and their schema."""
         schema = TrainingSpec.model_json_schema()["properties"]
         spec = build_default_spec(self._models, self._models.resolve(model), "-")
@@ -177,16 +230,13 @@ class Intake:
         with build_in_scratch(self._layout.runs, BUILDING_PREFIX) as building:
             run = RunFolder(building)
             if prepared is None:
-                run.add_event("Checking the files")
+                run.events.add("Checking the files")
             else:
                 link_data(prepared, run.data)
-                launch.tell_data(run, prepared.summary)
-                run.add_event("Queued", code="queued")
+                launch.report_data(run, prepared.summary)
+                run.events.add("Queued", code="queued")
             run.create(spec, record)
-            with self._creating:
+            with self._lock:
                 check_job_counts(self._runs, self._limits)
                 durable.move_directory(building, self._layout.run(record.id))
         return RunFolder(self._layout.run(record.id))
-
-
-_NOTHING_COUNTED = dict.fromkeys(COUNTS)

@@ -162,4 +162,5 @@ def _find_text(
         models=models if settings.replicas.max > 1 else None,
         timeout_s=timeout_s + TRANSPORT_S,
         may_sleep=settings.replicas.min == 0,
+        log_texts=settings.log_texts,
     )

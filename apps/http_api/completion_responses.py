@@ -2,9 +2,9 @@
 
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
@@ -13,86 +13,108 @@ from apps.errors import is_expected, to_response
 from apps.http_api.dependencies import TextGenerator
 from apps.sse import write_event
 from apps.upstream.proxy import UpstreamProxy
-from serving.openai.responses import AnswerHead, Choice, build_usage
-from serving.origin import RequestKind
+from serving.openai.chunks import StreamUsage
+from serving.openai.responses import AnswerHead, JsonObject, build_usage
+from serving.wire import AnswerOrigin, Piece, StreamItem, ValidRequest
 from storage.layout import new_id
 
 logger = logging.getLogger(__name__)
 
-Chunk = dict[str, Any]
-Item = dict[str, Any]  # an item of a generator's stream
-BuildAnswer = Callable[[AnswerHead, Sequence[Choice], dict[str, int]], dict[str, Any]]
-BuildChunks = Callable[[AnswerHead, AsyncIterator[Item]], AsyncIterator[list[Chunk]]]
-
-
 _MAX_HEADER_CHARACTERS = 200
 
-
-def _make_head(answer_id: str, origin: Mapping[str, Any]) -> AnswerHead:
-    """Build the head of a model's response."""
-    return AnswerHead(answer_id, int(time.time()), origin["model_id"], origin["system_fingerprint"])
+Item = TypeVar("Item")
+_ItemT_contra = TypeVar("_ItemT_contra", contravariant=True)
 
 
-def _describe_origin(origin: Mapping[str, Any]) -> dict[str, str]:
-    """Return headers that name the model and its origin; unknown values are omitted."""
-    named = {
-        "x-model-id": origin["model_id"],
-        "x-run-id": origin["run_id"],
-        "x-checkpoint": origin["checkpoint"],
-        "x-dataset-sha256": origin["dataset_sha256"],
-    }
-    return {
-        key: str(value).encode("unicode_escape").decode()[:_MAX_HEADER_CHARACTERS]
-        for key, value in named.items()
-        if value is not None
-    }
+class AnswerChunks(Protocol):
+    """Builds the chunks of one streamed response from its pieces."""
+
+    usage: StreamUsage
+
+    def build(self, pieces: Sequence[Piece]) -> list[JsonObject]:
+        """Build the chunks of some pieces."""
+
+    def finish(self) -> list[JsonObject]:
+        """Build the chunks that follow the last piece."""
+
+
+BuildAnswer = Callable[[AnswerHead, Sequence[Piece], dict[str, int]], JsonObject]
+BuildChunks = Callable[[AnswerHead], AnswerChunks]
 
 
 async def respond(
     text: TextGenerator,
-    kind: RequestKind,
-    body: dict[str, Any],
+    request: ValidRequest,
+    body: Mapping[str, Any],
     *,
     id_prefix: str,
-    is_streamed: bool,
     build: BuildAnswer,
     build_chunks: BuildChunks,
 ) -> Response:
-    """Respond to a text request, whole or as events; headers contain the model's origin."""
+    """Respond to a text request, whole or as events; headers contain the model's origin.
+
+    `body` is the client's own, for the request log.
+    """
     answer_id = new_id(id_prefix)
-    if is_streamed:
-        items = _count_items(text.stream(kind, body, answer_id), body.get("n") or 1)
+    if request.stream:
+        items = text.stream(request, body, answer_id)
         first = await anext(items)  # errors up to here are plain HTTP errors
-        chunks = build_chunks(_make_head(answer_id, first["origin"]), _start_with(first, items))
-        return _stream_chunks(chunks, _describe_origin(first["origin"]))
-    answer = await text.answer(kind, body, answer_id)
-    choices = answer["choices"]
-    usage = build_usage(
-        answer["num_prompt_tokens"], sum(one["num_completion_tokens"] for one in choices)
-    )
+        assert first.origin is not None, "the first item has the origin"
+        chunks = build_chunks(_make_head(answer_id, first.origin))
+        return _stream(first, items, _CountedChunks(chunks), first.origin)
+    answer = await text.answer(request, body, answer_id)
+    num_completion_tokens = sum(choice.num_completion_tokens for choice in answer.choices)
+    usage = build_usage(answer.num_prompt_tokens, num_completion_tokens)
     count_tokens(usage["total_tokens"], is_exact=True)
-    content = build(_make_head(answer_id, answer["origin"]), choices, usage)
-    return JSONResponse(content, headers=_describe_origin(answer["origin"]))
+    content = build(_make_head(answer_id, answer.origin), answer.choices, usage)
+    return JSONResponse(content, headers=_describe_origin(answer.origin))
 
 
-async def respond_relayed(relay: UpstreamProxy, path: str, body: dict[str, Any]) -> Response:
+async def respond_relayed(relay: UpstreamProxy, path: str, body: JsonObject) -> Response:
     """Relay a text request to an upstream; stream its response if the upstream does."""
     origin, answer = await relay.ask(path, body)
-    headers = _describe_origin(origin)
     if isinstance(answer, dict):
         _count_usage(answer)
-        return JSONResponse(answer, headers=headers)
+        return JSONResponse(answer, headers=_describe_origin(origin))
     first = await anext(answer, None)  # errors up to here are plain HTTP errors
-    chunks = answer if first is None else _start_with(first, answer)
-    return _stream_chunks(_batch(chunks), headers)
+    return _stream(first, answer, _RelayedChunks(), origin)
 
 
-async def _batch(chunks: AsyncGenerator[Chunk, None]) -> AsyncIterator[list[Chunk]]:
-    async with aclosing(chunks):
-        async for chunk in chunks:
-            if not _count_usage(chunk):
-                count_tokens(1)
-            yield [chunk]
+class _ChunkSource(Protocol[_ItemT_contra]):
+    """Converts the items of a stream to chunks, and counts their tokens."""
+
+    def convert(self, item: _ItemT_contra) -> list[JsonObject]:
+        """Return the chunks of one item."""
+
+    def finish(self) -> list[JsonObject]:
+        """Return the chunks that follow the last item."""
+
+
+class _CountedChunks:
+    """The chunks of a generator's stream: one token per piece, and the exact number at the end."""
+
+    def __init__(self, chunks: AnswerChunks) -> None:
+        self._chunks = chunks
+
+    def convert(self, item: StreamItem) -> list[JsonObject]:
+        count_tokens(len(item.pieces))
+        return self._chunks.build(item.pieces)
+
+    def finish(self) -> list[JsonObject]:
+        count_tokens(self._chunks.usage.build()["total_tokens"], is_exact=True)
+        return self._chunks.finish()
+
+
+class _RelayedChunks:
+    """The chunks of an upstream's stream: one token each, unless they report a number."""
+
+    def convert(self, item: JsonObject) -> list[JsonObject]:
+        if not _count_usage(item):
+            count_tokens(1)
+        return [item]
+
+    def finish(self) -> list[JsonObject]:
+        return []
 
 
 def _count_usage(answer: Mapping[str, Any]) -> bool:
@@ -104,51 +126,60 @@ def _count_usage(answer: Mapping[str, Any]) -> bool:
     return True
 
 
-async def _count_items(
-    items: AsyncGenerator[Item, None], num_choices: int
-) -> AsyncGenerator[Item, None]:
-    """Count the tokens of a stream: one per piece, and the exact number at its end."""
-    num_prompt_tokens: dict[int, int] = {}  # by prompt index
-    num_completion_tokens = 0
-    async with aclosing(items):
-        async for item in items:
-            for piece in item["pieces"]:
-                count_tokens(1)
-                if piece["finish_reason"] is not None:
-                    prompt = piece["index"] // num_choices
-                    num_prompt_tokens[prompt] = piece["num_prompt_tokens"]
-                    num_completion_tokens += piece["num_completion_tokens"]
-            yield item
-    count_tokens(sum(num_prompt_tokens.values()) + num_completion_tokens, is_exact=True)
+def _make_head(answer_id: str, origin: AnswerOrigin) -> AnswerHead:
+    """Build the head of a model's response."""
+    return AnswerHead(answer_id, int(time.time()), origin.model_id, origin.system_fingerprint)
 
 
-async def _start_with(
-    first: dict[str, Any], items: AsyncGenerator[dict[str, Any], None]
-) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield `first`, which was read ahead, and then the remaining items."""
-    async with aclosing(items):
-        yield first
-        async for item in items:
-            yield item
+def _describe_origin(origin: AnswerOrigin) -> dict[str, str]:
+    """Return headers that name the model and its origin; unknown values are omitted."""
+    named = {
+        "x-model-id": origin.model_id,
+        "x-run-id": origin.run_id,
+        "x-checkpoint": origin.checkpoint,
+        "x-dataset-sha256": origin.dataset_sha256,
+    }
+    return {
+        key: value.encode("unicode_escape").decode()[:_MAX_HEADER_CHARACTERS]
+        for key, value in named.items()
+        if value is not None
+    }
 
 
-def _stream_chunks(
-    batches: AsyncIterator[Iterable[Chunk]], headers: Mapping[str, str]
+def _stream(
+    first: Item | None,
+    rest: AsyncGenerator[Item, None],
+    source: _ChunkSource[Item],
+    origin: AnswerOrigin,
 ) -> StreamingResponse:
-    """Send chunks as server-sent events; the chunks of a batch are sent together."""
+    """Send a stream, whose first item was read ahead, as server-sent events."""
     return StreamingResponse(
-        _write_events(batches),
+        _write_events(first, rest, source),
         media_type="text/event-stream",
-        headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"},
+        headers={
+            **_describe_origin(origin),
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+        },
     )
 
 
-async def _write_events(batches: AsyncIterator[Iterable[Chunk]]) -> AsyncIterator[str]:
-    """Yield server-sent events; an error after the first byte becomes the last event."""
+async def _write_events(
+    first: Item | None, rest: AsyncGenerator[Item, None], source: _ChunkSource[Item]
+) -> AsyncIterator[str]:
+    """Yield server-sent events; an error after the first byte becomes the last event.
+
+    The chunks of an item are sent together.
+    """
     try:
-        async for chunks in batches:
-            if events := "".join(map(write_event, chunks)):
+        async with aclosing(rest):
+            if first is not None and (events := _join_events(source.convert(first))):
                 yield events
+            async for item in rest:
+                if events := _join_events(source.convert(item)):
+                    yield events
+        if events := _join_events(source.finish()):
+            yield events
     except Exception as exc:
         if is_expected(exc):
             logger.warning("a streamed answer broke off: %s", exc)
@@ -157,3 +188,7 @@ async def _write_events(batches: AsyncIterator[Iterable[Chunk]]) -> AsyncIterato
         yield f"data: {bytes(to_response(exc).body).decode()}\n\n"
         return
     yield "data: [DONE]\n\n"
+
+
+def _join_events(chunks: Sequence[JsonObject]) -> str:
+    return "".join(map(write_event, chunks))

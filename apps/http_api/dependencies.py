@@ -12,8 +12,8 @@ from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.settings import UsageLimits
 from apps.upstream.proxy import UpstreamProxy
-from serving.origin import RequestKind
 from serving.store.model_store import ModelStore
+from serving.wire import StreamItem, ValidRequest, WholeAnswer
 from storage.layout import StorageLayout
 
 
@@ -21,14 +21,14 @@ class TextGenerator(Protocol):
     """Generates chat and text completions."""
 
     def stream(
-        self, kind: RequestKind, body: dict[str, Any], request_id: str
-    ) -> AsyncGenerator[Any, None]:
-        """Yield parts of a response, `{"origin", "pieces"}`; the first has the model's origin."""
+        self, request: ValidRequest, body: Mapping[str, Any], request_id: str
+    ) -> AsyncGenerator[StreamItem, None]:
+        """Yield parts of a response; the first has the model's origin. `body` is for the log."""
 
     async def answer(
-        self, kind: RequestKind, body: dict[str, Any], request_id: str
-    ) -> Mapping[str, Any]:
-        """Return the whole response: the model's origin, and one piece per choice."""
+        self, request: ValidRequest, body: Mapping[str, Any], request_id: str
+    ) -> WholeAnswer:
+        """Return the whole response; `body` is for the log."""
 
     async def check(self) -> None:
         """Raise if no response can be generated at present."""

@@ -17,7 +17,8 @@ from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.settings import UsageLimits
 from apps.usage import IncomingBytes, check_model_room
 from serving.store.import_process import ModelRefusedError
-from serving.store.model_store import ModelStore, StoredModel
+from serving.store.model_store import ModelStore
+from serving.store.stored_model import StoredModel
 from storage.layout import UPLOAD_PREFIX, StorageLayout
 from storage.scratch import ScratchFolder
 from system.machine_faults import is_machine_fault
@@ -98,7 +99,7 @@ class IncomingModel:
         try:
             self._unpack()
             with invalid_input("model", only=ModelRefusedError):
-                return self._store.take_in(self._find_root(), model_id)
+                return self._store.import_directory(self._find_root(), model_id)
         finally:
             self.close()
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator
 
 from apps.errors import not_found
-from apps.fine_tuning.job_schemas import describe_event
+from apps.fine_tuning.job_responses import describe_event
 from apps.sse import write_event
 from storage import durable
 from training.run.folder import RunFolder
@@ -34,7 +34,7 @@ def find_place(run: RunFolder, last_event_id: str | None) -> int:
     """
     if last_event_id is None:
         return 0
-    ids = [event["id"] for event in run.read_events()]
+    ids = [event["id"] for event in run.events.read()]
     if last_event_id not in ids:
         raise not_found("event", last_event_id)
     return ids.index(last_event_id) + 1
@@ -46,14 +46,14 @@ async def follow_events(run: RunFolder, place: int, max_age_s: float) -> AsyncGe
     Each poll reads only what was added to the file. The stream ends after `max_age_s`; the client
     reconnects with the id of the last event.
     """
-    lines = durable.LineFollower(run.events_file)
+    lines = durable.LineFollower(run.events.path)
     num_read = 0
     quiet_s = 0.0
     ends_at = time.monotonic() + max_age_s
     while True:
         # The status is read first, so that all events written before the end are sent.
         is_last, added = await asyncio.to_thread(lambda: (has_ended(run), lines.read_new()))
-        events = run.number_events(added, num_read + 1)
+        events = run.events.number(added, num_read + 1)
         new = events[max(0, place - num_read) :]
         num_read += len(events)
         if new:

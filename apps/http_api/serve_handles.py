@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from ray.exceptions import RayActorError
@@ -11,9 +10,9 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from apps.http_api.deployment_health import DeploymentHealth
 from serving.errors import DeadlineExceededError
-from serving.origin import RequestKind
-from serving.refusals import take
+from serving.refusals import Refusal, take
 from serving.store.model_store import ModelStore
+from serving.wire import StreamItem, TextRequest, ValidRequest, WholeAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +23,7 @@ class RemoteText:
     With `models`, a request is routed to a replica that has its model in memory, if that has
     capacity. Every request ends after `timeout_s`, even if no generator has accepted it: this is
     slightly more than the generators' own deadline. With `may_sleep`, zero replicas are not a
-    fault.
+    fault. With `log_texts`, generators receive the bodies of requests for their log.
     """
 
     def __init__(
@@ -34,83 +33,87 @@ class RemoteText:
         models: ModelStore | None,
         timeout_s: float,
         may_sleep: bool,
+        log_texts: bool,
     ) -> None:
-        # A piece of a response costs a third by gRPC of what it costs as a Ray object.
-        self._handle = handle.options(_by_reference=False)
-        self._streaming_handle = handle.options(
-            stream=True, _by_reference=False, response_serialization="pickle"
+        # A piece of a response costs a third by gRPC of what it costs as a Ray object, and pickle
+        # a quarter of cloudpickle, which calls Python code for every object.
+        self._handle = handle.options(
+            _by_reference=False, request_serialization="pickle", response_serialization="pickle"
         )
+        self._streaming_handle = self._handle.options(stream=True)
         self._models = models
         self._timeout_s = timeout_s
         self._may_sleep = may_sleep
+        self._log_texts = log_texts
         self._health = DeploymentHealth()
 
     async def stream(
-        self, kind: RequestKind, body: dict[str, Any], request_id: str
-    ) -> AsyncGenerator[Any, None]:
+        self, request: ValidRequest, body: Mapping[str, Any], request_id: str
+    ) -> AsyncGenerator[StreamItem, None]:
         """Yield the response in pieces; closing the generator early cancels the request."""
         deadline = asyncio.get_running_loop().time() + self._timeout_s
+        sent = self._pack(request, body, request_id)
         for is_last_try in (False, True):
-            handle = self._route(self._streaming_handle, body)
-            items = handle.stream.remote(kind, body, request_id)
+            items = self._route(self._streaming_handle, request).stream.remote(sent)
             assert isinstance(items, DeploymentResponseGenerator)
             has_begun = False
             try:
                 while True:
-                    with _translate_timeout(self._timeout_s):
-                        async with asyncio.timeout_at(deadline):
-                            item = await anext(items)
+                    async with asyncio.timeout_at(deadline):
+                        item: StreamItem | Refusal = await anext(items)
                     has_begun = True
                     yield take(item)
             except StopAsyncIteration:
                 return
+            except TimeoutError as exc:
+                raise self._describe_timeout() from exc
             except RayActorError:
                 if has_begun or is_last_try:
                     raise
-                logger.warning("%s: a generator died before it answered; asking again", request_id)
+                logger.warning("%s: a generator died before it answered; trying again", request_id)
             finally:
                 items.cancel()  # type: ignore[no-untyped-call]
 
     async def answer(
-        self, kind: RequestKind, body: dict[str, Any], request_id: str
-    ) -> dict[str, Any]:
+        self, request: ValidRequest, body: Mapping[str, Any], request_id: str
+    ) -> WholeAnswer:
         """Return the whole response; cancellation cancels the request."""
-        with _translate_timeout(self._timeout_s):
+        sent = self._pack(request, body, request_id)
+        try:
             async with asyncio.timeout(self._timeout_s):
                 try:
-                    return await self._answer(kind, body, request_id)
+                    return await self._answer(sent)
                 except RayActorError:
-                    logger.warning("%s: a generator died with it; asking again", request_id)
-                    return await self._answer(kind, body, request_id)
-
-    async def _answer(
-        self, kind: RequestKind, body: dict[str, Any], request_id: str
-    ) -> dict[str, Any]:
-        response = self._route(self._handle, body).answer.remote(kind, body, request_id)
-        try:
-            return take(await response)
-        except asyncio.CancelledError:
-            response.cancel()  # type: ignore[no-untyped-call]
-            raise
-
-    def _route(self, handle: DeploymentHandle[Any], body: dict[str, Any]) -> DeploymentHandle[Any]:
-        """Pass the model's id to Serve's router if the model exists: the router keeps every id."""
-        if self._models is None:
-            return handle
-        return handle.options(multiplexed_model_id=self._models.resolve(body["model"]).id)
+                    logger.warning("%s: its generator died; trying again", request_id)
+                    return await self._answer(sent)
+        except TimeoutError as exc:
+            raise self._describe_timeout() from exc
 
     async def check(self) -> None:
         """Raise if no generator can respond; one that may sleep is not started."""
         application, deployment = self._handle.app_name, self._handle.deployment_name
         await self._health.check(application, deployment, may_sleep=self._may_sleep)
 
+    async def _answer(self, sent: TextRequest) -> WholeAnswer:
+        response = self._route(self._handle, sent.content).answer.remote(sent)
+        try:
+            answer: WholeAnswer | Refusal = await response
+        except asyncio.CancelledError:
+            response.cancel()  # type: ignore[no-untyped-call]
+            raise
+        return take(answer)
 
-@contextmanager
-def _translate_timeout(timeout_s: float) -> Iterator[None]:
-    try:
-        yield
-    except TimeoutError as exc:
-        raise DeadlineExceededError(f"no complete answer within {timeout_s:g} s") from exc
+    def _pack(self, request: ValidRequest, body: Mapping[str, Any], request_id: str) -> TextRequest:
+        return TextRequest(request_id, request, str(dict(body)) if self._log_texts else None)
+
+    def _route(self, handle: DeploymentHandle[Any], request: ValidRequest) -> DeploymentHandle[Any]:
+        """Pass the model's id to Serve's router if the model exists: the router keeps every id."""
+        if self._models is None:
+            return handle
+        return handle.options(multiplexed_model_id=self._models.resolve(request.model).id)
+
+    def _describe_timeout(self) -> DeadlineExceededError:
+        return DeadlineExceededError(f"no complete answer within {self._timeout_s:g} s")
 
 
 class QueueClient:

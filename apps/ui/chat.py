@@ -35,7 +35,7 @@ QUESTIONS = (
     "What is two plus three?",
 )
 DEMONSTRATION_NOTE = (
-    "This is the small demonstration model as it comes: it talks, but knows almost nothing and "
+    "This is the small demonstration model before any fine-tune: it knows almost nothing, and "
     "nothing about your data. Fine-tune it, then ask again."
 )
 

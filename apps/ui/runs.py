@@ -168,7 +168,7 @@ def describe_stage(job: Job, events: Sequence[Event]) -> str:
     if job.waiting_for:
         return f"Waiting: {job.waiting_for}"
     if job.is_paused:
-        return "Paused; it goes on from its last checkpoint"
+        return "Paused; it resumes from its last checkpoint"
     if job.progress is not None and job.progress.stage:
         return job.progress.stage
     messages = (event.message for event in events if event.type != "metrics")

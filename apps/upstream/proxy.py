@@ -20,9 +20,10 @@ from serving.errors import (
     ModelNotFoundError,
     OverloadedError,
 )
-from serving.origin import Origin, describe_origin
 from serving.store.aliases import Alias
-from serving.store.model_store import ModelStore, StoredModel
+from serving.store.model_store import ModelStore
+from serving.store.stored_model import StoredModel
+from serving.wire import AnswerOrigin, describe_origin
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class UpstreamProxy:
 
     async def ask(
         self, path: str, body: Mapping[str, object]
-    ) -> tuple[Origin, Answer | AsyncGenerator[Answer, None]]:
+    ) -> tuple[AnswerOrigin, Answer | AsyncGenerator[Answer, None]]:
         """Send a request to an upstream; return the origin of its model, and the response.
 
         The response is whole, or in chunks if it is streamed. Closing the chunks closes the
@@ -112,7 +113,7 @@ class UpstreamProxy:
 
     async def _send(
         self, path: str, body: Mapping[str, object], budget: "WaitBudget"
-    ) -> tuple[Upstream, Origin, httpx.Response]:
+    ) -> tuple[Upstream, AnswerOrigin, httpx.Response]:
         """Send a request and return the response once it begins; raises if it is refused."""
         async with budget.spend():
             upstream, origin, response = await self._post(path, body)
@@ -129,7 +130,7 @@ class UpstreamProxy:
 
     async def _post(
         self, path: str, body: Mapping[str, object]
-    ) -> tuple[Upstream, Origin, httpx.Response]:
+    ) -> tuple[Upstream, AnswerOrigin, httpx.Response]:
         """Send a request to an upstream that has the model and can be reached."""
         while True:  # ends, since an unreachable server lists nothing any more
             upstream, model = self._choose(body)
@@ -203,7 +204,7 @@ class WaitBudget:
 
 
 async def _read_chunks(
-    upstream: Upstream, response: httpx.Response, origin: Origin, budget: WaitBudget
+    upstream: Upstream, response: httpx.Response, origin: AnswerOrigin, budget: WaitBudget
 ) -> AsyncGenerator[Answer, None]:
     async with aclosing(response):
         events = read_data(response.aiter_bytes(), accepts_cut_end=True)
@@ -230,19 +231,19 @@ async def _read_to_end(events: AsyncGenerator[bytes, None]) -> None:
             pass
 
 
-def _describe(model: StoredModel) -> Origin:
+def _describe(model: StoredModel) -> AnswerOrigin:
     try:
         return describe_origin(model)
     except FileNotFoundError:
         raise ModelNotFoundError(f"model {model.id!r} has been deleted") from None
 
 
-def _set_origin(answer: Answer, origin: Origin) -> Answer:
+def _set_origin(answer: Answer, origin: AnswerOrigin) -> Answer:
     """Set our model's id and fingerprint in a response, as the generators do."""
     return {
         **answer,
-        "model": origin["model_id"],
-        "system_fingerprint": origin["system_fingerprint"],
+        "model": origin.model_id,
+        "system_fingerprint": origin.system_fingerprint,
     }
 
 

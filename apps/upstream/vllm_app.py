@@ -15,7 +15,8 @@ from apps.access.gate import Gate, read_api_key
 from apps.access.keys import KeyStore
 from apps.access.start import check_exposure, find_serve_host
 from model_files.refused_keys import check_keys
-from serving.store.model_store import ModelStore, StoredModel
+from serving.store.model_store import ModelStore
+from serving.store.stored_model import StoredModel
 from storage.layout import DEFAULT_ROOT, open_storage
 
 BASE_MODEL_TIMEOUT_S = 60.0  # within which the API's application adds its base models

@@ -7,11 +7,13 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from transformers import AttentionInterface
-from transformers.generation.continuous_batching.cache import PagedAttentionCache
-from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from serving.cpu.attention_kernel import attend, can_attend
+from serving.transformers_internals import (
+    FULL_ATTENTION,
+    PagedAttentionCache,
+    sdpa_attention_forward,
+)
 
 _attend: Callable[..., tuple[torch.Tensor, None]] = sdpa_attention_forward
 
@@ -57,11 +59,11 @@ def attend_by_request(
         rows, spans = new[~is_left, 0], seen[~is_left]
         attend(query[0].transpose(0, 1), rows, keys, values, places, spans, scale, outputs)
     for (first, last), (begin, end) in zip(new[is_left], seen[is_left], strict=True):
-        asking, *told = query[:, :, first:last], *_read(keys, values, places[begin:end])
+        queries, *read = query[:, :, first:last], *_read(keys, values, places[begin:end])
         mask = attention_mask[:, :, first:last, begin:end]
         if last - first == 1:  # torch's bf16 kernel is optimized for prompts, not for one token
-            asking, mask, *told = (tensor.float() for tensor in (asking, mask, *told))
-        output, _ = _attend(module, asking, *told, mask, *args, **kwargs)  # [1, new, H, D]
+            queries, mask, *read = (tensor.float() for tensor in (queries, mask, *read))
+        output, _ = _attend(module, queries, *read, mask, *args, **kwargs)  # [1, new, H, D]
         outputs[first:last] = output[0]
     return outputs.unsqueeze(0), None
 

@@ -5,20 +5,20 @@ from typing import Any
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
-from transformers.generation.continuous_batching import ContinuousBatchingManager
-from transformers.generation.continuous_batching.cb_logits_processors import (
-    ContinuousBatchingLogitsProcessor,
-)
-from transformers.generation.continuous_batching.continuous_api import OutputRouter
-from transformers.generation.continuous_batching.requests import (
-    FutureRequestState,
-    GenerationOutput,
-)
-from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
 
 from serving.cpu.paged_attention import use_attention_by_request
 from serving.engine.logits_processors import build_processors
 from serving.engine.messages import Likelihood
+from serving.transformers_internals import (
+    ContinuousBatchingLogitsProcessor,
+    ContinuousBatchingManager,
+    FIFOScheduler,
+    FutureRequestState,
+    GenerationOutput,
+    OutputRouter,
+    call_before_update,
+    register_scheduler,
+)
 
 UNLIKELY = -9999.0
 """Replacement for minus infinity, as in OpenAI's responses."""
@@ -27,14 +27,14 @@ _SCHEDULER_NAME = "tuneserve_fifo"
 Deliver = Callable[[Sequence[GenerationOutput]], None]
 
 
-class LikelihoodBook:
+class LikelihoodRecorder:
     """Records the log-probabilities of generated tokens for the requests that ask for them.
 
     They are computed from the raw logits, before temperature and other processors.
     """
 
     def __init__(self) -> None:
-        self._notes: dict[str, list[Likelihood]] = {}
+        self._recorded: dict[str, list[Likelihood]] = {}
         self._rows: list[tuple[str, int]] = []  # (request id, num_top) of the current batch
         self._logits: torch.Tensor | None = None  # [at least B, V] of the current batch
         self._buffer: torch.Tensor | None = None
@@ -43,23 +43,23 @@ class LikelihoodBook:
         """Allocate a persistent buffer for logits that CUDA graphs can write to."""
         self._buffer = torch.empty(num_rows, vocab_size, dtype=torch.float32, device=device)
 
-    def open(self, request_id: str) -> None:
+    def start(self, request_id: str) -> None:
         """Start to record a request."""
-        self._notes[request_id] = []
+        self._recorded[request_id] = []
 
     def read(self, request_id: str) -> Sequence[Likelihood]:
         """Return the likelihoods of a request, one per token generated so far."""
-        return self._notes.get(request_id, ())
+        return self._recorded.get(request_id, ())
 
-    def close(self, request_id: str) -> None:
+    def discard(self, request_id: str) -> None:
         """Delete the record of a request."""
-        self._notes.pop(request_id, None)
+        self._recorded.pop(request_id, None)
 
-    def expect(self, rows: list[tuple[str, int]]) -> None:
+    def set_rows(self, rows: list[tuple[str, int]]) -> None:
         """Set the request id and `num_top` of each row of the next batch."""
         self._rows = rows
 
-    def see(self, logits: torch.Tensor) -> None:
+    def capture(self, logits: torch.Tensor) -> None:
         """Store the logits of a batch, `[B, V]`; runs inside the CUDA graph where there is one."""
         if self._buffer is None:
             self._logits = logits
@@ -68,18 +68,18 @@ class LikelihoodBook:
         self._buffer[:num_rows].copy_(logits[:num_rows])
         self._logits = self._buffer
 
-    def note(self, tokens: torch.Tensor) -> None:
+    def record(self, tokens: torch.Tensor) -> None:
         """Record the chosen tokens, `[B]`, before they are delivered to their requests."""
-        wanted = [index for index, (name, _) in enumerate(self._rows) if name in self._notes]
-        if not wanted or self._logits is None:
+        indices = [index for index, (name, _) in enumerate(self._rows) if name in self._recorded]
+        if not indices or self._logits is None:
             return
         likelihoods = find_likelihoods(
-            self._logits[wanted], tokens[wanted], max(self._rows[index][1] for index in wanted)
+            self._logits[indices], tokens[indices], max(self._rows[index][1] for index in indices)
         )
-        for index, likelihood in zip(wanted, likelihoods, strict=True):
+        for index, likelihood in zip(indices, likelihoods, strict=True):
             name, num_top = self._rows[index]
-            if (notes := self._notes.get(name)) is not None:
-                notes.append(Likelihood(likelihood.logprob, likelihood.top[:num_top]))
+            if (recorded := self._recorded.get(name)) is not None:
+                recorded.append(Likelihood(likelihood.logprob, likelihood.top[:num_top]))
 
 
 def find_likelihoods(
@@ -104,7 +104,7 @@ def start_manager(
     model: PreTrainedModel,
     config: ContinuousBatchingConfig,
     vocab_size: int,
-    book: LikelihoodBook,
+    recorder: LikelihoodRecorder,
     deliver: Deliver,
 ) -> ContinuousBatchingManager:
     """Start the generating thread; block until the cache and the CUDA graphs are ready.
@@ -113,7 +113,7 @@ def start_manager(
     `ValueError` or `RuntimeError` if the cache cannot be allocated.
     """
     use_attention_by_request()
-    SCHEDULER_MAPPING[_SCHEDULER_NAME] = _Scheduler
+    register_scheduler(_SCHEDULER_NAME, _Scheduler)
     config.scheduler_type = _SCHEDULER_NAME
     config.per_request_processors = True
     # Likelihoods are recorded between two steps; with two steps in flight they would mix.
@@ -123,20 +123,12 @@ def start_manager(
         continuous_batching_config=config,
     )
     manager.output_router = _Router(deliver)
-    manager.logit_processor = build_processors(vocab_size, first=_Witness(book))
+    manager.logit_processor = build_processors(vocab_size, first=_LogitsCapture(recorder))
     if model.device.type == "cuda":
         num_rows = manager.continuous_batching_config.max_requests_per_batch
-        book.reserve(num_rows, vocab_size, model.device)
+        recorder.reserve(num_rows, vocab_size, model.device)
     manager.warmup()  # allocates the cache in this thread, so that its errors are raised here
-    processor: Any = manager.batch_processor
-    update = processor.update_batch
-
-    def note_and_update() -> None:
-        outputs = processor.inputs_and_outputs
-        book.note(outputs.output_ids[0, : outputs.num_request_in_batch])
-        update()
-
-    processor.update_batch = note_and_update
+    call_before_update(manager, recorder.record)
     manager.start()
     return manager
 
@@ -155,14 +147,14 @@ class _Router(OutputRouter):  # type: ignore[misc]
         self._deliver(outputs)
 
 
-class _Witness(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
-    """Passes the logits to the `LikelihoodBook` before any other processor changes them."""
+class _LogitsCapture(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
+    """Passes the logits to the `LikelihoodRecorder` before any other processor changes them."""
 
     supported_kwargs = {"num_top_logprobs": int}  # noqa: RUF012 - declared so by transformers
     ignored_kwargs = ()
 
-    def __init__(self, book: LikelihoodBook) -> None:
-        self._book = book
+    def __init__(self, recorder: LikelihoodRecorder) -> None:
+        self._recorder = recorder
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
         int32_tensor.fill_(0)
@@ -177,11 +169,11 @@ class _Witness(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
             )
             for request in requests_with_new_token
         ]
-        self._book.expect(rows)
+        self._recorder.set_rows(rows)
         return torch.zeros(len(rows), dtype=torch.int32)
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        self._book.see(scores)
+        self._recorder.capture(scores)
         return scores
 
 

@@ -6,27 +6,33 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from transformers import ContinuousBatchingConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.generation.continuous_batching import ContinuousBatchingManager
-from transformers.generation.continuous_batching.requests import GenerationOutput
 
 from model_files.end_ids import list_end_ids
 from serving.cpu.malloc import prepare_process
 from serving.cpu.packed_linear import pack_linear_layers
-from serving.engine.continuous_batching import LikelihoodBook, start_manager
+from serving.engine.continuous_batching import LikelihoodRecorder, start_manager
 from serving.engine.messages import (
     Generation,
     Likelihood,
     ModelFacts,
     Progress,
     Report,
+    ReportHandler,
     Scoring,
-    Tell,
 )
 from serving.engine.prompt_logprobs import score_tokens
 from serving.engine.sampling import Sampling
 from serving.errors import EngineDeadError
 from serving.loading.loading import load_model
 from serving.settings import EngineSettings
+from serving.transformers_internals import (
+    ContinuousBatchingManager,
+    GenerationOutput,
+    accepts_requests,
+    count_active_requests,
+    count_cache_tokens,
+    find_cache_use,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -47,31 +53,33 @@ def read_model(path: Path, settings: EngineSettings) -> LoadedWeights:
 
 
 class EngineCore:
-    """Generates for all requests in one thread and reports their progress through `tell`.
+    """Generates for all requests in one thread and reports their progress to `handle_report`.
 
-    `tell` is called from the core's threads. The constructor blocks until the thread has started,
-    and raises `EngineDeadError` if it cannot start.
+    `handle_report` is called from the core's threads. The constructor blocks until the thread has
+    started, and raises `EngineDeadError` if it cannot start. `manager` is the one of transformers.
     """
 
-    def __init__(self, loaded: LoadedWeights, settings: EngineSettings, tell: Tell) -> None:
+    def __init__(
+        self, loaded: LoadedWeights, settings: EngineSettings, handle_report: ReportHandler
+    ) -> None:
         model, tokenizer = loaded
         self._model = model
-        self._tell = tell
-        self._book = LikelihoodBook()
-        self._num_told: dict[str, int] = {}  # tokens reported so far, by request id
+        self._handle_report = handle_report
+        self._likelihoods = LikelihoodRecorder()
+        self._num_reported: dict[str, int] = {}  # tokens reported so far, by request id
         self._scored: set[str] = set()
         self._lock = threading.Lock()
         self._scoring = threading.Lock()
         vocab_size = int(model.config.get_text_config().vocab_size)
         try:
-            self._manager = start_manager(
-                model, _configure_batching(settings), vocab_size, self._book, self._deliver
+            self.manager = start_manager(
+                model, _configure_batching(settings), vocab_size, self._likelihoods, self._deliver
             )
         except (MemoryError, ValueError, RuntimeError) as exc:
             name = Path(model.name_or_path).name
             raise EngineDeadError(f"no engine could be started for {name!r}: {exc}") from exc
         self.facts = ModelFacts(
-            context_length=_find_context_length(model, self._manager),
+            context_length=_find_context_length(model, self.manager),
             vocab_size=vocab_size,
             eos_ids=tuple(sorted(list_end_ids(model.generation_config, tokenizer))),
             sampling=_find_sampling(model),
@@ -79,98 +87,92 @@ class EngineCore:
 
     def is_alive(self) -> bool:
         """Return whether the generating thread is alive and accepts requests."""
-        status = self._manager.background_thread_status
-        return self._manager.is_running() and status.can_accept_new_requests() is None
+        return accepts_requests(self.manager)
 
-    def generate(self, asked: Generation) -> None:
+    def generate(self, command: Generation) -> None:
         """Start to generate; raises `EngineDeadError` if the thread has stopped."""
-        if asked.sampling.num_top_logprobs is not None:
-            self._book.open(asked.request_id)
+        if command.sampling.num_top_logprobs is not None:
+            self._likelihoods.start(command.request_id)
         with self._lock:
-            self._num_told[asked.request_id] = 0
-        accepted = self._manager.add_request(
-            list(asked.prompt_ids),
-            request_id=asked.request_id,
-            max_new_tokens=asked.num_new_tokens,
-            streaming=asked.is_streamed,
+            self._num_reported[command.request_id] = 0
+        accepted = self.manager.add_request(
+            list(command.prompt_ids),
+            request_id=command.request_id,
+            max_new_tokens=command.num_new_tokens,
+            streaming=command.is_streamed,
             eos_token_id=list(self.facts.eos_ids) or -1,
-            **asked.sampling.to_processor_kwargs(self.facts.vocab_size),
+            **command.sampling.to_processor_kwargs(self.facts.vocab_size),
         )
         # If the thread died after its last read of the queue, it never sees this request.
         if accepted is None or not self.is_alive():
             raise EngineDeadError("the model's engine has stopped")
 
-    def score(self, asked: Scoring) -> None:
+    def score(self, command: Scoring) -> None:
         """Start to compute the log-probability of each token but the first, given those before.
 
         Generation pauses meanwhile, because both use all threads.
         """
         with self._lock:
-            self._scored.add(asked.request_id)
+            self._scored.add(command.request_id)
         # Use a thread that ends with the request. OpenMP (libgomp) keeps a team of workers for each
         # live thread that has computed. Once there are more workers than cores, the workers sleep
         # between two operators instead of spinning. With two threads on two cores that cost a third
         # of the tokens per second.
-        threading.Thread(target=self._score, args=[asked], name="score").start()
+        threading.Thread(target=self._score, args=[command], name="score").start()
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request of any kind, if it has not ended; its progress is no longer reported."""
         with self._lock:
             self._scored.discard(request_id)
-            is_generating = self._num_told.pop(request_id, None) is not None
-        self._book.close(request_id)
+            is_generating = self._num_reported.pop(request_id, None) is not None
+        self._likelihoods.discard(request_id)
         if is_generating:
-            self._manager.cancel_request(request_id)
+            self.manager.cancel_request(request_id)
 
     def close(self) -> None:
         """Stop the thread, fail running requests and free the weights; block until done."""
         if not hasattr(self, "_model"):
             return
-        if self._manager.is_running():
-            self._manager.stop(block=True, timeout=_STOP_TIMEOUT_S, hard_stop=True)
-        self._manager.destroy()
+        if self.manager.is_running():
+            self.manager.stop(block=True, timeout=_STOP_TIMEOUT_S, hard_stop=True)
+        self.manager.destroy()
         # Remaining references to this core must not keep the weights in memory.
-        self._manager.model = None
+        self.manager.model = None
         del self._model
 
     def _deliver(self, outputs: Iterable[GenerationOutput]) -> None:
-        progress = [made for output in outputs if (made := self._note_progress(output)) is not None]
+        progress = [new for output in outputs if (new := self._find_progress(output)) is not None]
         self._report(progress)
 
     def _report(self, progress: Sequence[Progress]) -> None:
-        processor = self._manager.batch_processor
-        if processor is None:  # it has stopped
-            self._tell(Report(progress, 0, 0.0))
-            return
-        num_running = len(processor.scheduler.active_requests)
-        cache_use = 1 - float(processor.cache.compute_free_capacity())
-        self._tell(Report(progress, num_running, cache_use))
+        num_running = count_active_requests(self.manager)
+        self._handle_report(Report(progress, num_running, find_cache_use(self.manager)))
 
-    def _note_progress(self, output: GenerationOutput) -> Progress | None:
+    def _find_progress(self, output: GenerationOutput) -> Progress | None:
         """Return the progress of a request since its last report; None if it was cancelled."""
         request_id, is_finished = output.request_id, output.is_finished()
         with self._lock:
-            num_told = self._num_told.get(request_id)
-            if num_told is None:
+            num_reported = self._num_reported.get(request_id)
+            if num_reported is None:
                 return None
             if is_finished:
-                del self._num_told[request_id]
+                del self._num_reported[request_id]
             else:
-                self._num_told[request_id] = len(output.generated_tokens)
-        likelihoods = self._book.read(request_id)[num_told:]
+                self._num_reported[request_id] = len(output.generated_tokens)
+        likelihoods = self._likelihoods.read(request_id)[num_reported:]
         if is_finished:
-            self._book.close(request_id)
-        tokens = output.generated_tokens[num_told:]
+            self._likelihoods.discard(request_id)
+        tokens = output.generated_tokens[num_reported:]
         return Progress(request_id, tokens, likelihoods, is_finished, output.error)
 
-    def _score(self, asked: Scoring) -> None:
+    def _score(self, command: Scoring) -> None:
         likelihoods: list[Likelihood] = []
         error: str | None = None
         try:
             with self._scoring:
-                runs = score_tokens(self._model, asked.token_ids, asked.num_top)
-                while asked.request_id in self._scored:
-                    with self._manager.pause():
+                runs = score_tokens(self._model, command.token_ids, command.num_top)
+                while command.request_id in self._scored:
+                    with self.manager.pause():
                         if not (run := next(runs, [])):
                             break
                     likelihoods += run
@@ -178,10 +180,10 @@ class EngineCore:
             logger.exception("a text could not be scored")
             error = str(exc) or type(exc).__name__
         with self._lock:
-            if asked.request_id not in self._scored:
+            if command.request_id not in self._scored:
                 return
-            self._scored.remove(asked.request_id)
-        self._report([Progress(asked.request_id, (), likelihoods, True, error)])
+            self._scored.remove(command.request_id)
+        self._report([Progress(command.request_id, (), likelihoods, True, error)])
 
 
 def _configure_batching(settings: EngineSettings) -> ContinuousBatchingConfig:
@@ -194,9 +196,7 @@ def _configure_batching(settings: EngineSettings) -> ContinuousBatchingConfig:
 
 
 def _find_context_length(model: PreTrainedModel, manager: ContinuousBatchingManager) -> int:
-    processor = manager.batch_processor
-    assert processor is not None
-    num_cache_tokens: int = processor.cache.num_blocks * processor.cb_config.page_size
+    num_cache_tokens = count_cache_tokens(manager)
     own: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return min(own or num_cache_tokens, num_cache_tokens)
 

@@ -1,7 +1,15 @@
-"""Streaming conversion of token ids to text: complete characters only, cut at stop strings."""
+"""Streaming conversion of the tokens of one request to pieces of its answer.
 
-from collections.abc import Sequence
+Text is cut at stop strings, and never within a character.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
+
+from serving.engine.messages import Likelihood
+from serving.openai.protocol import FinishReason
+from serving.wire import Piece, TokenLogprob, TokenText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -103,3 +111,130 @@ def _count_overlap(text: str, stop: str) -> int:
     """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
+
+
+class TokenDecoder:
+    """Decodes single tokens as they appear within a text, and caches the results."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._tokenizer = tokenizer
+        self._cache: dict[int, TokenText] = {}  # bounded by the size of the vocabulary
+        # Some tokenizers drop the leading space of the first token.
+        self._before = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
+        self._num_before = len(self._decode_ids(self._before))
+
+    def decode(self, token_id: int) -> TokenText:
+        """Decode one token."""
+        if (decoded := self._cache.get(token_id)) is None:
+            text = self._decode_ids([*self._before, token_id])[self._num_before :]
+            is_part = _REPLACEMENT in text
+            decoded = TokenText(text, None if is_part else tuple(text.encode()))
+            self._cache[token_id] = decoded
+        return decoded
+
+    def describe(
+        self, token_id: int, likelihood: Likelihood | None, *, is_end: bool = False
+    ) -> TokenLogprob:
+        """Decode a token and attach its log-probabilities."""
+        if likelihood is None:
+            return TokenLogprob(self.decode(token_id), None)
+        top = tuple((self.decode(other), logprob) for other, logprob in likelihood.top)
+        return TokenLogprob(self.decode(token_id), likelihood.logprob, top, is_end)
+
+    def describe_all(
+        self, token_ids: Sequence[int], likelihoods: Sequence[Likelihood | None]
+    ) -> list[TokenLogprob]:
+        """Decode tokens and attach their log-probabilities."""
+        return [
+            self.describe(token_id, likelihood)
+            for token_id, likelihood in zip(token_ids, likelihoods, strict=True)
+        ]
+
+    def _decode_ids(self, token_ids: list[int]) -> str:
+        text = self._tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
+
+
+class AnswerReader:
+    """Converts the tokens of the answer with number `choice_index` to pieces until it ends."""
+
+    def __init__(
+        self,
+        choice_index: int,
+        num_prompt_tokens: int,
+        eos_ids: Sequence[int],
+        tokenizer: "PreTrainedTokenizerBase",
+        token_decoder: TokenDecoder,
+        stops: Sequence[str],
+    ) -> None:
+        self._choice_index = choice_index
+        self._num_prompt_tokens = num_prompt_tokens
+        self._eos_ids = frozenset(eos_ids)
+        self._detokenizer = Detokenizer(tokenizer)
+        self._cutter = StopCutter(stops)
+        self._token_decoder = token_decoder
+        self._num_read = 0
+        self._num_decoded = 0  # characters
+        self._num_shown = 0
+        # Tokens that are not yet part of a piece, each with the offset where its text ends.
+        self._pending: deque[tuple[int, TokenLogprob]] = deque()
+        self.is_finished = False
+
+    def read(
+        self, tokens: Sequence[int], likelihoods: Sequence[Likelihood], *, is_finished: bool
+    ) -> Piece | None:
+        """Return the new text, or None while none is certain.
+
+        `tokens` are all tokens so far; `likelihoods` are those of all tokens, or empty if the
+        request did not ask for them.
+        """
+        text = ""
+        reason: FinishReason | None = None
+        for number in range(self._num_read, len(tokens)):
+            self._num_read += 1
+            token_id = tokens[number]
+            if token_id in self._eos_ids:
+                reason = "stop"
+                if likelihoods:
+                    end = self._token_decoder.describe(token_id, likelihoods[number], is_end=True)
+                    self._pending.append((self._num_decoded, end))
+                break
+            text += self._decode(self._detokenizer.push(token_id))
+            if likelihoods:
+                described = self._token_decoder.describe(token_id, likelihoods[number])
+                self._pending.append((self._num_decoded, described))
+            if self._cutter.stopped:
+                reason = "stop"
+                break
+        if reason is None and is_finished:
+            reason = "length"
+        if reason is not None:
+            text += self._decode(self._detokenizer.finish())
+            reason = "stop" if self._cutter.stopped else reason
+            text += self._cutter.finish()
+            self.is_finished = True
+        elif not text:
+            return None
+        self._num_shown += len(text)
+        complete = tuple(self._take_complete()) if self._pending else ()
+        if reason is None:
+            return Piece(self._choice_index, text, tokens=complete)
+        return Piece(
+            self._choice_index,
+            text,
+            reason,
+            self._num_prompt_tokens,
+            self._num_read,
+            complete,
+        )
+
+    def _decode(self, piece: str) -> str:
+        self._num_decoded += len(piece)
+        return self._cutter.push(piece)
+
+    def _take_complete(self) -> Iterator[TokenLogprob]:
+        """Yield the tokens whose text has been returned; tokens of a stop string never are."""
+        is_whole = self.is_finished and not self._cutter.stopped
+        while self._pending and (is_whole or self._pending[0][0] <= self._num_shown):
+            yield self._pending.popleft()[1]

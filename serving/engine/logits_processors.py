@@ -5,20 +5,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import (
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
-from transformers.generation.continuous_batching.cb_logits_processors import (
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from serving.transformers_internals import (
     ContinuousBatchingLogitsProcessor,
     ContinuousBatchingLogitsProcessorList,
     ContinuousBatchingTemperatureLogitsWarper,
     ContinuousBatchingTopKLogitsWarper,
     ContinuousBatchingTopPLogitsWarper,
+    FutureRequestState,
+    count_request_tokens,
+    list_processors,
 )
-from transformers.generation.continuous_batching.requests import FutureRequestState
 
 _DRAWN, _GREEDY = -2, -1
 """Values used in place of a noise key: drawn without a seed, and greedy."""
@@ -38,32 +36,31 @@ def build_processors(
     scores, which are common in bf16, as with `generate`.
     """
     top_k = TopKLogitsWarper(top_k=vocab_size)
-    processors: list[ContinuousBatchingLogitsProcessor] = [
-        first,
-        ContinuousBatchingTemperatureLogitsWarper(TemperatureLogitsWarper(1.0)),
-        _TopK(top_k),
-        _TopP(TopPLogitsWarper(top_p=1.0)),
-        _Noise(),
-    ]
-    built = ContinuousBatchingLogitsProcessorList(LogitsProcessorList(processors))
-    built.tensors_required = len(processors)
-    return built
+    return list_processors(
+        [
+            first,
+            ContinuousBatchingTemperatureLogitsWarper(TemperatureLogitsWarper(1.0)),
+            _TopK(top_k),
+            _TopP(TopPLogitsWarper(top_p=1.0)),
+            _Noise(),
+        ]
+    )
 
 
 class _TopK(ContinuousBatchingTopKLogitsWarper):  # type: ignore[misc]
     """Top-k that sorts only the rows that use it; sorting a whole vocabulary is slow."""
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
-        wanted = tensor_arg[: scores.size(0)] < scores.size(1)
-        return _process_rows(super().__call__, scores, tensor_arg, wanted)
+        selected = tensor_arg[: scores.size(0)] < scores.size(1)
+        return _process_rows(super().__call__, scores, tensor_arg, selected)
 
 
 class _TopP(ContinuousBatchingTopPLogitsWarper):  # type: ignore[misc]
     """Top-p that sorts only the rows that use it."""
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
-        wanted = tensor_arg[: scores.size(0)].view(dtype=torch.float32) < 1.0
-        return _process_rows(super().__call__, scores, tensor_arg, wanted)
+        selected = tensor_arg[: scores.size(0)].view(dtype=torch.float32) < 1.0
+        return _process_rows(super().__call__, scores, tensor_arg, selected)
 
 
 class _Noise(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
@@ -97,9 +94,8 @@ def _find_key(state: Any) -> int:
         return _GREEDY
     if (seed := kwargs.get("seed")) is None:
         return _DRAWN
-    # A request that was evicted from the cache resumes with its generated tokens in its prompt.
-    place = len(state.initial_tokens) + len(state.generated_tokens)
-    digest = hashlib.blake2b(f"{seed} {place}".encode(), digest_size=4).digest()
+    position = count_request_tokens(state)
+    digest = hashlib.blake2b(f"{seed} {position}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") & _MASK
 
 
@@ -127,11 +123,11 @@ def _process_rows(
     process: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     scores: torch.Tensor,  # [B, V]
     tensor_arg: torch.Tensor,  # [at least B]
-    wanted: torch.Tensor,  # [B]
+    selected: torch.Tensor,  # [B]
 ) -> torch.Tensor:
     if scores.is_cuda:  # a CUDA graph cannot depend on tensor values
         return process(scores, tensor_arg[: scores.size(0)])
-    rows = wanted.nonzero().squeeze(-1)
+    rows = selected.nonzero().squeeze(-1)
     if len(rows) == 0:
         return scores
     return scores.index_copy(0, rows, process(scores[rows], tensor_arg[rows]))

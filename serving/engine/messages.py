@@ -8,8 +8,7 @@ from typing import NamedTuple
 from serving.engine.sampling import Sampling
 
 
-@dataclass(frozen=True)
-class Likelihood:
+class Likelihood(NamedTuple):
     """Natural log-probability of a token at its position, and the top tokens there."""
 
     logprob: float
@@ -87,5 +86,5 @@ class Report(NamedTuple):
     cache_use: float = 0.0
 
 
-Tell = Callable[[Report | None], None]
-"""Callback for the reports of a core, called from any thread; None after the core has ended."""
+ReportHandler = Callable[[Report | None], None]
+"""Receives the reports of a core, from any thread; None after the core has ended."""

@@ -9,8 +9,9 @@ from transformers import PreTrainedModel
 
 from serving.engine.continuous_batching import find_likelihoods
 from serving.engine.messages import Likelihood
+from serving.transformers_internals import find_attention
 
-_MAX_LOGITS = 1 << 26
+MAX_LOGITS = 1 << 26
 """Most logits per forward pass: 256 MB in fp32."""
 
 
@@ -22,7 +23,7 @@ def score_tokens(
     Runs one forward pass, or several with a cache where one would have too many logits.
     """
     vocab_size = int(model.config.get_text_config().vocab_size)
-    step = max(1, _MAX_LOGITS // vocab_size)
+    step = max(1, MAX_LOGITS // vocab_size)
     ids = torch.tensor([list(token_ids)], device=model.device)  # [1, T]
     past: Any = None
     # The last token is included although its logits are unused: in bf16 a pass over one token less
@@ -42,7 +43,7 @@ def score_tokens(
 @contextmanager
 def _without_pages(model: PreTrainedModel) -> Iterator[None]:
     """Make a model usable without the paged cache that it generates with."""
-    own: str = model.config._attn_implementation
+    own = find_attention(model)
     if own != "paged|eager":  # other implementations work without a paged cache
         yield
         return

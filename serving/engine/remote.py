@@ -1,7 +1,7 @@
 """An engine's core in a separate process, so that it does not compete for this process's GIL.
 
 A fork server, which has imported the libraries that take seconds to import, forks a new process for
-each model (`serving.engine.worker`).
+each model (`serving.engine.worker`), and for each inspection of a model before it is loaded.
 """
 
 import os
@@ -17,24 +17,34 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from queue import SimpleQueue
 
-from serving.engine.messages import Cancellation, Command, Generation, ModelFacts, Scoring, Tell
+from serving.engine.messages import (
+    Cancellation,
+    Command,
+    Generation,
+    Inspection,
+    ModelFacts,
+    ReportHandler,
+    Scoring,
+)
 from serving.errors import EngineDeadError, EngineLostError
+from serving.loading.model_memory import ModelMemory
 from serving.settings import EngineSettings
 
 PID_BYTES = 8
 _NUM_TRIES = 2
+_INSPECTION_TIMEOUT_S = 120.0
 
 
 class RemoteCore:
-    """An `EngineCore` in another process; calls `tell` from a thread of this process.
+    """An `EngineCore` in another process; calls `handle_report` from a thread of this process.
 
     The constructor blocks until the model is loaded; it raises `EngineDeadError` if the model does
     not load, and `EngineLostError` if the process ends before. Other methods except `close` never
     block, even if the process hangs.
     """
 
-    def __init__(self, path: Path, settings: EngineSettings, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, path: Path, settings: EngineSettings, handle_report: ReportHandler) -> None:
+        self._handle_report = handle_report
         self._connection, there = Pipe()
         self._process: int | None = None  # a pidfd, since process ids are reused
         try:
@@ -61,13 +71,13 @@ class RemoteCore:
         """Return whether the process is alive and accepts requests."""
         return self._is_alive
 
-    def generate(self, asked: Generation) -> None:
+    def generate(self, command: Generation) -> None:
         """Start to generate; raises `EngineDeadError` if the process has ended."""
-        self._send(asked)
+        self._send(command)
 
-    def score(self, asked: Scoring) -> None:
+    def score(self, command: Scoring) -> None:
         """Start to score a text; raises `EngineDeadError` if the process has ended."""
-        self._send(asked)
+        self._send(command)
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request of any kind; reports already in transit may still arrive."""
@@ -95,7 +105,7 @@ class RemoteCore:
     def _send(self, command: Command) -> None:
         if not self._is_alive:
             raise EngineDeadError("the model's engine has stopped")
-        # If the process ends after this check, `tell(None)` reports it to all waiting requests.
+        # If the process ends after this check, all waiting requests are informed by `_read`.
         self._commands.put(pickle.dumps(command))
 
     def _write(self) -> None:
@@ -108,10 +118,10 @@ class RemoteCore:
         try:
             with suppress(EOFError, OSError):
                 while True:
-                    self._tell(self._connection.recv())
+                    self._handle_report(self._connection.recv())
         finally:
             self._is_alive = False
-            self._tell(None)
+            self._handle_report(None)
             self._commands.put(None)
             self._writing.join()
             self._connection.close()
@@ -145,6 +155,11 @@ class ForkServer:
                 self._discard()  # the fork server has probably ended, so start a new one
         raise EngineLostError("no process could be started for an engine; the log says why")
 
+    def close(self) -> None:
+        """End the fork server; processes that it has forked continue."""
+        with self._lock:
+            self._discard()
+
     def _start(self) -> socket.socket:
         if self._control is None:
             control, there = socket.socketpair()
@@ -168,3 +183,37 @@ class ForkServer:
 
 
 fork_server = ForkServer()
+
+
+def inspect_in_fork(path: Path, *, timeout_s: float = _INSPECTION_TIMEOUT_S) -> ModelMemory:
+    """Return the memory that a model needs when loaded; block until it is known.
+
+    A fork of the fork server inspects the model, in about 0.1 s. This covers models that the import
+    check has not seen: models of earlier releases, and files that changed since.
+
+    Raises `EngineDeadError` if the model cannot be loaded or its inspection takes longer than
+    `timeout_s`, and `EngineLostError` if the inspecting process ends.
+    """
+    connection, there = Pipe()
+    with connection:
+        with there:
+            process = os.pidfd_open(fork_server.fork(there))
+        try:
+            connection.send(Inspection(path))
+            if not connection.poll(timeout_s):
+                raise EngineDeadError(
+                    f"model {path.name!r} cannot be loaded: inspecting it took longer than "
+                    f"{timeout_s:g} s"
+                )
+            found: ModelMemory | EngineDeadError = connection.recv()
+        except (EOFError, OSError) as exc:
+            raise EngineLostError(
+                f"the process that was to inspect model {path.name!r} has ended"
+            ) from exc
+        finally:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            os.close(process)
+    if isinstance(found, EngineDeadError):
+        raise found
+    return found

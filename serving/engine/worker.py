@@ -76,7 +76,7 @@ def _run_engine(connection: Connection) -> None:
 def _serve_engine(connection: Connection) -> None:
     sending = threading.Lock()
 
-    def tell(report: Report | None) -> None:
+    def send_report(report: Report | None) -> None:
         with sending:
             connection.send(report)
 
@@ -93,7 +93,7 @@ def _serve_engine(connection: Connection) -> None:
             if connection.poll():  # clients send nothing before the model is loaded: this is EOF
                 raise EOFError
         loaded = loading.result()
-        core = EngineCore(loaded, settings, tell)
+        core = EngineCore(loaded, settings, send_report)
     except EngineDeadError as exc:
         connection.send(exc)
         return
@@ -103,13 +103,13 @@ def _serve_engine(connection: Connection) -> None:
         if connection.poll(_POLL_S):
             command = connection.recv()
             try:
-                _obey(core, command)
+                _execute(core, command)
             except EngineDeadError:
                 raise
             except Exception as exc:  # other requests must not fail with this one
-                logger.exception("a request failed before it was under way")
+                logger.exception("a request failed before it started")
                 core.cancel(command.request_id)
-                tell(Report([Progress(command.request_id, (), (), True, str(exc))]))
+                send_report(Report([Progress(command.request_id, (), (), True, str(exc))]))
 
 
 def _inspect(path: Path) -> ModelMemory | EngineDeadError:
@@ -142,7 +142,7 @@ def _read_model_last(path: Path, settings: EngineSettings) -> LoadedWeights:
     return read_model(path, settings)
 
 
-def _obey(core: EngineCore, command: Command) -> None:
+def _execute(core: EngineCore, command: Command) -> None:
     if isinstance(command, Generation):
         core.generate(command)
     elif isinstance(command, Scoring):

@@ -157,7 +157,7 @@ class ChatCompletionRequest(GenerationRequest):
         le=MAX_INTEGER,
         description="The older name of max_completion_tokens.",
     )
-    logprobs: bool = Field(default=False, description="Tell how likely each token was.")
+    logprobs: bool = Field(default=False, description="Return the log-probability of each token.")
     top_logprobs: int | None = Field(
         default=None,
         ge=0,

@@ -87,7 +87,7 @@ class CompletionRequest(GenerationRequest):
         default=None,
         ge=0,
         le=MAX_TOP_LOGPROBS,
-        description="Tell how likely each token was, and as many of the likeliest in its place.",
+        description="Return the log-probability of each token, and of this many likeliest ones.",
     )
     best_of: int | None = Field(
         default=None, ge=1, le=MAX_CHOICES, description="The same as n, if given."

@@ -207,7 +207,7 @@ class GenerationRequest(RequestPart):
         default=None, max_length=256, description="The caller's name for its user; not used."
     )
     safety_identifier: str | None = Field(
-        default=None, max_length=256, description="The like of `user`; not used."
+        default=None, max_length=256, description="Like `user`; not used."
     )
     prompt_cache_key: str | None = Field(
         default=None, max_length=256, description="Not used: equal beginnings are always shared."
@@ -223,15 +223,6 @@ class GenerationRequest(RequestPart):
     def wants_usage(self) -> bool:
         """Whether a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
-
-
-def count_items(body: Mapping[str, Any]) -> int:
-    """Return the number of messages and parts, or of prompts and tokens, in a request."""
-    items = body.get("messages", body.get("prompt"))
-    if not isinstance(items, list):
-        return 1
-    inner = (item.get("content") if isinstance(item, dict) else item for item in items)
-    return len(items) + sum(len(item) for item in inner if isinstance(item, list))
 
 
 def parse_part(kind: type[AnyPart], body: Any) -> AnyPart:

@@ -1,15 +1,14 @@
-"""Responses in OpenAI's format, as plain dictionaries for JSON.
+"""Responses in OpenAI's format, as plain dictionaries for JSON; `chunks` builds streamed ones."""
 
-Choices and pieces are the dictionaries that a generator yields: `index`, `text`, `finish_reason`,
-`num_prompt_tokens`, `num_completion_tokens` and `tokens`.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-Choice = Mapping[str, Any]
+from serving.wire import Piece, TokenText
+
+JsonObject = dict[str, Any]
+"""An object of a response; OpenAI's specification defines its fields."""
 
 
 @dataclass(frozen=True)
@@ -21,15 +20,14 @@ class AnswerHead:
     model: str
     system_fingerprint: str
 
-    def build(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Build a response object of type `kind` from the shared fields and choices."""
+    def describe(self, kind: str) -> JsonObject:
+        """Return the shared fields of a response object of type `kind`; `choices` follow them."""
         return {
             "id": self.id,
             "object": kind,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.system_fingerprint,
-            "choices": choices,
         }
 
 
@@ -43,118 +41,71 @@ def build_usage(num_prompt_tokens: int, num_completion_tokens: int) -> dict[str,
 
 
 def build_chat_completion(
-    head: AnswerHead, choices: Sequence[Choice], usage: dict[str, int], *, has_logprobs: bool
-) -> dict[str, Any]:
+    head: AnswerHead, choices: Sequence[Piece], usage: dict[str, int], *, has_logprobs: bool
+) -> JsonObject:
     """Build a complete `chat.completion`."""
     built = [
         {
-            "index": choice["index"],
-            "message": {"role": "assistant", "content": choice["text"], "refusal": None},
-            "logprobs": _build_chat_logprobs(choice) if has_logprobs else None,
-            "finish_reason": choice["finish_reason"],
+            "index": choice.choice_index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": build_chat_logprobs(choice) if has_logprobs else None,
+            "finish_reason": choice.finish_reason,
         }
         for choice in choices
     ]
-    return {**head.build("chat.completion", built), "usage": usage}
-
-
-def build_chat_opening(head: AnswerHead, index: int) -> dict[str, Any]:
-    """Build the first `chat.completion.chunk` of one choice."""
-    delta = {"role": "assistant", "content": ""}
-    return _build_chat_chunk(head, index, delta, None, None)
-
-
-def build_chat_chunks(
-    head: AnswerHead, piece: Choice, *, has_logprobs: bool
-) -> list[dict[str, Any]]:
-    """Build the chunks of one piece: one for its text and one for its finish reason, if present."""
-    index, chunks = piece["index"], []
-    if piece["text"] or (has_logprobs and piece["tokens"]):
-        logprobs = _build_chat_logprobs(piece) if has_logprobs else None
-        chunks.append(_build_chat_chunk(head, index, {"content": piece["text"]}, logprobs, None))
-    if piece["finish_reason"] is not None:
-        chunks.append(_build_chat_chunk(head, index, {}, None, piece["finish_reason"]))
-    return chunks
+    return {**head.describe("chat.completion"), "choices": built, "usage": usage}
 
 
 def build_completion(
-    head: AnswerHead, choices: Sequence[Choice], usage: dict[str, int], *, has_logprobs: bool
-) -> dict[str, Any]:
+    head: AnswerHead, choices: Sequence[Piece], usage: dict[str, int], *, has_logprobs: bool
+) -> JsonObject:
     """Build a complete `text_completion`."""
-    built = [_build_completion_choice(choice, 0, has_logprobs=has_logprobs) for choice in choices]
-    return {**head.build("text_completion", built), "usage": usage}
+    built = [build_completion_choice(choice, 0, has_logprobs=has_logprobs) for choice in choices]
+    return {**head.describe("text_completion"), "choices": built, "usage": usage}
 
 
-def build_completion_chunk(
-    head: AnswerHead, piece: Choice, offset: int, *, has_logprobs: bool
-) -> dict[str, Any]:
-    """Build the `text_completion` of a piece, which begins at character `offset` of the answer."""
-    choice = _build_completion_choice(piece, offset, has_logprobs=has_logprobs)
-    return head.build("text_completion", [choice])
-
-
-def build_usage_chunk(head: AnswerHead, kind: str, usage: dict[str, int]) -> dict[str, Any]:
-    """Build the last chunk, without choices, that `stream_options.include_usage` requests."""
-    return {**head.build(kind, []), "usage": usage}
-
-
-def _build_chat_chunk(
-    head: AnswerHead,
-    index: int,
-    delta: dict[str, str],
-    logprobs: dict[str, Any] | None,
-    finish_reason: str | None,
-) -> dict[str, Any]:
-    choice = {
-        "index": index,
-        "delta": delta,
-        "logprobs": logprobs,
-        "finish_reason": finish_reason,
-    }
-    return head.build("chat.completion.chunk", [choice])
-
-
-def _build_chat_logprobs(choice: Choice) -> dict[str, Any]:
+def build_chat_logprobs(piece: Piece) -> JsonObject:
+    """Build the log-probabilities of a chat's tokens, without the token that ended the answer."""
     content = [
         {
-            **_build_token(told["token"], told["logprob"]),
-            "top_logprobs": [_build_token(token, logprob) for token, logprob in told["top"]],
+            **_build_token(found.token, found.logprob),
+            "top_logprobs": [_build_token(token, logprob) for token, logprob in found.top],
         }
-        for told in choice["tokens"]
-        if not told["is_end"]
+        for found in piece.tokens
+        if not found.is_end
     ]
     return {"content": content, "refusal": None}
 
 
-def _build_token(token: Mapping[str, Any], logprob: float) -> dict[str, Any]:
-    utf8 = token["utf8"]
+def build_completion_choice(piece: Piece, offset: int, *, has_logprobs: bool) -> JsonObject:
+    """Build a choice of a `text_completion`; it begins at character `offset` of the answer."""
     return {
-        "token": token["text"],
+        "index": piece.choice_index,
+        "text": piece.text,
+        "logprobs": _build_completion_logprobs(piece, offset) if has_logprobs else None,
+        "finish_reason": piece.finish_reason,
+    }
+
+
+def _build_token(token: TokenText, logprob: float | None) -> JsonObject:
+    return {
+        "token": token.text,
         "logprob": logprob,
-        "bytes": None if utf8 is None else list(utf8),
+        "bytes": None if token.utf8 is None else list(token.utf8),
     }
 
 
-def _build_completion_choice(choice: Choice, offset: int, *, has_logprobs: bool) -> dict[str, Any]:
-    return {
-        "index": choice["index"],
-        "text": choice["text"],
-        "logprobs": _build_completion_logprobs(choice, offset) if has_logprobs else None,
-        "finish_reason": choice["finish_reason"],
-    }
-
-
-def _build_completion_logprobs(choice: Choice, offset: int) -> dict[str, Any]:
-    told_tokens = choice["tokens"]  # includes the end token, which evaluation harnesses rely on
-    texts = [told["token"]["text"] for told in told_tokens]
+def _build_completion_logprobs(piece: Piece, offset: int) -> JsonObject:
+    tokens = piece.tokens  # includes the end token, which evaluation harnesses rely on
+    texts = [found.token.text for found in tokens]
     return {
         "tokens": texts,
-        "token_logprobs": [told["logprob"] for told in told_tokens],
+        "token_logprobs": [found.logprob for found in tokens],
         "top_logprobs": [
             None
-            if told["logprob"] is None
-            else {token["text"]: logprob for token, logprob in reversed(told["top"])}
-            for told in told_tokens
+            if found.logprob is None
+            else {token.text: logprob for token, logprob in reversed(found.top)}
+            for found in tokens
         ],
         # Approximate for special tokens and for tokens that are parts of characters.
         "text_offset": list(accumulate(map(len, texts[:-1]), initial=offset)) if texts else [],

@@ -62,7 +62,7 @@ class AliasBook:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._copy = path.with_suffix(f".copy{path.suffix}")  # `StorageLayout.aliases_copy`
+        self._copy = path.with_suffix(f".copy{path.suffix}")  # `StorePaths.aliases_copy`
         self._lock = Lock()
         self._files = ParsedFileCache(_parse_file, reopens=True)
         self._reported: str | None = None

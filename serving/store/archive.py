@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
-from serving.store.model_store import StoredModel
+from serving.store.stored_model import StoredModel
 from storage import durable
 from storage.manifest import ListedFile, check_listed, survey_directory
 

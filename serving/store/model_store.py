@@ -1,142 +1,70 @@
 """Immutable models on disk and the aliases that point to them."""
 
-import logging
-import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable
 from pathlib import Path
-from threading import Lock
-from typing import IO
 
 from serving.errors import InvalidRequestError, ModelInUseError, ModelNotFoundError
 from serving.store.aliases import Alias, AliasBook
+from serving.store.clean_up import ADDED_PREFIX, DELETED_PREFIX, remove_deleted
 from serving.store.import_process import ModelRefusedError, check_import
-from serving.store.lineage import Lineage, read_lineage, trace_root
+from serving.store.model_names import LATEST_ALIAS, ModelNames, check_name
+from serving.store.model_reader import ModelReader
+from serving.store.stored_model import StoredModel
 from serving.store.validation import check_files, check_model_directory, find_cache_repository
 from storage import durable
-from storage.durable import DamagedFileError
-from storage.file_cache import ParsedFileCache
-from storage.layout import UPLOAD_PREFIX, StorageLayout, check_id, new_id
-from storage.lineage_file import LINEAGE_NAME
-from storage.locks import LockedError, lock_exclusive, lock_existing, lock_shared
+from storage.layout import StorageLayout, new_id
+from storage.locks import LockedError, lock_exclusive, lock_existing
 from storage.manifest import verify_directory
 from storage.privacy import close_tree_to_others
-from storage.scratch import build_in_scratch, sweep_scratch
-from system.fault_log import FaultLog
-
-logger = logging.getLogger(__name__)
-
-LATEST_ALIAS = "latest"
-"""The alias that moves to every newly fine-tuned model; generators load its model at start."""
-
-_DELETED_PREFIX = ".deleted"
-_ADDED_PREFIX = ".added-"
-
-
-@dataclass(frozen=True)
-class StoredModel:
-    """One published model; `created_at` is in Unix seconds, `lineage` is empty if unknown.
-
-    `edition` distinguishes the model from a deleted one with the same id. `lineage_fault` is the
-    reason if the lineage is empty although the file exists.
-    """
-
-    id: str
-    path: Path
-    created_at: int
-    lineage: Lineage = field(repr=False)
-    edition: tuple[int, int] = field(repr=False)
-    lineage_fault: DamagedFileError | None = field(default=None, repr=False, compare=False)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A short fingerprint of the content: a hash of the manifest, which has all file hashes."""
-        return f"fp_{durable.hash_file(self.path / durable.MANIFEST_NAME)[:12]}"
-
-    def require_lineage(self) -> Lineage:
-        """Return the lineage, or raise if its file cannot be read.
-
-        Raises `DamagedFileError`, or its subclass `NewerFormatError`.
-        """
-        if self.lineage_fault is not None:
-            raise self.lineage_fault
-        return self.lineage
-
-    def hold(self) -> IO[bytes]:
-        """Prevent deletion of the model until the returned file is closed or this process ends.
-
-        Raises `ModelNotFoundError` if the model has been deleted.
-        """
-        deleted = ModelNotFoundError(f"model {self.id!r} has been deleted")
-        try:
-            held = lock_shared(self.path / durable.MANIFEST_NAME)
-        except FileNotFoundError:
-            raise deleted from None
-        if _read_edition(self.path) != self.edition:
-            held.close()
-            raise deleted
-        return held
-
-    def is_there(self) -> bool:
-        """Return whether the model still exists."""
-        try:
-            return _read_edition(self.path) == self.edition
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError as exc:  # a disk fault may be transient and does not mean a deletion
-            logger.warning("model %s cannot be looked up: %s", self.id, exc)
-            return True
-
-    def verify(self) -> None:
-        """Compare every file with the manifest; raises the errors of `verify_directory`."""
-        verify_directory(self.path)
+from storage.scratch import build_in_scratch
 
 
 class ModelStore:
     """The models and aliases of one storage root, which any number of processes may share.
 
-    Thread-safe.
+    Thread-safe. `reader` finds models, and `names` checks the ids of new ones.
     """
 
     def __init__(self, layout: StorageLayout) -> None:
         self._layout = layout
-        self._aliases = AliasBook(layout.aliases)
-        self._lock = Lock()
-        self._lineages = ParsedFileCache(lambda path: read_lineage(path.parent))
-        self._lineage_faults = FaultLog(logger)
+        self._aliases = AliasBook(layout.store.aliases)
+        self.reader = ModelReader(layout)
+        self.names = ModelNames(layout, self._aliases)
 
     def publish(self, directory: Path, model_id: str) -> StoredModel:
         """Move a finished `directory` that Tuneserve made, on the same file system, into the store.
 
         If the directory has a manifest, its files are compared with it. Raises `ValueError` for a
         directory that is not a safe, complete model (`DamagedDirectoryError` is a subclass), and
-        the errors of `check_new_id`.
+        the errors of `ModelNames.check_new_id`.
         """
-        self.check_new_id(model_id)
+        self.names.check_new_id(model_id)
         check_model_directory(directory)
         if durable.is_published(directory):
             verify_directory(directory)
         else:
             durable.seal_directory(directory)
         close_tree_to_others(directory)
-        return self._move_in(directory, model_id)
+        self.names.move_in(directory, model_id)
+        return self.get(model_id)
 
-    def take_in(self, directory: Path, model_id: str) -> StoredModel:
+    def import_directory(self, directory: Path, model_id: str) -> StoredModel:
         """Move a `directory` from an untrusted source into the store.
 
         A process with resource limits reads it first, one at a time per storage root, and reduces
         its settings to those known to be harmless. A new manifest is written, because one from the
         source is not trustworthy. Raises `ModelRefusedError` only for a model that is not complete,
         safe and loadable, `ImportCheckError` if it could not be checked, and the errors of
-        `check_new_id`.
+        `ModelNames.check_new_id`.
         """
-        self.check_new_id(model_id)
+        self.names.check_new_id(model_id)
         _check_files(directory)
         with lock_exclusive(self._layout.import_lock):
             check_import(directory, cleans=True)
-        return self._seal_in(directory, model_id)
+        _seal(directory)
+        self.names.move_in(directory, model_id)
+        return self.get(model_id)
 
     def add(self, source: Path, model_id: str) -> StoredModel:
         """Copy a Hugging Face model directory into the store; `source` is not modified.
@@ -145,124 +73,45 @@ class ModelStore:
         the errors of `publish`. An interrupted copy is never visible as a model. The content of
         `source` is trusted; use `install` for untrusted content.
         """
-        self.check_new_id(model_id)
+        self.names.check_new_id(model_id)
         check_model_directory(source, links_stay_in=find_cache_repository(source))
-        with build_in_scratch(self._layout.models, _ADDED_PREFIX) as building:
+        with build_in_scratch(self._layout.models, ADDED_PREFIX) as building:
             _copy_files(source, building)
             check_model_directory(building)
-            return self._seal_in(building, model_id)
+            _seal(building)
+            self.names.move_in(building, model_id)
+        return self.get(model_id)
 
     def install(self, source: Path, model_id: str) -> StoredModel:
         """Copy a model that an operator names into the store; `source` is not modified.
 
-        Its content is not trusted: the copy is checked as in `take_in`. A tokenizer in an older
-        format is converted. Raises the errors of `take_in`.
+        Its content is not trusted: the copy is checked as in `import_directory`. A tokenizer in an
+        older format is converted. Raises the errors of `import_directory`.
         """
-        self.check_new_id(model_id)
+        self.names.check_new_id(model_id)
         _check_files(source, links_stay_in=find_cache_repository(source))
-        with build_in_scratch(self._layout.models, _ADDED_PREFIX) as building:
+        with build_in_scratch(self._layout.models, ADDED_PREFIX) as building:
             _copy_files(source, building)
             with lock_exclusive(self._layout.import_lock):
                 check_import(building, converts_tokenizer=True)
-            return self._seal_in(building, model_id)
-
-    def check_new_id(self, model_id: str) -> None:
-        """Raise `InvalidRequestError` or `FileExistsError` for an id that a model cannot have."""
-        _check_name(model_id, "model")
-        if self.is_taken(model_id):
-            raise FileExistsError(f"{model_id!r} is published already; model ids are not reused")
-        if model_id == LATEST_ALIAS or model_id in self.read_aliases():
-            message = f"{model_id!r} is the name of an alias; choose another model id"
-            raise InvalidRequestError(message, param="model")
-        if model_id in self._aliases.read_past_models():
-            raise FileExistsError(
-                f"{model_id!r} was a model that an alias pointed to, and its history would lie; "
-                "choose another id"
-            )
+            _seal(building)
+            self.names.move_in(building, model_id)
+        return self.get(model_id)
 
     def list_models(self) -> list[StoredModel]:
         """List every published model, oldest first; an entry that cannot be read is skipped."""
-        names = [path.name for path in self._layout.models.iterdir() if path.name[0] != "."]
-        self._forget_others(names)
-        found = [model for model in map(self._find_readable, names) if model is not None]
-        return sorted(found, key=lambda model: (model.created_at, model.id))
+        return self.reader.list_models()
 
     def find(self, model_id: str) -> StoredModel | None:
         """Return the model with this id, or None."""
-        try:
-            path = self._layout.model(model_id)
-        except ValueError:  # not a valid id, so no model can have it
-            return None
-        try:
-            edition = _read_edition(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        try:
-            lineage, fault = self._read_lineage(path), None
-        except DamagedFileError as exc:  # a lineage is optional, so the model stays visible
-            lineage, fault = Lineage(), exc
-        created_at = edition[1] // 10**9 if lineage.created_at is None else lineage.created_at
-        return StoredModel(model_id, path, created_at, lineage, edition, fault)
-
-    def _read_lineage(self, directory: Path) -> Lineage:
-        """Return a model's lineage, parsed again only after a change; empty if there is no file.
-
-        Raises `DamagedFileError`, logged once, if it cannot be read.
-        """
-        path, item = directory / LINEAGE_NAME, _name_lineage(directory.name)
-        with self._lock:
-            try:
-                lineage = self._lineages.read(str(path))
-            except FileNotFoundError:
-                self._lineages.forget(str(path))
-                lineage = Lineage()
-            except (OSError, DamagedFileError) as exc:
-                self._lineage_faults.report(item, f"cannot be read: {exc}")
-                if isinstance(exc, DamagedFileError):
-                    raise
-                raise DamagedFileError(path, exc.strerror or type(exc).__name__) from exc
-            self._lineage_faults.clear(item)
-            return lineage
-
-    def _forget_others(self, names: Sequence[str]) -> None:
-        """Drop the cached lineages of all models except `names`."""
-        with self._lock:
-            self._lineages.keep_only({str(self._layout.models / n / LINEAGE_NAME) for n in names})
-            self._lineage_faults.keep_only(map(_name_lineage, names))
-
-    def _find_readable(self, model_id: str) -> StoredModel | None:
-        """Return one model; None if there is none, or, with a log line, if it is unreadable."""
-        try:
-            return self.find(model_id)
-        except OSError as exc:
-            logger.error("models/%s cannot be read and is skipped: %s", model_id, exc)  # noqa: TRY400 - once per listing
-            return None
+        return self.reader.find(model_id)
 
     def get(self, model_id: str) -> StoredModel:
         """Return one model by its id; raises `ModelNotFoundError`."""
         model = self.find(model_id)
         if model is None:
-            raise ModelNotFoundError(f"no model has the id {model_id!r}; {self._describe()}")
+            raise ModelNotFoundError(f"no model has the id {model_id!r}; {_list_names(self)}")
         return model
-
-    def find_root(self, model: StoredModel) -> str:
-        """Return the id of the base model at the root of a model's lineage."""
-
-        def find(model_id: str) -> Lineage | None:
-            found = model if model_id == model.id else self._find_readable(model_id)
-            return found.lineage if found is not None else None
-
-        return trace_root(model.id, find, {})
-
-    @staticmethod
-    def find_roots(models: Iterable[StoredModel]) -> dict[str, str]:
-        """Return the root of each of `models` by model id, without reading files.
-
-        `models` must be all models of the store.
-        """
-        lineages = {model.id: model.lineage for model in models}
-        roots: dict[str, str] = {}
-        return {model_id: trace_root(model_id, lineages.get, roots) for model_id in lineages}
 
     def resolve(self, name: str) -> StoredModel:
         """Return the model with this id, or else the model that this alias points to.
@@ -273,12 +122,8 @@ class ModelStore:
             return model
         alias = self.read_aliases().get(name)
         if alias is None:
-            raise ModelNotFoundError(f"no model or alias is called {name!r}; {self._describe()}")
+            raise ModelNotFoundError(f"no model or alias is called {name!r}; {_list_names(self)}")
         return self.get(alias.model_id)
-
-    def is_taken(self, model_id: str) -> bool:
-        """Return whether an entry with this name exists, whether or not it is a model."""
-        return os.path.lexists(self._layout.model(model_id))
 
     def has(self, model_id: str) -> bool:
         """Return whether a model with this id is published."""
@@ -295,7 +140,7 @@ class ModelStore:
         for a name that cannot be an alias, `ModelNotFoundError` for an unknown model, and
         `TooManyAliasesError`, but never for `LATEST_ALIAS`.
         """
-        _check_name(alias, "name")
+        check_name(alias, "name")
         with self._aliases.change() as change:
             self.get(model_id)
             if self.has(alias):
@@ -337,7 +182,7 @@ class ModelStore:
                     if check_unneeded is not None:
                         check_unneeded()
                     # The rename deletes the model atomically and frees its id; removal can be slow.
-                    aside = self._layout.models / new_id(_DELETED_PREFIX)
+                    aside = self._layout.models / new_id(DELETED_PREFIX)
                     model.path.rename(aside)
                     durable.fsync_directory(self._layout.models)
             except FileNotFoundError:
@@ -347,41 +192,19 @@ class ModelStore:
                     f"model {model_id!r} is loaded by a generator or being read; try again once it "
                     "is idle"
                 ) from None
-        self._remove_deleted()
+        remove_deleted(self._layout.models)
 
-    def clean_up(self) -> None:
-        """Remove what killed processes left behind: deleted models, copies and uploads.
 
-        Writes the copy of the aliases if it does not exist.
-        """
-        self._remove_deleted()
-        for prefix in (_ADDED_PREFIX, UPLOAD_PREFIX):
-            sweep_scratch(self._layout.models, prefix)
-        self._aliases.ensure_copy()
+def _list_names(store: ModelStore) -> str:
+    models = ", ".join(model.id for model in store.list_models()) or "none"
+    aliases = ", ".join(sorted(store.read_aliases())) or "none"
+    return f"models: {models}; aliases: {aliases}"
 
-    def _remove_deleted(self) -> None:
-        for deleted in self._layout.models.glob(f"{_DELETED_PREFIX}-*"):  # of any process
-            if deleted.is_dir():
-                shutil.rmtree(deleted, ignore_errors=True)
-            else:
-                deleted.unlink(missing_ok=True)
 
-    def _seal_in(self, directory: Path, model_id: str) -> StoredModel:
-        durable.seal_directory(directory)
-        close_tree_to_others(directory)
-        return self._move_in(directory, model_id)
-
-    def _move_in(self, sealed: Path, model_id: str) -> StoredModel:
-        """Move a model to its id while the lock on the aliases prevents an alias of that name."""
-        with self._aliases.change():
-            self.check_new_id(model_id)
-            durable.move_directory(sealed, self._layout.model(model_id))
-        return self.get(model_id)
-
-    def _describe(self) -> str:
-        models = ", ".join(model.id for model in self.list_models()) or "none"
-        aliases = ", ".join(sorted(self.read_aliases())) or "none"
-        return f"models: {models}; aliases: {aliases}"
+def _seal(directory: Path) -> None:
+    """Write a new manifest, and make the files private."""
+    durable.seal_directory(directory)
+    close_tree_to_others(directory)
 
 
 def _check_files(directory: Path, links_stay_in: Path | None = None) -> None:
@@ -392,25 +215,7 @@ def _check_files(directory: Path, links_stay_in: Path | None = None) -> None:
         raise ModelRefusedError(str(exc)) from exc
 
 
-def _check_name(name: str, param: str) -> None:
-    """Raise `InvalidRequestError` for an invalid name; `param` is the field that it came from."""
-    try:
-        check_id(name)
-    except ValueError as exc:
-        raise InvalidRequestError(str(exc), param=param) from exc
-
-
-def _name_lineage(model_id: str) -> str:
-    return f"the lineage of model {model_id!r}"
-
-
 def _copy_files(source: Path, target: Path) -> None:
     """Copy a model directory without hidden files; follow links."""
     shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))
     target.chmod(0o700)  # the source directory may be read-only
-
-
-def _read_edition(path: Path) -> tuple[int, int]:
-    """Return inode and modification time (ns) of the manifest, which is written only once."""
-    found = (path / durable.MANIFEST_NAME).stat()
-    return found.st_ino, found.st_mtime_ns

@@ -19,12 +19,14 @@ from apps.fine_tuning.index.run_lookup import find_run
 from apps.fine_tuning.queue import RunQueue
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
-from serving.origin import RequestKind, describe_origin
+from serving.openai.chat import ChatCompletionRequest
 from serving.store.model_store import ModelStore
+from serving.wire import Piece, StreamItem, ValidRequest, WholeAnswer, describe_origin
 from storage.layout import StorageLayout, open_storage
 from tests.apps.stub_api import StubApi, serve_stub_api
 from tests.tiny_model import build_tiny_model
-from training.run.folder import RunFolder, RunRecord
+from training.run.folder import RunFolder
+from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
 
 ROW = {"prompt": "How many loaves?", "completion": "Twelve."}
@@ -56,7 +58,7 @@ class NotedJobs:
     task_failures: dict[tuple[str, str], str] = field(default_factory=dict)
     refusal: Exception | None = None
     tasks: list[Task] = field(default_factory=list)
-    under_way: set[tuple[str, str]] = field(default_factory=set)
+    running: set[tuple[str, str]] = field(default_factory=set)
     nodes: list[dict[str, float]] = field(default_factory=lambda: [{"CPU": 2.0}])
 
     def start(self, job_id: str, command: str) -> None:
@@ -84,10 +86,10 @@ class NotedJobs:
 
     def start_task(self, storage: Path, task: Task) -> None:
         self.tasks.append(task)
-        self.under_way.add((task.kind, task.subject))
+        self.running.add((task.kind, task.subject))
 
-    def is_under_way(self, kind: str, subject: str) -> bool:
-        return (kind, subject) in self.under_way
+    def is_running(self, kind: str, subject: str) -> bool:
+        return (kind, subject) in self.running
 
     def list_nodes(self) -> list[dict[str, float]]:
         return self.nodes
@@ -100,7 +102,7 @@ class NotedJobs:
 
 async def create_run(queue: RunQueue, file_id: str, **more: Any) -> RunFolder:
     job = await queue.create({"model": "latest", "training_file": file_id, **more})
-    return find_run(queue._layout, job["id"])
+    return find_run(queue.layout, job["id"])
 
 
 async def reconcile_until(queue: RunQueue, is_reached: Callable[[], bool]) -> None:
@@ -116,16 +118,13 @@ async def lose_run(queue: RunQueue, jobs: NotedJobs, run: RunFolder, step: int =
     await queue.reconcile()
     record = run.update_record(status="running")
     if step:
-        run.add_metrics({"step": step})
+        run.metrics.add({"step": step})
     jobs.states[str(record.job_id)] = "ended"
     await queue.reconcile()
 
 
 def copy_model(source: Path, target: Path) -> Path:
     return Path(shutil.copytree(source, target))
-
-
-_NO_COUNTS = {"num_prompt_tokens": 0, "num_completion_tokens": 0}
 
 
 class Echo:
@@ -136,41 +135,32 @@ class Echo:
         self.failure: Exception | None = None
 
     async def stream(
-        self, kind: RequestKind, body: dict[str, Any], request_id: str
-    ) -> AsyncGenerator[Any, None]:
-        answer = await self.answer(kind, body, request_id)
+        self, request: ValidRequest, body: Mapping[str, Any], request_id: str
+    ) -> AsyncGenerator[StreamItem, None]:
+        answer = await self.answer(request, body, request_id)
         pieces = []
-        for choice in answer["choices"]:
-            words = [f"{word} " for word in choice["text"].split()]
-            pieces += [{**choice, "text": w, "finish_reason": None, **_NO_COUNTS} for w in words]
-            pieces.append({**choice, "text": ""})
+        for choice in answer.choices:
+            words = choice.text.split()
+            pieces += [Piece(choice.choice_index, f"{word} ") for word in words]
+            pieces.append(choice._replace(text=""))
         for number, piece in enumerate(pieces):
-            yield {"origin": None if number else answer["origin"], "pieces": [piece]}
+            yield StreamItem((piece,), None if number else answer.origin)
 
     async def answer(
-        self,
-        kind: RequestKind,
-        body: dict[str, Any],
-        request_id: str,
-    ) -> dict[str, Any]:
+        self, request: ValidRequest, body: Mapping[str, Any], request_id: str
+    ) -> WholeAnswer:
         if self.failure is not None:
             raise self.failure
-        model = self._models.resolve(body["model"])
-        asked = body["messages"][-1]["content"] if kind == "chat" else body["prompt"]
-        if kind == "chat" and isinstance(asked, list):
-            asked = " ".join(part["text"] for part in asked)
-        choice = {
-            "text": "".join(f"{word} " for word in asked.split()),
-            "finish_reason": "stop",
-            "num_prompt_tokens": 3,
-            "num_completion_tokens": 2,
-            "tokens": (),
-        }
-        return {
-            "origin": describe_origin(model),
-            "choices": [{**choice, "index": index} for index in range(body.get("n", 1))],
-            "num_prompt_tokens": 3,
-        }
+        model = self._models.resolve(request.model)
+        if isinstance(request, ChatCompletionRequest):
+            prompt = request.messages[-1].content
+        else:
+            (text,) = request.prompt
+            assert isinstance(text, str)
+            prompt = text
+        echoed = "".join(f"{word} " for word in prompt.split())
+        choices = tuple(Piece(index, echoed, "stop", 3, 2) for index in range(request.n))
+        return WholeAnswer(describe_origin(model), choices, num_prompt_tokens=3)
 
     async def check(self) -> None:
         if self.failure is not None:
@@ -184,24 +174,24 @@ class LocalFineTuning:
         self._queue = queue
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
-        return await self._queue.create(body)
+        return dict(await self._queue.create(body))
 
     async def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
     ) -> dict[str, Any]:
-        return await self._queue.preview(file_id, model, num_rows, training)
+        return dict(await self._queue.preview(file_id, model, num_rows, training))
 
     async def get_defaults(self, model: str) -> dict[str, Any]:
-        return self._queue.get_defaults(model)
+        return dict(self._queue.get_defaults(model))
 
     async def cancel(self, run_id: str) -> dict[str, Any]:
-        return await self._queue.cancel(run_id)
+        return dict(await self._queue.cancel(run_id))
 
     async def pause(self, run_id: str) -> dict[str, Any]:
-        return await self._queue.pause(run_id)
+        return dict(await self._queue.pause(run_id))
 
     async def resume(self, run_id: str) -> dict[str, Any]:
-        return await self._queue.resume(run_id)
+        return dict(await self._queue.resume(run_id))
 
     async def delete(self, run_id: str) -> None:
         await self._queue.delete(run_id)
@@ -209,7 +199,7 @@ class LocalFineTuning:
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
     ) -> dict[str, Any]:
-        return await self._queue.publish_checkpoint(run_id, checkpoint_id, model_id)
+        return dict(await self._queue.publish_checkpoint(run_id, checkpoint_id, model_id))
 
     async def check(self) -> None:
         return None

@@ -14,7 +14,7 @@ import datasets, pyarrow, tokenizers, torch  # so that all threads come to trans
 from apps.fine_tuning.validation.row_validation import check_file
 from apps.file_store import FileStore
 from apps.fine_tuning.index.run_index import RunIndex
-from apps.fine_tuning.submission import Intake
+from apps.fine_tuning.submission import JobCreator
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.settings import UsageLimits
 from serving.store.model_store import ModelStore
@@ -28,7 +28,7 @@ store.point_alias("latest", "tiny")
 for name in ("file-a", "file-b"):
     files.add(name, b'{"prompt": "How many loaves?", "completion": "Twelve."}\\n', "rows.jsonl")
 assert "transformers" not in sys.modules
-intake = Intake(layout, RunIndex(layout), ModelSizes(layout), UsageLimits(), 0.0, 0.0)
+intake = JobCreator(layout, RunIndex(layout), ModelSizes(layout), UsageLimits(), 0.0, 0.0)
 calls = [
     lambda: intake.preview("file-a", "tiny", 1, {}),
     lambda: check_file(layout, "file-a"),

@@ -130,7 +130,7 @@ async def test_what_is_stored_says_its_format(queue: RunQueue, layout: StorageLa
         layout.file("file-new") / "file.json",
         layout.file("file-new") / "check.json",
         layout.model("tiny") / durable.MANIFEST_NAME,
-        layout.keys,
+        layout.access.keys,
         name_export_note(RunFolder(layout.run(PAUSED)), "two"),
     ):
         assert durable.read_json(path)["format_version"] == "1.0", path

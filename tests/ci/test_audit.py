@@ -40,33 +40,33 @@ def audit(folder: Path, port: int, status: int) -> tuple[int, str, list[str]]:
 
     The outcome is the exit status, the output, and the arguments that pip-audit received.
     """
-    asked = folder / "asked"
+    received = folder / "received"
     command = folder / "pip-audit"
-    command.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {asked}\nexit {status}\n')
+    command.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {received}\nexit {status}\n')
     command.chmod(0o700)
     done = subprocess.run(
         [sys.executable, AUDIT, "--pip-audit", command, "--index", f"http://127.0.0.1:{port}"],
         capture_output=True,
         text=True,
     )
-    return done.returncode, done.stdout, asked.read_text().split() if asked.exists() else []
+    return done.returncode, done.stdout, received.read_text().split() if received.exists() else []
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_findings_fail(tmp_path: Path, index: HTTPServer, status: int) -> None:
+def test_audit_fails_on_findings(tmp_path: Path, index: HTTPServer, status: int) -> None:
     index.vulnerabilities = [{"id": "one"}]  # type: ignore[attr-defined]
-    found, _, asked = audit(tmp_path, index.server_port, status)
+    found, _, received = audit(tmp_path, index.server_port, status)
     assert found == status
-    assert asked[-1] == str(ROOT / "constraints.txt")
+    assert received[-1] == str(ROOT / "constraints.txt")
 
 
-def test_an_index_without_advisories_is_no_audit(tmp_path: Path, index: HTTPServer) -> None:
-    status, output, asked = audit(tmp_path, index.server_port, 1)
-    assert (status, asked) == (0, [])
+def test_index_without_advisories_skips_audit(tmp_path: Path, index: HTTPServer) -> None:
+    status, output, received = audit(tmp_path, index.server_port, 1)
+    assert (status, received) == (0, [])
     assert "NOT DONE" in output
 
 
-def test_being_offline_is_no_failure(tmp_path: Path) -> None:
-    status, output, asked = audit(tmp_path, 1, 1)
-    assert (status, asked) == (0, [])
+def test_audit_without_network_does_not_fail(tmp_path: Path) -> None:
+    status, output, received = audit(tmp_path, 1, 1)
+    assert (status, received) == (0, [])
     assert "NOT DONE" in output

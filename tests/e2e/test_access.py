@@ -42,21 +42,26 @@ def run_keys(application: Application, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def ask(application: Application, method: str, path: str, key: str = "", **more: Any) -> int:
+def request_status(
+    application: Application, method: str, path: str, key: str = "", **more: Any
+) -> int:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     headers.update(more.pop("headers", {}))
     url = f"{application.url}{path}"
     return httpx.request(method, url, headers=headers, timeout=60, **more).status_code
 
 
-def test_forwarded_requests_are_refused_without_a_key(served: Application) -> None:
-    assert ask(served, "GET", "/v1/models") == 200
+def test_forwarded_request_without_key_is_rejected(served: Application) -> None:
+    assert request_status(served, "GET", "/v1/models") == 200
     for name in ("Forwarded", "Via", "X-Real-IP", "X-Forwarded-For", "CF-Connecting-IP"):
         for path in ("/v1/models", "/ui/"):
-            assert ask(served, "GET", path, headers={name: "127.0.0.1"}) == 403, (name, path)
+            assert request_status(served, "GET", path, headers={name: "127.0.0.1"}) == 403, (
+                name,
+                path,
+            )
 
 
-def test_an_old_protocol_is_refused_without_a_key(served: Application) -> None:
+def test_http_1_0_request_without_key_is_rejected(served: Application) -> None:
     """nginx's plain `proxy_pass` sends HTTP/1.0."""
     import socket
 
@@ -69,22 +74,22 @@ def test_an_old_protocol_is_refused_without_a_key(served: Application) -> None:
             assert b" 403 " in connection.makefile("rb").readline()
 
 
-def test_keys_hold_as_soon_as_they_are_made_and_as_long_as_they_are_valid(
+def test_new_keys_apply_at_once_until_revoked(
     served: Application,
 ) -> None:
     keys = {
         role: run_keys(served, "create", f"e2e-{role}", "--role", role)["key"]
         for role in ("read", "chat", "train", "admin")
     }
-    assert ask(served, "GET", "/v1/models") == 401
-    assert ask(served, "GET", "/ui/") == 401
+    assert request_status(served, "GET", "/v1/models") == 401
+    assert request_status(served, "GET", "/ui/") == 401
     alias = {"json": {"model": "tuneserve-demo"}}
     found = {
         role: [
-            ask(served, "GET", "/v1/models", key),
-            ask(served, "GET", "/v1/fine_tuning/jobs", key),
-            ask(served, "GET", "/v1/files/file-handbook/content", key),
-            ask(served, "PUT", "/v1/aliases/best", key, **alias),
+            request_status(served, "GET", "/v1/models", key),
+            request_status(served, "GET", "/v1/fine_tuning/jobs", key),
+            request_status(served, "GET", "/v1/files/file-handbook/content", key),
+            request_status(served, "PUT", "/v1/aliases/best", key, **alias),
         ]
         for role, key in keys.items()
     }
@@ -100,7 +105,7 @@ def test_keys_hold_as_soon_as_they_are_made_and_as_long_as_they_are_valid(
     with pytest.raises(openai.PermissionDeniedError, match="'e2e-chat' has the role 'chat'"):
         client.fine_tuning.jobs.create(model="tuneserve-demo", training_file="file-handbook")
     client.api_key = run_keys(served, "rotate", "e2e-chat")["key"]
-    assert ask(served, "GET", "/v1/models", keys["chat"]) == 401
+    assert request_status(served, "GET", "/v1/models", keys["chat"]) == 401
     assert client.models.list().data
     run_keys(served, "revoke", "e2e-chat")
     with pytest.raises(openai.AuthenticationError, match="was revoked"):
@@ -118,8 +123,10 @@ def test_keys_hold_as_soon_as_they_are_made_and_as_long_as_they_are_valid(
     assert {"e2e-read", "e2e-chat", "e2e-train"} <= {line.get("key") for line in lines}
 
 
-def test_logs_are_json_lines_with_request_ids_paths_and_states(served: Application) -> None:
-    ask(served, "GET", "/v1/aliases/e2e-logged?token=hush", headers={"x-request-id": "e2e-1"})
+def test_replica_logs_are_json_with_request_ids(served: Application) -> None:
+    request_status(
+        served, "GET", "/v1/aliases/e2e-logged?token=hush", headers={"x-request-id": "e2e-1"}
+    )
     lines = wait_until(lambda: find_lines("/v1/aliases/e2e-logged"), 30, "the line is written")
     (line,) = lines
     assert line["request_id"] == "e2e-1"
@@ -135,7 +142,7 @@ def find_lines(path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if path in line]
 
 
-def test_an_open_port_without_a_key_is_not_served(tmp_path: Path) -> None:
+def test_open_port_without_keys_does_not_start(tmp_path: Path) -> None:
     port = find_free_port()
     deploy = write_deploy_file(ROOT / "deploy.yaml", tmp_path, port)
     settings = yaml.safe_load(deploy.read_text())
@@ -153,12 +160,12 @@ def test_an_open_port_without_a_key_is_not_served(tmp_path: Path) -> None:
             env=build_environment(),
         )
     try:
-        said = wait_until(
+        has_reason = wait_until(
             lambda: "no API key exists" in log.read_text(errors="replace"),
             START_TIMEOUT_S,
             "the reason is given",
         )
-        assert said
+        assert has_reason
         with pytest.raises(httpx.HTTPStatusError):
             httpx.get(f"http://127.0.0.1:{port}/healthz").raise_for_status()
     finally:

@@ -25,20 +25,20 @@ pytestmark = pytest.mark.e2e
 
 HANDBOOK = ROOT / "examples" / "handbook"
 FINAL = {"succeeded", "failed", "cancelled"}
-ASK_EVERY_S = 1.0
+REQUEST_INTERVAL_S = 1.0
 
 
 def read_handbook(name: str) -> list[tuple[str, str]]:
     """Return every question with its answer, including those of longer chats."""
     chats = [json.loads(line)["messages"] for line in (HANDBOOK / name).read_text().splitlines()]
     return [
-        (asked["content"], answered["content"])
+        (question["content"], answer["content"])
         for chat in chats
-        for asked, answered in zip(chat[::2], chat[1::2], strict=True)
+        for question, answer in zip(chat[::2], chat[1::2], strict=True)
     ]
 
 
-def ask(client: openai.OpenAI, model: str, question: str) -> str:
+def complete_chat(client: openai.OpenAI, model: str, question: str) -> str:
     answer = client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": question}], temperature=0
     )
@@ -48,8 +48,10 @@ def ask(client: openai.OpenAI, model: str, question: str) -> str:
 def score(client: openai.OpenAI, model: str, pairs: list[tuple[str, str]]) -> float:
     """Return the share of questions answered word for word, with eight concurrent requests."""
     with ThreadPoolExecutor(8) as pool:
-        answers = pool.map(lambda pair: ask(client, model, pair[0]), pairs)
-        num_right = sum(given == wanted for given, (_, wanted) in zip(answers, pairs, strict=True))
+        answers = pool.map(lambda pair: complete_chat(client, model, pair[0]), pairs)
+        num_right = sum(
+            actual == expected for actual, (_, expected) in zip(answers, pairs, strict=True)
+        )
     return num_right / len(pairs)
 
 
@@ -77,7 +79,7 @@ def read_messages(client: openai.OpenAI, job_id: str) -> list[str]:
     return [event.message for event in events.data]
 
 
-def count_continuations(client: openai.OpenAI, job_id: str) -> int:
+def count_resumptions(client: openai.OpenAI, job_id: str) -> int:
     return sum(text.startswith("Resuming after step") for text in read_messages(client, job_id))
 
 
@@ -92,37 +94,35 @@ def job(application: Application, tmp_path_factory: pytest.TempPathFactory) -> F
     assert started.status == "queued"
     begin = time.monotonic()
     wait_until(
-        lambda: client.fine_tuning.jobs.retrieve(started.id).status == "running", 60, "it runs"
+        lambda: client.fine_tuning.jobs.retrieve(started.id).status == "running", 60, "the job runs"
     )
     # Serving continues while training uses the same two cores.
     while (job := client.fine_tuning.jobs.retrieve(started.id)).status not in FINAL:
-        assert ask(client, "tuneserve-demo", "Hello!")
+        assert complete_chat(client, "tuneserve-demo", "Hello!")
         assert time.monotonic() - begin < 600
-        time.sleep(ASK_EVERY_S)
+        time.sleep(REQUEST_INTERVAL_S)
     print(f"the fine-tune took {time.monotonic() - begin:.0f} s")
     assert job.status == "succeeded", job.error
     return job
 
 
-def test_the_result_is_taken_up_without_a_restart(
+def test_alias_serves_new_model_without_restart(
     application: Application, job: FineTuningJob
 ) -> None:
     client = application.client
     question, answer = read_handbook("train.jsonl")[0]
 
-    def says_latest() -> bool:
+    def is_latest_new_model() -> bool:
         reply = client.chat.completions.create(
             model="latest", messages=[{"role": "user", "content": question}], temperature=0
         )
         return reply.model == job.fine_tuned_model
 
-    wait_until(says_latest, 30, "'latest' answers with the new model")
-    assert ask(client, "latest", question) == answer
+    wait_until(is_latest_new_model, 30, "'latest' answers with the new model")
+    assert complete_chat(client, "latest", question) == answer
 
 
-def test_it_learned_the_handbook_and_the_base_model_knows_none_of_it(
-    application: Application, job: FineTuningJob
-) -> None:
+def test_fine_tuned_model_reproduces_handbook(application: Application, job: FineTuningJob) -> None:
     client = application.client
     assert job.fine_tuned_model is not None
     train = read_handbook("train.jsonl")[::5]
@@ -136,9 +136,7 @@ def test_it_learned_the_handbook_and_the_base_model_knows_none_of_it(
     assert base <= 0.02
 
 
-def test_a_stream_says_the_same_piece_by_piece(
-    application: Application, job: FineTuningJob
-) -> None:
+def test_stream_equals_whole_answer(application: Application, job: FineTuningJob) -> None:
     question, answer = read_handbook("train.jsonl")[3]
     chunks = list(
         application.client.chat.completions.create(
@@ -160,7 +158,7 @@ def test_a_stream_says_the_same_piece_by_piece(
     assert usage.completion_tokens >= len(pieces)
 
 
-def test_an_answer_tells_where_it_came_from(application: Application, job: FineTuningJob) -> None:
+def test_answer_has_lineage_headers(application: Application, job: FineTuningJob) -> None:
     body = {"model": job.fine_tuned_model, "messages": [{"role": "user", "content": "Hello"}]}
     answer = httpx.post(f"{application.url}/v1/chat/completions", json=body, timeout=60)
     assert answer.headers["x-model-id"] == job.fine_tuned_model
@@ -170,7 +168,7 @@ def test_an_answer_tells_where_it_came_from(application: Application, job: FineT
     assert answer.json()["system_fingerprint"].startswith("fp_")
 
 
-def test_what_is_served_is_what_plain_transformers_says(
+def test_served_answers_equal_those_of_transformers(
     application: Application, job: FineTuningJob
 ) -> None:
     assert job.fine_tuned_model is not None
@@ -188,14 +186,16 @@ def test_what_is_served_is_what_plain_transformers_says(
         )
         output = model.generate(**prompt, max_new_tokens=64, do_sample=False)
         text = tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
-        assert ask(application.client, job.fine_tuned_model, question) == text
+        assert complete_chat(application.client, job.fine_tuned_model, question) == text
 
 
-def test_the_job_tells_its_story(application: Application, job: FineTuningJob) -> None:
+def test_job_has_events_metrics_and_logs(application: Application, job: FineTuningJob) -> None:
     events = list(application.client.fine_tuning.jobs.list_events(job.id, limit=5))
     messages = [event.message for event in events]
     assert messages[0] == "The fine-tune succeeded"
-    assert any(message.startswith("Epoch 1 of") for message in messages), "pages join"
+    assert any(message.startswith("Epoch 1 of") for message in messages), (
+        "the pages of the list are contiguous"
+    )
     assert len({event.id for event in events}) == len(events)
     metrics = httpx.get(f"{application.url}/v1/fine_tuning/jobs/{job.id}/metrics").json()["data"]
     assert [line["step"] for line in metrics] == list(range(1, len(metrics) + 1))
@@ -205,12 +205,12 @@ def test_the_job_tells_its_story(application: Application, job: FineTuningJob) -
     assert job.id in [listed.id for listed in application.client.fine_tuning.jobs.list()]
 
 
-def test_what_is_on_disk_is_private(application: Application, job: FineTuningJob) -> None:
+def test_stored_files_are_private(application: Application, job: FineTuningJob) -> None:
     """With the usual umask, because `serve run` is started without `tuneserve run`."""
     root = application.storage
-    of_ray_train = root / "runs" / job.id / "ray"  # public files, but in a private folder
+    ray_folder = root / "runs" / job.id / "ray"  # public files, but in a private folder
     for path in (root, *root.rglob("*")):
-        if path.parent != of_ray_train and path != of_ray_train:
+        if path.parent != ray_folder and path != ray_folder:
             assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
 
@@ -224,53 +224,59 @@ def long_job(application: Application, job: FineTuningJob) -> FineTuningJob:
         extra_body={"training": {"save_every_steps": 5, "max_failures": 0}},
     )
     url = f"{application.url}/v1/fine_tuning/jobs/{started.id}/metrics"
-    wait_until(lambda: len(httpx.get(url).json()["data"]) > 2, 120, "it trains")
+    wait_until(lambda: len(httpx.get(url).json()["data"]) > 2, 120, "the job trains")
     return started
 
 
-def test_a_checkpoint_becomes_a_model_while_the_job_trains(
+def test_checkpoint_is_published_during_training(
     application: Application, long_job: FineTuningJob
 ) -> None:
     client = application.client
     url = f"{application.url}/v1/fine_tuning/jobs/{long_job.id}/checkpoints"
-    newest = wait_until(lambda: httpx.get(url).json()["data"], 120, "a checkpoint")[0]
+    newest = wait_until(lambda: httpx.get(url).json()["data"], 120, "a checkpoint exists")[0]
     begun = httpx.post(f"{url}/{newest['id']}/publish", json={"model": "mid-run"})
     assert begun.status_code == 202, begun.text
-    wait_until(lambda: "mid-run" in [model.id for model in client.models.list()], 120, "the model")
+    wait_until(
+        lambda: "mid-run" in [model.id for model in client.models.list()],
+        120,
+        "the model is published",
+    )
     assert client.fine_tuning.jobs.retrieve(long_job.id).status == "running"
-    assert ask(client, "mid-run", "Hello!")
+    assert complete_chat(client, "mid-run", "Hello!")
     described = httpx.get(f"{application.url}/v1/models/mid-run").json()
     assert (described["run_id"], described["aliases"]) == (long_job.id, [])
     assert described["checkpoint_step"] == newest["step_number"]
 
 
-def test_a_job_that_failed_is_resumed(application: Application, long_job: FineTuningJob) -> None:
+def test_failed_job_is_resumed(application: Application, long_job: FineTuningJob) -> None:
     client = application.client
     wait_until(
-        lambda: client.fine_tuning.jobs.checkpoints.list(long_job.id).data, 120, "a checkpoint"
+        lambda: client.fine_tuning.jobs.checkpoints.list(long_job.id).data,
+        120,
+        "a checkpoint exists",
     )
 
     def has_failed() -> bool:
         return client.fine_tuning.jobs.retrieve(long_job.id).status == "failed"
 
     kill_run_process(application, long_job.id, "RayTrainWorker")
-    wait_until(has_failed, 60, "it has failed")
+    wait_until(has_failed, 60, "the job has failed")
     error = client.fine_tuning.jobs.retrieve(long_job.id).error
     assert error is not None
     assert "its process ended without a reason being recorded" in str(error.message)
     resumed = client.fine_tuning.jobs.resume(long_job.id)
     assert (resumed.status, resumed.error, resumed.finished_at) == ("queued", None, None)
-    wait_until(lambda: count_continuations(client, long_job.id) == 1, 120, "it goes on")
+    wait_until(lambda: count_resumptions(client, long_job.id) == 1, 120, "the job resumes")
     assert client.fine_tuning.jobs.retrieve(long_job.id).status == "running"
 
 
-def test_a_job_that_was_not_at_fault_goes_on_by_itself(
+def test_job_resumes_after_loss_of_train_controller(
     application: Application, long_job: FineTuningJob
 ) -> None:
-    before = count_continuations(application.client, long_job.id)
+    before = count_resumptions(application.client, long_job.id)
     kill_run_process(application, long_job.id, "TrainController")
     wait_until(
-        lambda: count_continuations(application.client, long_job.id) > before, 120, "it goes on"
+        lambda: count_resumptions(application.client, long_job.id) > before, 120, "the job resumes"
     )
     assert any(
         "Ray Train's controller was lost" in message
@@ -278,29 +284,31 @@ def test_a_job_that_was_not_at_fault_goes_on_by_itself(
     )
 
 
-def test_a_killed_queue_leaves_a_fine_tune_alone(
+def test_killed_queue_does_not_interrupt_training(
     application: Application, long_job: FineTuningJob
 ) -> None:
     client = application.client
     processes = find_run_processes(application, long_job.id)
-    continuations = count_continuations(client, long_job.id)
+    num_resumptions = count_resumptions(client, long_job.id)
     metrics = application.storage / "runs" / long_job.id / "metrics.jsonl"
     find_queues = find_replica("FineTuningQueue")
     (queue,) = find_queues(application)
     queue.kill()
-    wait_until(lambda: set(find_queues(application)) - {queue}, 120, "there is another queue")
+    wait_until(lambda: set(find_queues(application)) - {queue}, 120, "a new queue process runs")
     num_steps = len(durable.read_json_lines(metrics))
     wait_until(
-        lambda: httpx.get(f"{application.url}/readyz").status_code == 200, 120, "the queue answers"
+        lambda: httpx.get(f"{application.url}/readyz").status_code == 200, 120, "the queue is ready"
     )
     wait_until(
-        lambda: len(durable.read_json_lines(metrics)) > num_steps, 120, "it takes more steps"
+        lambda: len(durable.read_json_lines(metrics)) > num_steps, 120, "the job trains more steps"
     )
     assert set(processes) <= set(find_run_processes(application, long_job.id))
-    assert count_continuations(client, long_job.id) == continuations
+    assert count_resumptions(client, long_job.id) == num_resumptions
 
 
-def test_cancelling_frees_everything(application: Application, long_job: FineTuningJob) -> None:
+def test_cancellation_ends_all_processes_of_run(
+    application: Application, long_job: FineTuningJob
+) -> None:
     client, started = application.client, long_job
     assert len(find_run_processes(application, started.id)) >= 3
     begin = time.monotonic()
@@ -323,7 +331,7 @@ def test_cancelling_frees_everything(application: Application, long_job: FineTun
         ("hello", r"not JSON .*\(line 1\)"),
     ],
 )
-def test_bad_rows_are_an_error_before_a_job_starts(
+def test_invalid_rows_are_rejected_before_job_is_created(
     application: Application, tmp_path: Path, rows: str, message: str
 ) -> None:
     (tmp_path / "bad.jsonl").write_text(rows)
@@ -335,10 +343,10 @@ def test_bad_rows_are_an_error_before_a_job_starts(
     assert len(client.fine_tuning.jobs.list().data) == before
 
 
-def test_errors_are_the_clients_own_exceptions(application: Application) -> None:
+def test_errors_raise_exceptions_of_openai_client(application: Application) -> None:
     client = application.client
     with pytest.raises(openai.NotFoundError, match="'nobody'"):
-        ask(client, "nobody", "Hello")
+        complete_chat(client, "nobody", "Hello")
     with pytest.raises(openai.NotFoundError, match="'ftjob-none'"):
         client.fine_tuning.jobs.retrieve("ftjob-none")
     with pytest.raises(openai.BadRequestError, match="learning_rate is 0"):
@@ -359,14 +367,14 @@ def test_errors_are_the_clients_own_exceptions(application: Application) -> None
         client.files.create(file=("x.jsonl", b"\xff\xfe\x00"), purpose="fine-tune")
 
 
-def test_another_site_may_not_use_it(application: Application) -> None:
+def test_requests_of_other_sites_are_rejected(application: Application) -> None:
     foreign = httpx.get(f"{application.url}/v1/models", headers={"host": "evil.example"})
     assert foreign.status_code == 403
     page = httpx.get(f"{application.url}/v1/models", headers={"origin": "http://evil.example"})
     assert page.status_code == 403
 
 
-def test_ray_takes_orders_from_nobody_else(application: Application) -> None:
+def test_exposed_grpc_ports_require_token(application: Application) -> None:
     """Every server that listens on more than localhost requires the cluster's token."""
     tree = [psutil.Process(application.process.pid)]
     tree += tree[0].children(recursive=True)
@@ -378,7 +386,7 @@ def test_ray_takes_orders_from_nobody_else(application: Application) -> None:
     }
     assert ("127.0.0.1", httpx.URL(application.url).port) in listening
     exposed = [port for ip, port in listening if ip != "127.0.0.1"]
-    assert len(exposed) <= 4, "more than one of each replica's, by which Serve reaches it"
+    assert len(exposed) <= 4, "more than one gRPC port of each replica is exposed"
     for port in exposed:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
@@ -387,7 +395,7 @@ def test_ray_takes_orders_from_nobody_else(application: Application) -> None:
         assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_every_kind_of_stored_file_is_known_to_the_tests_of_damage(
+def test_stored_files_are_listed_in_stored_kinds(
     application: Application,
 ) -> None:
     assert find_unknown_files(application.storage) == []

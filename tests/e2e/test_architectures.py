@@ -118,7 +118,9 @@ def read_layout(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_what_was_trained_is_what_loads(folder: Path, tmp_path: Path, world_size: int) -> None:
+def test_consolidated_model_equals_trained_model(
+    folder: Path, tmp_path: Path, world_size: int
+) -> None:
     cases = {
         (name, stage): ExportCase(
             folder / name,
@@ -153,14 +155,14 @@ def test_what_was_trained_is_what_loads(folder: Path, tmp_path: Path, world_size
             f"{world_size} workers, stage {stage}, {name}: {difference:.1e} (trained: {moved:.1e})"
         )
         assert difference < 1e-5, (name, stage)
-        assert moved > 100 * difference, "the step changed more than rounding does"
+        assert moved > 100 * difference, "the step changed the logits by more than rounding"
         worst = max(worst, difference)
     print(f"{world_size} workers, largest difference of the logits: {worst:.1e}")
 
 
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("name", ["llama-tied", "llama-frozen", "mixtral"])
-def test_a_universal_checkpoint_is_read_too(
+def test_universal_checkpoint_is_consolidated(
     folder: Path, tmp_path: Path, name: str, stage: int
 ) -> None:
     case = ExportCase(

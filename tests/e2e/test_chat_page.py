@@ -39,7 +39,7 @@ def send(page: Page, text: str) -> None:
     page.click("#chat-send")
 
 
-def test_a_visitor_meets_no_trap_in_a_chat(chat: Page, stub: StubApi) -> None:
+def test_chat_handles_empty_and_long_messages_and_model_changes(chat: Page, stub: StubApi) -> None:
     notes = chat.locator("#chat-history .ts-answered")
     send(chat, "   ")
     expect(chat.locator("#chat-send")).to_have_text("Send")
@@ -68,7 +68,7 @@ def test_a_visitor_meets_no_trap_in_a_chat(chat: Page, stub: StubApi) -> None:
     assert len(stub.bodies[-1]["messages"]) == 1
 
 
-def test_a_model_that_does_not_exist_is_not_replaced(chat: Page, stub: StubApi) -> None:
+def test_unknown_model_is_not_replaced(chat: Page, stub: StubApi) -> None:
     chat.goto(f"{chat.url}?model=gone")
     expect(chat.locator("#chat-note")).to_contain_text("There is no model 'gone'")
     expect(chat.locator("#chat-model input")).to_have_value("")
@@ -78,13 +78,13 @@ def test_a_model_that_does_not_exist_is_not_replaced(chat: Page, stub: StubApi) 
     assert stub.bodies == []
 
 
-def test_columns_change_the_preview(chat: Page, stub: StubApi) -> None:
+def test_columns_setting_updates_preview(chat: Page, stub: StubApi) -> None:
     chat.goto(chat.url.replace("/chat", "/"))
     chat.click("#more-settings button")
     columns = chat.locator("#setting-columns textarea, #setting-columns input")
     columns.fill('{"prompt": "q"}')
     columns.blur()
-    wait_until(lambda: {"columns": {"prompt": "q"}} in stub.previews, 60, "the preview follows")
+    wait_until(lambda: {"columns": {"prompt": "q"}} in stub.previews, 60, "the preview is updated")
     columns.fill("{'prompt': 'q'}")
     columns.blur()
     expect(chat.locator("#preview .ts-error")).to_contain_text("Columns is not JSON")

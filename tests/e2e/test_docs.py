@@ -16,7 +16,7 @@ _BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _DOCUMENTED = "http://127.0.0.1:8000"
 
 
-def test_every_example_works(
+def test_http_examples_work(
     application: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -62,7 +62,7 @@ def _differ_most(found: Sequence[float], expected: Sequence[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
 
 
-def measure_least_move(folder: Path, case: Case, trained: Trained) -> float:
+def measure_smallest_change(folder: Path, case: Case, trained: Trained) -> float:
     """Return the smallest change of a parameter by training, relative to its norm."""
     untrained = train_plainly(folder, replace(case, last=0)).parameters
     return min(
@@ -72,7 +72,7 @@ def measure_least_move(folder: Path, case: Case, trained: Trained) -> float:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_every_stage_learns_what_a_plain_loop_learns(folder: Path, world_size: int) -> None:
+def test_each_zero_stage_equals_plain_loop(folder: Path, world_size: int) -> None:
     cases = [replace(case, num_shares=world_size) for case in GRID]
     worst = dict.fromkeys(("loss", "grad_norm", "parameter"), 0.0)
     plain: dict[tuple[int, BatchLayout], Trained] = {}
@@ -80,7 +80,7 @@ def test_every_stage_learns_what_a_plain_loop_learns(folder: Path, world_size: i
         key = (case.settings["gradient_accumulation_steps"], case.layout)
         if key not in plain:
             plain[key] = train_plainly(folder, case)
-            assert measure_least_move(folder, case, plain[key]) > 5e-3
+            assert measure_smallest_change(folder, case, plain[key]) > 5e-3
         differences = differ(found, plain[key])
         print(world_size, case.settings, case.layout, differences)
         worst = {name: max(value, differences[name]) for name, value in worst.items()}
@@ -90,7 +90,7 @@ def test_every_stage_learns_what_a_plain_loop_learns(folder: Path, world_size: i
     assert worst["parameter"] < 1e-4
 
 
-def test_other_ways_to_compute_learn_the_same(folder: Path) -> None:
+def test_activation_checkpointing_and_offloading_equal_plain_loop(folder: Path) -> None:
     settings: list[dict[str, Any]] = [
         {"activation_checkpointing": True},
         {"zero_stage": 2, "activation_checkpointing": True},
@@ -118,27 +118,29 @@ def make_variants(folder: Path, **changes: Any) -> list[Case]:
 
 
 @pytest.mark.parametrize("saved_by", [1, 2])
-def test_a_resumed_training_goes_on_exactly(folder: Path, tmp_path: Path, saved_by: int) -> None:
+def test_resumed_training_equals_uninterrupted_training(
+    folder: Path, tmp_path: Path, saved_by: int
+) -> None:
     whole = train_in_group(saved_by, folder, make_variants(tmp_path, save_after=5))
     for world_size in (1, 2):
         cases = make_variants(tmp_path, first=5, saved_by=saved_by)
         for case, found, expected in zip(
             cases, train_in_group(world_size, folder, cases), whole, strict=True
         ):
-            says = f"{saved_by} → {world_size} workers, {case.settings}"
+            description = f"{saved_by} → {world_size} workers, {case.settings}"
             rest = Trained(expected.losses[5:], expected.grad_norms[5:], expected.parameters)
             if world_size == saved_by:
-                assert found.losses == rest.losses, says
+                assert found.losses == rest.losses, description
                 for name, tensor in rest.parameters.items():
-                    assert torch.equal(found.parameters[name], tensor), (says, name)
+                    assert torch.equal(found.parameters[name], tensor), (description, name)
             else:
-                print(says, differ(found, rest))
-                assert found.losses == pytest.approx(rest.losses, rel=1e-2), says
+                print(description, differ(found, rest))
+                assert found.losses == pytest.approx(rest.losses, rel=1e-2), description
                 if case.settings.get("precision") == "fp32":
-                    assert differ(found, rest)["parameter"] < 1e-4, says
+                    assert differ(found, rest)["parameter"] < 1e-4, description
 
 
-def test_a_step_whose_fp16_gradients_overflow_is_skipped(folder: Path) -> None:
+def test_step_with_fp16_overflow_is_skipped(folder: Path) -> None:
     scale = {"fp16": {"enabled": True, "initial_scale_power": 24, "hysteresis": 1}}
     case = Case({"precision": "fp16", "deepspeed": scale}, allow_fp16=True, last=12)
     (found,) = train_in_group(2, folder, [case])

@@ -78,7 +78,7 @@ def job(client: openai.OpenAI, training_file: str, validation_file: str) -> Fine
     return ended
 
 
-def test_a_file_is_processed_listed_and_given_back(
+def test_file_is_processed_listed_and_downloaded(
     client: openai.OpenAI, training_file: str, validation_file: str, rows: list[str]
 ) -> None:
     file = client.files.wait_for_processing(training_file, poll_interval=0.2)
@@ -94,7 +94,7 @@ def test_a_file_is_processed_listed_and_given_back(
     assert oldest == listed[::-1]
 
 
-def test_a_job_has_the_documented_shape(
+def test_job_has_documented_fields(
     client: openai.OpenAI, job: FineTuningJob, training_file: str, validation_file: str
 ) -> None:
     FineTuningJob.model_validate_json(job.to_json(), strict=False)
@@ -114,9 +114,7 @@ def test_a_job_has_the_documented_shape(
     assert job.estimated_finish is None
 
 
-def test_result_files_hold_the_metrics_of_every_step(
-    client: openai.OpenAI, job: FineTuningJob
-) -> None:
+def test_result_file_has_metrics_of_each_step(client: openai.OpenAI, job: FineTuningJob) -> None:
     (result,) = job.result_files
     file = client.files.retrieve(result)
     assert (file.purpose, file.filename) == ("fine-tune-results", "step_metrics.csv")
@@ -140,7 +138,9 @@ def test_events_are_paged_newest_first(client: openai.OpenAI, job: FineTuningJob
     assert [event.id for event in later.data] == [event.id for event in events[1:]]
 
 
-def test_checkpoints_have_metrics_and_answer(client: openai.OpenAI, job: FineTuningJob) -> None:
+def test_checkpoints_have_metrics_and_serve_chats(
+    client: openai.OpenAI, job: FineTuningJob
+) -> None:
     checkpoints = list(client.fine_tuning.jobs.checkpoints.list(job.id, limit=1))
     assert len(checkpoints) >= 2
     steps = [checkpoint.step_number for checkpoint in checkpoints]
@@ -159,7 +159,7 @@ def test_checkpoints_have_metrics_and_answer(client: openai.OpenAI, job: FineTun
     assert answer.model == early
 
 
-def test_the_tuned_model_answers(client: openai.OpenAI, job: FineTuningJob) -> None:
+def test_fine_tuned_model_completes_chat(client: openai.OpenAI, job: FineTuningJob) -> None:
     assert job.fine_tuned_model is not None
     answer = client.chat.completions.create(
         model=job.fine_tuned_model,
@@ -173,7 +173,7 @@ def test_the_tuned_model_answers(client: openai.OpenAI, job: FineTuningJob) -> N
 
 
 @pytest.fixture(scope="module")
-def waiting(client: openai.OpenAI, training_file: str) -> Iterator[list[str]]:
+def active_jobs(client: openai.OpenAI, training_file: str) -> Iterator[list[str]]:
     """One long-running job, and two queued jobs behind it."""
     made = [
         client.fine_tuning.jobs.create(
@@ -191,9 +191,9 @@ def waiting(client: openai.OpenAI, training_file: str) -> Iterator[list[str]]:
 
 
 def test_jobs_are_listed_in_pages(
-    client: openai.OpenAI, job: FineTuningJob, waiting: list[str]
+    client: openai.OpenAI, job: FineTuningJob, active_jobs: list[str]
 ) -> None:
-    newest = waiting[::-1]
+    newest = active_jobs[::-1]
     page = client.fine_tuning.jobs.list(limit=2)
     assert [each.id for each in page.data] == newest[:2]
     assert page.has_more
@@ -205,11 +205,11 @@ def test_jobs_are_listed_in_pages(
     assert len(everything) == len(set(everything))
     found = client.fine_tuning.jobs.list(metadata={"project": "guide"})
     assert job.id in [each.id for each in found.data]
-    assert not set(waiting) & {each.id for each in found.data}
+    assert not set(active_jobs) & {each.id for each in found.data}
 
 
-def test_a_job_is_paused_resumed_and_cancelled(client: openai.OpenAI, waiting: list[str]) -> None:
-    first, second, third = waiting
+def test_job_is_paused_resumed_and_cancelled(client: openai.OpenAI, active_jobs: list[str]) -> None:
+    first, second, third = active_jobs
 
     def has_status(job_id: str, status: str) -> bool:
         return client.fine_tuning.jobs.retrieve(job_id).status == status
@@ -218,40 +218,40 @@ def test_a_job_is_paused_resumed_and_cancelled(client: openai.OpenAI, waiting: l
         events = client.fine_tuning.jobs.list_events(first, limit=100)
         return sum(event.message.startswith("Epoch") for event in events)
 
-    wait_until(lambda: has_status(first, "running") and count_steps(), TIMEOUT_S, "it trains")
+    wait_until(lambda: has_status(first, "running") and count_steps(), TIMEOUT_S, "the job trains")
     assert client.fine_tuning.jobs.retrieve(first).estimated_finish is not None
     client.fine_tuning.jobs.pause(first)
-    wait_until(lambda: has_status(first, "paused"), 60, "it is paused")
-    wait_until(lambda: has_status(second, "running"), TIMEOUT_S, "the next one has its place")
+    wait_until(lambda: has_status(first, "paused"), 60, "the job is paused")
+    wait_until(lambda: has_status(second, "running"), TIMEOUT_S, "the next job runs")
     assert client.fine_tuning.jobs.resume(first).status == "queued"
     assert client.fine_tuning.jobs.cancel(second).status == "cancelled"
     assert client.fine_tuning.jobs.cancel(third).status == "cancelled"
-    wait_until(lambda: has_status(first, "running"), TIMEOUT_S, "it goes on")
+    wait_until(lambda: has_status(first, "running"), TIMEOUT_S, "the job resumes")
     messages = [event.message for event in client.fine_tuning.jobs.list_events(first, limit=100)]
-    assert "Paused; start the run again to go on" in messages
+    assert "Paused; start the run again to resume it" in messages
     wait_until(
         lambda: any(
             event.message.startswith("Resuming after step")
             for event in client.fine_tuning.jobs.list_events(first, limit=100)
         ),
         TIMEOUT_S,
-        "it goes on from where it was",
+        "the job resumes from its checkpoint",
     )
     assert client.fine_tuning.jobs.cancel(first).status == "cancelled"
-    num_told = len(client.fine_tuning.jobs.list_events(first, limit=100).data)
+    num_events = len(client.fine_tuning.jobs.list_events(first, limit=100).data)
     assert client.fine_tuning.jobs.resume(first).status == "queued"  # undo the cancellation
     wait_until(
         lambda: any(
             event.message.startswith("Resuming after step")
-            for event in client.fine_tuning.jobs.list_events(first, limit=100).data[:-num_told]
+            for event in client.fine_tuning.jobs.list_events(first, limit=100).data[:-num_events]
         ),
         TIMEOUT_S,
-        "it goes on even so",
+        "the cancelled job resumes",
     )
     assert client.fine_tuning.jobs.cancel(first).status == "cancelled"
 
 
-def test_every_kind_of_error_is_the_packages_own(
+def test_errors_raise_exceptions_of_openai_client(
     application: Application, client: openai.OpenAI, job: FineTuningJob, training_file: str
 ) -> None:
     jobs = client.fine_tuning.jobs
@@ -289,13 +289,13 @@ def test_every_kind_of_error_is_the_packages_own(
     assert seen.status == "error"
     assert "line 1" in (seen.status_details or "")
     assert client.files.delete(file.id).deleted
-    nobody = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="x", max_retries=0)
-    with nobody, pytest.raises(openai.APIConnectionError):
-        nobody.fine_tuning.jobs.list()
+    unreachable = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="x", max_retries=0)
+    with unreachable, pytest.raises(openai.APIConnectionError):
+        unreachable.fine_tuning.jobs.list()
 
 
-def test_a_file_that_is_needed_stays(
-    client: openai.OpenAI, waiting: list[str], training_file: str
+def test_file_of_active_job_cannot_be_deleted(
+    client: openai.OpenAI, active_jobs: list[str], training_file: str
 ) -> None:
     started = client.fine_tuning.jobs.create(
         training_file=training_file, model=MODEL, hyperparameters={"n_epochs": 500}

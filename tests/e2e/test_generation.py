@@ -39,25 +39,25 @@ def plain() -> tuple[Any, Any]:
     return model, AutoTokenizer.from_pretrained(FOLDER)
 
 
-def test_several_answers_to_a_chat(application: Application) -> None:
-    ask = chat("Hello!", n=3, temperature=1.5, seed=4, max_tokens=12)
-    first = application.client.chat.completions.create(**ask)
+def test_chat_returns_several_choices(application: Application) -> None:
+    request = chat("Hello!", n=3, temperature=1.5, seed=4, max_tokens=12)
+    first = application.client.chat.completions.create(**request)
     assert [choice.index for choice in first.choices] == [0, 1, 2]
     texts = [choice.message.content for choice in first.choices]
     assert len(set(texts)) > 1
-    again = application.client.chat.completions.create(**ask)
+    again = application.client.chat.completions.create(**request)
     assert [choice.message.content for choice in again.choices] == texts
     assert first.usage is not None
     assert first.usage.completion_tokens <= 36
 
     pieces = ["", "", ""]
-    for chunk in application.client.chat.completions.create(**ask, stream=True):
+    for chunk in application.client.chat.completions.create(**request, stream=True):
         for choice in chunk.choices:
             pieces[choice.index] += choice.delta.content or ""
     assert pieces == texts
 
 
-def test_a_stop_string_ends_an_answer_whole_or_streamed(application: Application) -> None:
+def test_stop_string_ends_whole_and_streamed_answer(application: Application) -> None:
     create = application.client.chat.completions.create
     whole = create(**chat("Hello!", max_tokens=40)).choices[0].message.content
     assert len(whole) > 12
@@ -70,18 +70,20 @@ def test_a_stop_string_ends_an_answer_whole_or_streamed(application: Application
         assert text == whole.partition(stop)[0]
 
 
-def test_a_chat_tells_how_likely_its_tokens_were(application: Application) -> None:
-    ask = chat("Hello!", max_tokens=10, logprobs=True, top_logprobs=3)
-    choice = application.client.chat.completions.create(**ask).choices[0]
+def test_chat_returns_log_probabilities(application: Application) -> None:
+    request = chat("Hello!", max_tokens=10, logprobs=True, top_logprobs=3)
+    choice = application.client.chat.completions.create(**request).choices[0]
     content = choice.logprobs.content
     assert "".join(token.token for token in content) == choice.message.content
     for token in content:
         best = token.top_logprobs[0]
-        assert (token.token, token.logprob) == (best.token, best.logprob), "it was greedy"
+        assert (token.token, token.logprob) == (best.token, best.logprob), (
+            "greedy decoding chooses the most likely token"
+        )
         assert sum(math.exp(top.logprob) for top in token.top_logprobs) <= 1 + 1e-6
     streamed = [
         token
-        for chunk in application.client.chat.completions.create(**ask, stream=True)
+        for chunk in application.client.chat.completions.create(**request, stream=True)
         for choice in chunk.choices
         if choice.logprobs
         for token in choice.logprobs.content or ()
@@ -89,26 +91,26 @@ def test_a_chat_tells_how_likely_its_tokens_were(application: Application) -> No
     assert [token.token for token in streamed] == [token.token for token in content]
 
 
-def test_completions_go_on_with_texts_and_with_tokens(
+def test_completions_accept_texts_and_tokens(
     application: Application, plain: tuple[Any, Any]
 ) -> None:
     _, tokenizer = plain
     create = application.client.completions.create
     text = "The handbook of the"
     ids = tokenizer(text)["input_ids"]
-    ask: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 8}
-    answer = create(prompt=text, **ask)
+    request: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 8}
+    answer = create(prompt=text, **request)
     assert answer.object == "text_completion"
-    assert create(prompt=ids, **ask).choices[0].text == answer.choices[0].text
-    both = create(prompt=[text, "Another"], echo=True, n=2, **ask)
+    assert create(prompt=ids, **request).choices[0].text == answer.choices[0].text
+    both = create(prompt=[text, "Another"], echo=True, n=2, **request)
     assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
     assert both.choices[1].text == text + answer.choices[0].text
     assert both.choices[3].text.startswith("Another")
-    streamed = create(prompt=text, stream=True, **ask)
+    streamed = create(prompt=text, stream=True, **request)
     assert "".join(c.choices[0].text for c in streamed if c.choices) == answer.choices[0].text
 
 
-def test_likelihoods_of_texts_are_those_of_a_plain_forward_pass(
+def test_log_probabilities_equal_plain_forward_pass(
     application: Application, plain: tuple[Any, Any]
 ) -> None:
     """Like evaluation harnesses: the prompt as tokens, echoed, with one generated token."""
@@ -123,7 +125,9 @@ def test_likelihoods_of_texts_are_those_of_a_plain_forward_pass(
         logprobs: Any = answer.choices[0].logprobs
         found = logprobs.token_logprobs
         assert found[0] is None
-        assert len(found) == len(ids) + 1, "also where the one more ended the answer"
+        assert len(found) == len(ids) + 1, (
+            "prompt and one generated token, even if it is the end token"
+        )
         with torch.no_grad():
             expected = torch.log_softmax(model(torch.tensor([ids])).logits[0].float(), dim=-1)
         likely = [float(expected[at, token]) for at, token in enumerate(ids[1:])]
@@ -150,7 +154,7 @@ def exact(application: Application, tmp_path_factory: pytest.TempPathFactory) ->
     return model
 
 
-def test_greedy_answers_at_once_equal_generate_one_by_one(
+def test_concurrent_greedy_answers_equal_generate(
     application: Application, exact: Any, plain: tuple[Any, Any]
 ) -> None:
     """Compare the tokens of 200 prompts of mixed length, with 16 concurrent requests."""
@@ -177,9 +181,9 @@ def test_greedy_answers_at_once_equal_generate_one_by_one(
         assert tokens == [tokenizer.decode([token]) for token in made]
 
 
-def test_what_is_wrong_is_said(application: Application) -> None:
+def test_invalid_request_error_names_the_field(application: Application) -> None:
     client = application.client
-    wrong: list[tuple[dict[str, Any], type[openai.APIStatusError], str | None]] = [
+    invalid_requests: list[tuple[dict[str, Any], type[openai.APIStatusError], str | None]] = [
         (chat("x", model="nobody"), openai.NotFoundError, "model"),
         (chat("x", temperature="warm"), openai.BadRequestError, "temperature"),
         (chat("x", n=99), openai.BadRequestError, "n"),
@@ -187,9 +191,9 @@ def test_what_is_wrong_is_said(application: Application) -> None:
         (chat("x", tools=[{"type": "function"}]), openai.BadRequestError, "tools"),
         (chat("x", messages=[]), openai.BadRequestError, "messages"),
     ]
-    for ask, kind, param in wrong:
+    for request, kind, param in invalid_requests:
         with pytest.raises(kind) as caught:
-            client.chat.completions.create(**ask)
+            client.chat.completions.create(**request)
         assert caught.value.param == param
         assert isinstance(caught.value.body, dict)
         assert str(application.storage) not in str(caught.value.body)
@@ -201,7 +205,7 @@ def test_what_is_wrong_is_said(application: Application) -> None:
 
 
 @pytest.mark.usefixtures("exact")
-def test_prometheus_finds_every_metric_of_the_dashboard(application: Application) -> None:
+def test_each_metric_of_dashboard_is_exported(application: Application) -> None:
     dashboard = json.loads((ROOT / "docs" / "grafana.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     names = {name for query in queries for name in re.findall(r"ray_tuneserve_\w+", query)}
@@ -214,8 +218,8 @@ def test_prometheus_finds_every_metric_of_the_dashboard(application: Application
     found = Path(os.environ["RAY_TMPDIR"]).rglob("prom_metrics_service_discovery.json")
     addresses = json.loads(next(found).read_text())[0]["targets"]
 
-    def are_there() -> bool:
+    def are_exported() -> bool:
         texts = [httpx.get(f"http://{address}/metrics").text for address in addresses]
         return all(any(f"\n{name}{{" in text for text in texts) for name in names)
 
-    wait_until(are_there, 60, f"{sorted(names)} are exported")
+    wait_until(are_exported, 60, f"{sorted(names)} are exported")

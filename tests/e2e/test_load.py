@@ -45,14 +45,14 @@ def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application
 
 
 @dataclass
-class Seen:
+class Responses:
     """The number of responses by status, and unexpected responses."""
 
     statuses: Counter[int] = field(default_factory=Counter)
-    oddities: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
 
 
-async def ask(session: aiohttp.ClientSession, num_tokens: int) -> tuple[int, str]:
+async def send_chat(session: aiohttp.ClientSession, num_tokens: int) -> tuple[int, str]:
     body = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "Hello!"}],
@@ -73,14 +73,14 @@ async def connect(url: str) -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def keep_asking(
-    session: aiohttp.ClientSession, seen: Seen, until: float, num_tokens: int
+async def repeat_chats(
+    session: aiohttp.ClientSession, responses: Responses, until: float, num_tokens: int
 ) -> None:
     while time.monotonic() < until:
-        status, text = await ask(session, num_tokens)
-        seen.statuses[status] += 1
+        status, text = await send_chat(session, num_tokens)
+        responses.statuses[status] += 1
         if status not in (200, 429):
-            seen.oddities.append(f"{status}: {text[:300]}")
+            responses.unexpected.append(f"{status}: {text[:300]}")
         if status == 429:
             await asyncio.sleep(0.5)
 
@@ -90,7 +90,7 @@ async def find_latency_s(session: aiohttp.ClientSession) -> float:
     times = []
     for _ in range(15):
         started = time.monotonic()
-        assert (await ask(session, 16))[0] == 200
+        assert (await send_chat(session, 16))[0] == 200
         times.append(time.monotonic() - started)
     return statistics.median(times)
 
@@ -118,63 +118,66 @@ def find_memory_bytes(application: Application) -> int:
     return total
 
 
-def test_ten_times_the_load_is_refused_politely_and_leaves_nothing_behind(
+def test_overload_is_rejected_with_429_and_leaks_no_memory(
     replicated: Application,
 ) -> None:
-    async def scenario() -> tuple[Seen, list[int], float, float]:
-        seen, memory = Seen(), []
+    async def scenario() -> tuple[Responses, list[int], float, float]:
+        responses, memory = Responses(), []
         async with connect(replicated.url) as session:
             before_s = await find_latency_s(session)
             until = time.monotonic() + OVERLOAD_S
             clients = [
-                asyncio.create_task(keep_asking(session, seen, until, 32))
+                asyncio.create_task(repeat_chats(session, responses, until, 32))
                 for _ in range(10 * CAPACITY)
             ]
             while time.monotonic() < until:
                 await asyncio.sleep(5)
                 memory.append(await asyncio.to_thread(find_memory_bytes, replicated))
             await asyncio.gather(*clients)
-            return seen, memory, before_s, await find_latency_s(session)
+            return responses, memory, before_s, await find_latency_s(session)
 
-    seen, memory, before_s, after_s = asyncio.run(scenario())
-    print(f"{dict(seen.statuses)}, memory {[round(one / 1e6) for one in memory]} MB")
+    responses, memory, before_s, after_s = asyncio.run(scenario())
+    print(f"{dict(responses.statuses)}, memory {[round(one / 1e6) for one in memory]} MB")
     print(f"an answer took {before_s * 1000:.0f} ms before, {after_s * 1000:.0f} ms after")
-    assert not seen.oddities
-    assert seen.statuses[200] > 100
-    assert seen.statuses[429] > 100
+    assert not responses.unexpected
+    assert responses.statuses[200] > 100
+    assert responses.statuses[429] > 100
     half = len(memory) // 2
     assert statistics.mean(memory[half:]) < statistics.mean(memory[1:half]) * 1.05
     assert after_s < 2 * before_s
 
 
-def test_a_killed_replica_costs_only_what_it_was_answering_and_comes_back(
+def test_killed_replica_is_replaced_without_failed_requests(
     replicated: Application,
 ) -> None:
     replicas = find_replicas(replicated)
     assert len(replicas) == 2
     victim = min(replicas)
 
-    async def scenario() -> Seen:
-        seen = Seen()
+    async def scenario() -> Responses:
+        responses = Responses()
         async with connect(replicated.url) as session:
             until = time.monotonic() + KILL_LOAD_S
             clients = [
-                asyncio.create_task(keep_asking(session, seen, until, 16)) for _ in range(RUNNING)
+                asyncio.create_task(repeat_chats(session, responses, until, 16))
+                for _ in range(RUNNING)
             ]
             await asyncio.sleep(KILL_AFTER_S)
             os.kill(victim, signal.SIGKILL)
             await asyncio.gather(*clients)
-        return seen
+        return responses
 
-    seen = asyncio.run(scenario())
-    print(f"{dict(seen.statuses)}, {seen.oddities}")
-    assert seen.statuses.keys() == {200}, "what was in flight there was asked of the other one"
-    assert seen.statuses[200] > 20
+    responses = asyncio.run(scenario())
+    print(f"{dict(responses.statuses)}, {responses.unexpected}")
+    assert responses.statuses.keys() == {200}, (
+        "requests on the killed replica are retried on the other one"
+    )
+    assert responses.statuses[200] > 20
 
-    def has_come_back() -> bool:
+    def is_replaced() -> bool:
         now = find_replicas(replicated)
         return len(now) == 2 and victim not in now
 
-    wait_until(has_come_back, 120, "a replica in place of the killed one")
+    wait_until(is_replaced, 120, "the killed replica is replaced")
     models = replicated.client.models.list()
     assert MODEL in {model.id for model in models}

@@ -45,12 +45,12 @@ def browser() -> Iterator[Browser]:
 def context(browser: Browser, application: Application) -> Iterator[BrowserContext]:
     """The browser context of one visitor; fails if it requests any other site."""
     context = open_context(browser)
-    asked: list[str] = []
-    context.on("request", lambda request: asked.append(request.url))
+    requested_urls: list[str] = []
+    context.on("request", lambda request: requested_urls.append(request.url))
     yield context
     context.close()
-    at_home = (application.url, "data:", "blob:")
-    assert [url for url in asked if not url.startswith(at_home)] == []
+    own_urls = (application.url, "data:", "blob:")
+    assert [url for url in requested_urls if not url.startswith(own_urls)] == []
 
 
 def open_context(browser: Browser) -> BrowserContext:
@@ -65,7 +65,7 @@ def count_points(page: Page) -> int:
     return int(figure.get_attribute("data-points") or 0) if figure.count() else 0
 
 
-def test_a_visitor_fine_tunes_watches_and_chats(
+def test_page_fine_tunes_shows_run_and_chats(
     context: BrowserContext, browser: Browser, application: Application
 ) -> None:
     page = context.new_page()
@@ -77,11 +77,11 @@ def test_a_visitor_fine_tunes_watches_and_chats(
 
     page.wait_for_url("**/ui/runs?run=*")
     address = page.url
-    see_the_curve_move(page)
+    check_loss_curve_grows(page)
     page.reload()
     assert page.url == address
     expect(page.locator("#run-detail h2")).to_have_text("visitor", timeout=PATIENCE_MS)
-    see_the_same_elsewhere(browser, address)
+    check_other_browser_shows_run(browser, address)
 
     expect(page.locator("#run-status")).to_have_text("Succeeded", timeout=RUN_TIMEOUT_MS)
     model = page.locator("#run-detail .ts-result code").inner_text()
@@ -90,13 +90,13 @@ def test_a_visitor_fine_tunes_watches_and_chats(
     chat_with(page, model)
 
 
-def see_the_curve_move(page: Page) -> None:
-    wait_until(lambda: count_points(page), 240, "the loss curve begins")
+def check_loss_curve_grows(page: Page) -> None:
+    wait_until(lambda: count_points(page), 240, "the loss curve has points")
     before = count_points(page)
-    wait_until(lambda: count_points(page) > before, 120, "the loss curve moves")
+    wait_until(lambda: count_points(page) > before, 120, "the loss curve has more points")
 
 
-def see_the_same_elsewhere(browser: Browser, address: str) -> None:
+def check_other_browser_shows_run(browser: Browser, address: str) -> None:
     """Check that another browser, without any state, shows the active run."""
     other = open_context(browser)
     page = other.new_page()
@@ -114,13 +114,13 @@ def chat_with(page: Page, model: str) -> None:
     page.click("#chat-send")
     note = page.locator("#chat-history .ts-answered")
     expect(note).to_have_text(re.compile(rf"Answered by {re.escape(model)} · \d+ tokens"))
-    seen = [text for text in page.evaluate("[...window.seenAnswers]") if text]
-    final = max(seen, key=len)
-    assert len(seen) > 2, seen
-    assert all(final.startswith(text) for text in seen)
+    shown = [text for text in page.evaluate("[...window.seenAnswers]") if text]
+    final = max(shown, key=len)
+    assert len(shown) > 2, shown
+    assert all(final.startswith(text) for text in shown)
 
 
-def test_what_the_api_refuses_is_said(context: BrowserContext, application: Application) -> None:
+def test_page_shows_error_of_api(context: BrowserContext, application: Application) -> None:
     page = context.new_page()
     page.goto(f"{application.url}/ui/")
     page.fill("#setting-learning-rate input", "0")
@@ -129,7 +129,7 @@ def test_what_the_api_refuses_is_said(context: BrowserContext, application: Appl
     assert "/runs" not in page.url
 
 
-def test_a_bad_file_is_explained_line_by_line(
+def test_page_shows_line_of_invalid_row(
     context: BrowserContext, application: Application, tmp_path: Path
 ) -> None:
     bad = tmp_path / "bad.jsonl"
@@ -143,7 +143,7 @@ def test_a_bad_file_is_explained_line_by_line(
     assert page.locator("#preview img").count() == 0
 
 
-def test_a_run_is_paused_resumed_and_cancelled_by_clicking(
+def test_buttons_pause_resume_and_cancel_run(
     context: BrowserContext, application: Application
 ) -> None:
     page = context.new_page()

@@ -67,9 +67,7 @@ def other_cluster() -> Iterator[str]:
         process.wait(30)
 
 
-def test_a_job_joins_the_cluster_of_the_process_that_submits_it(
-    other_cluster: str, tmp_path: Path
-) -> None:
+def test_job_joins_cluster_of_submitting_process(other_cluster: str, tmp_path: Path) -> None:
     found = tmp_path / "found"
     report = shlex.join([sys.executable, "-c", REPORT_CLUSTER, str(found)])
     killed = shlex.join(

@@ -37,13 +37,13 @@ def folder(trained_folder: TrainedFolder) -> Path:
     return trained_folder.path
 
 
-def find_workers(process: "subprocess.Popen[bytes]", doing: str = "") -> list[psutil.Process]:
+def find_workers(process: "subprocess.Popen[bytes]", method: str = "") -> list[psutil.Process]:
     """Return the workers of a run; Ray sets their process titles to their current method."""
     assert process.poll() is None
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if f"RayTrainWorker{doing}" in " ".join(child.cmdline()):
+            if f"RayTrainWorker{method}" in " ".join(child.cmdline()):
                 found.append(child)
     return found
 
@@ -74,9 +74,7 @@ def test_lost_workers_are_replaced(
     assert any(message.startswith("Resuming after step") for message in messages)
 
 
-def test_a_run_goes_on_after_a_kill_and_after_a_pause_that_timed_out(
-    folder: Path, whole: Steps
-) -> None:
+def test_run_resumes_after_kill_and_after_pause_timeout(folder: Path, whole: Steps) -> None:
     with start(folder, "job") as process:
         wait_for_step(folder, "job", 13, process)
         children = psutil.Process(process.pid).children(recursive=True)
@@ -102,7 +100,7 @@ def test_a_run_goes_on_after_a_kill_and_after_a_pause_that_timed_out(
     assert sum(message.startswith("Resuming after step") for message in messages) == 2
 
 
-def test_a_paused_run_goes_on_with_other_numbers_of_workers(folder: Path, whole: Steps) -> None:
+def test_paused_run_resumes_with_other_number_of_workers(folder: Path, whole: Steps) -> None:
     """Two workers, then one, then two again; each resumes from the previous checkpoint."""
     num_steps = 0
     for num_workers in (2, 1):
@@ -126,7 +124,7 @@ def test_a_paused_run_goes_on_with_other_numbers_of_workers(folder: Path, whole:
     )
 
 
-def test_the_readmes_way_to_a_model_works(folder: Path, whole: Steps) -> None:
+def test_consolidation_example_of_readme_works(folder: Path, whole: Steps) -> None:
     blocks = re.findall(r"^```\w*\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
     (example,) = (block for block in blocks if "training.export.consolidate" in block)
     example = example.replace("my-run", "whole").replace(".venv/bin/python", sys.executable)
@@ -134,7 +132,7 @@ def test_the_readmes_way_to_a_model_works(folder: Path, whole: Steps) -> None:
     assert (folder / "another-model" / "model.safetensors").is_file()
 
 
-def test_a_finished_run_is_extended(folder: Path, whole: Steps) -> None:
+def test_finished_run_is_extended(folder: Path, whole: Steps) -> None:
     with start(folder, "whole", epochs=5) as process:
         assert finish(process) == 0
     steps = read_steps(folder, "whole")
@@ -147,17 +145,17 @@ def test_a_finished_run_is_extended(folder: Path, whole: Steps) -> None:
     assert (folder / "whole" / f"model-step-{len(whole)}" / "model.safetensors").is_file()
 
 
-def test_a_tuned_model_can_be_tuned_further(folder: Path, whole: Steps) -> None:
+def test_fine_tuned_model_can_be_fine_tuned(folder: Path, whole: Steps) -> None:
     with start(folder, "further", base_model="whole/model", epochs=1) as process:
         assert finish(process) == 0
     lineage = durable.read_json(folder / "further" / "model" / "lineage.json")
     assert lineage["parent"]["run_id"] == "whole"
     assert lineage["parent"]["base_model"] == "tiny"
     first = read_steps(folder, "further")[0]
-    assert first["loss"] < whole[0]["loss"] / 2, "it goes on from what was learned"
+    assert first["loss"] < whole[0]["loss"] / 2, "training continues from the trained weights"
 
 
-def test_training_stops_early_and_keeps_the_best(folder: Path) -> None:
+def test_training_stops_early_and_keeps_best_checkpoint(folder: Path) -> None:
     """With uninformative labels, more steps only fit noise."""
     settings: dict[str, Any] = {
         "keep": "best",

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_two_workers_hold_half_each(folder: Path, precision: str) -> None:
+def test_each_of_two_workers_stores_half_of_state(folder: Path, precision: str) -> None:
     settings: dict[str, Any] = {"precision": precision}
     alone = measure_memory_in_group(1, folder, Case(settings, num_shares=1, last=2))
     shared = measure_memory_in_group(2, folder, Case(settings, num_shares=2, last=2))

@@ -164,7 +164,7 @@ def start_training(folder: Path) -> Iterator[Callable[[], "subprocess.Popen[byte
         yield lambda: stack.enter_context(start(folder, BESIDE, **BESIDE_SETTINGS))
 
 
-def test_sigterm_drains_and_the_next_start_continues(
+def test_sigterm_drains_and_next_start_resumes_runs(
     folder: Path,
     supervisors: list[Supervisor],
     start_training: Callable[[], "subprocess.Popen[bytes]"],
@@ -195,8 +195,10 @@ def test_sigterm_drains_and_the_next_start_continues(
 
     paused_by_user, running = create(), create()
     first.client.fine_tuning.jobs.pause(paused_by_user)
-    wait_until(lambda: len(list_steps(folder, running)) > 3, 240, "it trains")
-    wait_until(lambda: read_run(folder, paused_by_user)["status"] == "paused", 120, "it is paused")
+    wait_until(lambda: len(list_steps(folder, running)) > 3, 240, "the run trains")
+    wait_until(
+        lambda: read_run(folder, paused_by_user)["status"] == "paused", 120, "the run is paused"
+    )
     stream = Stream(first.client)
     stream.start()
     with socket.create_connection(("127.0.0.1", port), 10) as endless, suppress(OSError):
@@ -212,7 +214,7 @@ def test_sigterm_drains_and_the_next_start_continues(
         return refused.status_code == 503 and "retry-after" in refused.headers
 
     wait_until(refuses, 10, "new requests are refused")
-    assert stream.finish_reason is None, "the stream is still under way"
+    assert stream.finish_reason is None, "the stream is still in progress"
     stream.join(90)
     assert stream.finish_reason == "length"
     assert first.process.wait(120) == 0, (folder / "supervisor.log").read_text()
@@ -231,7 +233,7 @@ def test_sigterm_drains_and_the_next_start_continues(
     second = Supervisor(folder, port)
     supervisors.append(second)
     second.wait_until_up()
-    wait_until(lambda: len(list_steps(folder, running)) > len(steps) + 3, 240, "it continues")
+    wait_until(lambda: len(list_steps(folder, running)) > len(steps) + 3, 240, "the run resumes")
     assert f"Resuming after step {steps[-1]} of" in " ".join(read_messages(folder, running))
     after = list_steps(folder, running)
     assert after == list(range(1, len(after) + 1))
@@ -244,4 +246,8 @@ def test_sigterm_drains_and_the_next_start_continues(
 
     second.family = psutil.Process(second.process.pid).children(recursive=True)
     second.process.kill()
-    wait_until(lambda: not second.find_survivors(), 100, "no process outlives a killed supervisor")
+    wait_until(
+        lambda: not second.find_survivors(),
+        100,
+        "all processes end after the supervisor was killed",
+    )

@@ -83,11 +83,11 @@ def check_first_loss(folder: Path) -> None:
     assert first["loss"] == pytest.approx(loss_sum / num_learned, rel=1e-5)
 
 
-def test_the_first_loss_is_that_of_the_model_computed_by_hand(folder: Path) -> None:
+def test_first_loss_equals_manual_computation(folder: Path) -> None:
     check_first_loss(folder)
 
 
-def test_rows_that_would_influence_each_other_are_padded(tmp_path: Path) -> None:
+def test_dependent_rows_are_padded(tmp_path: Path) -> None:
     """OPT continues its positions across rows, so flattened batches change its losses."""
     tokenizer = AutoTokenizer.from_pretrained(build_tiny_model(tmp_path / "tiny"))
     torch.manual_seed(0)
@@ -111,11 +111,13 @@ def test_rows_that_would_influence_each_other_are_padded(tmp_path: Path) -> None
     check_first_loss(tmp_path)
 
 
-def test_the_result_is_a_complete_model(folder: Path) -> None:
+def test_result_is_complete_model(folder: Path) -> None:
     directory = folder / "run" / "model"
     model, info = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
     assert not any(info.values()), info
-    assert "lm_head.weight" not in load_file(directory / "model.safetensors"), "tied, kept once"
+    assert "lm_head.weight" not in load_file(directory / "model.safetensors"), (
+        "tied weights are stored once"
+    )
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
     base = AutoTokenizer.from_pretrained(folder / "tiny")
     assert AutoTokenizer.from_pretrained(directory).chat_template == base.chat_template
@@ -127,7 +129,7 @@ def test_the_result_is_a_complete_model(folder: Path) -> None:
     )
 
 
-def test_the_run_tells_what_it_did(folder: Path) -> None:
+def test_run_has_record_events_metrics_and_log(folder: Path) -> None:
     run = folder / "run"
     record = durable.read_json(run / "run.json")
     assert record["status"] == "succeeded"
@@ -142,7 +144,7 @@ def test_the_run_tells_what_it_did(folder: Path) -> None:
     assert "Epoch 2 of 2" in (run / "log.txt").read_text()
 
 
-def test_the_lineage_tells_where_the_model_came_from(folder: Path) -> None:
+def test_lineage_names_base_model_and_data(folder: Path) -> None:
     lineage = durable.read_json(folder / "run" / "model" / "lineage.json")
     assert lineage["base_model"] == "tiny"
     assert lineage["data"]["num_rows"] == 24
@@ -151,7 +153,7 @@ def test_the_lineage_tells_where_the_model_came_from(folder: Path) -> None:
     assert "base_model: tiny" in (folder / "run" / "model" / "README.md").read_text()
 
 
-def test_only_the_checkpoints_asked_for_are_kept(folder: Path) -> None:
+def test_only_keep_checkpoints_are_kept(folder: Path) -> None:
     kept = (folder / "run" / "ray" / "checkpoints").iterdir()
     assert len([path for path in kept if path.is_dir()]) == 1
 
@@ -166,18 +168,18 @@ def test_only_the_checkpoints_asked_for_are_kept(folder: Path) -> None:
         ({"max_length": 4096, "micro_batch_tokens": 4096}, "a context of 128 tokens"),
     ],
 )
-def test_bad_input_is_one_clear_sentence(
+def test_invalid_input_prints_one_sentence(
     folder: Path, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     spec = {"base_model": str(folder / "tiny"), "train_file": str(folder / "rows.jsonl"), **change}
     done = run_training(spec, tmp_path)
     assert done.returncode == 2
-    said = " ".join(done.stderr.split())
-    assert message in said
-    assert "Traceback" not in said
+    error_output = " ".join(done.stderr.split())
+    assert message in error_output
+    assert "Traceback" not in error_output
 
 
-def test_a_run_that_has_succeeded_is_left_alone(folder: Path) -> None:
+def test_succeeded_run_is_not_changed(folder: Path) -> None:
     before = (folder / "run" / "run.json").read_text()
     done = run_training(json.loads((folder / "spec.json").read_text()), folder)
     assert done.returncode == 2
@@ -185,11 +187,11 @@ def test_a_run_that_has_succeeded_is_left_alone(folder: Path) -> None:
     assert (folder / "run" / "run.json").read_text() == before
 
 
-def test_a_folder_with_something_else_in_it_is_left_alone(folder: Path, tmp_path: Path) -> None:
+def test_folder_with_other_content_is_not_changed(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "letters.txt").write_text("mine")
     spec = {"base_model": str(folder / "tiny"), "train_file": str(folder / "rows.jsonl")}
     done = run_training(spec, tmp_path)
     assert done.returncode == 2
-    assert "is not empty and holds no run" in " ".join(done.stderr.split())
+    assert "is not empty and contains no run" in " ".join(done.stderr.split())
     assert (tmp_path / "run" / "letters.txt").read_text() == "mine"

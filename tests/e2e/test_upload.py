@@ -39,15 +39,15 @@ def find_api(application: Application) -> psutil.Process:
 @pytest.fixture
 def peak(application: Application) -> Iterator[list[int]]:
     """The peak memory of the API during the test, in bytes."""
-    api, most, ended = find_api(application), [0], threading.Event()
+    api, peak_bytes, ended = find_api(application), [0], threading.Event()
 
     def watch() -> None:
         while not ended.wait(0.02):
-            most[0] = max(most[0], api.memory_info().rss)
+            peak_bytes[0] = max(peak_bytes[0], api.memory_info().rss)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    yield most
+    yield peak_bytes
     ended.set()
     watcher.join()
 
@@ -56,7 +56,7 @@ def list_folders(application: Application) -> set[str]:
     return {path.name for path in (application.storage / "files").iterdir()}
 
 
-def test_two_gigabytes_go_in_and_out_with_little_memory(
+def test_upload_and_download_of_two_gigabytes_use_little_memory(
     application: Application, peak: list[int]
 ) -> None:
     before = find_api(application).memory_info().rss
@@ -73,22 +73,24 @@ def test_two_gigabytes_go_in_and_out_with_little_memory(
         assert sum(map(len, content.iter_raw())) == SIZE_BYTES
     print(f"and {peak[0] / 1e6:.0f} MB at most when it was fetched")
     assert peak[0] < MAX_API_BYTES
-    wait_until(lambda: httpx.get(url).json()["status"] != "uploaded", 120, "it is checked")
+    wait_until(lambda: httpx.get(url).json()["status"] != "uploaded", 120, "the file is checked")
     assert httpx.get(url).json()["status"] == "error"
     assert httpx.delete(url).json()["deleted"]
 
 
-def test_an_upload_that_is_cut_off_leaves_nothing(application: Application) -> None:
+def test_aborted_upload_leaves_no_files(application: Application) -> None:
     before = list_folders(application)
 
-    def break_off() -> Iterator[bytes]:
+    def abort_upload() -> Iterator[bytes]:
         pieces = make_form(SIZE_BYTES)
         for _ in range(100):
             yield next(pieces)
-        wait_until(lambda: list_folders(application) != before, 30, "it has begun")
+        wait_until(lambda: list_folders(application) != before, 30, "the upload has begun")
         raise ConnectionAbortedError
 
     with suppress(ConnectionAbortedError):
-        httpx.post(f"{application.url}/v1/files", content=break_off(), headers=HEADERS, timeout=60)
-    wait_until(lambda: list_folders(application) == before, 30, "nothing is left")
+        httpx.post(
+            f"{application.url}/v1/files", content=abort_upload(), headers=HEADERS, timeout=60
+        )
+    wait_until(lambda: list_folders(application) == before, 30, "the partial upload is removed")
     assert httpx.get(f"{application.url}/healthz", timeout=10).status_code == 200

@@ -35,9 +35,7 @@ def relaying(tmp_path_factory: pytest.TempPathFactory, stub: StubServer) -> Iter
     application.stop()
 
 
-def test_the_other_server_answers_and_no_generator_runs(
-    relaying: Application, stub: StubServer
-) -> None:
+def test_upstream_answers_without_generator(relaying: Application, stub: StubServer) -> None:
     completions = relaying.client.chat.completions
     answer = completions.with_raw_response.create(model="latest", messages=CHAT)
     completion = answer.parse()
@@ -52,7 +50,7 @@ def test_the_other_server_answers_and_no_generator_runs(
     assert not [title for title in titles if "Generator" in title]
 
 
-def test_a_stream_comes_through_and_ends_when_the_client_leaves(
+def test_upstream_stream_is_relayed_and_ends_with_client(
     relaying: Application, stub: StubServer
 ) -> None:
     stream = relaying.client.chat.completions.create(model="latest", messages=CHAT, stream=True)
@@ -63,11 +61,11 @@ def test_a_stream_comes_through_and_ends_when_the_client_leaves(
     ) as stream:
         assert next(stream).choices[0].delta.content == "x"
         assert stub.num_open == 1
-    wait_until(lambda: stub.num_open == 0, 10, "the other server stops too")
+    wait_until(lambda: stub.num_open == 0, 10, "the upstream stops generating")
     stub.words, stub.delay_s = ["one ", "two "], 0.0
 
 
-def test_errors_are_the_clients_own_exceptions(relaying: Application, stub: StubServer) -> None:
+def test_errors_raise_exceptions_of_openai_client(relaying: Application, stub: StubServer) -> None:
     completions = relaying.client.chat.completions
     with pytest.raises(openai.NotFoundError, match="'nobody'"):
         completions.create(model="nobody", messages=CHAT)

@@ -30,7 +30,7 @@ CHAT: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "Who a
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
     pytest.importorskip("vllm", reason="the extra 'vllm' is not installed")
     folder = tmp_path_factory.mktemp("places")
     port = find_free_port()
@@ -54,14 +54,14 @@ def find_replicas(application: Application) -> dict[int, str]:
 def send_deploy_file(application: Application, deploy: Path) -> None:
     """Deploy a changed file to the running application, by address: other clusters may exist."""
     found = re.search(r"http://127\.0\.0\.1:\d+", application.log.read_text())
-    assert found is not None, "Ray says where its dashboard is"
+    assert found is not None, "Ray logs the address of its dashboard"
     serve = str(Path(sys.executable).parent / "serve")
     command = [serve, "deploy", "--address", found[0], str(deploy)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def ask(application: Application, model: str) -> tuple[str, str]:
+def send_chat(application: Application, model: str) -> tuple[str, str]:
     """Send one chat; returns the `x-model-id` of the response and its text."""
     answer = application.client.chat.completions.with_raw_response.create(
         model=model,
@@ -70,44 +70,48 @@ def ask(application: Application, model: str) -> tuple[str, str]:
     return answer.headers["x-model-id"], answer.parse().choices[0].message.content or ""
 
 
-def test_an_alias_goes_over_to_a_model_in_a_free_place_and_nothing_else_starts_anew(
-    places: Application, tmp_path: Path
+def test_alias_moves_to_new_deployment_without_other_restarts(
+    deployed: Application, tmp_path: Path
 ) -> None:
-    model_id, text = ask(places, "latest")
+    model_id, text = send_chat(deployed, "latest")
     assert model_id == "tuneserve-demo"
-    assert text == f"{places.storage / 'models' / 'tuneserve-demo'} said."
-    store = ModelStore(open_storage(places.storage))
+    assert text == f"{deployed.storage / 'models' / 'tuneserve-demo'} said."
+    store = ModelStore(open_storage(deployed.storage))
     store.add(build_tiny_model(tmp_path / "slow"), "slow")
     store.point_alias("latest", "slow")
-    assert ask(places, "latest")[0] == "tuneserve-demo", "nobody has the new one yet"
-    before = find_replicas(places)
+    assert send_chat(deployed, "latest")[0] == "tuneserve-demo", (
+        "no deployment serves the new model yet"
+    )
+    before = find_replicas(deployed)
 
-    deploy = places.storage.parent / "deploy.yaml"
+    deploy = deployed.storage.parent / "deploy.yaml"
     settings = yaml.safe_load(deploy.read_text())
     (first,) = [one for one in settings["applications"] if one["name"] == "vllm-a"]
     second = {**first, "name": "vllm-b", "route_prefix": "/vllm/b"}
     second["args"] = {**first["args"], "models": ["slow"]}
     settings["applications"].append(second)
     deploy.write_text(yaml.safe_dump(settings))
-    send_deploy_file(places, deploy)
+    send_deploy_file(deployed, deploy)
 
-    answering = []
+    answers = []
 
-    def has_gone_over() -> bool:
-        answering.append(ask(places, "latest")[0])
-        return answering[-1] == "slow"
+    def is_latest_slow() -> bool:
+        answers.append(send_chat(deployed, "latest")[0])
+        return answers[-1] == "slow"
 
-    wait_until(has_gone_over, 60, "'latest' answers with the new model")
-    assert set(answering) == {"tuneserve-demo", "slow"}, "the old one answers while the new loads"
-    assert ask(places, "tuneserve-demo")[0] == "tuneserve-demo"
-    after = find_replicas(places)
-    assert before.items() <= after.items(), "all that was there is there still"
+    wait_until(is_latest_slow, 60, "'latest' answers with the new model")
+    assert set(answers) == {"tuneserve-demo", "slow"}, (
+        "the old model answers while the new one loads"
+    )
+    assert send_chat(deployed, "tuneserve-demo")[0] == "tuneserve-demo"
+    after = find_replicas(deployed)
+    assert before.items() <= after.items(), "no existing replica was restarted"
     assert len(after) == len(before) + 2
 
 
-def test_a_stream_comes_through(places: Application) -> None:
+def test_stream_is_relayed(deployed: Application) -> None:
     chunks = list(
-        places.client.chat.completions.create(
+        deployed.client.chat.completions.create(
             model="tuneserve-demo",
             messages=CHAT,
             stream=True,
@@ -118,18 +122,18 @@ def test_a_stream_comes_through(places: Application) -> None:
     assert {chunk.model for chunk in chunks} == {"tuneserve-demo"}
 
 
-def test_another_site_may_not_use_it_and_a_body_has_its_limit(places: Application) -> None:
-    place = f"{places.url}/vllm/a/v1"
-    assert httpx.get(f"{place}/models").json()["data"][0]["id"] == "tuneserve-demo"
-    foreign = httpx.get(f"{place}/models", headers={"origin": "http://evil.example"})
+def test_other_sites_and_too_large_bodies_are_rejected(deployed: Application) -> None:
+    base_url = f"{deployed.url}/vllm/a/v1"
+    assert httpx.get(f"{base_url}/models").json()["data"][0]["id"] == "tuneserve-demo"
+    foreign = httpx.get(f"{base_url}/models", headers={"origin": "http://evil.example"})
     assert foreign.status_code == 403
-    large = httpx.post(f"{place}/chat/completions", content=b"x" * 8_000_001)
+    large = httpx.post(f"{base_url}/chat/completions", content=b"x" * 8_000_001)
     assert large.status_code == 413
     assert large.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_what_the_engine_refuses_is_an_error_of_the_clients(places: Application) -> None:
+def test_request_rejected_by_engine_is_client_error(deployed: Application) -> None:
     body = {"model": "tuneserve-demo", "messages": CHAT, "temperature": "warm"}
-    refused = httpx.post(f"{places.url}/v1/chat/completions", json=body)
+    refused = httpx.post(f"{deployed.url}/v1/chat/completions", json=body)
     assert refused.status_code == 400
     assert "temperature" in refused.text

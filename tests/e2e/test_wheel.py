@@ -30,7 +30,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
-def test_the_wheel_has_the_product_and_no_tests(wheel: Path) -> None:
+def test_wheel_has_product_without_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {
@@ -51,7 +51,7 @@ def test_the_wheel_has_the_product_and_no_tests(wheel: Path) -> None:
         assert f"apps/embedded/{needed}" in names
 
 
-def test_the_wheel_serves_from_any_folder(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_serves_from_any_folder(wheel: Path, tmp_path: Path) -> None:
     python = tmp_path / "environment" / "bin" / "python"
     call(sys.executable, "-m", "venv", tmp_path / "environment", cwd=tmp_path)
     call(
@@ -66,15 +66,15 @@ def test_the_wheel_serves_from_any_folder(wheel: Path, tmp_path: Path) -> None:
     deploy = write_deploy_file(folder / "deploy.yaml", folder, port)
     application = start_application(deploy, folder, port, python)
     try:
-        from tests.e2e.test_application import ask
+        from tests.e2e.test_application import complete_chat
 
-        assert ask(application.client, "latest", "Hello!")
+        assert complete_chat(application.client, "latest", "Hello!")
         assert application.client.files.retrieve("file-handbook").filename == "handbook.jsonl"
     finally:
         application.stop()
 
 
-def test_the_bill_of_materials_has_the_runtime_dependencies_alone(tmp_path: Path) -> None:
+def test_bill_of_materials_has_only_runtime_dependencies(tmp_path: Path) -> None:
     pin = re.search(r"^CYCLONEDX := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert pin
     call(sys.executable, "-m", "venv", tmp_path / "sbom", cwd=tmp_path)

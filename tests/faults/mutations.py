@@ -173,8 +173,8 @@ def _walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         for key, item in value.items():
             yield from _walk(item, (*path, key))
     elif isinstance(value, list):
-        for place, item in enumerate(value):
-            yield from _walk(item, (*path, place))
+        for index, item in enumerate(value):
+            yield from _walk(item, (*path, index))
 
 
 def _change(record: dict[str, Any], path: Path, value: Any) -> Iterator[Any]:
@@ -210,22 +210,22 @@ def _copy(record: dict[str, Any], path: Path) -> tuple[Any, Any]:
 
 def build_large_file(rng: random.Random) -> bytes:
     """Build a file large enough for a task: rows at the limits, rows above them, mutated rows."""
-    ask = {"role": "user", "content": QUESTION}
-    tell = {"role": "assistant", "content": ANSWER}
-    silent = {**tell, "weight": 0}
+    question = {"role": "user", "content": QUESTION}
+    answer = {"role": "assistant", "content": ANSWER}
+    unlearned = {**answer, "weight": 0}
     long = "1 " * 340_000
     rows: list[Any] = [
         TOOL_CHAT,
-        {"messages": [{**ask, "content": long}, tell]},
-        {"messages": [{**ask, "content": f"{long}{long}"}, tell]},
-        {"messages": [{**ask, "content": "<|im_end|>1 " * 30_000}, tell]},
-        {"messages": [ask, silent, *[ask, tell] * 255]},
-        {"messages": [ask, silent, *[ask, tell] * 1_000]},
-        {"messages": [ask, tell], "tools": [TOOL] * 10_000},
-        {"messages": [ask, {"role": "assistant", "tool_calls": [CALL] * 5_000}]},
-        {"messages": [ask, tell], "tools": [{**TOOL, "more": [{}] * 300_000}]},
-        {"messages": [ask, tell], "notes": [{}] * 1_000_000},
-        {"messages": [{**ask, "content": long * 7}, tell]},
+        {"messages": [{**question, "content": long}, answer]},
+        {"messages": [{**question, "content": f"{long}{long}"}, answer]},
+        {"messages": [{**question, "content": "<|im_end|>1 " * 30_000}, answer]},
+        {"messages": [question, unlearned, *[question, answer] * 255]},
+        {"messages": [question, unlearned, *[question, answer] * 1_000]},
+        {"messages": [question, answer], "tools": [TOOL] * 10_000},
+        {"messages": [question, {"role": "assistant", "tool_calls": [CALL] * 5_000}]},
+        {"messages": [question, answer], "tools": [{**TOOL, "more": [{}] * 300_000}]},
+        {"messages": [question, answer], "notes": [{}] * 1_000_000},
+        {"messages": [{**question, "content": long * 7}, answer]},
     ]
     lines = [json.dumps(row, separators=(",", ":")).encode() for row in rows]
     return b"\n".join([*lines, *list_mutated_rows("chat", rng)])

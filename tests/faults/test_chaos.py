@@ -138,7 +138,7 @@ class Chaos:
 
     def _kill(self, target: Target) -> None:
         victim: psutil.Process = wait_until(
-            lambda: self._choose(target), TIMEOUT_S, f"there is a {target.name} to kill"
+            lambda: self._choose(target), TIMEOUT_S, f"a live {target.name} is found"
         )
         time.sleep(self._rng.uniform(0.0, 0.7 if target.name == CONSOLIDATION else 3.0))
         started = time.monotonic()
@@ -160,7 +160,7 @@ class Chaos:
         print(f"killed {target.name}", flush=True)
 
     def _await_recovery(self, target: Target, started: float) -> None:
-        wait_until(lambda: self._has_recovered(target), TIMEOUT_S, f"{target.name} is back")
+        wait_until(lambda: self._has_recovered(target), TIMEOUT_S, f"{target.name} has recovered")
         self._note_recovery(target, started)
 
     def _note_recovery(self, target: Target, started: float) -> None:
@@ -218,7 +218,7 @@ def have_ended(chaos: Chaos, ledger: Ledger, num_jobs: int) -> bool:
     )
 
 
-def test_nothing_acknowledged_is_lost_torn_or_computed_twice(chaos: Chaos) -> None:
+def test_acknowledged_requests_are_not_lost_torn_or_repeated(chaos: Chaos) -> None:
     expected = train_undisturbed(chaos)
     assert [step for step, _ in expected] == list(range(1, len(expected) + 1))
     ledger = Ledger()

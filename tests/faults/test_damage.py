@@ -75,7 +75,9 @@ class Whole:
             self.models.add(source, name)
             self.files.add(f"file-{name}", ROW * 4, "rows.jsonl")
         self.models.point_alias("latest", "good")
-        HandoverLog(self.layout.handovers).add(HandoverEvent("latest", "moved", "good", None, ""))
+        HandoverLog(self.layout.store.handovers).add(
+            HandoverEvent("latest", "moved", "good", None, "")
+        )
         services = build_services(self.layout, self.queue)
         transport = httpx.ASGITransport(build_http(services, None), raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
@@ -102,7 +104,7 @@ async def whole(tmp_path: Path, tiny_model: Path) -> AsyncIterator[Whole]:
 
 async def queue_run(whole: Whole, model: str) -> RunFolder:
     run = await create_run(whole.queue, f"file-{model}", model=model)
-    run.add_metrics({"step": 1.0, **FIGURES})
+    run.metrics.add({"step": 1.0, **FIGURES})
     return run
 
 
@@ -129,7 +131,7 @@ async def add_results(whole: Whole, run: RunFolder) -> None:
 
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("kind", DAMAGED)
-async def test_damage_to_one_entry_is_that_entrys_alone(whole: Whole, kind: str) -> None:
+async def test_damaged_entry_does_not_affect_other_entries(whole: Whole, kind: str) -> None:
     bad = await queue_run(whole, "bad")
     good = await queue_run(whole, "good")
     await whole.queue.pause(bad.path.name)  # so that the queue reads the run but does not start it
@@ -160,7 +162,9 @@ async def test_damage_to_one_entry_is_that_entrys_alone(whole: Whole, kind: str)
         assert file.parent.is_dir(), f"{fault}: nothing is removed"
         restore(file, content)
         await whole.queue.reconcile()
-        assert await whole.list_ids() == before, f"{fault}: with the bytes back all is there"
+        assert await whole.list_ids() == before, (
+            f"{fault}: all entries are listed after its bytes are restored"
+        )
 
 
 def restore(file: Path, content: bytes) -> None:

@@ -31,7 +31,7 @@ from training.run.folder import RunFolder
 from training.spec import TrainingSpec
 
 pytestmark = pytest.mark.anyio
-ROOM_BYTES = 64 << 20
+ENOUGH_BYTES = 64 << 20
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def layout(small_disk: SmallDisk, tiny_model: Path) -> StorageLayout:
     return layout
 
 
-async def test_an_upload_that_does_not_fit_leaves_nothing(
+async def test_upload_on_full_disk_leaves_no_files(
     client: httpx.AsyncClient, services: Services, small_disk: SmallDisk, layout: StorageLayout
 ) -> None:
     small_disk.leave_free(8_192)
@@ -59,19 +59,19 @@ async def test_an_upload_that_does_not_fit_leaves_nothing(
     assert refused.status_code == 507, refused.text
     assert (await client.get("/v1/files")).json()["data"] == []
     assert [path.name for path in layout.files.iterdir() if not path.name.startswith(".")] == []
-    small_disk.resize(ROOM_BYTES)
+    small_disk.resize(ENOUGH_BYTES)
     accepted = await client.post("/v1/files", data=form, files=rows)
     assert accepted.status_code == 200, accepted.text
 
 
-async def test_an_alias_that_cannot_be_moved_stays_where_it_is(
+async def test_alias_is_unchanged_on_full_disk(
     client: httpx.AsyncClient, small_disk: SmallDisk, layout: StorageLayout
 ) -> None:
     small_disk.leave_free(0)
     refused = await client.put("/v1/aliases/latest", json={"model": "other"})
     assert refused.status_code == 507, refused.text
     assert (await client.get("/v1/aliases/latest")).json()["model"] == "tiny"
-    small_disk.resize(ROOM_BYTES)
+    small_disk.resize(ENOUGH_BYTES)
     moved = await client.put("/v1/aliases/latest", json={"model": "other"})
     assert moved.json()["model"] == "other"
     assert [move["model"] for move in moved.json()["history"]] == ["tiny", "other"]
@@ -79,7 +79,7 @@ async def test_an_alias_that_cannot_be_moved_stays_where_it_is(
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.96])
-def test_a_model_that_does_not_fit_leaves_nothing(
+def test_consolidation_on_full_disk_leaves_no_files(
     small_disk: SmallDisk, tiny_model: Path, share: float
 ) -> None:
     """The disk becomes full while the weights, or one of the files after them, are written."""
@@ -99,7 +99,7 @@ def test_a_model_that_does_not_fit_leaves_nothing(
     with pytest.raises(OSError, match="No space left"):
         consolidate("model")
     assert {path.name for path in small_disk.path.iterdir()} == {"checkpoint", "whole"}
-    small_disk.resize(ROOM_BYTES)
+    small_disk.resize(ENOUGH_BYTES)
     consolidate("model")
     verify_directory(small_disk.path / "model")
 
@@ -110,7 +110,7 @@ def log_many_steps(tracker: Tracker) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_figures_for_tensorboard_never_hold_up_a_training(small_disk: SmallDisk) -> None:
+def test_tensorboard_does_not_block_training_on_full_disk(small_disk: SmallDisk) -> None:
     """TensorBoard's own writer thread ended on a full disk, and its queue was never read again."""
     run = RunFolder(small_disk.path / "run")
     run.path.mkdir()
@@ -120,11 +120,11 @@ def test_figures_for_tensorboard_never_hold_up_a_training(small_disk: SmallDisk)
         small_disk.leave_free(0)
         with pytest.raises(OSError, match="No space left"):
             log_many_steps(tensorboard)
-        small_disk.resize(ROOM_BYTES)  # to close the file
+        small_disk.resize(ENOUGH_BYTES)  # to close the file
 
 
 @pytest.mark.e2e
-def test_a_disk_that_fills_up_pauses_the_run_and_room_lets_it_resume(
+def test_run_pauses_on_full_disk_and_resumes_with_free_space(
     small_disk: SmallDisk, whole: Steps
 ) -> None:
     folder = write_inputs(small_disk.path)
@@ -133,7 +133,7 @@ def test_a_disk_that_fills_up_pauses_the_run_and_room_lets_it_resume(
         small_disk.leave_free(0)
         assert finish(process) == PAUSED_STATUS
     assert not any("was lost" in message for message in read_messages(folder, "full"))
-    small_disk.resize(ROOM_BYTES)
+    small_disk.resize(ENOUGH_BYTES)
     with start(folder, "full") as process:
         assert finish(process) == 0
     assert find_torn_files(folder / "full") == []
@@ -141,7 +141,7 @@ def test_a_disk_that_fills_up_pauses_the_run_and_room_lets_it_resume(
 
 
 @pytest.mark.e2e
-def test_a_run_whose_checkpoints_cannot_fit_is_refused_before_workers_start(
+def test_run_without_space_for_checkpoints_is_rejected_at_start(
     small_disk: SmallDisk,
 ) -> None:
     folder = write_inputs(small_disk.path)

@@ -99,7 +99,7 @@ def make_files(rng: random.Random) -> Iterator[tuple[str, str, bytes]]:
         yield "tools", f"{name}.jsonl", b"\n".join(rows)
 
 
-async def test_a_mutated_file_is_taken_or_refused(client: httpx.AsyncClient) -> None:
+async def test_mutated_file_is_accepted_or_rejected(client: httpx.AsyncClient) -> None:
     statuses: Counter[tuple[str, int]] = Counter()
     process = psutil.Process()
     before_bytes = process.memory_info().rss
@@ -131,7 +131,7 @@ async def try_file(
 ) -> None:
     """Upload a file, preview it, create a job with it, and delete both."""
 
-    def note(step: str, response: httpx.Response) -> bool:
+    def check_response(step: str, response: httpx.Response) -> bool:
         status = response.status_code
         assert status in ALLOWED, f"{step} of {name}: {status} {response.text[:500]}: {content!r}"
         if status != 200:
@@ -142,21 +142,21 @@ async def try_file(
 
     form = {"purpose": "fine-tune"}
     uploaded = await client.post("/v1/files", data=form, files={"file": (name, content)})
-    if not note("upload", uploaded):
+    if not check_response("upload", uploaded):
         return
     file_id = uploaded.json()["id"]
     preview = f"/v1/files/{file_id}/preview?rows=20&model={model}"
-    note("preview", await client.get(preview))
+    check_response("preview", await client.get(preview))
     body = {"model": model, "training_file": file_id}
     created = await client.post("/v1/fine_tuning/jobs", json=body)
-    if note("create", created):
+    if check_response("create", created):
         job = f"/v1/fine_tuning/jobs/{created.json()['id']}"
         assert (await client.post(f"{job}/cancel")).status_code == 200
         assert (await client.delete(job)).status_code == 200
     assert (await client.delete(f"/v1/files/{file_id}")).status_code == 200
 
 
-async def test_a_large_mutated_file_is_refused_by_a_task_in_bounded_memory(
+async def test_large_mutated_file_is_rejected_in_bounded_memory(
     client: httpx.AsyncClient, queue: RunQueue, layout: StorageLayout, jobs: NotedJobs
 ) -> None:
     content = build_large_file(random.Random(SEED))
@@ -179,7 +179,7 @@ async def test_a_large_mutated_file_is_refused_by_a_task_in_bounded_memory(
     print("\n", memory.peaks)
     assert max(memory.peaks.values()) < MAX_PROCESS_BYTES
     assert any("render_process" in command for command in memory.peaks)
-    jobs.under_way.clear()
+    jobs.running.clear()
     await queue.reconcile()
     job = (await client.get(f"/v1/fine_tuning/jobs/{task.subject}")).json()
     assert (job["status"], job["error"]["code"]) == ("failed", "invalid_training_file")

@@ -66,7 +66,7 @@ def expected(folder: Path, request: pytest.FixtureRequest) -> Steps:
     return read_steps(folder, "whole")
 
 
-def test_a_run_survives_the_loss_of_a_node(folder: Path, expected: Steps, cluster: Cluster) -> None:
+def test_run_resumes_after_loss_of_node(folder: Path, expected: Steps, cluster: Cluster) -> None:
     rng = random.Random(SEED)
     with start(folder, "killed", **SETTINGS) as process:
         last = 0

@@ -15,8 +15,8 @@ WORD_PIECE_CLASSES = (
     *("BertTokenizer", "DistilBertTokenizer", "MPNetTokenizer", "FunnelTokenizer"),
     *("SplinterTokenizer", "LayoutLMv2Tokenizer", "ElectraTokenizer"),
 )
-Spoil = Callable[[Path, Path], None]
-_OWN_PLACES = (
+Change = Callable[[Path, Path], None]
+_OWN_PATHS = (
     *("/proc/", "/sys/", "/dev/", sys.prefix, sys.base_prefix),
     Path(__file__).parents[2],
     Path(tempfile.gettempdir()) / "tuneserve-config-",
@@ -29,10 +29,10 @@ def change_object(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**content, **changes}))
 
 
-def _name_vocabulary(tokenizer_class: str) -> Spoil:
+def _name_vocabulary(tokenizer_class: str) -> Change:
     """Make a class of transformers read the secret as its vocabulary, one word per line."""
 
-    def spoil(model: Path, secret: Path) -> None:
+    def change(model: Path, secret: Path) -> None:
         (model / "tokenizer.json").unlink()
         (model / "vocab.txt").write_text("[UNK]\n")
         (model / "tokenizer_config.json").write_text(
@@ -45,28 +45,28 @@ def _name_vocabulary(tokenizer_class: str) -> Spoil:
             )
         )
 
-    return spoil
+    return change
 
 
-def _set_tokenizer(**changes: Any) -> Spoil:
+def _set_tokenizer(**changes: Any) -> Change:
     """Set keys of the tokenizer's settings; `SECRET` in a value becomes the path of the secret."""
     return _set("tokenizer_config.json", **changes)
 
 
-def _set(name: str, **changes: Any) -> Spoil:
-    def spoil(model: Path, secret: Path) -> None:
+def _set(name: str, **changes: Any) -> Change:
+    def change(model: Path, secret: Path) -> None:
         text = json.dumps(changes).replace("SECRET", str(secret))
         relative = f"../{secret.name}"
         change_object(model / name, **json.loads(text.replace("RELATIVE", relative)))
 
-    return spoil
+    return change
 
 
 def _link_distributed(model: Path, secret: Path) -> None:
     (model / "shard-00001-model-00001-of-00001.safetensors").symlink_to(f"../{secret.name}")
 
 
-HOSTILE: dict[str, Spoil] = {
+HOSTILE: dict[str, Change] = {
     **{f"vocab-{name}": _name_vocabulary(name) for name in WORD_PIECE_CLASSES},
     **{
         f"with-json-{name}": _set_tokenizer(tokenizer_class=name, vocab="SECRET", merges="SECRET")
@@ -128,11 +128,11 @@ def main() -> None:
     opened: list[str] = []
     is_watching = False
 
-    def note(event: str, arguments: tuple[Any, ...]) -> None:
+    def record_open(event: str, arguments: tuple[Any, ...]) -> None:
         if is_watching and event == "open" and isinstance(arguments[0], str | bytes | Path):
             opened.append(str(arguments[0]))
 
-    sys.addaudithook(note)
+    sys.addaudithook(record_open)
     for name in sys.argv[1:]:
         opened.clear()
         model = Path(name)
@@ -150,7 +150,7 @@ def main() -> None:
             except Exception as exc:  # noqa: BLE001 - failures are part of the report
                 found[step] = f"refused: {type(exc).__name__}: {exc}"
         is_watching = False
-        own = (str(model), *(str(place) for place in _OWN_PLACES))
+        own = (str(model), *(str(own_path) for own_path in _OWN_PATHS))
         found["outside"] = [path for path in opened if not path.startswith(own)]
         print(json.dumps(found))
 

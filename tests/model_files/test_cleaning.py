@@ -4,7 +4,7 @@ from pathlib import Path
 from model_files.cleaning import clean_directory
 
 
-def test_files_are_rewritten_without_what_is_not_known(tmp_path: Path) -> None:
+def test_unknown_keys_are_removed_from_files(tmp_path: Path) -> None:
     contents = {
         "config.json": {"model_type": "llama", "_name_or_path": "/home/me"},
         "generation_config.json": {"temperature": 1, "custom_generate": "a/b"},
@@ -27,7 +27,7 @@ def test_files_are_rewritten_without_what_is_not_known(tmp_path: Path) -> None:
     }
 
 
-def test_a_file_of_known_keys_stays_as_it_is(tmp_path: Path) -> None:
+def test_file_with_only_known_keys_is_unchanged(tmp_path: Path) -> None:
     content = b'{"eos_token":   "x"}'
     (tmp_path / "tokenizer_config.json").write_bytes(content)
     clean_directory(tmp_path)

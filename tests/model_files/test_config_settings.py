@@ -5,7 +5,7 @@ import pytest
 from model_files.config_settings import clean_config, clean_generation_config
 
 
-def test_a_configuration_keeps_what_describes_the_model() -> None:
+def test_configuration_keeps_model_settings() -> None:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -39,19 +39,19 @@ def test_a_configuration_keeps_what_describes_the_model() -> None:
     ],
 )
 @pytest.mark.parametrize("value", ["x", {"a": "b"}, ["x"], 1])
-def test_keys_that_choose_files_or_code_are_left_out(key: str, value: Any) -> None:
+def test_keys_that_select_files_or_code_are_removed(key: str, value: Any) -> None:
     assert clean_config({key: value, "a": {key: value, "b": [{key: value}]}}) == {"a": {"b": [{}]}}
 
 
 @pytest.mark.parametrize(
     "text", ["/etc/passwd", "a/b", "..", "~", "..\\x", "https://x", "x" * 5000]
 )
-def test_texts_that_could_be_places_are_left_out(text: str) -> None:
+def test_strings_that_may_be_paths_are_removed(text: str) -> None:
     config = {"a": text, "b": {"c": text}, "d": [text, "e", None]}
     assert clean_config(config) == {"b": {}, "d": ["e", None]}
 
 
-def test_a_configuration_that_is_nested_deep_is_refused() -> None:
+def test_deeply_nested_configuration_is_rejected() -> None:
     config: dict[str, Any] = {}
     for _ in range(40):
         config = {"a": [config]}
@@ -59,7 +59,7 @@ def test_a_configuration_that_is_nested_deep_is_refused() -> None:
         clean_config(config)
 
 
-def test_settings_of_generation_are_numbers() -> None:
+def test_generation_config_keeps_only_numeric_settings() -> None:
     settings = {
         "temperature": 0.7,
         "do_sample": True,

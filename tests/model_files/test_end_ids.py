@@ -10,7 +10,7 @@ from tests.tokenizer_kinds import make_tokenizer
 @pytest.mark.parametrize(
     ("of_generation", "others"), [(None, []), (7, [7]), ([7, 9, 7], [7, 9]), ([], [])]
 )
-def test_the_tokenizers_token_is_first_and_each_is_there_once(
+def test_end_ids_are_unique_and_begin_with_tokenizer_id(
     of_generation: Any, others: list[int]
 ) -> None:
     tokenizer = make_tokenizer("byte-level")
@@ -21,7 +21,7 @@ def test_the_tokenizers_token_is_first_and_each_is_there_once(
         assert found == (own, *others)
 
 
-def test_without_any_there_are_none() -> None:
+def test_end_ids_are_empty_without_end_tokens() -> None:
     tokenizer = make_tokenizer("byte-level")
     assert list_end_ids(None, tokenizer) == (tokenizer.eos_token_id,)
     tokenizer.eos_token = None

@@ -15,13 +15,13 @@ from model_files.json_files import find_object, read_object
         (b'{"a": "' + b"x" * 100 + b'"}', "a.json has 109 bytes; expected at most 100"),
     ],
 )
-def test_what_is_no_object_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+def test_file_without_json_object_is_rejected(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_object(tmp_path / "a.json", 100 if len(content) == 109 else 1 << 20)
 
 
-def test_a_file_that_is_not_there_is_none(tmp_path: Path) -> None:
+def test_find_object_returns_none_for_missing_file(tmp_path: Path) -> None:
     assert find_object(tmp_path / "a.json") is None
     (tmp_path / "a.json").write_text('{"a": 1}')
     assert find_object(tmp_path / "a.json") == {"a": 1}

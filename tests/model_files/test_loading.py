@@ -55,26 +55,28 @@ def load_hostile(secret: Path, folders: list[Path]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
-def test_loading_a_hostile_model_opens_no_other_file(tmp_path: Path, tiny_model: Path) -> None:
+def test_hostile_model_opens_no_foreign_file(tmp_path: Path, tiny_model: Path) -> None:
     secret = tmp_path / "secret.safetensors"
     secret.write_text("\n".join(f"SECRET-{number}" for number in range(50)))
     folders = []
-    for name, spoil in HOSTILE.items():
+    for name, change in HOSTILE.items():
         folders.append(Path(shutil.copytree(tiny_model, tmp_path / name)))
-        spoil(folders[-1], secret)
+        change(folders[-1], secret)
     with watch_file(secret) as watch:
         found = load_hostile(secret, folders)
-        assert not watch.was_opened(), [one["name"] for one in found if "SECRET-" in str(one)]
-    assert {one["name"] for one in found} == HOSTILE.keys()
-    for one in found:
-        assert "SECRET-" not in str(one), one
-        assert one["outside"] == [], one
+        assert not watch.was_opened(), [
+            result["name"] for result in found if "SECRET-" in str(result)
+        ]
+    assert {result["name"] for result in found} == HOSTILE.keys()
+    for result in found:
+        assert "SECRET-" not in str(result), result
+        assert result["outside"] == [], result
     # A model that is complete without the reference to the secret is loaded without it.
     without_tokenizer = {f"vocab-{name}" for name in WORD_PIECE_CLASSES}
     assert find_refused(found, "decoded") == without_tokenizer
-    others = {"adapter", "distributed", "quantization"}
-    assert find_refused(found, "inspected") == others
-    assert find_refused(found, "loaded") == without_tokenizer | others
+    unloadable = {"adapter", "distributed", "quantization"}
+    assert find_refused(found, "inspected") == unloadable
+    assert find_refused(found, "loaded") == without_tokenizer | unloadable
     assert HOSTILE.keys() - find_refused(found, "checked") == {
         *("places", "config_places", "kernel", "attributes", "quantization"),
         *("added_tokens", "processor", "preprocessor"),
@@ -82,7 +84,7 @@ def test_loading_a_hostile_model_opens_no_other_file(tmp_path: Path, tiny_model:
 
 
 def find_refused(found: list[dict[str, Any]], step: str) -> set[str]:
-    return {one["name"] for one in found if one[step].startswith("refused: ")}
+    return {result["name"] for result in found if result[step].startswith("refused: ")}
 
 
 def assert_same(directory: Path) -> None:
@@ -99,7 +101,7 @@ def assert_same(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_tokenizer_is_that_which_transformers_loads(kind: str, tmp_path: Path) -> None:
+def test_tokenizer_equals_that_of_transformers(kind: str, tmp_path: Path) -> None:
     make_tokenizer(kind).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert_same(tmp_path)
@@ -114,7 +116,7 @@ def test_a_tokenizer_is_that_which_transformers_loads(kind: str, tmp_path: Path)
         (GemmaTokenizer, "gemma3_text"),
     ],
 )
-def test_a_tokenizer_of_a_class_of_its_own_gives_the_same_tokens(
+def test_tokenizer_of_model_class_gives_same_tokens(
     tokenizer_class: Callable[..., Any], model_type: str, tmp_path: Path
 ) -> None:
     letters = [*"HeloĠwrdthinkim_end<>|/", "\u2581", "<unk>", "<s>", "</s>", "<|endoftext|>"]
@@ -128,7 +130,7 @@ def test_a_tokenizer_of_a_class_of_its_own_gives_the_same_tokens(
     assert ours.special_tokens_map == theirs.special_tokens_map
 
 
-def test_an_early_tokenizer_has_the_end_of_text_of_its_class(tmp_path: Path) -> None:
+def test_old_tokenizer_has_end_token_of_its_class(tmp_path: Path) -> None:
     """GPT-2's tokenizer settings on the Hugging Face Hub name no special tokens."""
     backend = Tokenizer(models.BPE({"a": 0, "<|endoftext|>": 1}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -141,7 +143,7 @@ def test_an_early_tokenizer_has_the_end_of_text_of_its_class(tmp_path: Path) -> 
     assert load_tokenizer(tmp_path).eos_token is None
 
 
-def test_special_tokens_of_early_models_are_found(tmp_path: Path) -> None:
+def test_special_tokens_of_old_models_are_found(tmp_path: Path) -> None:
     backend = Tokenizer(models.WordLevel({"a": 0, "</s>": 1, "<x>": 2}, "a"))
     PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{}")
@@ -155,27 +157,27 @@ def test_special_tokens_of_early_models_are_found(tmp_path: Path) -> None:
     assert tokenizer.added_tokens_decoder[1].lstrip
 
 
-def test_a_directory_without_tokenizer_json_is_refused(model: Path) -> None:
+def test_directory_without_tokenizer_json_is_rejected(model: Path) -> None:
     (model / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"'model' has no tokenizer\.json; convert its tokenizer"):
         load_tokenizer(model)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"model": {"type": "none"}}', b"\xff"])
-def test_a_tokenizer_that_cannot_be_read_is_a_value_error(model: Path, content: bytes) -> None:
+def test_unreadable_tokenizer_raises_value_error(model: Path, content: bytes) -> None:
     (model / "tokenizer.json").write_bytes(content)
     with pytest.raises(ValueError, match="the tokenizer failed: "):
         load_tokenizer(model)
 
 
-def test_a_large_tokenizer_is_not_read(model: Path) -> None:
+def test_too_large_tokenizer_file_is_rejected(model: Path) -> None:
     with (model / "tokenizer.json").open("ab") as file:
         file.truncate((64 << 20) + 1)
     with pytest.raises(ValueError, match=r"has 67,108,865 bytes; expected at most 67,108,864"):
         load_tokenizer(model)
 
 
-def test_templates_are_files_first(model: Path) -> None:
+def test_template_file_overrides_tokenizer_config(model: Path) -> None:
     change_object(model / "tokenizer_config.json", chat_template="settings")
     (model / "chat_template.jinja").unlink()
     assert load_tokenizer(model).chat_template == "settings"
@@ -186,7 +188,7 @@ def test_templates_are_files_first(model: Path) -> None:
     assert load_tokenizer(model).chat_template == {"default": "file", "tool_use": "tools"}
 
 
-def test_configurations_are_those_that_transformers_loads(model: Path) -> None:
+def test_configurations_equal_those_of_transformers(model: Path) -> None:
     assert load_config(model) == AutoConfig.from_pretrained(model)
     assert load_generation_config(model) == GenerationConfig.from_pretrained(model)
     (model / "generation_config.json").unlink()
@@ -196,6 +198,6 @@ def test_configurations_are_those_that_transformers_loads(model: Path) -> None:
     assert theirs.top_k == 7
 
 
-def test_infinite_numbers_survive(model: Path) -> None:
+def test_infinite_numbers_are_preserved(model: Path) -> None:
     change_object(model / "config.json", rms_norm_eps={"__float__": "Infinity"})
     assert load_config(model).rms_norm_eps == float("inf")

@@ -26,7 +26,7 @@ def write(directory: Path, name: str, content: Any) -> None:
         ("processor_config.json", {"auto_map": {}}, "processor_config.json asks for code"),
     ],
 )
-def test_a_key_that_names_a_file_is_refused(
+def test_key_that_names_a_file_is_rejected(
     name: str, content: Any, message: str, tmp_path: Path
 ) -> None:
     write(tmp_path, name, content)
@@ -34,7 +34,7 @@ def test_a_key_that_names_a_file_is_refused(
         check_keys(tmp_path)
 
 
-def test_what_transformers_leaves_behind_is_no_fault(tmp_path: Path) -> None:
+def test_harmless_keys_written_by_transformers_are_accepted(tmp_path: Path) -> None:
     leftovers: dict[str, Any] = {
         "tokenizer_file": "/home/me/tokenizer.json",
         "vocab_file": None,
@@ -49,7 +49,7 @@ def test_what_transformers_leaves_behind_is_no_fault(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["adapter_config.json", "shard-00001-model-00001-of-00002.safetensors"]
 )
-def test_files_that_replace_the_weights_are_refused(name: str, tmp_path: Path) -> None:
+def test_files_that_replace_weights_are_rejected(name: str, tmp_path: Path) -> None:
     (tmp_path / name).touch()
     with pytest.raises(ValueError, match=f"{name} would have other weights loaded"):
         check_weight_files(tmp_path)

@@ -94,7 +94,7 @@ CTC = {"type": "CTC", "pad_token": "p", "word_delimiter_token": "|", "cleanup": 
         ),
     ],
 )
-def test_a_tokenizer_that_may_be_slow_or_large_is_not_loaded(
+def test_slow_or_large_tokenizer_is_rejected(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -123,7 +123,7 @@ def test_parts_of_published_tokenizers_are_accepted(
     assert load_tokenizer(write(tmp_path, **changes)).backend_tokenizer.get_vocab_size() == 2
 
 
-def test_a_slow_pattern_of_deepseek_is_replaced_by_a_faster_one(tmp_path: Path) -> None:
+def test_slow_pattern_of_deepseek_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     slow = {**SPLIT, "pattern": {"Regex": r"\s+$"}}
     steps = [slow, {"type": "Digits", "individual_digits": True}]
@@ -134,7 +134,7 @@ def test_a_slow_pattern_of_deepseek_is_replaced_by_a_faster_one(tmp_path: Path) 
     assert time.process_time() - started < 1.0
 
 
-def test_a_vocabulary_may_not_be_larger_than_the_models(tmp_path: Path) -> None:
+def test_vocabulary_larger_than_that_of_model_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     vocab = {str(number): number for number in range(2_000)}
     model = {"type": "WordLevel", "vocab": vocab, "unk_token": "0"}
@@ -159,7 +159,7 @@ def test_a_vocabulary_may_not_be_larger_than_the_models(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_an_entry_of_a_vocabulary_may_not_be_long(
+def test_long_vocabulary_entry_is_rejected(
     model: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
@@ -167,7 +167,7 @@ def test_an_entry_of_a_vocabulary_may_not_be_long(
         check_vocabulary(load_tokenizer(write(tmp_path, model=model)), 2)
 
 
-def test_few_tokens_may_stand_around_a_text(tmp_path: Path) -> None:
+def test_number_of_tokens_around_text_is_limited(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     many = {"id": "[A]", "ids": [0] * 65, "tokens": ["a"] * 65}
     own, text = (

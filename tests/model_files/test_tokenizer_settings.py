@@ -14,7 +14,7 @@ from model_files.tokenizer_settings import (
 TOKEN = {"__type": "AddedToken", "content": "<x>", "lstrip": True, "special": True}
 
 
-def test_settings_of_a_chat_model_are_kept() -> None:
+def test_settings_of_chat_model_are_kept() -> None:
     settings = {
         "add_bos_token": True,
         "backend": "tokenizers",
@@ -35,7 +35,7 @@ def test_settings_of_a_chat_model_are_kept() -> None:
     assert clean_tokenizer_settings(settings) == settings
 
 
-def test_every_other_key_is_left_out() -> None:
+def test_other_keys_are_removed() -> None:
     settings = {
         "vocab": "/etc/passwd",
         "merges": {"a": 1},
@@ -73,12 +73,12 @@ def test_every_other_key_is_left_out() -> None:
         ("chat_template", [{"name": str(n), "template": ""} for n in range(17)], "17 chat templ"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_named(key: str, value: Any, message: str) -> None:
+def test_value_of_wrong_type_is_named(key: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         clean_tokenizer_settings({key: value})
 
 
-def test_tokens_of_both_files_are_put_together(tmp_path: Path) -> None:
+def test_special_tokens_of_both_files_are_merged(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"eos_token": "<a>", "extra_special_tokens": ["<b>"]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     tokens = {"eos_token": "<c>", "extra_special_tokens": ["<b>", "<d>"]}
@@ -87,17 +87,19 @@ def test_tokens_of_both_files_are_put_together(tmp_path: Path) -> None:
     assert found == {"eos_token": "<c>", "extra_special_tokens": ["<b>", "<d>"]}
     settings["added_tokens_decoder"] = {"0": {"content": "<a>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert read_tokenizer_settings(tmp_path) == settings, "the map is for earlier ones"
+    assert read_tokenizer_settings(tmp_path) == settings, (
+        "the special tokens map is only read for older tokenizers"
+    )
 
 
-def test_several_templates_are_known_by_their_names(tmp_path: Path) -> None:
+def test_named_templates_become_mapping(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "a"}, {"name": "tools", "template": "b"}, {"x": "y"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     found = read_tokenizer_settings(tmp_path)
     assert found == {"chat_template": {"default": "a", "tools": "b"}}
 
 
-def test_templates_are_listed() -> None:
+def test_list_templates_omits_empty_templates() -> None:
     assert list_templates({}) == ()
     assert list_templates({"chat_template": "a"}) == ("a",)
     assert list_templates({"chat_template": {"default": "a", "x": "", "y": "b"}}) == ("a", "b")

@@ -34,7 +34,7 @@ def shard(model: Path) -> None:
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def test_headers_have_types_and_shapes_of_one_file_and_of_several(model: Path) -> None:
+def test_headers_have_dtypes_and_shapes_of_one_or_several_files(model: Path) -> None:
     whole = read_weight_headers(model)
     assert whole["model.layers.0.mlp.up_proj.weight"] == TensorHeader("F32", (64, 32))
     assert whole["model.layers.0.mlp.up_proj.weight"].size_bytes == 64 * 32 * 4
@@ -43,13 +43,13 @@ def test_headers_have_types_and_shapes_of_one_file_and_of_several(model: Path) -
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool])
-def test_every_type_has_its_size(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_size_of_each_dtype_is_computed(tmp_path: Path, dtype: torch.dtype) -> None:
     save_file({"x": torch.zeros(3, 5).to(dtype)}, tmp_path / "model.safetensors")
     assert read_weight_headers(tmp_path)["x"].size_bytes == 15 * dtype.itemsize
 
 
 @pytest.mark.parametrize("share", [0.0, 0.0001, 0.01, 0.5, 0.99])
-def test_a_file_that_is_cut_off_is_named(model: Path, share: float) -> None:
+def test_truncated_file_is_named(model: Path, share: float) -> None:
     path = model / "model.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
@@ -60,13 +60,13 @@ def test_a_file_that_is_cut_off_is_named(model: Path, share: float) -> None:
 @pytest.mark.parametrize(
     "header", [b"[]", b"{", b'{"x": 1}', b'{"x": {"dtype": "F32", "shape": [2]}}']
 )
-def test_a_header_that_is_none_is_named(model: Path, header: bytes) -> None:
+def test_invalid_header_is_named(model: Path, header: bytes) -> None:
     (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ValueError, match="model.safetensors is no safetensors file"):
         read_weight_headers(model)
 
 
-def test_an_index_that_does_not_fit_is_refused(model: Path) -> None:
+def test_index_that_does_not_match_files_is_rejected(model: Path) -> None:
     shard(model)
     path = model / "model.safetensors.index.json"
     index = json.loads(path.read_text())
@@ -91,7 +91,7 @@ def test_an_index_that_does_not_fit_is_refused(model: Path) -> None:
         (None, "has no weights at all; expected model.safetensors"),
     ],
 )
-def test_other_formats_are_named_with_what_to_do(
+def test_other_formats_are_rejected_with_advice(
     model: Path, name: str | None, message: str
 ) -> None:
     (model / "model.safetensors").unlink()

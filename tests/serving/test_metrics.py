@@ -9,7 +9,7 @@ from ray.serve.metrics import Counter, Gauge
 
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
-from tests.serving.conftest import run_replica
+from tests.serving.conftest import make_request, run_replica, wait_until
 
 ECHO = {"model": "a", "prompt": "one fox", "max_tokens": 0, "echo": True, "logprobs": 1}
 
@@ -27,13 +27,13 @@ def test_counting_never_changes_an_answer(
     async def scenario() -> None:
         async with run_replica(layout) as replica:
             # No new token: a counter cannot be increased by zero.
-            (choice,) = (await replica.answer("completion", ECHO, "id"))["choices"]
-            assert (choice["text"], choice["num_completion_tokens"]) == ("one fox", 0)
-            assert choice["tokens"]
+            (choice,) = (await replica.answer(make_request(ECHO))).choices
+            assert (choice.text, choice.num_completion_tokens) == ("one fox", 0)
+            assert choice.tokens
             assert "metric" not in caplog.text
             monkeypatch.setattr(Counter, "inc", fail)
-            (choice,) = (await replica.answer("completion", ECHO, "id"))["choices"]
-            assert choice["text"] == "one fox"
+            (choice,) = (await replica.answer(make_request(ECHO))).choices
+            assert choice.text == "one fox"
             assert "a metric was not recorded" in caplog.text
 
     store.add(tiny_model, "a")
@@ -54,9 +54,7 @@ def test_a_gauge_that_fails_does_not_end_the_watch_of_aliases(
         async with run_replica(layout) as replica:
             await replica.check_health()
             monkeypatch.setattr(Gauge, "set", fail)
-            async with asyncio.timeout(20):
-                while num_failed < 3:
-                    await asyncio.sleep(0.01)
+            await wait_until(lambda: num_failed >= 3)
             await replica.check_health()
 
     store.add(tiny_model, "a")

@@ -10,7 +10,7 @@ from storage.layout import StorageLayout, check_id, new_id, open_storage
 from storage.manifest import verify_directory
 
 
-def test_json_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_write_json_replaces_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     durable.write_json(path, {"status": "queued", "name": "Zoë"})
     durable.write_json(path, {"status": "running"})
@@ -18,7 +18,7 @@ def test_json_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["run.json"]
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+def test_failed_write_keeps_old_file(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     durable.write_json(path, {"status": "queued"})
     with pytest.raises(TypeError):
@@ -27,7 +27,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["run.json"]
 
 
-def test_a_line_that_is_still_being_written_is_left_for_later(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     assert durable.read_json_lines(path) == []
     assert durable.read_last_json_line(path) is None
@@ -39,7 +39,7 @@ def test_a_line_that_is_still_being_written_is_left_for_later(tmp_path: Path) ->
     assert durable.read_last_json_line(path) == {"n": 2}
 
 
-def test_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
+def test_truncated_line_does_not_affect_other_lines(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     durable.append_json_line(path, {"n": 1})
     with path.open("a") as file:
@@ -54,7 +54,7 @@ def _append_many(path: Path, writer: int) -> None:
         durable.append_json_line(path, {"writer": writer, "number": number, "pad": "x" * 500})
 
 
-def test_lines_of_two_processes_never_mix(tmp_path: Path) -> None:
+def test_lines_of_two_processes_do_not_interleave(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_append_many, args=(path, writer)) for writer in range(2)]
@@ -67,7 +67,7 @@ def test_lines_of_two_processes_never_mix(tmp_path: Path) -> None:
     assert [line["number"] for line in lines if line["writer"] == 0] == list(range(200))
 
 
-def test_what_has_no_manifest_does_not_exist(tmp_path: Path) -> None:
+def test_directory_without_manifest_is_not_published(tmp_path: Path) -> None:
     building, final = tmp_path / ".new", tmp_path / "model"
     (building / "sub").mkdir(parents=True)
     (building / "a.txt").write_text("a")
@@ -96,7 +96,7 @@ def test_damage_is_named(tmp_path: Path, damage: str) -> None:
         verify_directory(final)
 
 
-def test_what_is_published_is_never_replaced(tmp_path: Path) -> None:
+def test_published_directory_is_not_replaced(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     durable.publish_directory(tmp_path / "one", tmp_path / "model")
@@ -107,7 +107,7 @@ def test_what_is_published_is_never_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "bad", ["", ".", "..", "a/b", "../x", "/etc", "a\\b", "x" * 129, "a\n", "-a"]
 )
-def test_an_id_is_never_a_path(bad: str) -> None:
+def test_path_is_not_a_valid_id(bad: str) -> None:
     with pytest.raises(ValueError, match=r"^'.*' is not a valid id: expected"):
         StorageLayout(Path("/nowhere")).run(bad)
 
@@ -119,14 +119,14 @@ def test_new_ids_are_valid_differ_and_sort_by_time() -> None:
     assert all(check_id(identifier) == identifier for identifier in ids)
 
 
-def test_opening_storage_makes_its_folders(tmp_path: Path) -> None:
+def test_open_storage_creates_folders(tmp_path: Path) -> None:
     layout = open_storage(tmp_path / "deep" / "root")
     assert json.dumps(sorted(path.name for path in layout.root.iterdir())) == (
         '["files", "models", "runs"]'
     )
 
 
-def test_a_growing_file_is_read_a_line_at_a_time(tmp_path: Path) -> None:
+def test_line_follower_returns_only_complete_new_lines(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     follower = durable.LineFollower(path)
     assert follower.read_new() == []

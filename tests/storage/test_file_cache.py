@@ -15,7 +15,7 @@ def write(path: Path, text: str, mtime_ns: int = AN_HOUR_AGO_NS) -> None:
     os.utime(path, ns=(mtime_ns, mtime_ns))
 
 
-def test_a_file_is_parsed_again_only_after_it_was_replaced(tmp_path: Path) -> None:
+def test_file_is_parsed_again_only_after_replacement(tmp_path: Path) -> None:
     parsed: list[str] = []
 
     def parse(path: Path) -> str:
@@ -34,7 +34,7 @@ def test_a_file_is_parsed_again_only_after_it_was_replaced(tmp_path: Path) -> No
         cache.read(str(file))
 
 
-def test_a_change_within_one_tick_of_the_clock_is_seen(tmp_path: Path) -> None:
+def test_change_within_one_clock_tick_is_detected(tmp_path: Path) -> None:
     cache, file = ParsedFileCache(Path.read_text), tmp_path / "a.json"
     file.write_text("one")
     now = time.time_ns()
@@ -48,7 +48,7 @@ def test_a_change_within_one_tick_of_the_clock_is_seen(tmp_path: Path) -> None:
     assert cache.read(str(file)) == "two"
 
 
-def test_no_more_is_kept_than_allowed(tmp_path: Path) -> None:
+def test_number_of_cache_entries_is_limited(tmp_path: Path) -> None:
     parsed: list[str] = []
 
     def parse(path: Path) -> str:
@@ -63,7 +63,7 @@ def test_no_more_is_kept_than_allowed(tmp_path: Path) -> None:
     assert parsed == ["a", "b", "c", "a"]
 
 
-def test_a_folder_is_listed_again_only_after_it_changed(tmp_path: Path) -> None:
+def test_folder_watch_reports_only_changes(tmp_path: Path) -> None:
     os.utime(tmp_path, (0, 0))
     watch = FolderWatch(tmp_path)
     assert [watch.check_changed() for _ in range(3)] == [True, False, False]

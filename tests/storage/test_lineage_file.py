@@ -22,11 +22,11 @@ def nest(depth: int) -> str:
     return head + "null" + ', "data": {}}' * depth
 
 
-def test_a_folder_without_the_file_has_no_lineage(tmp_path: Path) -> None:
+def test_folder_without_lineage_file_has_no_lineage(tmp_path: Path) -> None:
     assert read_lineage_file(tmp_path) == {}
 
 
-def test_a_flat_lineage_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_flat_lineage_is_read_unchanged(tmp_path: Path) -> None:
     root = {"base_model": "first", "base_model_revision": "sha256:ab"}
     for lineage in (
         {"run_id": "r", "base_model": "b", "parent": None, "root": root},
@@ -36,7 +36,7 @@ def test_a_flat_lineage_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("depth", [2, 3, 199, 250, 3_000])
-def test_a_nested_lineage_of_any_depth_is_read_flat(tmp_path: Path, depth: int) -> None:
+def test_nested_lineage_of_any_depth_is_flattened(tmp_path: Path, depth: int) -> None:
     assert read_lineage_file(write(tmp_path, nest(depth))) == {
         "base_model": "m-0",
         "parent": {"base_model": "m-1", "data": {}},
@@ -45,7 +45,7 @@ def test_a_nested_lineage_of_any_depth_is_read_flat(tmp_path: Path, depth: int) 
     }
 
 
-def test_what_looks_like_a_parent_elsewhere_is_no_parent(tmp_path: Path) -> None:
+def test_parent_key_at_other_positions_is_ignored(tmp_path: Path) -> None:
     lineage = {
         "text": 'a "parent": {"x": 1} and \\',
         "list": [{"parent": {"parent": {}}}],
@@ -79,12 +79,12 @@ def test_damage_is_named(tmp_path: Path, content: str, reason: str) -> None:
     assert caught.value.path == tmp_path / "lineage.json"
 
 
-def test_two_parents_in_one_lineage_are_read_as_json_reads_them(tmp_path: Path) -> None:
+def test_last_of_two_parent_keys_is_used(tmp_path: Path) -> None:
     write(tmp_path, '{"parent": {"run_id": "a"}, "parent": {"run_id": "b"}}')
     assert read_lineage_file(tmp_path)["parent"] == {"run_id": "b"}
 
 
-def test_a_newer_major_version_is_refused_and_a_newer_minor_is_read(tmp_path: Path) -> None:
+def test_newer_major_version_is_rejected_and_newer_minor_is_read(tmp_path: Path) -> None:
     newer = {"run_id": "r", "format_version": "1.9", "later": [1]}
     assert read_lineage_file(write(tmp_path, newer)) == newer
     with pytest.raises(
@@ -94,13 +94,13 @@ def test_a_newer_major_version_is_refused_and_a_newer_minor_is_read(tmp_path: Pa
         read_lineage_file(write(tmp_path, {**newer, "format_version": "2.0"}))
 
 
-def test_no_more_is_read_than_allowed(tmp_path: Path) -> None:
+def test_file_over_max_bytes_is_rejected(tmp_path: Path) -> None:
     write(tmp_path, {"a": "b" * 100})
     with pytest.raises(DamagedFileError, match=r"^'.*' is damaged: it has more than 50 bytes$"):
         read_lineage_file(tmp_path, max_bytes=50)
 
 
-def test_a_fault_of_the_disk_is_no_damage(tmp_path: Path) -> None:
+def test_disk_error_is_not_reported_as_damage(tmp_path: Path) -> None:
     (tmp_path / "lineage.json").mkdir()
     with pytest.raises(OSError, match=r"^\[Errno 21\] Is a directory") as caught:
         read_lineage_file(tmp_path)

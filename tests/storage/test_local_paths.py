@@ -9,19 +9,19 @@ from storage.local_paths import check_local_path
 
 
 @pytest.mark.parametrize(
-    "place", ["s3://bucket/run", "gs://b/x", "hf://datasets/a/b", "https://host/f", Path("S3://b")]
+    "value", ["s3://bucket/run", "gs://b/x", "hf://datasets/a/b", "https://host/f", Path("S3://b")]
 )
-def test_a_url_is_refused_where_a_path_is_expected(place: str | Path) -> None:
+def test_url_is_rejected_as_path(value: str | Path) -> None:
     with pytest.raises(ValueError, match=r"^train_file is .*, expected a path of the file system"):
-        check_local_path("train_file", place)
+        check_local_path("train_file", value)
 
 
-@pytest.mark.parametrize("place", ["", "rows.jsonl", "/data/a:b/rows.jsonl", "owner/model", "C:/x"])
-def test_a_path_and_an_id_on_the_hub_are_no_urls(place: str) -> None:
-    check_local_path("train_file", place)
+@pytest.mark.parametrize("value", ["", "rows.jsonl", "/data/a:b/rows.jsonl", "owner/model", "C:/x"])
+def test_paths_and_hub_ids_are_accepted(value: str) -> None:
+    check_local_path("train_file", value)
 
 
-def test_a_storage_root_is_no_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_is_rejected_as_storage_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Previously, it became a folder 's3:' in the working directory."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"^storage is 's3://bucket', expected a path"):

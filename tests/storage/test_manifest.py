@@ -24,18 +24,18 @@ def change(published: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_a_manifest_lists_every_file(published: Path) -> None:
+def test_manifest_lists_each_file(published: Path) -> None:
     expected = ListedFile(5, durable.hash_file(published / "weights"))
     assert read_manifest(published) == {"weights": expected}
 
 
-def test_a_manifest_of_release_0_1_has_no_version(published: Path) -> None:
+def test_manifest_of_release_0_1_without_version_is_read(published: Path) -> None:
     path = published / "manifest.json"
     path.write_text(json.dumps({"files": json.loads(path.read_text())["files"]}))
     verify_directory(published)
 
 
-def test_what_a_newer_minor_version_added_is_ignored(published: Path) -> None:
+def test_keys_of_newer_minor_version_are_ignored(published: Path) -> None:
     files = json.loads((published / "manifest.json").read_text())["files"]
     files["weights"]["blake3"] = "ab"
     change(published, format_version="1.9", files=files, signed_by="ann")
@@ -50,7 +50,7 @@ def test_what_a_newer_minor_version_added_is_ignored(published: Path) -> None:
     [{"format_version": "2.0"}, {"format_version": "1.9", "files": ["weights"]}],
     ids=["newer major", "newer minor with another value"],
 )
-def test_a_manifest_that_only_a_newer_release_reads_is_not_called_damaged(
+def test_manifest_of_newer_release_is_not_reported_as_damaged(
     published: Path, changes: dict[str, Any]
 ) -> None:
     change(published, **changes)
@@ -65,13 +65,13 @@ def test_a_manifest_that_only_a_newer_release_reads_is_not_called_damaged(
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"files": 1}', '{"files": {"weights": {}}}', '{"files": {"w": 7}}']
 )
-def test_a_damaged_manifest_is_named(published: Path, content: str) -> None:
+def test_damaged_manifest_is_named(published: Path, content: str) -> None:
     (published / "manifest.json").write_text(content)
     with pytest.raises(DamagedDirectoryError, match=r"^model: 'manifest\.json' cannot be read: "):
         verify_directory(published)
 
 
-def test_a_folder_without_a_manifest_is_not_whole(published: Path) -> None:
+def test_folder_without_manifest_is_damaged(published: Path) -> None:
     (published / "manifest.json").unlink()
     with pytest.raises(
         DamagedDirectoryError, match=r"^model: 'manifest\.json' cannot be read: No such file"

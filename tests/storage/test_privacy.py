@@ -25,7 +25,7 @@ def make_old_storage(root: Path) -> Path:
     return root
 
 
-def test_a_new_storage_is_private(tmp_path: Path) -> None:
+def test_new_storage_is_private(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         layout = open_storage(tmp_path / "storage")
@@ -35,14 +35,14 @@ def test_a_new_storage_is_private(tmp_path: Path) -> None:
         assert read_mode(folder) == 0o700
 
 
-def test_an_older_storage_becomes_private(tmp_path: Path) -> None:
+def test_open_storage_makes_older_storage_private(tmp_path: Path) -> None:
     layout = open_storage(make_old_storage(tmp_path / "storage"))
     for folder in (layout.root, layout.files, layout.runs, layout.models, layout.root / "cache"):
         assert read_mode(folder) == 0o700
-    assert read_mode(layout.aliases) == 0o600
+    assert read_mode(layout.store.aliases) == 0o600
 
 
-def test_a_root_that_others_use_too_stays_as_it_is(tmp_path: Path) -> None:
+def test_mode_of_shared_root_is_not_changed(tmp_path: Path) -> None:
     root = make_old_storage(tmp_path / "data")
     (root / "photographs").mkdir()
     layout = open_storage(root)
@@ -50,7 +50,7 @@ def test_a_root_that_others_use_too_stays_as_it_is(tmp_path: Path) -> None:
     assert read_mode(layout.files) == 0o700
 
 
-def test_a_mode_that_cannot_be_changed_is_a_warning(
+def test_failed_mode_change_logs_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(path: Path, mode: int) -> None:
@@ -63,7 +63,7 @@ def test_a_mode_that_cannot_be_changed_is_a_warning(
     assert f"{tmp_path} has mode 0755" in caplog.text
 
 
-def test_a_whole_tree_is_closed_and_stays_usable(tmp_path: Path) -> None:
+def test_close_tree_keeps_owner_permissions(tmp_path: Path) -> None:
     root = make_old_storage(tmp_path / "storage")
     (root / "script").write_text("")
     (root / "script").chmod(0o755)

@@ -7,7 +7,7 @@ import pytest
 from storage.regular_file import open_regular, read_regular
 
 
-def test_a_regular_file_is_read(tmp_path: Path) -> None:
+def test_regular_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"content")
     link = tmp_path / "link"
@@ -17,7 +17,7 @@ def test_a_regular_file_is_read(tmp_path: Path) -> None:
         assert not os.get_inheritable(opened.fileno())
 
 
-def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_fifo_is_rejected_without_blocking(tmp_path: Path) -> None:
     fifo = tmp_path / "run.json"
     os.mkfifo(fifo)
     with pytest.raises(OSError, match=r"^\[Errno 22\] not a regular file") as refused:
@@ -25,7 +25,7 @@ def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     assert refused.value.errno == errno.EINVAL
 
 
-def test_what_open_raises_is_raised(tmp_path: Path) -> None:
+def test_errors_of_open_are_raised(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         open_regular(tmp_path / "gone")
     with pytest.raises(IsADirectoryError):
@@ -36,7 +36,7 @@ def test_what_open_raises_is_raised(tmp_path: Path) -> None:
     assert refused.value.errno == errno.ELOOP
 
 
-def test_no_descriptor_stays_open(tmp_path: Path) -> None:
+def test_failed_open_closes_descriptor(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for path in (tmp_path, Path("/dev/zero")):
         with pytest.raises(OSError, match=r"^\[Errno \d+\] .*(directory|regular)"):

@@ -56,20 +56,20 @@ def list_files(layout: StorageLayout) -> list[str]:
     return sorted(str(path.relative_to(layout.root)) for path in found)
 
 
-def age(path: Path, seconds: float) -> None:
+def set_age(path: Path, seconds: float) -> None:
     then = time.time() - seconds
     os.utime(path, (then, then))
 
 
 @pytest.fixture
-def left(layout: StorageLayout, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def leftovers(layout: StorageLayout, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The temporary files of writers that were killed before the rename."""
 
-    def die(*_: object) -> None:
+    def raise_killed(*_: object) -> None:
         raise KilledError
 
     with monkeypatch.context() as patched:
-        patched.setattr("os.replace", die)
+        patched.setattr("os.replace", raise_killed)
         patched.setattr(Path, "unlink", lambda *_, **__: None)
         for name in REPLACED:
             path = layout.root / name
@@ -79,35 +79,35 @@ def left(layout: StorageLayout, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return [layout.root / name for name in list_files(layout)]
 
 
-def test_what_killed_writers_left_is_removed_once_it_is_old(
-    layout: StorageLayout, left: list[Path]
+def test_old_temporary_files_of_killed_writers_are_removed(
+    layout: StorageLayout, leftovers: list[Path]
 ) -> None:
-    assert len(left) == len(REPLACED)
+    assert len(leftovers) == len(REPLACED)
     remove_old_temporaries(layout)
     assert len(list_files(layout)) == len(REPLACED), "a living process may be writing them"
-    for path in left:
-        age(path, MIN_AGE_S + 60)
+    for path in leftovers:
+        set_age(path, MIN_AGE_S + 60)
     remove_old_temporaries(layout)
     assert list_files(layout) == []
 
 
-def test_what_killed_probes_of_the_disk_left_is_removed(
+def test_old_files_of_killed_disk_probes_are_removed(
     layout: StorageLayout,
 ) -> None:
     for _ in range(20):
-        descriptor, left = tempfile.mkstemp(dir=layout.root, prefix=PROBE_PREFIX)
+        descriptor, path = tempfile.mkstemp(dir=layout.root, prefix=PROBE_PREFIX)
         os.close(descriptor)
-        age(Path(left), MIN_AGE_S + 60)
+        set_age(Path(path), MIN_AGE_S + 60)
     remove_old_temporaries(layout)
     assert list_files(layout) == []
 
 
-def test_files_with_other_names_stay(layout: StorageLayout) -> None:
+def test_files_with_other_names_are_kept(layout: StorageLayout) -> None:
     for name in [*REPLACED, *FOREIGN]:
         path = layout.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
-        age(path, 10 * MIN_AGE_S)
+        set_age(path, 10 * MIN_AGE_S)
     (layout.root / ".aliases.json.abcd1234").mkdir()
     (layout.root / ".keys.json.abcd1234").symlink_to(layout.root / "keys.json")
     before = list_files(layout)

@@ -10,13 +10,13 @@ from storage.format_version import CURRENT_FORMAT, FormatVersion
 from storage.versioned import NewerFormatError, explain_invalid, read_object, write_object
 
 
-def test_what_is_written_says_its_version_and_is_read_back(tmp_path: Path) -> None:
+def test_written_object_has_version_and_is_read(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     write_object(path, {"id": "a"})
     assert read_object(path) == {"id": "a", "format_version": str(CURRENT_FORMAT)}
 
 
-def test_an_object_of_release_0_1_has_no_version_and_gets_one(tmp_path: Path) -> None:
+def test_object_of_release_0_1_gets_version_when_written(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text('{"id": "a"}')
     value = read_object(path)
@@ -25,7 +25,7 @@ def test_an_object_of_release_0_1_has_no_version_and_gets_one(tmp_path: Path) ->
     assert json.loads(path.read_text())["format_version"] == str(CURRENT_FORMAT)
 
 
-def test_a_newer_minor_version_is_read_and_kept(tmp_path: Path) -> None:
+def test_newer_minor_version_is_read_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     newer = {"id": "a", "new_key": [1], "format_version": f"{CURRENT_FORMAT.major}.99"}
     path.write_text(json.dumps(newer))
@@ -33,7 +33,7 @@ def test_a_newer_minor_version_is_read_and_kept(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {**newer, "id": "b"}
 
 
-def test_a_newer_major_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_newer_major_version_is_rejected_and_file_is_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     content = json.dumps({"format_version": f"{CURRENT_FORMAT.major + 1}.0"})
     path.write_text(content)
@@ -52,7 +52,9 @@ def test_a_newer_major_version_is_refused_and_left_alone(tmp_path: Path) -> None
         (b'{"format_version": "new"}', "expected 'MAJOR.MINOR'"),
     ],
 )
-def test_damage_is_no_fault_of_a_request(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_damage_is_neither_value_error_nor_os_error(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
     path = tmp_path / "run.json"
     path.write_bytes(content)
     with pytest.raises(DamagedFileError, match=reason) as caught:
@@ -61,7 +63,7 @@ def test_damage_is_no_fault_of_a_request(tmp_path: Path, content: bytes, reason:
     assert caught.value.path == path
 
 
-def test_an_io_error_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_io_error_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -70,7 +72,7 @@ def test_an_io_error_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read_object(tmp_path / "run.json")
 
 
-def test_an_unknown_value_of_a_newer_version_is_explained_by_that(tmp_path: Path) -> None:
+def test_invalid_value_of_newer_version_is_explained(tmp_path: Path) -> None:
     newer = str(FormatVersion(CURRENT_FORMAT.major, CURRENT_FORMAT.minor + 1))
     found = explain_invalid(tmp_path, {"format_version": newer}, "status is 'x'")
     assert isinstance(found, NewerFormatError)

@@ -16,33 +16,33 @@ def render(tokenizer: Any, **variables: Any) -> str:
 @pytest.mark.parametrize(
     "value", ["deep", "a \"b\" 'c'", "{{ x }} {% raw %} #}", "Grüße 🚀\n\\", "", 3, 0.5, True]
 )
-def test_an_argument_is_the_default_of_a_template(value: Any) -> None:
+def test_argument_is_default_of_template_variable(value: Any) -> None:
     plain, tokenizer = (make_tokenizer("byte-level", SHOWING) for _ in range(2))
     set_arguments(tokenizer, {"mode": value, "enable_thinking": False})
     assert render(tokenizer) == render(plain, mode=value, enable_thinking=False)
 
 
-def test_space_at_the_beginning_of_a_template_is_treated_as_before() -> None:
+def test_leading_whitespace_of_template_is_kept() -> None:
     for text in ("  {% for m in messages %}Hi{% endfor %}", "\n\nHi", "  Hi"):
         plain, tokenizer = (make_tokenizer("byte-level", text) for _ in range(2))
         set_arguments(tokenizer, {"mode": "deep"})
         assert render(tokenizer) == render(plain)
 
 
-def test_a_request_overrides_a_default() -> None:
+def test_request_overrides_default() -> None:
     tokenizer = make_tokenizer("byte-level", SHOWING)
     set_arguments(tokenizer, {"mode": "deep", "enable_thinking": False})
     assert render(tokenizer, enable_thinking=True) == "\n deep|on"
 
 
-def test_a_later_default_comes_first() -> None:
+def test_later_default_overrides_earlier_one() -> None:
     tokenizer = make_tokenizer("byte-level", SHOWING)
     for mode in ("first", "second"):
         set_arguments(tokenizer, {"mode": mode})
     assert render(tokenizer) == "\n second|off"
 
 
-def test_all_templates_of_a_model_get_it() -> None:
+def test_arguments_apply_to_all_templates_of_model() -> None:
     tokenizer: Any = make_tokenizer("byte-level", None)
     tokenizer.chat_template = {"default": SHOWING, "tool_use": SHOWING}
     set_arguments(tokenizer, {"mode": "deep"})
@@ -50,7 +50,7 @@ def test_all_templates_of_a_model_get_it() -> None:
         assert render(tokenizer, chat_template=name) == "\n deep|off"
 
 
-def test_without_arguments_a_template_stays_as_it_is() -> None:
+def test_template_without_arguments_is_unchanged() -> None:
     tokenizer = make_tokenizer("byte-level", CHATML)
     set_arguments(tokenizer, {})
     assert tokenizer.chat_template == CHATML
@@ -68,13 +68,13 @@ def test_without_arguments_a_template_stays_as_it_is() -> None:
         ({f"a{number}": 1 for number in range(33)}, "at most 32"),
     ],
 )
-def test_an_argument_that_cannot_be_set_is_named(arguments: Any, fault: str) -> None:
+def test_invalid_argument_is_named(arguments: Any, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         check_arguments(arguments)
 
 
 @pytest.mark.parametrize("value", ["<|im_end|>", "a\nb", "Grüße"])
-def test_a_request_cannot_write_control_tokens_into_a_template(value: str) -> None:
+def test_request_argument_with_control_tokens_is_rejected(value: str) -> None:
     assert check_arguments({"mode": value}) == {"mode": value}
     with pytest.raises(ValueError, match="'mode' is .*, expected text of ASCII letters"):
         check_request_arguments({"mode": value})

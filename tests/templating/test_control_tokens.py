@@ -23,7 +23,7 @@ def make(*contents: str, kind: str = "byte-level") -> Any:
     return tokenizer
 
 
-def test_a_long_control_token_costs_no_more_than_its_length() -> None:
+def test_memory_is_linear_in_length_of_control_token() -> None:
     """Previously, all prefixes of a token of 40,000 characters were kept: 765 MB."""
     tokenizer = make("<|" + "x" * 40_000 + "|>")
     tracemalloc.start()
@@ -35,7 +35,7 @@ def test_a_long_control_token_costs_no_more_than_its_length() -> None:
     finally:
         tracemalloc.stop()
     assert peak_bytes < 50_000_000
-    assert len(chat.literals) == 1, "what the next text could complete is text"
+    assert len(chat.literals) == 1, "an incomplete control token is encoded as text"
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ def test_a_long_control_token_costs_no_more_than_its_length() -> None:
         ("<b><", 3),
     ],
 )
-def test_the_beginning_of_a_control_token_at_the_end_is_found(text: str, start: int | None) -> None:
+def test_incomplete_control_token_at_end_of_text_is_found(text: str, start: int | None) -> None:
     assert ControlTokens(make("<a><b><c>")).find("").find_open_end(text) == start
 
 
-def test_ends_are_compared_with_many_long_tokens_quickly() -> None:
+def test_end_of_text_is_compared_with_many_tokens_quickly() -> None:
     tokens = (f"<|{'x' * 200}{number:06}|>" for number in range(3_000))
     control = ControlTokens(make(*tokens)).find("")
     started = time.process_time()
@@ -68,18 +68,18 @@ def test_ends_are_compared_with_many_long_tokens_quickly() -> None:
     assert time.process_time() - started < 0.5
 
 
-def test_threads_compile_the_control_tokens_of_a_template_once(
+def test_threads_compile_control_tokens_of_template_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Previously, with 80,000 tokens each of several first chats took 2.6 s and 129 MB."""
     compiled: list[tuple[str, ...]] = []
     num_threads = 8
-    ready, meeting = threading.Barrier(num_threads), threading.Barrier(2)
+    ready, second_compiler = threading.Barrier(num_threads), threading.Barrier(2)
 
     def count(words: Iterable[str]) -> Pattern[str]:
         compiled.append(tuple(words))
         with suppress(threading.BrokenBarrierError):
-            meeting.wait(timeout=0.2)  # until a second thread compiles at the same time
+            second_compiler.wait(timeout=0.2)  # until a second thread compiles at the same time
         return match_any(compiled[-1])
 
     monkeypatch.setattr("templating.control_tokens.match_any", count)
@@ -95,12 +95,12 @@ def test_threads_compile_the_control_tokens_of_a_template_once(
     for thread in threads:
         thread.join()
     assert compiled
-    assert len(compiled) == len(set(compiled)), "one of them was compiled twice"
+    assert len(compiled) == len(set(compiled)), "control tokens were compiled twice"
     found.find(CHATML + "{# another template #}")
-    assert len(compiled) == len(set(compiled)), "templates share the tokens that all have"
+    assert len(compiled) == len(set(compiled)), "templates share the tokens of the model"
 
 
-def test_messages_with_control_tokens_cost_little_where_there_are_many() -> None:
+def test_messages_with_many_control_tokens_are_protected_quickly() -> None:
     """Previously, each token that is also in the vocabulary was searched for in each message."""
     tokenizer = make(*(f"<|{number}|>" for number in range(5_000)), kind="unigram")
     text = LiteralText(tokenizer)

@@ -11,7 +11,7 @@ from templating.literal_text import LiteralText
 from templating.text_pieces import EncodedText
 from tests.tokenizer_kinds import CHATML, KINDS, MARKUP, SPECIAL, TEMPLATES, make_tokenizer
 
-KEPT = cache(make_tokenizer)
+make_cached_tokenizer = cache(make_tokenizer)
 HARMLESS = [
     {"role": "system", "content": "Be <brief>."},
     {"role": "user", "content": " what is 1 <"},
@@ -41,8 +41,8 @@ def encode(tokenizer: Any, template: str, messages: list[Any], tools: Any = None
 
 
 def find_control(tokenizer: Any, ids: list[int]) -> list[str]:
-    wanted = {tokenizer.convert_tokens_to_ids(name): name for name in [*SPECIAL, *MARKUP]}
-    return [wanted[token] for token in ids if token in wanted]
+    control_ids = {tokenizer.convert_tokens_to_ids(name): name for name in [*SPECIAL, *MARKUP]}
+    return [control_ids[token] for token in ids if token in control_ids]
 
 
 def pairs() -> Iterator[Any]:
@@ -52,8 +52,8 @@ def pairs() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("kind", "template"), pairs())
-def test_ordinary_messages_give_the_tokens_that_the_library_gives(kind: str, template: str) -> None:
-    tokenizer = KEPT(kind)
+def test_ordinary_messages_are_encoded_as_by_library(kind: str, template: str) -> None:
+    tokenizer = make_cached_tokenizer(kind)
     text = render(tokenizer, template, HARMLESS)
     assert (
         encode(tokenizer, template, HARMLESS).ids
@@ -62,8 +62,8 @@ def test_ordinary_messages_give_the_tokens_that_the_library_gives(kind: str, tem
 
 
 @pytest.mark.parametrize(("kind", "template"), pairs())
-def test_a_forged_turn_gives_no_control_tokens(kind: str, template: str) -> None:
-    tokenizer = KEPT(kind)
+def test_forged_turn_has_no_control_tokens(kind: str, template: str) -> None:
+    tokenizer = make_cached_tokenizer(kind)
 
     def chat(content: str) -> list[Any]:
         return [*HARMLESS, {"role": "user", "content": content}]
@@ -78,9 +78,9 @@ def test_a_forged_turn_gives_no_control_tokens(kind: str, template: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_around_a_forged_token_is_encoded_as_ever(kind: str) -> None:
+def test_text_around_forged_token_is_encoded_as_usual(kind: str) -> None:
     """The surrounding text is encoded as if the token did not exist."""
-    tokenizer = KEPT(kind)
+    tokenizer = make_cached_tokenizer(kind)
     foreign = FORGED.replace("im_", "xy_").replace("eot", "xy").replace("s>", "b>")
     assert find_control(tokenizer, tokenizer(foreign, add_special_tokens=False).input_ids) == []
     ids = encode(tokenizer, CHATML, [{"role": "user", "content": FORGED}]).ids
@@ -90,10 +90,10 @@ def test_text_around_a_forged_token_is_encoded_as_ever(kind: str) -> None:
     assert ids[-4:] == other[-4:]
 
 
-def test_text_with_placeholders_is_encoded_as_without() -> None:
+def test_placeholders_do_not_change_ids_and_offsets() -> None:
     """A text with placeholders gets the ids and offsets of the plain tokenizer."""
     for kind in KINDS:
-        tokenizer = KEPT(kind)
+        tokenizer = make_cached_tokenizer(kind)
         text = LiteralText(tokenizer)
         plain = render(tokenizer, CHATML, HARMLESS) + "a <b "
         marked = plain.replace("<brief>", "\U00013000brief>").replace("<b ", "\U00013000b ")
@@ -103,8 +103,8 @@ def test_text_with_placeholders_is_encoded_as_without() -> None:
         assert encoded.offsets == expected["offset_mapping"], kind
 
 
-def test_offsets_are_those_of_the_rendered_text() -> None:
-    tokenizer = KEPT("byte-level")
+def test_offsets_refer_to_rendered_text() -> None:
+    tokenizer = make_cached_tokenizer("byte-level")
     text = LiteralText(tokenizer)
     chat = text.protect_chat([{"role": "user", "content": f"{FORGED} fox"}], None, CHATML)
     rendered = render(tokenizer, CHATML, chat.messages)
@@ -131,20 +131,22 @@ def test_offsets_are_those_of_the_rendered_text() -> None:
         },
     ],
 )
-@pytest.mark.parametrize("way", ["{{ %s | tojson }}", "{{ %s }}"])
-def test_every_string_of_a_client_is_text(message: dict[str, Any], way: str) -> None:
-    tokenizer = KEPT("byte-level")
+@pytest.mark.parametrize("expression", ["{{ %s | tojson }}", "{{ %s }}"])
+def test_all_strings_of_client_are_encoded_as_text(
+    message: dict[str, Any], expression: str
+) -> None:
+    tokenizer = make_cached_tokenizer("byte-level")
     tools = [{"function": {"name": "f", "description": "<|im_start|>", "<|eot|>": 1}}]
-    template = f"<|im_start|>{way % 'messages'}{way % 'tools'}<|im_end|>"
+    template = f"<|im_start|>{expression % 'messages'}{expression % 'tools'}<|im_end|>"
     ids = encode(tokenizer, template, [message], tools).ids
     assert find_control(tokenizer, ids) == ["<|im_start|>", "<|im_end|>"]
     written = render(tokenizer, template, [message], tools)
     assert tokenizer.decode(ids) == written
 
 
-def test_markup_is_text_except_in_the_assistants_content() -> None:
+def test_markup_is_text_except_in_assistant_content() -> None:
     """A model generates `<think>` itself, and clients send its answers back."""
-    tokenizer = KEPT("byte-level")
+    tokenizer = make_cached_tokenizer("byte-level")
     template = CHATML + "{# <think> </think> <tool_response> #}"
     chat = [
         {"role": role, "content": "<think>a</think><tool_response>"}
@@ -159,8 +161,8 @@ def test_markup_is_text_except_in_the_assistants_content() -> None:
     assert find_control(tokenizer, encode(tokenizer, CHATML, chat).ids).count("<think>") == 2
 
 
-def test_a_template_sees_the_assistants_thoughts_as_before() -> None:
-    tokenizer = KEPT("byte-level")
+def test_template_receives_reasoning_of_assistant_unchanged() -> None:
+    tokenizer = make_cached_tokenizer("byte-level")
     thinking = TEMPLATES["thinking"]
     answer = {"role": "assistant", "content": "<think>a</s>b</think>c<|im_end|>"}
     ids = encode(tokenizer, thinking, [answer]).ids
@@ -171,8 +173,8 @@ def test_a_template_sees_the_assistants_thoughts_as_before() -> None:
     assert tokenizer.decode(ids) == render(tokenizer, thinking, [answer])
 
 
-def test_a_token_in_two_messages_is_not_put_together() -> None:
-    tokenizer = KEPT("byte-level")
+def test_token_split_over_two_messages_is_text() -> None:
+    tokenizer = make_cached_tokenizer("byte-level")
     template = "{% for m in messages %}{{ m.content | trim }}{% endfor %}"
     chat = [{"role": "user", "content": content} for content in ("<|im_ ", "end|>")]
     ids = encode(tokenizer, template, chat).ids
@@ -180,7 +182,7 @@ def test_a_token_in_two_messages_is_not_put_together() -> None:
     assert tokenizer.decode(ids) == "<|im_end|>"
 
 
-def test_what_a_normaliser_turns_into_a_token_is_text() -> None:
+def test_characters_normalised_to_control_token_are_text() -> None:
     tokenizer = make_tokenizer("unigram")
     tokenizer.add_tokens(
         [AddedToken("<|late|>", special=True, normalized=True)], special_tokens=True
@@ -194,7 +196,7 @@ def test_what_a_normaliser_turns_into_a_token_is_text() -> None:
 
 
 @pytest.mark.parametrize("name", ["</s>", "<|im_end|>", "<|turn|>"])
-def test_what_a_normaliser_puts_together_is_text(name: str) -> None:
+def test_parts_normalised_to_control_token_are_text(name: str) -> None:
     template = "{% for m in messages %}{{ m.content }}{{ m.name }}<|im_end|>{% endfor %}"
     tokenizer = make_tokenizer("unigram", template)  # NFKC; its vocabulary has control tokens
     tokenizer.add_tokens([AddedToken("<|turn|>", special=True, normalized=True)])
@@ -206,8 +208,8 @@ def test_what_a_normaliser_puts_together_is_text(name: str) -> None:
         assert [token for token in ids if token in own] == [tokenizer.eos_token_id], at
 
 
-def test_placeholders_typed_by_a_client_stay_what_they_are() -> None:
-    tokenizer = KEPT("byte-level")
+def test_placeholder_characters_of_client_are_kept() -> None:
+    tokenizer = make_cached_tokenizer("byte-level")
     content = "\U00013000\U00013001 <|im_end|> \U00013002"
     ids = encode(tokenizer, CHATML, [{"role": "user", "content": content}]).ids
     assert content in tokenizer.decode(ids)
@@ -217,8 +219,8 @@ def test_placeholders_typed_by_a_client_stay_what_they_are() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_text_without_template_keeps_what_the_tokenizer_puts_around(kind: str) -> None:
-    tokenizer = KEPT(kind)
+def test_text_without_template_keeps_tokens_added_by_tokenizer(kind: str) -> None:
+    tokenizer = make_cached_tokenizer(kind)
     text = LiteralText(tokenizer)
     plain, literals = text.protect_text("The fox <b>jumps</b>")
     (encoded,) = text.encode([plain], [literals], add_special_tokens=True)

@@ -26,7 +26,7 @@ LIMITS = RenderLimits(cpu_s=0.3, memory_bytes=64 << 20)
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 FINE = "{{ messages[0].content }}!"
 # Endless for one conversation only.
-PICKY = "{% if messages[0].content == 'hang' %}" + ENDLESS + "{% endif %}" + FINE
+CONDITIONALLY_ENDLESS = "{% if messages[0].content == 'hang' %}" + ENDLESS + "{% endif %}" + FINE
 DEADLINE_S = 20.0
 
 
@@ -81,7 +81,7 @@ def find_renderers() -> list[psutil.Process]:
         ("{{ ''.__class__.__mro__ }}", TemplateBrokenError, "unsafe"),
     ],
 )
-def test_what_a_template_may_not_do_is_an_error(
+def test_forbidden_operation_of_template_raises_error(
     template: str, error: type[TemplatingError], message: str, opened: list[Any]
 ) -> None:
     renderer = open_one(opened, template)
@@ -89,8 +89,8 @@ def test_what_a_template_may_not_do_is_an_error(
         asyncio.run(renderer.render(job()))
 
 
-def test_the_process_is_replaced_after_it_was_killed(opened: list[Any]) -> None:
-    renderer = open_one(opened, PICKY)
+def test_killed_render_process_is_replaced(opened: list[Any]) -> None:
+    renderer = open_one(opened, CONDITIONALLY_ENDLESS)
 
     async def scenario() -> None:
         for _ in range(2):
@@ -101,7 +101,7 @@ def test_the_process_is_replaced_after_it_was_killed(opened: list[Any]) -> None:
     asyncio.run(scenario())
 
 
-def test_one_models_template_delays_no_other(opened: list[Any]) -> None:
+def test_template_does_not_delay_other_models(opened: list[Any]) -> None:
     endless = open_one(opened, ENDLESS, RenderLimits(cpu_s=30))
     fine = open_one(opened, FINE)
 
@@ -120,8 +120,8 @@ def test_one_models_template_delays_no_other(opened: list[Any]) -> None:
     asyncio.run(scenario())
 
 
-def test_cancelling_kills_what_is_rendered(opened: list[Any]) -> None:
-    renderer = open_one(opened, PICKY, RenderLimits(cpu_s=30))
+def test_cancellation_kills_render_process(opened: list[Any]) -> None:
+    renderer = open_one(opened, CONDITIONALLY_ENDLESS, RenderLimits(cpu_s=30))
 
     async def scenario() -> None:
         with pytest.raises(TimeoutError):
@@ -136,7 +136,7 @@ def test_cancelling_kills_what_is_rendered(opened: list[Any]) -> None:
     asyncio.run(scenario())
 
 
-def test_closing_ends_what_is_rendered(opened: list[Any]) -> None:
+def test_close_ends_pending_renderings(opened: list[Any]) -> None:
     renderer = open_one(opened, ENDLESS, RenderLimits(cpu_s=30))
     renderer.start()
 
@@ -153,7 +153,7 @@ def test_closing_ends_what_is_rendered(opened: list[Any]) -> None:
     asyncio.run(scenario())
 
 
-def test_a_process_killed_from_outside_is_no_fault_of_the_template(opened: list[Any]) -> None:
+def test_externally_killed_process_raises_process_error(opened: list[Any]) -> None:
     renderer = open_one(opened, FINE)
     before = {one.pid for one in find_renderers()} if render_fork_server._process else set()
     renderer.start()
@@ -168,15 +168,15 @@ def test_a_process_killed_from_outside_is_no_fault_of_the_template(opened: list[
     asyncio.run(scenario())
 
 
-def test_long_messages_and_odd_characters_arrive_whole(opened: list[Any]) -> None:
+def test_long_messages_and_unusual_characters_are_preserved(opened: list[Any]) -> None:
     renderer = open_one(opened, FINE)
     content = "Grüße 你好 🙂 \ud800 \x00" + "x" * 3_000_000
     assert asyncio.run(renderer.render(job(content))).text == f"{content}!"
 
 
-def test_many_in_a_row_come_in_order_with_refusals_in_place(opened: list[Any]) -> None:
-    refusing = "{% if messages[0].content == '3' %}{{ raise_exception('odd') }}{% endif %}" + FINE
-    renderer = BatchRenderer(ChatTemplates((refusing,), {}), LIMITS)
+def test_batch_results_keep_order_with_rejections(opened: list[Any]) -> None:
+    rejecting = "{% if messages[0].content == '3' %}{{ raise_exception('odd') }}{% endif %}" + FINE
+    renderer = BatchRenderer(ChatTemplates((rejecting,), {}), LIMITS)
     opened.append(renderer)
     renderer.send([job(str(number)) for number in range(6)])
     found = list(renderer.receive(6))
@@ -191,7 +191,7 @@ TURNS = (
 )
 
 
-def talk(num_answers: int, template: str, opened: list[Any], **fields: Any) -> Any:
+def render_conversation(num_answers: int, template: str, opened: list[Any], **fields: Any) -> Any:
     """Render a conversation with the prompts of all its answers."""
     messages = [
         {"role": role, "content": f"{role} {number}"}
@@ -213,8 +213,8 @@ def cut_answer(found: Any, number: int) -> str:
     return str(whole[turn.start :])
 
 
-def test_answers_are_found_by_what_they_add_to_the_prompt(opened: list[Any]) -> None:
-    found = talk(3, TURNS, opened)
+def test_answers_are_found_by_text_after_prompt(opened: list[Any]) -> None:
+    found = render_conversation(3, TURNS, opened)
     assert [cut_answer(found, number) for number in range(3)] == [
         f"assistant {number}\n" for number in range(3)
     ]
@@ -223,52 +223,52 @@ def test_answers_are_found_by_what_they_add_to_the_prompt(opened: list[Any]) -> 
         assert found.text[: turn.prompt.num_shared].endswith("<assistant>")
 
 
-def test_a_prompt_that_is_rewritten_later_is_told_as_it_is(opened: list[Any]) -> None:
+def test_rewritten_prompt_is_returned_as_rendered(opened: list[Any]) -> None:
     rewriting = "{% if messages | length > 2 %}long{% endif %}" + TURNS
-    found = talk(2, rewriting, opened)
+    found = render_conversation(2, rewriting, opened)
     assert found.turns[0].prompt == (0, "<user>user 0\n<assistant>")
     assert cut_answer(found, 0) == "assistant 0\n"
     assert found.turns[1].prompt.rest == ""
 
 
-def test_an_answer_is_found_behind_what_only_the_prompt_has(opened: list[Any]) -> None:
-    begun = TURNS.replace("<assistant>{% endif %}", "<assistant><think>{% endif %}")
-    found = talk(2, begun, opened)
+def test_answer_is_found_after_text_that_only_prompt_has(opened: list[Any]) -> None:
+    opened_reasoning = TURNS.replace("<assistant>{% endif %}", "<assistant><think>{% endif %}")
+    found = render_conversation(2, opened_reasoning, opened)
     assert [turn.prompt.rest for turn in found.turns] == ["<think>", "<think>"]
     assert [cut_answer(found, number) for number in range(2)] == ["assistant 0\n", "assistant 1\n"]
 
 
-def test_an_answer_in_a_conversation_that_is_all_rewritten_is_found_by_its_content(
+def test_answer_in_rewritten_conversation_is_found_by_content(
     opened: list[Any],
 ) -> None:
     rewriting = "{% for m in messages %}{{ loop.revindex }}{{ m.content }}{% endfor %}"
-    found = talk(2, rewriting, opened)
+    found = render_conversation(2, rewriting, opened)
     assert [cut_answer(found, number) for number in range(2)] == ["assistant 0", "assistant 1"]
 
 
-def test_an_answer_that_is_not_written_is_not_found(opened: list[Any]) -> None:
+def test_unrendered_answer_is_not_found(opened: list[Any]) -> None:
     rewriting = "{{ messages | length }}{% for m in messages if m.role == 'user' %}x{% endfor %}"
-    assert [turn.start for turn in talk(2, rewriting, opened).turns] == [None, None]
+    assert [turn.start for turn in render_conversation(2, rewriting, opened).turns] == [None, None]
 
 
-def test_marked_blocks_are_told_for_each_answer(opened: list[Any]) -> None:
+def test_marked_blocks_are_returned_for_each_answer(opened: list[Any]) -> None:
     marked = TURNS.replace(
         "{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}", 1
     )
-    found = talk(2, marked, opened, with_blocks=True)
+    found = render_conversation(2, marked, opened, with_blocks=True)
     first, second = (found.turns[number].blocks[-1] for number in range(2))
     assert found.text[slice(*first)] == "assistant 0"
     assert found.text[slice(*second)] == "assistant 1"
 
 
-def test_prompts_that_are_too_long_together_are_refused(opened: list[Any]) -> None:
+def test_prompts_over_total_length_limit_are_rejected(opened: list[Any]) -> None:
     growing = "{{ 'x' * 400000 }}{{ messages | length }}" + TURNS
     assert "set learned_turns to 'last'" in str(
-        talk(4, "{{ messages | length }}" + growing, opened)
+        render_conversation(4, "{{ messages | length }}" + growing, opened)
     )
 
 
-def test_arguments_of_calls_are_text_where_a_template_takes_no_objects(opened: list[Any]) -> None:
+def test_call_arguments_are_text_if_template_expects_text(opened: list[Any]) -> None:
     call = {"function": {"name": "count", "arguments": {"day": "Monday"}}}
     messages = [{"role": "assistant", "tool_calls": [call]}]
     template = "{% for m in messages %}{{ 'a' + m.tool_calls[0].function.arguments }}{% endfor %}"
@@ -276,20 +276,20 @@ def test_arguments_of_calls_are_text_where_a_template_takes_no_objects(opened: l
     assert asyncio.run(renderer.render(job(messages=messages))).text == 'a{"day": "Monday"}'
 
 
-def test_content_is_parts_for_a_template_that_reads_nothing_else(opened: list[Any]) -> None:
+def test_content_is_parts_if_template_expects_parts(opened: list[Any]) -> None:
     parts = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
     assert asyncio.run(open_one(opened, parts).render(job("fox"))).text == "fox"
 
 
-def test_variables_of_a_conversation_reach_the_template(opened: list[Any]) -> None:
+def test_variables_of_conversation_are_passed_to_template(opened: list[Any]) -> None:
     renderer = open_one(opened, "{{ enable_thinking }}")
     found = asyncio.run(renderer.render(job(variables={"enable_thinking": False})))
     assert found.text == "False"
 
 
-def test_a_beginning_that_the_template_refuses_is_refused(opened: list[Any]) -> None:
-    picky = "{% if messages | length == 3 %}{{ raise_exception('odd') }}{% endif %}" + TURNS
-    assert str(talk(3, picky, opened)) == "odd"
+def test_prefix_rejected_by_template_is_rejected(opened: list[Any]) -> None:
+    strict = "{% if messages | length == 3 %}{{ raise_exception('odd') }}{% endif %}" + TURNS
+    assert str(render_conversation(3, strict, opened)) == "odd"
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_shared_characters_are_counted(first: str, second: str, shared: int) -> 
     assert count_shared(first, second) == count_shared(second, first) == shared
 
 
-def test_a_conversation_that_is_too_large_to_read_exceeds_the_limit(opened: list[Any]) -> None:
+def test_too_large_conversation_exceeds_memory_limit(opened: list[Any]) -> None:
     """It is not mistaken for an ended process, and later conversations are rendered."""
     renderer = open_one(opened, FINE, RenderLimits(memory_bytes=16 << 20))
     for content in ("x" * 40_000_000, "\U0001d518" * 3_000_000):
@@ -309,7 +309,7 @@ def test_a_conversation_that_is_too_large_to_read_exceeds_the_limit(opened: list
     assert asyncio.run(renderer.render(job())).text == "fox!"
 
 
-def test_a_process_that_ends_while_it_is_sent_conversations_exceeded_no_limit(
+def test_process_that_ends_during_send_raises_process_error(
     opened: list[Any],
 ) -> None:
     before = {one.pid for one in find_renderers()} if render_fork_server._process else set()
@@ -324,14 +324,14 @@ def test_a_process_that_ends_while_it_is_sent_conversations_exceeded_no_limit(
     killing.join()
 
 
-def test_the_marked_blocks_are_told(opened: list[Any]) -> None:
+def test_marked_blocks_are_returned(opened: list[Any]) -> None:
     marked = "a{% generation %}bc{% endgeneration %}d"
     renderer = open_one(opened, marked)
     rendering = asyncio.run(renderer.render(job(with_blocks=True)))
     assert (rendering.text, rendering.blocks) == ("abcd", [(1, 3)])
 
 
-def test_a_template_that_is_slow_for_every_conversation_is_stopped(opened: list[Any]) -> None:
+def test_template_over_mean_time_limit_is_stopped(opened: list[Any]) -> None:
     slow = "{% for i in range(99999) %}{% endfor %}" * 3
     limits = RenderLimits(cpu_s=0.3, mean_cpu_s=0.0001)
     renderer = BatchRenderer(ChatTemplates((slow,), {}), limits)
@@ -341,7 +341,7 @@ def test_a_template_that_is_slow_for_every_conversation_is_stopped(opened: list[
         list(renderer.receive(1000))
 
 
-def test_a_fork_server_that_has_ended_is_started_again() -> None:
+def test_ended_fork_server_is_restarted() -> None:
     server = RenderForkServer()
     for _ in range(2):
         connection, process = server.fork()
@@ -353,26 +353,26 @@ def test_a_fork_server_that_has_ended_is_started_again() -> None:
     server._discard()
 
 
-def test_renderers_end_with_their_client() -> None:
+def test_render_process_ends_with_its_client() -> None:
     server = RenderForkServer()
     connection, process = server.fork()
     assert server._process is not None
     (renderer,) = psutil.Process(server._process.pid).children()
     connection.close()
-    give_up = time.monotonic() + DEADLINE_S
-    while renderer.is_running() and time.monotonic() < give_up:
+    deadline = time.monotonic() + DEADLINE_S
+    while renderer.is_running() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not renderer.is_running()
     os.close(process)
     server._discard()
 
 
-def test_a_process_that_ends_before_its_first_conversation_exceeded_no_limit(
+def test_process_that_ends_before_first_conversation_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fork() -> tuple[socket.socket, int]:
-        connection, there = socket.socketpair()
-        there.close()
+        connection, peer = socket.socketpair()
+        peer.close()
         return connection, os.pidfd_open(child.pid)
 
     with subprocess.Popen(["sleep", "60"]) as child:

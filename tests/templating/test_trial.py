@@ -23,7 +23,7 @@ def write(directory: Path, template: object) -> Path:
         ("x" * 1_000_001, "a chat template has 1,000,001 characters, expected at most 1,000,000"),
     ],
 )
-def test_a_template_that_cannot_be_used_is_named(
+def test_unusable_template_is_rejected_with_reason(
     template: object, reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=reason):
@@ -40,17 +40,17 @@ def test_a_template_that_cannot_be_used_is_named(
     "template",
     ["{{ bos_token + messages[0].content }}", "{{ raise_exception('tools only') }}", None],
 )
-def test_other_models_pass(template: str | None, tmp_path: Path) -> None:
+def test_usable_templates_are_accepted(template: str | None, tmp_path: Path) -> None:
     try_chat_template(write(tmp_path, template), LIMITS)
 
 
-def test_settings_that_are_no_settings_are_named(tmp_path: Path) -> None:
+def test_invalid_tokenizer_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("[1]")
     with pytest.raises(ValueError, match="tokenizer_config.json holds a list"):
         try_chat_template(tmp_path)
 
 
-def test_only_so_many_templates_are_tried(tmp_path: Path) -> None:
+def test_number_of_templates_is_limited(tmp_path: Path) -> None:
     folder = tmp_path / "additional_chat_templates"
     folder.mkdir()
     for number in range(20):
@@ -59,7 +59,7 @@ def test_only_so_many_templates_are_tried(tmp_path: Path) -> None:
         try_chat_template(tmp_path)
 
 
-def test_a_large_map_of_special_tokens_is_not_parsed(tmp_path: Path) -> None:
+def test_too_large_special_tokens_map_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "special_tokens_map.json").write_text('{"a": [' + "[]," * 1_000_000 + "[]]}")
     with pytest.raises(ValueError, match="expected at most 1,048,576"):
         try_chat_template(tmp_path)

@@ -33,7 +33,7 @@ def model(tmp_path: Path, tiny_model: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", [f"vocab-{name}" for name in WORD_PIECE_CLASSES])
-def test_a_stored_model_has_no_other_file_read_as_its_vocabulary(
+def test_stored_model_cannot_read_foreign_vocabulary_file(
     name: str, model: Path, tmp_path: Path
 ) -> None:
     secret = tmp_path / "secret"
@@ -46,7 +46,7 @@ def test_a_stored_model_has_no_other_file_read_as_its_vocabulary(
         assert not watch.was_opened()
 
 
-def test_a_stored_model_that_could_hang_the_queue_is_refused(model: Path) -> None:
+def test_stored_model_with_slow_pattern_is_rejected(model: Path) -> None:
     pattern = {"type": "Replace", "pattern": {"Regex": "(a|a)*bb"}, "content": ""}
     change_object(model / "tokenizer.json", normalizer=pattern)
     durable.seal_directory(model)
@@ -54,7 +54,7 @@ def test_a_stored_model_that_could_hang_the_queue_is_refused(model: Path) -> Non
         load_tokenizer(str(model))
 
 
-def test_a_tokenizer_that_panics_is_an_unknown_model(model: Path) -> None:
+def test_tokenizer_panic_raises_unknown_model_error(model: Path) -> None:
     """A panic is no `Exception`, so that previously it ended the queue's loop."""
     charsmap = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
     change_object(model / "tokenizer.json", normalizer=charsmap)
@@ -64,7 +64,7 @@ def test_a_tokenizer_that_panics_is_an_unknown_model(model: Path) -> None:
             load_tokenizer(str(model))
 
 
-def test_a_stored_model_is_read_as_transformers_reads_it(model: Path) -> None:
+def test_stored_model_loads_as_in_transformers(model: Path) -> None:
     change_object(model / "config.json", attn_implementation="someone/kernel")
     named = {
         "tokens": open_tokenizer(str(model))("Hello fox")["input_ids"],
@@ -83,7 +83,7 @@ def test_a_stored_model_is_read_as_transformers_reads_it(model: Path) -> None:
     assert load_config(str(model)).name_or_path == str(model)
 
 
-def test_a_folder_that_a_user_names_may_have_an_older_tokenizer(model: Path) -> None:
+def test_folder_of_user_may_have_slow_tokenizer(model: Path) -> None:
     made = json.loads((model / "tokenizer.json").read_text())
     (model / "tokenizer.json").unlink()
     (model / "vocab.json").write_text(json.dumps(made["model"]["vocab"]))
@@ -93,14 +93,14 @@ def test_a_folder_that_a_user_names_may_have_an_older_tokenizer(model: Path) -> 
     assert load_tokenizer(str(model)).eos_token == "<|im_end|>"
 
 
-def test_a_base_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_base_model_is_named(tmp_path: Path) -> None:
     for load in (load_tokenizer, load_config, find_context_length):
         with pytest.raises(UnknownModelError, match="'gone' is neither the folder of a Hugging"):
             load(str(tmp_path / "gone"))
     assert load_generation_config(str(tmp_path / "gone")) is None
 
 
-def test_the_revision_of_a_model_on_the_hub_is_its_commit(
+def test_revision_of_hub_model_is_its_commit(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
@@ -114,7 +114,7 @@ def test_the_revision_of_a_model_on_the_hub_is_its_commit(
         find_revision("someone/other")
 
 
-def test_the_revision_of_a_folder_is_a_hash_of_its_files(model: Path) -> None:
+def test_revision_of_folder_is_hash_of_files(model: Path) -> None:
     plain = find_revision(str(model))
     durable.seal_directory(model)
     sealed = find_revision(str(model))

@@ -47,7 +47,7 @@ def find_oversized(steps: EpochPlan, plan: BatchPlan, lengths: Lengths) -> list[
 
 
 @pytest.mark.parametrize("plan", iterate_plans(), ids=str)
-def test_every_row_is_seen_exactly_once_an_epoch(plan: BatchPlan) -> None:
+def test_each_row_is_used_once_per_epoch(plan: BatchPlan) -> None:
     for epoch in range(3):
         steps = plan_epoch(LENGTHS, plan, epoch)
         assert Counter(row for step in steps for row in step.rows) == Counter(range(len(LENGTHS)))
@@ -58,7 +58,7 @@ def test_every_row_is_seen_exactly_once_an_epoch(plan: BatchPlan) -> None:
 
 
 @pytest.mark.parametrize("plan", iterate_plans(), ids=str)
-def test_every_micro_batch_is_within_the_limits(plan: BatchPlan) -> None:
+def test_micro_batches_respect_limits(plan: BatchPlan) -> None:
     for num_rows, seed in product((1, 5, 40, 211), range(10)):
         lengths = make_lengths(num_rows, longest=256, seed=seed)
         steps = plan_epoch(lengths, replace(plan, seed=seed), 0)
@@ -66,7 +66,7 @@ def test_every_micro_batch_is_within_the_limits(plan: BatchPlan) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_left_over_is_shared_out_within_the_limits(layout: BatchLayout) -> None:
+def test_remaining_rows_are_distributed_within_limits(layout: BatchLayout) -> None:
     """With one long row and many short ones, a share of the last round still fits a micro batch."""
     lengths = np.array([100] * 2 + [2] * 60, dtype=np.int32)
     for num_shares, seed in product((3, 4, 8), range(20)):
@@ -75,16 +75,16 @@ def test_what_is_left_over_is_shared_out_within_the_limits(layout: BatchLayout) 
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_all_workers_get_equally_many_and_together_the_whole_step(world_size: int) -> None:
+def test_step_is_dealt_evenly_and_completely(world_size: int) -> None:
     for plan in iterate_plans():
         for step in plan_epoch(LENGTHS, plan, 0):
             dealt = [step.deal(rank, world_size) for rank in range(world_size)]
             assert {len(of) for of in dealt} == {-(-len(step.micro_batches) // world_size)}
-            everyones = [rows for of in dealt for rows in of if rows]
-            assert sorted(everyones) == sorted(step.micro_batches)
+            dealt_micro_batches = [rows for of in dealt for rows in of if rows]
+            assert sorted(dealt_micro_batches) == sorted(step.micro_batches)
 
 
-def test_workers_of_a_round_compute_neighbours_in_length() -> None:
+def test_micro_batches_of_round_have_similar_length() -> None:
     plan = replace(PLAN, num_shares=4, num_rows=4)
     rounds = [
         [LENGTHS[list(rows)].max() for rows in step.micro_batches]
@@ -94,7 +94,7 @@ def test_workers_of_a_round_compute_neighbours_in_length() -> None:
     assert np.mean(spread) < 0.2 * LENGTHS.max()
 
 
-def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+def test_order_depends_only_on_seed_and_epoch() -> None:
     def list_steps(seed: int, epoch: int) -> list[object]:
         return list(plan_epoch(LENGTHS, replace(PLAN, seed=seed), epoch))
 
@@ -104,14 +104,14 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     assert list_steps(0, 1) != list_steps(1, 0)
 
 
-def test_an_epoch_is_no_march_from_the_shortest_row_to_the_longest() -> None:
+def test_epoch_is_not_sorted_by_length() -> None:
     lengths = make_lengths(5000)
     steps = plan_epoch(lengths, PLAN, 0)
     means = [lengths[list(step.rows)].mean() for step in steps]
     assert abs(np.corrcoef(np.arange(len(means)), means)[0, 1]) < 0.2
 
 
-def test_the_fingerprint_tells_one_order_from_another() -> None:
+def test_fingerprint_depends_on_order() -> None:
     def compute(plan: BatchPlan, lengths: Lengths = LENGTHS, epoch: int = 0) -> str:
         return plan_epoch(lengths, plan, epoch).compute_fingerprint()
 
@@ -132,7 +132,7 @@ def test_the_fingerprint_tells_one_order_from_another() -> None:
     assert compute(PLAN, lengths=LENGTHS.copy()) == found[0]
 
 
-def test_the_fingerprint_tells_where_micro_batches_begin() -> None:
+def test_fingerprint_depends_on_micro_batch_bounds() -> None:
     rows = np.arange(6)
     found = {
         EpochPlan(rows, np.array(bounds), 1).compute_fingerprint()
@@ -141,7 +141,7 @@ def test_the_fingerprint_tells_where_micro_batches_begin() -> None:
     assert len(found) == 3
 
 
-def test_the_plan_does_not_ask_how_many_workers_there_are() -> None:
+def test_plan_is_independent_of_number_of_workers() -> None:
     spec = TrainingSpec(
         base_model="m",
         train_file="f",
@@ -157,7 +157,7 @@ def test_the_plan_does_not_ask_how_many_workers_there_are() -> None:
     assert BatchPlan.from_spec(shrunk, "padded", num_shares=2) == expected
 
 
-def test_rows_of_similar_length_share_a_micro_batch() -> None:
+def test_rows_of_similar_length_share_micro_batch() -> None:
     lengths = make_lengths(2000)
     for num_rows in (None, 4):
         plan = replace(PLAN, num_tokens=512, num_rows=num_rows)
@@ -178,7 +178,7 @@ def test_flattened_micro_batches_are_nearly_full() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_row_that_fits_no_micro_batch_is_refused(layout: BatchLayout) -> None:
+def test_row_longer_than_micro_batch_is_rejected(layout: BatchLayout) -> None:
     with pytest.raises(
         ValueError,
         match="a row has 300 tokens, more than micro_batch_tokens 256; raise micro_batch_tokens or "
@@ -189,7 +189,7 @@ def test_a_row_that_fits_no_micro_batch_is_refused(layout: BatchLayout) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_fewer_rows_than_shares_are_shared_out_one_by_one(layout: BatchLayout) -> None:
+def test_fewer_rows_than_shares_are_distributed_one_by_one(layout: BatchLayout) -> None:
     plan = replace(PLAN, layout=layout, num_shares=8, accumulation=2)
     for num_rows in (1, 3, 7):
         (step,) = plan_epoch(make_lengths(num_rows), plan, 0)
@@ -197,7 +197,7 @@ def test_fewer_rows_than_shares_are_shared_out_one_by_one(layout: BatchLayout) -
         assert [len(step.deal(rank, 8)) for rank in range(8)] == [1] * 8
 
 
-def test_steps_end_with_the_epochs_or_at_their_most() -> None:
+def test_number_of_steps_is_limited_by_epochs_and_max_steps() -> None:
     one = [len(plan_epoch(LENGTHS, PLAN, epoch)) for epoch in range(3)]
     assert count_steps(LENGTHS, PLAN, 3, None) == sum(one)
     assert count_steps(LENGTHS, PLAN, 3, sum(one) + 1) == sum(one)
@@ -206,12 +206,12 @@ def test_steps_end_with_the_epochs_or_at_their_most() -> None:
     assert count_steps(LENGTHS, PLAN, 1000, 5) == 5  # without planning 1000 epochs
 
 
-def test_no_rows_make_no_steps() -> None:
+def test_no_rows_produce_no_steps() -> None:
     assert len(plan_epoch(np.zeros(0, dtype=np.int32), PLAN, 0)) == 0
     assert list(plan_evaluation(np.zeros(0, dtype=np.int32), PLAN)) == []
 
 
-def test_a_step_is_found_by_its_number() -> None:
+def test_step_is_accessible_by_index() -> None:
     steps = plan_epoch(LENGTHS, PLAN, 0)
     assert steps[len(steps) - 1] == list(steps)[-1]
     for index in (-1, len(steps)):
@@ -220,7 +220,7 @@ def test_a_step_is_found_by_its_number() -> None:
 
 
 @pytest.mark.parametrize("plan", iterate_plans(), ids=str)
-def test_an_evaluation_sees_every_row_once(plan: BatchPlan) -> None:
+def test_evaluation_uses_each_row_once(plan: BatchPlan) -> None:
     rounds = plan_evaluation(LENGTHS, plan)
     assert sorted(row for step in rounds for row in step.rows) == list(range(len(LENGTHS)))
     assert find_oversized(rounds, plan, LENGTHS) == []
@@ -228,7 +228,7 @@ def test_an_evaluation_sees_every_row_once(plan: BatchPlan) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_large_epoch_is_planned_soon_and_kept_small(layout: BatchLayout) -> None:
+def test_large_epoch_is_planned_fast_in_little_memory(layout: BatchLayout) -> None:
     lengths = make_lengths(300_000, longest=512)
     plan = BatchPlan(layout, 8192, None, num_shares=4, accumulation=2, seed=0)
     began = time.perf_counter()

@@ -23,14 +23,14 @@ def make_row(ids: list[int], learned: list[int]) -> TokenRow:
 ROWS = [make_row([5, 6, 7, 8], [0, 0, 1, 1]), make_row([9, 3], [1, 1]), make_row([4], [1])]
 
 
-def test_padded_rows_are_filled_up_on_the_right() -> None:
+def test_padded_rows_are_padded_on_the_right() -> None:
     batch = collate_rows(ROWS, "padded")
     assert set(batch.inputs) == {"input_ids"}
     assert batch.inputs["input_ids"].tolist() == [[5, 6, 7, 8], [9, 3, 0, 0], [4, 0, 0, 0]]
     assert batch.labels.tolist() == [[NONE, 7, 8, NONE], [3, NONE, NONE, NONE], [NONE] * 4]
 
 
-def test_flattened_rows_follow_one_another() -> None:
+def test_flattened_rows_are_concatenated() -> None:
     batch = collate_rows(ROWS, "flattened")
     assert set(batch.inputs) == {"input_ids", "position_ids"}
     assert batch.inputs["input_ids"].tolist() == [[5, 6, 7, 8, 9, 3, 4]]
@@ -39,7 +39,7 @@ def test_flattened_rows_follow_one_another() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_tensor_is_int64_and_of_one_shape(layout: BatchLayout) -> None:
+def test_tensors_are_int64_and_have_one_shape(layout: BatchLayout) -> None:
     batch = collate_rows(ROWS, layout).to(torch.device("cpu"))
     tensors = [*batch.inputs.values(), batch.labels]
     assert {tensor.dtype for tensor in tensors} == {torch.int64}
@@ -47,7 +47,7 @@ def test_every_tensor_is_int64_and_of_one_shape(layout: BatchLayout) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_empty_share_has_something_to_compute_and_nothing_to_learn(layout: BatchLayout) -> None:
+def test_empty_share_has_one_ignored_token(layout: BatchLayout) -> None:
     batch = collate_rows([], layout)
     assert batch.inputs["input_ids"].tolist() == [[0]]
     assert batch.labels.tolist() == [[IGNORED_LABEL]]
@@ -90,7 +90,7 @@ def compute_loss_by_hand(model: Any, rows: list[TokenRow]) -> float:
     return total
 
 
-def test_the_loss_is_that_of_a_textbook(
+def test_loss_equals_manual_computation(
     model: Any, rows: list[TokenRow], layout: BatchLayout
 ) -> None:
     with torch.no_grad():
@@ -102,7 +102,7 @@ def test_the_loss_is_that_of_a_textbook(
     assert one_by_one == pytest.approx(by_hand, rel=1e-5)
 
 
-def test_the_loss_is_that_of_transformers(
+def test_loss_equals_that_of_transformers(
     model: Any, rows: list[TokenRow], layout: BatchLayout
 ) -> None:
     """transformers shifts the labels itself and averages over those that are not ignored."""
@@ -128,7 +128,7 @@ def test_gradients_of_both_layouts_agree(model: Any, rows: list[TokenRow]) -> No
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)
 
 
-def test_an_empty_share_adds_nothing_to_the_gradient(model: Any, layout: BatchLayout) -> None:
+def test_empty_share_has_zero_gradient(model: Any, layout: BatchLayout) -> None:
     loss = sum_loss(model, collate_rows([], layout))
     assert loss.item() == 0
     assert not any(part.any() for part in torch.autograd.grad(loss, list(model.parameters())))

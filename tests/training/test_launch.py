@@ -12,7 +12,8 @@ import ray.train
 from tests.tiny_model import build_tiny_model
 from training.base_model import UnknownModelError, find_revision
 from training.launch import ClusterLostError, _fit_and_restart, execute_run
-from training.run.folder import RunFolder, RunRecord
+from training.run.folder import RunFolder
+from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
 
 
@@ -30,7 +31,7 @@ def prepare_run_of_another_model(tiny_model: Path, tmp_path: Path) -> RunFolder:
     return run
 
 
-def test_a_run_does_not_start_from_another_base_model_than_before(
+def test_run_with_changed_base_model_fails(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
@@ -44,7 +45,7 @@ def test_a_run_does_not_start_from_another_base_model_than_before(
     assert "its content was" in record.error.message
 
 
-def test_an_interrupted_run_reports_what_is_known_of_the_cluster_and_its_own_failure(
+def test_lost_cluster_error_reports_cluster_state_and_failure(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Previously, a cluster that did not answer within 10 s under load was reported as ended."""
@@ -61,7 +62,7 @@ def test_an_interrupted_run_reports_what_is_known_of_the_cluster_and_its_own_fai
     assert run.read_record().status == "running", "the queue resumes it"
 
 
-def test_a_run_does_not_start_from_a_model_whose_lineage_cannot_be_read(
+def test_run_with_unreadable_base_model_lineage_fails(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
@@ -90,10 +91,10 @@ class FailingTrainer:
 LOST = ray.exceptions.ActorDiedError()
 
 
-def test_a_worker_that_ends_as_it_starts_is_replaced(tmp_path: Path) -> None:
+def test_worker_that_ends_at_start_is_replaced(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert _fit_and_restart(FailingTrainer(LOST, LOST), run, max_failures=2) == "result"
-    events = run.read_events()
+    events = run.events.read()
     assert [event["level"] for event in events] == ["warn", "warn"]
     assert all("A worker was lost as it started" in event["message"] for event in events)
 
@@ -101,7 +102,7 @@ def test_a_worker_that_ends_as_it_starts_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("errors", "max_failures"), [([LOST], 0), ([LOST, LOST], 1), ([ValueError("other")], 3)]
 )
-def test_a_training_that_keeps_failing_ends(
+def test_repeated_failure_ends_training(
     tmp_path: Path, errors: list[Exception], max_failures: int
 ) -> None:
     with pytest.raises(ray.train.ControllerError):

@@ -16,12 +16,13 @@ from training.data.encoding import EncodedRow
 from training.data.token_table import TokenTable, TokenWriter
 from training.engine import Place, StepResult
 from training.monitoring.journal import Journal
-from training.run.folder import RunFolder, RunRecord
+from training.run.folder import RunFolder
 from training.run.progress import Progress
+from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
 
 
-class Saved:
+class FakeCheckpointWriter:
     """A replacement for the checkpoint writer that records the progress of each checkpoint."""
 
     def __init__(self, *_: Any) -> None:
@@ -35,9 +36,9 @@ class Saved:
 
 
 @pytest.fixture
-def saved(monkeypatch: pytest.MonkeyPatch) -> Saved:
+def saved(monkeypatch: pytest.MonkeyPatch) -> FakeCheckpointWriter:
     """A fake checkpoint writer, with steps and evaluations that compute nothing."""
-    saved = Saved()
+    saved = FakeCheckpointWriter()
 
     def take_step(*_: Any, **__: Any) -> StepResult:
         return StepResult(
@@ -60,8 +61,8 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> Saved:
 
 
 @pytest.mark.parametrize("max_steps", [3, 4, 6, None])
-def test_the_last_step_is_evaluated_and_saved_wherever_it_is(
-    tmp_path: Path, saved: Saved, max_steps: int | None
+def test_last_step_is_evaluated_and_saved(
+    tmp_path: Path, saved: FakeCheckpointWriter, max_steps: int | None
 ) -> None:
     run = RunFolder(tmp_path / "run")
     run.data.mkdir(parents=True)
@@ -93,6 +94,6 @@ def test_the_last_step_is_evaluated_and_saved_wherever_it_is(
     assert [progress.step for progress in saved.progress] == sorted({min(4, last), last})
     assert [progress.evaluated_step for progress in saved.progress] == sorted({min(4, last), last})
     assert saved.progress[-1].step_in_epoch == (last - 1) % 4 + 1
-    assert [line["step"] for line in run.read_metrics()] == list(range(1, last + 1))
-    ended = [event["data"]["epoch"] for event in run.read_events() if "epoch" in event["data"]]
+    assert [line["step"] for line in run.metrics.read()] == list(range(1, last + 1))
+    ended = [event["data"]["epoch"] for event in run.events.read() if "epoch" in event["data"]]
     assert ended == [epoch + 1 for epoch in range(last // 4)]

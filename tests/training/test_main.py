@@ -11,25 +11,25 @@ import pytest
 import ray
 
 from tests.tiny_model import build_tiny_model
-from training.__main__ import PAUSED_STATUS, end_leftovers, main
+from training.__main__ import PAUSED_STATUS, kill_leftover_processes, main
 from training.run.folder import RunFolder
 
 
-def test_what_outlives_its_cluster_is_killed() -> None:
+def test_remaining_processes_of_cluster_are_killed() -> None:
     code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as hanging:
         assert hanging.stdout is not None
         hanging.stdout.readline()
         process = psutil.Process(hanging.pid)
-        end_leftovers([process], timeout_s=0.1)
+        kill_leftover_processes([process], timeout_s=0.1)
         assert not psutil.wait_procs([process], timeout=5)[1]
     gone = subprocess.Popen([sys.executable, "-c", ""])
     found = psutil.Process(gone.pid)
     gone.wait()
-    end_leftovers([found])
+    kill_leftover_processes([found])
 
 
-def test_an_output_that_is_a_url_is_refused_and_makes_no_folder(
+def test_url_as_output_is_rejected_without_creating_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Previously, the run was written to a local folder 's3:'."""
@@ -53,7 +53,7 @@ def run_without_a_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch, **chang
     return main([*arguments, "--cache", str(folder / "cache")])
 
 
-def test_a_refused_first_start_leaves_its_folder_to_the_next(
+def test_folder_of_rejected_first_start_can_be_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Previously, a corrected spec was rejected because the run had other settings."""
@@ -66,7 +66,7 @@ def test_a_refused_first_start_leaves_its_folder_to_the_next(
     assert run.read_record().error is None
 
 
-def test_a_run_that_has_trained_keeps_its_settings(
+def test_trained_run_keeps_its_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start = partial(run_without_a_cluster, tmp_path, monkeypatch)
@@ -74,15 +74,15 @@ def test_a_run_that_has_trained_keeps_its_settings(
     run = RunFolder(tmp_path / "run")
     (run.checkpoints / "checkpoint_0000000004").mkdir(parents=True)
     assert start(precision="fp32") == 2
-    assert "was begun with other settings" in capsys.readouterr().err.replace("\n", " ")
+    assert "was started with other settings" in capsys.readouterr().err.replace("\n", " ")
     (run.checkpoints / "checkpoint_0000000004").rmdir()
-    run.add_metrics({"step": 1, "loss": 1.0})
+    run.metrics.add({"step": 1, "loss": 1.0})
     assert start(precision="fp32") == 2
 
 
 @pytest.mark.parametrize("name", ["run.json", "spec.json"])
 @pytest.mark.parametrize("content", ["", '{"id": "run", "sta', "[]"])
-def test_a_torn_file_of_a_run_is_named(
+def test_truncated_file_of_run_is_named(
     name: str,
     content: str,
     tmp_path: Path,

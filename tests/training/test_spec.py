@@ -21,7 +21,7 @@ def describe_refusal(change: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     "write", [json.dumps, lambda spec: f"base_model: m\ntrain_file: {spec['train_file']}\n"]
 )
-def test_yaml_and_json_say_the_same(tmp_path: Path, write: Any) -> None:
+def test_yaml_and_json_specs_are_equal(tmp_path: Path, write: Any) -> None:
     file = tmp_path / "spec"
     file.write_text(write(MINIMAL))
     spec = load_spec(file)
@@ -29,7 +29,7 @@ def test_yaml_and_json_say_the_same(tmp_path: Path, write: Any) -> None:
     assert spec.base_model == "m"
 
 
-def test_paths_are_relative_to_the_spec_not_to_the_caller(tmp_path: Path) -> None:
+def test_paths_are_relative_to_spec(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "spec.yaml").write_text(json.dumps(MINIMAL))
     assert load_spec(tmp_path / "spec.yaml").base_model == str(tmp_path / "m")
@@ -72,7 +72,7 @@ def test_paths_are_relative_to_the_spec_not_to_the_caller(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_a_bad_value_is_named_with_what_was_expected(change: dict[str, Any], message: str) -> None:
+def test_invalid_value_is_reported_with_expectation(change: dict[str, Any], message: str) -> None:
     assert message in describe_refusal(change)
 
 
@@ -135,11 +135,11 @@ def test_a_bad_value_is_named_with_what_was_expected(change: dict[str, Any], mes
         ),
     ],
 )
-def test_rows_come_from_one_place(change: dict[str, Any], message: str) -> None:
+def test_rows_have_exactly_one_source(change: dict[str, Any], message: str) -> None:
     assert message in describe_refusal(change)
 
 
-def test_rows_may_come_from_the_hub() -> None:
+def test_rows_may_be_a_hub_data_set() -> None:
     rows = {"id": "owner/rows", "name": "small", "split": "train[:10%]", "revision": "v1"}
     spec = TrainingSpec.model_validate(
         {"base_model": "m", "train_dataset": rows, "validation_dataset": {"id": "owner/rows"}}
@@ -160,7 +160,7 @@ def test_rows_may_come_from_the_hub() -> None:
         ({"evaluate_every_steps": 10}, "evaluate_every_steps is 10"),
     ],
 )
-def test_what_compares_evaluations_needs_rows_for_them(setting: dict[str, Any], found: str) -> None:
+def test_evaluation_settings_require_validation_rows(setting: dict[str, Any], found: str) -> None:
     assert describe_refusal(setting) == (
         f"{found}, which needs rows to evaluate on: set validation_file, validation_dataset or "
         "validation_fraction"
@@ -175,7 +175,7 @@ def test_what_compares_evaluations_needs_rows_for_them(setting: dict[str, Any], 
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_only_what_is_sharded_is_offloaded(stage: int) -> None:
+def test_offloading_requires_sharding(stage: int) -> None:
     optimizer = {"zero_stage": stage, "offload_optimizer": True}
     parameters = {"zero_stage": stage, "offload_parameters": True}
     if stage == 0:
@@ -192,7 +192,7 @@ def test_only_what_is_sharded_is_offloaded(stage: int) -> None:
         assert TrainingSpec.model_validate({**MINIMAL, **parameters}).offload_parameters
 
 
-def test_an_elastic_run_has_no_fewer_workers_than_its_fewest() -> None:
+def test_min_workers_cannot_exceed_num_workers() -> None:
     assert describe_refusal({"num_workers": 2, "min_workers": 3}) == (
         "min_workers is 3, more than num_workers 2"
     )
@@ -201,14 +201,15 @@ def test_an_elastic_run_has_no_fewer_workers_than_its_fewest() -> None:
         assert TrainingSpec.model_validate({**MINIMAL, **elastic}).min_workers == fewest
 
 
-def test_an_elastic_run_has_checkpoints_to_go_on_from() -> None:
+def test_elastic_run_requires_save_every_steps() -> None:
     assert describe_refusal({"num_workers": 2, "min_workers": 1}) == (
         "min_workers is 1, fewer than num_workers 2: whenever the cluster grows or shrinks, "
-        "training goes on from the last checkpoint; set save_every_steps to what may be done twice"
+        "training resumes from the last checkpoint; set save_every_steps to the number of steps "
+        "that may be repeated"
     )
 
 
-def test_precision_is_left_open_unless_it_is_set() -> None:
+def test_precision_defaults_to_auto() -> None:
     assert TrainingSpec.model_validate(MINIMAL).precision == "auto"
     for precision in ("auto", "bf16", "fp16", "fp32"):
         spec = TrainingSpec.model_validate({**MINIMAL, "precision": precision})
@@ -216,31 +217,31 @@ def test_precision_is_left_open_unless_it_is_set() -> None:
         assert TrainingSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
-def test_a_row_of_full_length_fits_a_micro_batch() -> None:
+def test_max_length_may_equal_micro_batch_tokens() -> None:
     spec = TrainingSpec.model_validate({**MINIMAL, "max_length": 512, "micro_batch_tokens": 512})
     assert spec.max_length == 512
 
 
-def test_rows_to_evaluate_on_lie_beside_the_spec_or_at_home(
+def test_validation_file_is_relative_to_spec_or_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("HOME", "/home/user")
     file = tmp_path / "spec.json"
     file.write_text(json.dumps({**MINIMAL, "train_file": "~/t.jsonl", "validation_file": "v.csv"}))
     spec = load_spec(file)
-    assert spec.train_file == "/home/somebody/t.jsonl"
+    assert spec.train_file == "/home/user/t.jsonl"
     assert spec.validation_file == str(tmp_path / "v.csv")
 
 
-def test_files_of_a_mix_lie_beside_the_spec_or_at_home_and_are_shown_to_nobody(
+def test_train_files_are_relative_to_spec_or_home_and_not_described(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("HOME", "/home/user")
     files = [{"file": "~/t.jsonl", "weight": 2}, {"file": "more/*.csv"}]
     (tmp_path / "spec.json").write_text(json.dumps({"base_model": "m", "train_files": files}))
     spec = load_spec(tmp_path / "spec.json")
     assert [(entry.file, entry.weight) for entry in spec.train_files] == [
-        ("/home/somebody/t.jsonl", 2.0),
+        ("/home/user/t.jsonl", 2.0),
         (str(tmp_path / "more/*.csv"), 1.0),
     ]
     assert "train_files" not in spec.describe()
@@ -249,13 +250,13 @@ def test_files_of_a_mix_lie_beside_the_spec_or_at_home_and_are_shown_to_nobody(
     assert read_stored_spec(stored, "run") == spec
 
 
-def test_every_fault_is_told_at_once() -> None:
+def test_all_faults_are_reported_at_once() -> None:
     with pytest.raises(ValidationError) as caught:
         TrainingSpec.model_validate({"train_file": "x", "epochs": 0, "seed": -1})
-    said = describe_validation_error(caught.value)
-    assert "base_model is missing" in said
-    assert "epochs is 0" in said
-    assert "seed is -1" in said
+    description = describe_validation_error(caught.value)
+    assert "base_model is missing" in description
+    assert "epochs is 0" in description
+    assert "seed is -1" in description
 
 
 @pytest.mark.parametrize(
@@ -267,7 +268,7 @@ def test_every_fault_is_told_at_once() -> None:
         ("epochs: 2", "base_model is missing"),
     ],
 )
-def test_a_file_that_is_no_spec_is_named(tmp_path: Path, content: str | None, message: str) -> None:
+def test_invalid_spec_file_is_named(tmp_path: Path, content: str | None, message: str) -> None:
     file = tmp_path / "spec.yaml"
     if content is not None:
         file.write_text(content)
@@ -275,14 +276,14 @@ def test_a_file_that_is_no_spec_is_named(tmp_path: Path, content: str | None, me
         load_spec(file)
 
 
-def test_every_setting_is_described() -> None:
+def test_each_setting_has_a_description() -> None:
     undescribed = [
         name for name, field in TrainingSpec.model_fields.items() if not field.description
     ]
     assert undescribed == []
 
 
-def test_what_others_see_of_a_spec_names_no_place_on_this_machine(tmp_path: Path) -> None:
+def test_description_of_spec_has_no_local_paths(tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     spec = TrainingSpec(
         base_model=str(tmp_path),
@@ -299,6 +300,6 @@ def test_what_others_see_of_a_spec_names_no_place_on_this_machine(tmp_path: Path
     assert settings["learning_rate"] == 0.5
 
 
-def test_a_spec_cannot_be_changed() -> None:
+def test_spec_is_immutable() -> None:
     with pytest.raises(ValidationError):
         TrainingSpec.model_validate(MINIMAL).epochs = 5  # type: ignore[misc]

@@ -19,7 +19,7 @@ from training.spec_file import read_spec_file
         ("s.yaml", "trackers: [{a: 1, a: 2}]\n", "the key 'trackers.0.a' is there twice"),
     ],
 )
-def test_a_duplicate_key_is_refused_by_name(
+def test_duplicate_key_is_rejected_by_name(
     tmp_path: Path, name: str, content: str, message: str
 ) -> None:
     """Previously, the last one silently took precedence."""
@@ -28,33 +28,33 @@ def test_a_duplicate_key_is_refused_by_name(
         load_spec(tmp_path / name)
 
 
-def test_a_duplicate_key_of_a_deepspeed_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_duplicate_key_of_deepspeed_file_is_rejected_by_name(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1, "stage": 2}}')
     (tmp_path / "spec.yaml").write_text("base_model: m\ntrain_file: r\ndeepspeed: ds.json\n")
     with pytest.raises(ValueError, match="ds.json: the key 'stage' is there twice, with 1 and 2"):
         load_spec(tmp_path / "spec.yaml")
 
 
-def test_anchors_and_merged_keys_are_no_duplicates(tmp_path: Path) -> None:
+def test_anchors_and_merged_keys_are_not_duplicates(tmp_path: Path) -> None:
     content = "a: &a {epochs: 1, seed: 2}\nb: {<<: *a, epochs: 3}\nc: *a\n"
     (tmp_path / "spec.yaml").write_text(content)
     assert read_spec_file(tmp_path / "spec.yaml")["b"] == {"epochs": 3, "seed": 2}
 
 
-def test_a_folder_is_no_spec(tmp_path: Path) -> None:
+def test_folder_is_not_a_spec(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is a folder: expected a YAML or JSON file"):
         load_spec(tmp_path)
 
 
 @pytest.mark.parametrize("key", ["base_model", "train_file", "validation_file"])
 @pytest.mark.parametrize("scheme", ["s3", "gs", "hf", "http", "https"])
-def test_a_url_in_a_spec_is_refused_by_name(tmp_path: Path, key: str, scheme: str) -> None:
+def test_url_in_spec_is_rejected_by_name(tmp_path: Path, key: str, scheme: str) -> None:
     values = {"base_model": "m", "train_file": "r", key: f"{scheme}://bucket/name"}
     (tmp_path / "spec.yaml").write_text("".join(f"{k}: {v}\n" for k, v in values.items()))
     with pytest.raises(ValueError, match=f"{key} is '{scheme}://bucket/name', expected a "):
         load_spec(tmp_path / "spec.yaml")
 
 
-def test_a_data_set_on_the_hub_is_named_without_a_scheme() -> None:
+def test_hub_data_set_id_with_scheme_is_rejected() -> None:
     with pytest.raises(ValueError, match="train_dataset.id is 'hf://a/b', expected an id on"):
         TrainingSpec.model_validate({"base_model": "m", "train_dataset": {"id": "hf://a/b"}})

@@ -35,7 +35,7 @@ def find_start(run: RunFolder, place: Place) -> Checkpoint | None:
 
     def report_damage(name: str, damage: str) -> None:
         if place.rank == 0:
-            run.add_event(
+            run.events.add(
                 f"The checkpoint {name!r} is damaged and is skipped: {damage}. The run resumes "
                 "from an earlier one and takes the steps since then again",
                 level="warn",
@@ -49,7 +49,7 @@ def find_start(run: RunFolder, place: Place) -> Checkpoint | None:
         step = start.step if start else 0
         quarantine_newer(run.checkpoints, start)
         record_complete(run.checkpoints, step)
-        run.forget_metrics_after(step)
+        run.metrics.drop_after(step)
     dist.barrier()
     return start
 
@@ -58,7 +58,7 @@ def _find_last_step(run: RunFolder, place: Place) -> int:
     """Return the last step in a run's metrics on rank 0, the only rank that needs it; else 0."""
     if place.rank != 0:
         return 0
-    return max((int(line["step"]) for line in run.read_metrics()), default=0)
+    return max((int(line["step"]) for line in run.metrics.read()), default=0)
 
 
 def is_resharded(checkpoint: Checkpoint, place: Place, zero_stage: int) -> bool:

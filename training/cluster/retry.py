@@ -105,7 +105,7 @@ class ReportFailures(UserCallback):
             return  # the run fails, and its last event has the reason
         rank, exception = choose_failure(worker_exceptions)
         reason = summarise_exception(exception)
-        RunFolder(Path(self._run)).add_event(
+        RunFolder(Path(self._run)).events.add(
             f"Worker {rank} was lost: {reason}",
             level="warn",
             code="worker_lost",

@@ -161,7 +161,7 @@ def _reject(building: Path, output: Path, verification: Verification) -> Rejecte
     building.rename(aside)
     return RejectedError(
         f"the consolidated model is not what was trained: {verification.describe_faults()}. It was "
-        f"put aside as {aside.name!r}, with {REPORT_NAME}"
+        f"moved to {aside.name!r}, with {REPORT_NAME}"
     )
 
 

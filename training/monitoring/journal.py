@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from training.engine import Place, StepResult
 from training.monitoring.tracker_thread import Tracker
 from training.run.event_codes import EventCode
-from training.run.folder import EventLevel, RunFolder
+from training.run.folder import RunFolder
 from training.run.progress import Progress
+from training.run.run_events import EventLevel
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class Journal:
         if self._speaks:
             logger.info(message)
             figures = {name: value for name, value in data.items() if math.isfinite(value)}
-            self._run.add_event(message, level=level, code=code, data=figures)
+            self._run.events.add(message, level=level, code=code, data=figures)
 
     def record_step(self, result: StepResult, progress: Progress, steps_in_epoch: int) -> None:
         """Write the metrics of a step, and of the evaluation after it if there was one."""
@@ -73,7 +74,7 @@ class Journal:
             line |= _name_if_finite("eval_loss", loss)
             line |= _name_if_finite("eval_perplexity", compute_perplexity(loss))
         if self._speaks:
-            self._run.add_metrics(line)
+            self._run.metrics.add(line)
             self._track(line, progress.step)
 
     def _track(self, line: dict[str, float], step: int) -> None:
@@ -85,7 +86,7 @@ class Journal:
                 self._trackers.remove(tracker)
                 name = getattr(tracker, "name", type(tracker).__name__.strip("_"))
                 logger.exception("tracker %s failed", name)
-                self._run.add_event(
+                self._run.events.add(
                     f"Metrics go to {name} no more: {exc}. They are in metrics.jsonl in any case",
                     level="warn",
                     code="tracker_off",

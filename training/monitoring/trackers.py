@@ -57,7 +57,7 @@ def _close(threads: Sequence[TrackerThread], outcome: tuple[Any, Any, Any], run:
         if reason := thread.join(max(0.0, deadline - time.monotonic())):
             logger.warning("tracker %s may lack figures: %s", thread.name, reason)
             try:
-                run.add_event(
+                run.events.add(
                     f"Metrics may be missing in {thread.name}: {reason}",
                     level="warn",
                     code="tracker_off",

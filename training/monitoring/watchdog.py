@@ -124,7 +124,7 @@ def report_stall(
     )
     if rank >= _MAX_REPORTING_RANKS:
         return
-    run.add_event(
+    run.events.add(
         f"Step {step} has taken {waited_s:.0f} s on worker {rank}, where other steps took "
         f"{median_s:.3g} s; the log has where each worker waits",
         level="warn",

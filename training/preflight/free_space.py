@@ -63,7 +63,7 @@ def check_room(
             )
     for room in rooms:
         if room.need.likely > room.now:
-            run.add_event(
+            run.events.add(
                 f"{room.what} may not be enough: about {_write_gb(room.need.likely)} are needed "
                 f"for {num_parameters:,} parameters, {_write_gb(room.now)} are free; {room.advice}",
                 level="warn",

@@ -11,6 +11,7 @@ from system.machine_faults import is_out_of_room
 from training.checkpoint.format import list_checkpoints
 from training.preflight.preflight import count_parameters
 from training.preflight.requirements import estimate_checkpoint, estimate_disk
+from training.run import run_state
 from training.run.folder import RunFolder
 from training.spec import SettingError, TrainingSpec
 
@@ -36,14 +37,14 @@ def pause_until_room(run: RunFolder, spec: TrainingSpec, exc: BaseException) -> 
     if record.is_final or record.writer == "queue":  # it has ended, or another process resumes it
         return
     needed_bytes = _estimate_needed(run, spec)
-    last = run.read_last_metrics()
+    last = run.metrics.read_last()
     step = int(last["step"]) if last else 0
     is_stuck = record.full_disk_step is not None and step <= record.full_disk_step
     when = "when it is resumed" if is_stuck else f"when {needed_bytes / 1e9:,.2f} GB are free"
     try:
         if is_stuck:
             run.request_pause()
-        run.add_event(
+        run.events.add(
             f"Paused because the disk is full: {reason}. It continues from its last checkpoint "
             f"{when}; make room",
             level="warn",
@@ -53,11 +54,8 @@ def pause_until_room(run: RunFolder, spec: TrainingSpec, exc: BaseException) -> 
     except OSError as error:
         _log_no_room(error)
     try:
-        run.mark_paused(
-            waiting_for=f"room on the disk, which is full; it resumes {when}",
-            needed_bytes=needed_bytes,
-            full_disk_step=step,
-        )
+        waiting_for = f"room on the disk, which is full; it resumes {when}"
+        run_state.pause_on_full_disk(run, waiting_for, needed_bytes, step)
     except OSError as error:
         _log_no_room(error)
 

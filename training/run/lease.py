@@ -21,7 +21,7 @@ from training.run.folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
-BEAT_S = 3.0
+HEARTBEAT_INTERVAL_S = 3.0
 LEASE_S = 30.0
 """Time without a new heartbeat after which the lease expires."""
 
@@ -33,19 +33,19 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 def hold_lease(run: RunFolder, *, timeout_s: float = 0.0) -> Iterator[None]:
     """Hold the lease of a run, with a heartbeat, while the body runs.
 
-    Raises `RunBusyError` if another process has held it for all of `timeout_s`. If this process
+    Raises `RunBusyError` if another process has it for all of `timeout_s`. If this process
     stalls for too long and another one takes over, this process kills itself once it finds out.
     """
     with run.hold(_ROLE, timeout_s):
-        heart = _Heart(run)
-        heart.beat()
-        beating = Thread(target=heart.keep_beating, name="heartbeat", daemon=True)
-        beating.start()
+        heartbeat = _Heartbeat(run)
+        heartbeat.write()
+        thread = Thread(target=heartbeat.keep_writing, name="heartbeat", daemon=True)
+        thread.start()
         try:
             yield
         finally:
-            heart.stopped.set()
-            beating.join()
+            heartbeat.stopped.set()
+            thread.join()
             run.heartbeat_file.unlink(missing_ok=True)
 
 
@@ -71,27 +71,27 @@ class LeaseWatch:
         return self._clock() - since < LEASE_S
 
 
-class _Heart:
+class _Heartbeat:
     def __init__(self, run: RunFolder) -> None:
         self.stopped = Event()
         self._run = run
         self._owner = f"{_name_machine()} {os.getpid()}"
-        self._num_beats = 0
+        self._num_lines = 0
 
-    def beat(self) -> None:
-        self._num_beats += 1
+    def write(self) -> None:
+        self._num_lines += 1
         temporary = self._run.heartbeat_file.with_name(".heartbeat")
-        temporary.write_text(f"{self._owner} {self._num_beats}")
+        temporary.write_text(f"{self._owner} {self._num_lines}")
         os.replace(temporary, self._run.heartbeat_file)  # readers never see a partial line
 
-    def keep_beating(self) -> None:
-        while not self.stopped.wait(BEAT_S):
+    def keep_writing(self) -> None:
+        while not self.stopped.wait(HEARTBEAT_INTERVAL_S):
             try:
                 line = _read(self._run)
                 if line and not line.startswith(f"{self._owner} "):
                     logger.critical("run %s is computed by %s now", self._run.path.name, line)
                     os.kill(os.getpid(), signal.SIGKILL)
-                self.beat()
+                self.write()
             except OSError:
                 logger.exception("the heartbeat of run %s cannot be written", self._run.path.name)
 

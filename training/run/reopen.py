@@ -5,11 +5,13 @@ import time
 from typing import Any
 
 from storage.lineage_file import read_lineage_file
-from training.run.folder import Extension, RunFolder
+from training.run import run_state
+from training.run.folder import RunFolder
+from training.run.run_record import Extension
 from training.spec import TrainingSpec
 
 # Settings that may change when a run resumes: they do not change which steps it takes.
-_FREE_TO_CHANGE = frozenset(
+_CHANGEABLE_SETTINGS = frozenset(
     {
         "accelerator",
         "activation_checkpointing",
@@ -49,20 +51,20 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, fingerprint: str) -> Training
     changed = [
         f"{name} was {getattr(before, name)!r} and is {getattr(spec, name)!r}"
         for name in TrainingSpec.model_fields
-        if name not in _FREE_TO_CHANGE and _select(before, name) != _select(spec, name)
+        if name not in _CHANGEABLE_SETTINGS
+        and _select_fixed(before, name) != _select_fixed(spec, name)
     ]
     if changed:
         raise RerunError(
-            f"run {run.path.name!r} was begun with other settings, which would change the steps it "
-            f"takes: {'; '.join(changed)}. Set them back, or choose a new folder"
+            f"run {run.path.name!r} was started with other settings, which would change its "
+            f"steps: {'; '.join(changed)}. Restore them, or choose a new folder"
         )
     if run.read_data_summary()["fingerprint"] != fingerprint:
         raise RerunError(
-            f"the rows have changed since run {run.path.name!r} was begun with them; restore them, "
-            "or choose a new folder"
+            f"the rows have changed since run {run.path.name!r} was started with them; restore "
+            "them, or choose a new folder"
         )
     _check_length(spec, before)
-    extends = record.extends
     if record.status == "succeeded":
         _check_extends(run, spec, before)
         from training.checkpoint.format import (
@@ -74,12 +76,13 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, fingerprint: str) -> Training
                 f"the checkpoints of run {run.path.name!r} are gone, so it cannot be extended; "
                 "start a new run from its model"
             )
-        extends = (*extends, _keep_model(run, before.epochs, record.model_id))
-        run.add_event(f"Extending from {_describe_length(before)} to {_describe_length(spec)}")
+        end = _rename_model(run, before.epochs, record.model_id)
+        run.events.add(f"Extending from {_describe_length(before)} to {_describe_length(spec)}")
+        run_state.extend(run, end)
     else:
-        run.add_event(f"Starting again; it was {record.status}")
-    # Write the record first: if killed in between, the run can still be started again.
-    run.update_record(status="queued", finished_at=None, error=None, extends=extends)
+        run.events.add(f"Starting again; it was {record.status}")
+        run_state.reopen(run)
+    # The record is written first: if killed in between, the run can still be started again.
     run.write_spec(spec)
     for request in (run.cancel_file, run.pause_file):
         request.unlink(missing_ok=True)
@@ -101,7 +104,7 @@ def _check_extends(run: RunFolder, spec: TrainingSpec, before: TrainingSpec) -> 
 
     Its last step shows which limit ended it: `epochs` or `max_steps`.
     """
-    last = run.read_last_metrics()
+    last = run.metrics.read_last()
     is_at_limit = last is not None and last["step"] == before.max_steps
     name = "max_steps" if is_at_limit else "epochs"
     if getattr(spec, name) == getattr(before, name):
@@ -125,14 +128,14 @@ def is_untrained(run: RunFolder) -> bool:
     from training.checkpoint.format import read_last_complete, survey_checkpoints  # slow to import
 
     record = run.read_record()
-    if record.status not in ("failed", "cancelled") or record.extends or run.read_last_metrics():
+    if record.status not in ("failed", "cancelled") or record.extends or run.metrics.read_last():
         return False
     found = survey_checkpoints(run.checkpoints)
     has_checkpoints = found.complete or found.damaged or found.incomplete or found.newer
     return not has_checkpoints and not read_last_complete(run.checkpoints)
 
 
-def _select(spec: TrainingSpec, name: str) -> Any:
+def _select_fixed(spec: TrainingSpec, name: str) -> Any:
     """Return the part of a setting that must not change."""
     value = getattr(spec, name)
     if name in ("train_file", "validation_file"):  # may have moved; the rows are compared
@@ -144,9 +147,9 @@ def _select(spec: TrainingSpec, name: str) -> Any:
     return value
 
 
-def _keep_model(run: RunFolder, epochs: int, model_id: str | None) -> Extension:
+def _rename_model(run: RunFolder, epochs: int, model_id: str | None) -> Extension:
     """Rename the current model, to make way for the next one."""
-    step = int(run.read_metrics()[-1]["step"])
+    step = int(run.metrics.read()[-1]["step"])
     if run.model.exists():
         kept = run.path / f"model-step-{read_lineage_file(run.model).get('checkpoint_step', step)}"
         shutil.rmtree(kept, ignore_errors=True)  # same weights: more epochs were no better

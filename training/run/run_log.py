@@ -149,3 +149,20 @@ class RunLogHandler(logging.Handler):
             self._log.append(self.format(record))
         except Exception:  # noqa: BLE001 - logging never fails the caller
             self.handleError(record)
+
+
+@contextmanager
+def log_to_file(path: Path) -> Iterator[None]:
+    """Append this process's log records to a run's log; only for processes of a single run."""
+    handler = RunLogHandler(RunLog(path))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()

@@ -16,12 +16,14 @@ from storage.layout import StorageLayout, open_storage
 from storage.privacy import keep_files_private
 from system.threads import lower_process_priority
 from training import launch
-from training.run.folder import RunFolder, log_to_file
+from training.run import run_state
+from training.run.folder import RunFolder
 from training.run.lease import hold_lease
+from training.run.run_log import log_to_file
 
 logger = logging.getLogger(__name__)
 
-_HANDOVER_S = 60.0  # for the previous process of a paused or lost run to end
+_LEASE_TIMEOUT_S = 60.0  # the previous process of a paused or lost run may still end
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,17 +47,17 @@ def execute_queued_run(layout: StorageLayout, run: RunFolder, job_id: str) -> in
 
     Returns the exit status; a failure is already in the record.
     """
-    with hold_lease(run, timeout_s=_HANDOVER_S):
+    with hold_lease(run, timeout_s=_LEASE_TIMEOUT_S):
         record = run.read_record()
         is_ours = record.writer == "job" and record.job_id == job_id
         if record.is_final or not is_ours or run.is_cancel_requested:
-            logger.error("run %s is not job %s's to compute: %s", record.id, job_id, record.status)
+            logger.error("job %s may not compute run %s: %s", job_id, record.id, record.status)
             return 1
         if run.is_pause_requested:
-            run.add_event("Paused before it began")
-            run.mark_paused()
+            run.events.add("Paused before it began")
+            run_state.pause(run)
             return 0
-        launch.quiet_libraries()
+        launch.disable_progress_bars()
         try:
             with connect_to_cluster():
                 return _compute_and_publish(layout, run, job_id)
@@ -72,7 +74,7 @@ def _compute_and_publish(layout: StorageLayout, run: RunFolder, job_id: str) -> 
             return 0  # paused, as the record states
         record = run.read_record()
         if record.job_id != job_id or record.is_final or run.is_cancel_requested:
-            logger.error("run %s is not job %s's to publish any more", record.id, job_id)
+            logger.error("job %s may not publish run %s any more", job_id, record.id)
             return 1
         ModelStore(layout).publish(run.model, name_model(record))
     except launch.ClusterLostError:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import ray
 import ray.exceptions
@@ -33,6 +33,13 @@ _NO_AGENT_ADVICE = (
     "machine uses its port: then start with 'tuneserve run', which chooses a free one"
 )
 _SHELL_SIGNAL_BASE = 128  # a shell reports signal N of its command as exit status 128 + N
+
+
+class _Node(TypedDict):
+    """The used fields of a node of the cluster, as Ray returns them."""
+
+    Alive: bool
+    Resources: dict[str, float]
 
 
 class RayJobRunner:
@@ -84,7 +91,7 @@ class RayJobRunner:
         try:
             return str(self._client.get_job_logs(job_id))
         except (RuntimeError, OSError, ValueError) as exc:
-            logger.info("what job %s printed cannot be read: %s", job_id, exc)
+            logger.info("the output of job %s cannot be read: %s", job_id, exc)
             return ""
 
     def find_exit(self, job_id: str) -> str | None:
@@ -108,7 +115,7 @@ class RayJobRunner:
 
     def list_nodes(self) -> list[dict[str, float]]:
         """Return the total resources of every node that is alive."""
-        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        nodes: list[_Node] = ray.nodes()  # type: ignore[no-untyped-call]
         return [node["Resources"] for node in nodes if node["Alive"]]
 
     def start_task(self, storage: Path, task: Task) -> None:
@@ -117,17 +124,17 @@ class RayJobRunner:
         self._task_failures.pop((task.kind, task.subject), None)
         self._tasks[task.kind, task.subject] = call.remote(str(storage), task)
 
-    def is_under_way(self, kind: str, subject: str) -> bool:
+    def is_running(self, kind: str, subject: str) -> bool:
         """Return whether a task is in progress; tasks of earlier processes do not count."""
-        if (begun := self._tasks.get((kind, subject))) is None:
+        if (call := self._tasks.get((kind, subject))) is None:
             return False
-        ended, _ = ray.wait([begun], timeout=0)
+        ended, _ = ray.wait([call], timeout=0)
         if ended:
             del self._tasks[kind, subject]
-            self._note_failure(kind, subject, begun)
+            self._record_failure(kind, subject, call)
         return not ended
 
-    def _note_failure(self, kind: str, subject: str, ended: "ray.ObjectRef[None]") -> None:
+    def _record_failure(self, kind: str, subject: str, ended: "ray.ObjectRef[None]") -> None:
         from training.run.failures import summarise_exception  # slow to import
 
         try:

@@ -23,7 +23,7 @@ class TaskRunner(Protocol):
     def start_task(self, storage: Path, task: Task) -> None:
         """Start a task."""
 
-    def is_under_way(self, kind: str, subject: str) -> bool:
+    def is_running(self, kind: str, subject: str) -> bool:
         """Return whether a task that this process started is still in progress."""
 
     def find_task_failure(self, kind: str, subject: str) -> str | None:

@@ -11,11 +11,12 @@ from array import array
 from collections import OrderedDict
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 from apps.errors import ApiError
 from storage.regular_file import open_regular
 from training.run.folder import RunFolder
+from training.run.run_events import RunEvent, StoredEvent
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ _MAX_INDEXES = 32
 class EventPage(NamedTuple):
     """Events of a run, newest first, and whether older events of the requested range remain."""
 
-    events: list[dict[str, Any]]
+    events: list[RunEvent]
     has_more: bool
 
 
@@ -43,19 +44,19 @@ class EventsReader:
         after: str | None = None,
         newer_than: str | None = None,
     ) -> EventPage:
-        """Return the newest events, at most `limit`, with the ids of `RunFolder.read_events`.
+        """Return the newest events, at most `limit`, with the ids of `RunEvents.read`.
 
         Only events older than that with the id `after`, the last one of the previous page, and
         newer than that with the id `newer_than` are returned. Raises `ApiError` 404 for an id that
         no event of the run has.
         """
         with self._lock:
-            index = self._indexes.pop(run.events_file, None) or _EventIndex()
-            self._indexes[run.events_file] = index
+            index = self._indexes.pop(run.events.path, None) or _EventIndex()
+            self._indexes[run.events.path] = index
             if len(self._indexes) > _MAX_INDEXES:
                 self._indexes.popitem(last=False)
         try:
-            with index.lock, open_regular(run.events_file) as file:
+            with index.lock, open_regular(run.events.path) as file:
                 num_events = index.update(file)
                 begin, end = _find_range(run, num_events, after, newer_than)
                 first = max(begin, end - limit)
@@ -63,7 +64,7 @@ class EventsReader:
         except FileNotFoundError:  # before the first event
             _find_range(run, 0, after, newer_than)
             return EventPage([], has_more=False)
-        return EventPage(run.number_events(lines, first + 1)[::-1], has_more=first > begin)
+        return EventPage(run.events.number(lines, first + 1)[::-1], has_more=first > begin)
 
 
 def _find_range(
@@ -78,7 +79,7 @@ def _find_range(
 
 
 def _find_number(run: RunFolder, num_events: int, event_id: str, param: str) -> int:
-    number = run.find_event_number(event_id)
+    number = run.events.find_number(event_id)
     if number is None or number > num_events:
         message = f"{param} is {event_id!r}, expected the id of an event of job {run.path.name!r}"
         raise ApiError(404, message, param=param, code="not_found")
@@ -109,7 +110,7 @@ class _EventIndex:
             self._end += len(line)
         return len(self._offsets)
 
-    def read(self, file: BinaryIO, first: int, end: int) -> list[dict[str, Any]]:
+    def read(self, file: BinaryIO, first: int, end: int) -> list[StoredEvent]:
         """Read the events from `first` to before `end`, both counted from 0, oldest first."""
         if first >= end:
             return []
@@ -124,9 +125,9 @@ class _EventIndex:
         self._offsets = array("q")
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def _parse(line: bytes) -> StoredEvent | None:
     try:
         event = json.loads(line)
     except ValueError:
         return None
-    return event if isinstance(event, dict) else None
+    return cast(StoredEvent, event) if isinstance(event, dict) else None

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from storage.regular_file import open_regular
 
@@ -30,7 +30,7 @@ class MetricsReader:
 
     def read(
         self, path: Path, after_step: int = 0, max_points: int | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, float]]:
         """Return the lines of the steps after `after_step`, oldest first, at most `max_points`.
 
         If lines are dropped, the first and the last line stay. The others are one line per range of
@@ -67,14 +67,16 @@ class _MetricsIndex:
             self._add(line)
             self._end += len(line)
 
-    def read(self, file: BinaryIO, after_step: int, max_points: int | None) -> list[dict[str, Any]]:
+    def read(
+        self, file: BinaryIO, after_step: int, max_points: int | None
+    ) -> list[dict[str, float]]:
         """Read the chosen lines."""
         begin = bisect_right(self._steps, after_step)
         num_lines = len(self._steps) - begin
         if num_lines == 0:
             return []
         if max_points is not None and num_lines > max_points:
-            return [self._read_line(file, place) for place in self._choose(begin, max_points)]
+            return [self._read_line(file, index) for index in self._choose(begin, max_points)]
         file.seek(self._offsets[begin])
         content = file.read(self._end - self._offsets[begin])
         return [line for text in content.splitlines() if (line := _parse(text)) is not None]
@@ -98,9 +100,9 @@ class _MetricsIndex:
                 chosen.add(start)
         return sorted(chosen)
 
-    def _read_line(self, file: BinaryIO, place: int) -> dict[str, Any]:
-        file.seek(self._offsets[place])
-        line: dict[str, Any] = json.loads(file.readline())
+    def _read_line(self, file: BinaryIO, index: int) -> dict[str, float]:
+        file.seek(self._offsets[index])
+        line: dict[str, float] = json.loads(file.readline())
         return line
 
     def _add(self, text: bytes) -> None:
@@ -119,7 +121,7 @@ class _MetricsIndex:
         self._steps, self._offsets, self._evaluated = array("q"), array("q"), array("q")
 
 
-def _parse(text: bytes) -> dict[str, Any] | None:
+def _parse(text: bytes) -> dict[str, float] | None:
     try:
         line = json.loads(text)
     except ValueError:

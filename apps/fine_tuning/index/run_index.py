@@ -17,7 +17,8 @@ from storage.file_cache import FolderWatch, ParsedFileCache
 from storage.layout import StorageLayout, is_plain_name
 from storage.regular_file import read_regular
 from system.fault_log import FaultLog
-from training.run.folder import RunFolder, RunRecord, read_run_record
+from training.run.folder import RunFolder
+from training.run.run_record import RunRecord, read_run_record
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class RunIndex:
                 self._scan_all()
             else:
                 for name in list(self._open):
-                    self._look_at(name)
+                    self._update(name)
             return self._collect(self._open & self._found.keys())
 
     def count(self) -> tuple[int, int]:
@@ -109,7 +110,7 @@ class RunIndex:
         for name in self._found.keys() - names:
             self._forget(name)
         for name in names:
-            self._look_at(name)
+            self._update(name)
         self._faults.keep_only(map(self._name_item, names))
 
     def _list_names(self) -> set[str]:
@@ -121,7 +122,7 @@ class RunIndex:
                 names.add(entry.name)
         return names
 
-    def _look_at(self, name: str) -> None:
+    def _update(self, name: str) -> None:
         """Update the index from the record of one entry."""
         path = f"{self._root}/{name}/{_RECORD_NAME}"
         try:

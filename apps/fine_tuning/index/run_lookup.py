@@ -8,10 +8,12 @@ from apps.errors import ApiError, not_found
 from apps.fine_tuning.index.run_index import IndexedRuns, RunIndex, UnreadableRun, describe_fault
 from serving.errors import ModelInUseError
 from serving.store.lineage import Lineage
-from serving.store.model_store import ModelStore, StoredModel
+from serving.store.model_store import ModelStore
+from serving.store.stored_model import StoredModel
 from storage.durable import DamagedFileError
 from storage.layout import StorageLayout
-from training.run.folder import RunFolder, RunRecord
+from training.run.folder import RunFolder
+from training.run.run_record import RunRecord
 
 EXPORTS_FOLDER = "exports"
 _MAX_BASE_CHARACTERS = 40  # with a suffix of 64 and a step there are at most 128
@@ -79,7 +81,7 @@ def has_exports(run: RunFolder) -> bool:
 def check_new_model(layout: StorageLayout, runs: RunIndex, model_id: str) -> None:
     """Raise `InvalidRequestError` or `ApiError` 409 for an id that a new model cannot have."""
     try:
-        ModelStore(layout).check_new_id(model_id)
+        ModelStore(layout).names.check_new_id(model_id)
     except FileExistsError as exc:
         raise ApiError(409, str(exc), param="model") from None
     check_unreserved(layout, runs, model_id)

@@ -8,14 +8,16 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from apps.bundled import DEMONSTRATION_MODEL, read_demonstration_settings
 from apps.errors import ApiError, InvalidInputError, invalid_input
 from apps.file_store import FileStore
 from apps.fine_tuning.index.run_lookup import find_run
 from serving.errors import ServingError
-from serving.store.model_store import LATEST_ALIAS, ModelStore, StoredModel
+from serving.store.model_names import LATEST_ALIAS
+from serving.store.model_store import ModelStore
+from serving.store.stored_model import StoredModel
 from storage import durable
 from storage.layout import StorageLayout
 from system.byte_progress import OnBytes
@@ -39,16 +41,30 @@ MAX_QUICK_S = 20.0
 
 _REFUSAL_NAME = "refusal.json"
 _PROGRESS_NAME = "progress.json"
-COUNTS = (
-    "num_rows",
-    "num_tokens",
-    "num_learned_tokens",
-    "num_truncated_rows",
-    "num_dropped_rows",
-    "num_split_rows",
-)
-"""Counts of the rows of a file."""
 _PROGRESS_INTERVAL_S = 1.0
+
+
+class RowCounts(TypedDict):
+    """A summary of the rows of a file."""
+
+    format: str
+    max_length: int
+    num_rows: int
+    num_tokens: int
+    num_learned_tokens: int
+    num_truncated_rows: int
+    num_dropped_rows: int
+    num_split_rows: int
+    learned_share: float
+    ignored_keys: dict[str, int]
+
+
+class Refusal(TypedDict):
+    """Why a job cannot use its files or settings, as stored in its folder."""
+
+    code: str
+    message: str
+    param: str | None
 
 
 class SlowRowsError(Exception):
@@ -62,7 +78,7 @@ class _CheckAbandonedError(Exception):
 def build_default_spec(models: ModelStore, model: StoredModel, train_file: str) -> TrainingSpec:
     """Build the default spec of a fine-tuning job for `model`."""
     settings = {}
-    if models.find_root(model) == DEMONSTRATION_MODEL:
+    if models.reader.find_root(model) == DEMONSTRATION_MODEL:
         settings = read_demonstration_settings()
     return TrainingSpec.model_validate(
         {**settings, "base_model": str(model.path), "train_file": train_file}
@@ -126,21 +142,21 @@ def check_job(layout: StorageLayout, run_id: str) -> None:
 
     run = find_run(layout, run_id)
     spec = run.read_spec()
-    launch.quiet_libraries()
-    told_at = 0.0
+    launch.disable_progress_bars()
+    reported_at = 0.0
 
-    def tell_progress(num_done: int, num_all: int) -> None:
-        nonlocal told_at
+    def report_progress(num_done: int, num_all: int) -> None:
+        nonlocal reported_at
         if run.read_record().is_final:
             raise _CheckAbandonedError
-        if time.monotonic() - told_at > _PROGRESS_INTERVAL_S:
-            told_at = time.monotonic()
+        if time.monotonic() - reported_at > _PROGRESS_INTERVAL_S:
+            reported_at = time.monotonic()
             durable.write_json(run.path / _PROGRESS_NAME, {"done": num_done, "all": num_all})
 
     known = find_known_files(layout, spec)
     try:
         # `apps.fine_tuning.retention` bounds the cache, by the operator's setting.
-        prepared = prepare_data(spec, layout.token_cache, tell_progress, known, None)
+        prepared = prepare_data(spec, layout.token_cache, report_progress, known, None)
     except _CheckAbandonedError:
         logger.info("job %s has ended before its files were checked", run_id)
     except (DataError, SettingError) as exc:
@@ -149,19 +165,19 @@ def check_job(layout: StorageLayout, run_id: str) -> None:
         message = str(exc).replace(str(layout.root), "<storage>")
         param = name_param(exc) if isinstance(exc, DataError) else None
         code = f"invalid_{param}" if param else "invalid_settings"
-        refusal = {"code": code, "message": message, "param": param}
+        refusal: Refusal = {"code": code, "message": message, "param": param}
         durable.write_json(run.path / _REFUSAL_NAME, refusal)
     else:
-        launch.tell_data(run, prepared.summary)
+        launch.report_data(run, prepared.summary)
         link_data(prepared, run.data)
     finally:
         (run.path / _PROGRESS_NAME).unlink(missing_ok=True)
 
 
-def read_refusal(run: RunFolder) -> dict[str, Any] | None:
+def read_refusal(run: RunFolder) -> Refusal | None:
     """Return why the check of a job's files refused them; None if it did not."""
     try:
-        refusal: dict[str, Any] = durable.read_json(run.path / _REFUSAL_NAME)
+        refusal: Refusal = durable.read_json(run.path / _REFUSAL_NAME)
     except FileNotFoundError:
         return None
     return refusal
@@ -217,9 +233,19 @@ def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -
         files.record_check(file_id, "processed", None, {"model": model.id, **found})
 
 
-def count_rows(prepared: "PreparedData") -> dict[str, Any]:
+def count_rows(prepared: "PreparedData") -> RowCounts:
     """Summarise rows: their number, their tokens, and the share of tokens that are learned."""
-    counts = {name: prepared.summary[name] for name in ("format", "max_length", *COUNTS)}
-    share = counts["num_learned_tokens"] / max(1, counts["num_tokens"])
-    ignored = prepared.summary["ignored_keys"]
-    return {**counts, "learned_share": round(share, 4), "ignored_keys": ignored}
+    summary = prepared.summary
+    share = summary["num_learned_tokens"] / max(1, summary["num_tokens"])
+    return {
+        "format": summary["format"],
+        "max_length": summary["max_length"],
+        "num_rows": summary["num_rows"],
+        "num_tokens": summary["num_tokens"],
+        "num_learned_tokens": summary["num_learned_tokens"],
+        "num_truncated_rows": summary["num_truncated_rows"],
+        "num_dropped_rows": summary["num_dropped_rows"],
+        "num_split_rows": summary["num_split_rows"],
+        "learned_share": round(share, 4),
+        "ignored_keys": summary["ignored_keys"],
+    }

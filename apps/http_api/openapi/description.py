@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
-from apps.fine_tuning.job_schemas import FineTuneRequest
+from apps.fine_tuning.job_requests import FineTuneRequest
 from apps.http_api.openapi import response_schemas, text_schemas
 from apps.http_api.routes.aliases import Promotion
 from apps.http_api.routes.job_events import Publication

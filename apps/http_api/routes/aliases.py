@@ -49,7 +49,7 @@ def get_alias(services: ServicesOf, name: str) -> Mapping[str, object]:
 @requires(Permission.READ_MODELS)
 async def list_handover_events(services: ServicesOf, name: str) -> Mapping[str, object]:
     """List the hand-over events of an alias from all generator replicas, oldest first."""
-    events = await asyncio.to_thread(HandoverLog(services.layout.handovers).read, name)
+    events = await asyncio.to_thread(HandoverLog(services.layout.store.handovers).read, name)
     data = [{"object": "alias.event", **asdict(event)} for event in events]
     return {"object": "list", "data": data}
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from apps.access.roles import Permission, requires
 from apps.fine_tuning.index.run_lookup import find_run
-from apps.fine_tuning.job_schemas import describe_event
+from apps.fine_tuning.job_responses import describe_event
 from apps.fine_tuning.publishing import list_run_checkpoints, read_checkpoint_step
 from apps.http_api.closing_response import ClosingResponse
 from apps.http_api.json_body import OptionalJsonBody
@@ -57,8 +57,13 @@ async def list_events(
     newer_than: Annotated[
         str | None, Query(description="Id of an event; only those that happened after it.")
     ] = None,
-    stream: Annotated[bool, Query(description="Send events as they come, oldest first.")] = False,
-    last_event_id: Annotated[str | None, Header(description="Where a stream goes on.")] = None,
+    stream: Annotated[
+        bool, Query(description="Stream events as server-sent events, oldest first.")
+    ] = False,
+    last_event_id: Annotated[
+        str | None,
+        Header(description="Id of the last event received; the stream continues after it."),
+    ] = None,
 ) -> Mapping[str, object] | Response:
     """List the events, newest first, or stream them as server-sent events from the first one.
 
@@ -120,7 +125,7 @@ async def list_metrics(
 
     If thinned, there is one entry per range of steps, the same entry in every call.
     """
-    path = find_run(services.layout, job_id).metrics_file
+    path = find_run(services.layout, job_id).metrics.path
     data = await asyncio.to_thread(services.metrics.read, path, after_step, max_points)
     return {"object": "list", "data": data}
 
@@ -137,7 +142,9 @@ async def get_log(
         int | None,
         Query(ge=0, description="First byte, in place of 'tail', or a later one if it is gone."),
     ] = None,
-    follow: Annotated[bool, Query(description="Go on as it grows, until the job ends.")] = False,
+    follow: Annotated[
+        bool, Query(description="Stream the log while it grows, until the job ends.")
+    ] = False,
 ) -> Response:
     """Return the end of the log as text; `x-log-offset` is the offset of its first byte.
 
@@ -158,7 +165,7 @@ async def get_log(
 async def _stream_events(run: RunFolder, last_event_id: str | None, max_age_s: float) -> Response:
     is_over = await asyncio.to_thread(has_ended, run)
     place = await asyncio.to_thread(find_place, run, last_event_id)
-    if is_over and place == len(await asyncio.to_thread(run.read_events)):
+    if is_over and place == len(await asyncio.to_thread(run.events.read)):
         return Response(status_code=204)  # a browser does not reconnect after it
     events = follow_events(run, place, max_age_s)
     return StreamingResponse(events, media_type="text/event-stream", headers=_UNBUFFERED)

@@ -12,13 +12,8 @@ from fastapi import APIRouter, Request
 from apps.access.roles import Permission, requires
 from apps.fine_tuning.index.run_index import UnreadableRun, describe_fault
 from apps.fine_tuning.index.run_lookup import expect_run, find_run
-from apps.fine_tuning.job_schemas import (
-    FineTuneRequest,
-    describe_job,
-    describe_unreadable_job,
-    lay_over,
-    parse_fine_tune,
-)
+from apps.fine_tuning.job_requests import FineTuneRequest, merge_changes, parse_fine_tune
+from apps.fine_tuning.job_responses import ShownJob, describe_job, describe_unreadable_job
 from apps.http_api.json_body import JsonBody, OptionalJsonBody
 from apps.http_api.pagination import After, Limit, cut_page, describe_page
 from apps.http_api.routes import ServicesOf, describe_body
@@ -100,10 +95,10 @@ def _list_jobs(
 async def get_job(services: ServicesOf, job_id: str) -> Mapping[str, object]:
     """Show one job."""
     with expect_run(job_id):
-        return await asyncio.to_thread(_get_job, find_run(services.layout, job_id))
+        return dict(await asyncio.to_thread(_get_job, find_run(services.layout, job_id)))
 
 
-def _get_job(run: RunFolder) -> Mapping[str, object]:
+def _get_job(run: RunFolder) -> ShownJob:
     try:
         return describe_job(run)
     except NewerFormatError as exc:
@@ -140,7 +135,7 @@ async def clone_job(
 ) -> Mapping[str, object]:
     """Create a copy of a job, with the changes in the body."""
     asked = await asyncio.to_thread(_read_request, services, job_id)
-    return await services.fine_tuning.create(await body.check(partial(lay_over, asked)))
+    return await services.fine_tuning.create(await body.check(partial(merge_changes, asked)))
 
 
 @router.delete("/jobs/{job_id}")

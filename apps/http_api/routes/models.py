@@ -20,7 +20,8 @@ from apps.http_api.model_upload import IncomingModel
 from apps.http_api.routes import ServicesOf
 from serving.store.aliases import Alias, find_names
 from serving.store.archive import ArchiveFormat, stream_archive
-from serving.store.model_store import StoredModel
+from serving.store.model_reader import find_roots
+from serving.store.stored_model import StoredModel
 from storage.durable import DamagedDirectoryError
 from storage.versioned import NewerFormatError
 from system.threads import DedicatedThread
@@ -43,7 +44,7 @@ def list_models(services: ServicesOf) -> Mapping[str, object]:
     """List all models, newest first."""
     models = sorted(services.models.list_models(), key=lambda model: model.created_at, reverse=True)
     aliases = services.models.read_aliases()
-    roots = services.models.find_roots(models)
+    roots = find_roots(models)
     return {
         "object": "list",
         "data": [_describe(model, aliases, roots[model.id]) for model in models],
@@ -150,7 +151,7 @@ class ModelObject(TypedDict):
 
 def describe_model(services: Services, model: StoredModel) -> ModelObject:
     """Return a model in OpenAI's format, with its aliases and its origin."""
-    return _describe(model, services.models.read_aliases(), services.models.find_root(model))
+    return _describe(model, services.models.read_aliases(), services.models.reader.find_root(model))
 
 
 def _describe(model: StoredModel, aliases: Mapping[str, Alias], root: str) -> ModelObject:

@@ -52,7 +52,7 @@ async def test_every_change_has_a_line_with_key_subject_and_outcome(
             "/v1/chat/completions",
             json={"model": "latest", "messages": [{"role": "user", "content": "hush"}]},
         )
-    lines = read_json_lines(layout.audit)
+    lines = read_json_lines(layout.access.audit)
     assert [
         (line["method"], line["path"], line["subject"], line["outcome"], line["status"])
         for line in lines
@@ -66,9 +66,9 @@ async def test_every_change_has_a_line_with_key_subject_and_outcome(
         ("ann", created.record.id, "admin")
     }
     assert all(line["time"].endswith("+00:00") for line in lines)
-    assert "hush" not in layout.audit.read_text()
-    assert created.text.split("-", 2)[2] not in layout.audit.read_text()
-    assert stat.S_IMODE(layout.audit.stat().st_mode) == 0o600
+    assert "hush" not in layout.access.audit.read_text()
+    assert created.text.split("-", 2)[2] not in layout.access.audit.read_text()
+    assert stat.S_IMODE(layout.access.audit.stat().st_mode) == 0o600
 
 
 async def test_a_long_id_is_shortened(
@@ -76,7 +76,7 @@ async def test_a_long_id_is_shortened(
 ) -> None:
     async with connect(keys.create("ann", Role.TRAIN).text) as client:
         assert (await client.delete(f"/v1/files/{'a' * 60_000}")).status_code == 404
-    assert len(layout.audit.read_text()) < 1000
+    assert len(layout.access.audit.read_text()) < 1000
 
 
 async def test_every_refused_request_has_a_line(
@@ -88,7 +88,7 @@ async def test_every_refused_request_has_a_line(
         await client.get("/v1/models")
         await client.get("/v1/models", headers={"authorization": "Bearer hush"})
         await client.get("/v1/models", headers={"authorization": ""})
-    lines = read_json_lines(layout.audit)
+    lines = read_json_lines(layout.access.audit)
     assert [(line.get("key"), line["status"], line["reason"]) for line in lines] == [
         ("bob", 403, "insufficient_permission"),
         ("bob", 429, "rate_limit_exceeded"),
@@ -96,7 +96,7 @@ async def test_every_refused_request_has_a_line(
         (None, 401, "no_api_key"),
     ]
     assert {line["outcome"] for line in lines} == {"refused"}
-    assert "hush" not in layout.audit.read_text()
+    assert "hush" not in layout.access.audit.read_text()
 
 
 async def test_an_expired_or_revoked_key_is_named(
@@ -109,7 +109,7 @@ async def test_an_expired_or_revoked_key_is_named(
         for key in (expired, revoked):
             headers = {"authorization": f"Bearer {key.text}"}
             assert (await client.get("/v1/models", headers=headers)).status_code == 401
-    lines = read_json_lines(layout.audit)
+    lines = read_json_lines(layout.access.audit)
     assert [(line["key"], line["key_id"], line["role"], line["reason"]) for line in lines] == [
         ("old", expired.record.id, "read", "expired_api_key"),
         ("gone", revoked.record.id, "admin", "revoked_api_key"),
@@ -126,7 +126,7 @@ async def test_what_a_request_made_is_recorded_beside_what_it_was_about(
         clone = (await client.post(f"{jobs}/{job}/clone", json={})).json()["id"]
         await client.post(f"{jobs}/{job}/cancel")
         await client.post("/v1/models/latest/verify")
-    lines = read_json_lines(layout.audit)
+    lines = read_json_lines(layout.access.audit)
     assert [(line["subject"], line.get("created")) for line in lines] == [
         (job, job),
         (job, clone),
@@ -144,7 +144,7 @@ async def test_a_flood_of_one_key_hides_no_refusal_of_another(
             headers = {"authorization": f"Bearer {key}"}
             for _ in range(FAILURES_PER_MINUTE + 5):
                 await client.delete("/v1/models/tiny", headers=headers)
-    counts = Counter(line.get("key") for line in read_json_lines(layout.audit))
+    counts = Counter(line.get("key") for line in read_json_lines(layout.access.audit))
     assert all(counts[name] >= FAILURES_PER_MINUTE for name in (None, "ann", "bob")), counts
 
 
@@ -156,7 +156,7 @@ async def test_failed_changes_are_sampled_as_refusals_are(
         for number in range(num_requests):
             assert (await client.delete(f"/v1/files/file-{number}")).status_code == 404
         await client.put("/v1/aliases/a", json={"model": "tiny"})
-    lines = read_json_lines(layout.audit)
+    lines = read_json_lines(layout.access.audit)
     assert len(lines) < FAILURES_PER_MINUTE + 30
     failed = sum(line["outcome"] == "failed" for line in lines)
     assert failed + sum(line.get("num_suppressed", 0) for line in lines) == num_requests
@@ -179,7 +179,7 @@ async def test_a_line_has_a_limited_size_whatever_the_path_is_made_of(
     async with connect(keys.create("ann", Role.ADMIN).text) as client:
         for character in ("a", "\N{PILE OF POO}", "\x01", '"'):
             await client.delete(f"/v1/files/{quote(character * 5000)}")
-    lines = layout.audit.read_bytes().splitlines()
+    lines = layout.access.audit.read_bytes().splitlines()
     assert len(lines) == 4
     assert max(map(len, lines)) < 1000
 
@@ -197,7 +197,7 @@ async def test_a_refused_websocket_has_a_line(layout: StorageLayout, services: S
     scope = {"type": "websocket", "path": "/v1/models", "headers": [], "client": ("10.0.0.9", 5)}
     await app(scope, receive, send)
     assert sent == [{"type": "websocket.close", "code": 1008}]
-    (line,) = read_json_lines(layout.audit)
+    (line,) = read_json_lines(layout.access.audit)
     assert (line["method"], line["path"], line["outcome"]) == ("WEBSOCKET", "/v1/models", "refused")
     assert (line["reason"], line["client"], line["status"]) == ("websocket", "10.0.0.9", 403)
 
@@ -216,7 +216,7 @@ async def test_a_flood_of_wrong_keys_is_limited_and_its_lines_are_counted(
     assert statuses[0] == 401
     assert statuses[-1] == 429
     assert int(answers[-1].headers["retry-after"]) >= 1
-    lines = read_json_lines(layout.audit)
+    lines = read_json_lines(layout.access.audit)
     assert len(lines) < FAILURES_PER_MINUTE + 30
     refused = sum(line["outcome"] == "refused" for line in lines)
     suppressed = sum(line.get("num_suppressed", 0) for line in lines)
@@ -240,7 +240,7 @@ def test_the_log_is_rotated_and_older_files_go(layout: StorageLayout) -> None:
 async def test_a_line_that_cannot_be_written_is_an_error_in_the_log(
     keys: KeyStore, connect: Connect, layout: StorageLayout, caplog: pytest.LogCaptureFixture
 ) -> None:
-    layout.audit.mkdir()
+    layout.access.audit.mkdir()
     async with connect(keys.create("ann", Role.ADMIN).text) as client:
         answer = await client.put("/v1/aliases/best", json={"model": "tiny"})
     assert answer.status_code == 200
@@ -271,9 +271,9 @@ def test_a_refused_request_does_not_wait_for_a_line_that_is_being_written(
     layout: StorageLayout,
 ) -> None:
     audit = AuditLog(layout, max_bytes=1)
-    with ThreadPoolExecutor() as threads, lock_exclusive(layout.audit_lock):
+    with ThreadPoolExecutor() as threads, lock_exclusive(layout.access.audit_lock):
         writing = threads.submit(audit.write, entry())  # waits for the lock to rotate the log
-        while not layout.audit.exists():
+        while not layout.access.audit.exists():
             time.sleep(0.01)
         time.sleep(0.1)
         counted = threads.submit(audit.samples_failure, None)

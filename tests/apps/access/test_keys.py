@@ -26,9 +26,9 @@ def test_the_file_has_no_key_and_belongs_to_its_owner_alone(
     created = keys.create("ann", Role.CHAT, requests_per_minute=3)
     secret = created.text.removeprefix(f"ts-{created.record.id}-")
     assert len(secret) >= 43, "256 bits"
-    assert secret not in layout.keys.read_text()
-    assert stat.S_IMODE(layout.keys.stat().st_mode) == 0o600
-    assert json.loads(layout.keys.read_text())["format_version"] == "1.0"
+    assert secret not in layout.access.keys.read_text()
+    assert stat.S_IMODE(layout.access.keys.stat().st_mode) == 0o600
+    assert json.loads(layout.access.keys.read_text())["format_version"] == "1.0"
 
 
 def test_a_key_is_found_by_its_whole_text(keys: KeyStore) -> None:
@@ -130,7 +130,7 @@ async def test_a_damaged_file_lets_nobody_in_but_the_environments_key(
         '{"format_version": "1.0"}',
         "[]",
     ):
-        layout.keys.write_text(content)
+        layout.access.keys.write_text(content)
         async with connect(key, api_key="e" * 32) as client:
             assert (await client.get("/v1/models")).status_code == 401
             headers = {"authorization": f"Bearer {'e' * 32}"}
@@ -146,11 +146,11 @@ async def test_a_read_error_that_passes_refuses_keys_only_while_it_lasts(
 ) -> None:
     async with connect(keys.create("ann", Role.READ).text) as client:
         assert (await client.get("/v1/models")).status_code == 200
-        aside = layout.keys.rename(tmp_path / "keys")
-        layout.keys.mkdir()  # reading it fails, as on a faulty disk
+        aside = layout.access.keys.rename(tmp_path / "keys")
+        layout.access.keys.mkdir()  # reading it fails, as on a faulty disk
         assert (await client.get("/v1/models")).status_code == 401
-        layout.keys.rmdir()
-        aside.rename(layout.keys)  # the same file as before, with the same modification time
+        layout.access.keys.rmdir()
+        aside.rename(layout.access.keys)  # the same file as before, with the same modification time
         assert (await client.get("/v1/models")).status_code == 200
 
 
@@ -158,9 +158,9 @@ async def test_a_read_error_that_passes_does_not_make_keys_necessary(
     connect: Connect, layout: StorageLayout
 ) -> None:
     async with connect(**LOCAL) as client:
-        layout.keys.symlink_to(layout.keys)  # opening it fails, as on a faulty disk
+        layout.access.keys.symlink_to(layout.access.keys)  # opening it fails, as on a faulty disk
         assert (await client.get("/v1/models")).status_code == 401
-        layout.keys.unlink()
+        layout.access.keys.unlink()
         assert (await client.get("/v1/models")).status_code == 200
 
 
@@ -168,7 +168,7 @@ async def test_deeply_nested_content_is_damage(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     key = keys.create("ann", Role.READ).text
-    layout.keys.write_text("[" * 100_000)
+    layout.access.keys.write_text("[" * 100_000)
     async with connect(key) as client:
         assert (await client.get("/v1/models")).status_code == 401
     with pytest.raises(
@@ -185,7 +185,7 @@ async def test_removing_the_file_does_not_open_the_application(
     async with connect(**LOCAL) as client:
         if is_running:
             assert (await client.get("/v1/models")).status_code == 401
-        layout.keys.unlink()
+        layout.access.keys.unlink()
         assert (await client.get("/v1/models")).status_code == 401
 
 
@@ -193,8 +193,8 @@ async def test_removing_the_marker_too_opens_the_next_application(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     keys.create("ann", Role.READ)
-    layout.keys.unlink()
-    layout.keys_marker.unlink()
+    layout.access.keys.unlink()
+    layout.access.keys_marker.unlink()
     async with connect(**LOCAL) as client:
         assert (await client.get("/v1/models")).status_code == 200
 
@@ -204,7 +204,7 @@ def test_keys_in_the_storage_of_another_user_are_not_changed(
 ) -> None:
     """Previously, the command run with sudo wrote a file that the application could not read."""
     keys.create("ann", Role.READ)
-    before = layout.keys.read_bytes()
+    before = layout.access.keys.read_bytes()
     monkeypatch.setattr("os.geteuid", lambda: layout.root.stat().st_uid + 1)
     for change in (
         lambda: keys.create("bob", Role.READ),
@@ -215,7 +215,7 @@ def test_keys_in_the_storage_of_another_user_are_not_changed(
             ForeignStorageError, match=r"^the storage folder .* run the command as the user"
         ):
             change()
-    assert layout.keys.read_bytes() == before
+    assert layout.access.keys.read_bytes() == before
     assert [record.name for record in keys.list_keys()] == ["ann"]
 
 
@@ -231,15 +231,15 @@ def test_what_a_later_release_wrote_is_kept_and_hurts_no_other_key(
     keys: KeyStore, layout: StorageLayout
 ) -> None:
     created = keys.create("ann", Role.READ)
-    content = json.loads(layout.keys.read_text())
+    content = json.loads(layout.access.keys.read_text())
     content["note"] = "kept"
     content["keys"][0]["team"] = "kept"
     content["keys"].append({**content["keys"][0], "id": "x", "role": "wizard"})
-    layout.keys.write_text(json.dumps(content))
+    layout.access.keys.write_text(json.dumps(content))
     assert [record.name for record in keys.list_keys()] == ["ann"]
     assert keys.find(created.text) is not None
     keys.create("bob", Role.READ)
-    after = json.loads(layout.keys.read_text())
+    after = json.loads(layout.access.keys.read_text())
     assert (after["note"], after["keys"][0]["team"], after["keys"][1]["role"]) == (
         "kept",
         "kept",
@@ -249,13 +249,13 @@ def test_what_a_later_release_wrote_is_kept_and_hurts_no_other_key(
 
 def multiply_keys(layout: StorageLayout, num_keys: int, **changes: Any) -> None:
     """Extend the file to `num_keys` keys with copies of the first one."""
-    content = json.loads(layout.keys.read_text())
+    content = json.loads(layout.access.keys.read_text())
     first = content["keys"][0]
     copies = [
         {**first, "id": f"{number:012x}", "name": f"key-{number}", **changes}
         for number in range(1, num_keys)
     ]
-    layout.keys.write_text(json.dumps({**content, "keys": [first, *copies]}))
+    layout.access.keys.write_text(json.dumps({**content, "keys": [first, *copies]}))
 
 
 def test_one_active_key_more_than_there_may_be_is_refused(
@@ -289,20 +289,20 @@ async def test_a_newer_minor_version_locks_no_key_out_and_is_kept(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     key = keys.create("ann", Role.READ).text
-    stored = json.loads(layout.keys.read_text())["keys"]
+    stored = json.loads(layout.access.keys.read_text())["keys"]
     newer = {"format_version": "1.7", "keys": stored, "groups": ["new"]}
-    layout.keys.write_text(json.dumps(newer))
+    layout.access.keys.write_text(json.dumps(newer))
     async with connect(key) as client:
         assert (await client.get("/v1/models")).status_code == 200
     keys.create("bob", Role.READ)
-    kept = json.loads(layout.keys.read_text())
+    kept = json.loads(layout.access.keys.read_text())
     assert (kept["format_version"], kept["groups"]) == ("1.7", ["new"])
 
 
 async def test_a_newer_major_version_is_named(keys: KeyStore, layout: StorageLayout) -> None:
     keys.create("ann", Role.READ)
-    content = json.loads(layout.keys.read_text())
-    layout.keys.write_text(json.dumps({**content, "format_version": "2.0"}))
+    content = json.loads(layout.access.keys.read_text())
+    layout.access.keys.write_text(json.dumps({**content, "format_version": "2.0"}))
     with pytest.raises(
         KeysUnreadableError, match=r"^'.*' needs a newer version of Tuneserve: its format is 2\.0"
     ):
@@ -311,19 +311,19 @@ async def test_a_newer_major_version_is_named(keys: KeyStore, layout: StorageLay
         KeysUnreadableError, match=r"^'.*' needs a newer version of Tuneserve: its format is 2\.0"
     ):
         keys.create("bob", Role.READ)
-    assert json.loads(layout.keys.read_text())["format_version"] == "2.0"
+    assert json.loads(layout.access.keys.read_text())["format_version"] == "2.0"
 
 
 def test_a_file_with_the_version_key_of_before_is_read_and_changed(
     keys: KeyStore, layout: StorageLayout
 ) -> None:
     created = keys.create("ann", Role.READ)
-    content = json.loads(layout.keys.read_text())
+    content = json.loads(layout.access.keys.read_text())
     del content["format_version"]
-    layout.keys.write_text(json.dumps({"version": 1, **content}))
+    layout.access.keys.write_text(json.dumps({"version": 1, **content}))
     assert keys.find(created.text) == created.record
     keys.create("bob", Role.READ)
-    after = json.loads(layout.keys.read_text())
+    after = json.loads(layout.access.keys.read_text())
     assert after["format_version"] == "1.0"
     assert "version" not in after
 
@@ -340,10 +340,10 @@ def test_a_file_of_the_same_size_and_time_is_read_again(
     """The file is replaced, so its inode differs."""
     created = keys.create("ann", Role.READ)
     assert keys.find(created.text) is not None
-    before = layout.keys.stat()
-    other = layout.keys.with_name("other")
-    text = layout.keys.read_text()
+    before = layout.access.keys.stat()
+    other = layout.access.keys.with_name("other")
+    text = layout.access.keys.read_text()
     other.write_text(text.replace(created.record.sha256, "0" * 64))
     os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
-    os.replace(other, layout.keys)
+    os.replace(other, layout.access.keys)
     assert keys.find(created.text) is None

@@ -93,7 +93,7 @@ async def run(queue: RunQueue, jobs: NotedJobs, file_id: str) -> RunFolder:
     run = await create_run(queue, file_id)
     await queue.reconcile()
     run.update_record(status="running")
-    run.add_metrics({"step": 5})
+    run.metrics.add({"step": 5})
     add_checkpoint(run, 5)
     add_checkpoint(run, 6, is_complete=False)
     record_complete(run.checkpoints, 5)
@@ -288,19 +288,19 @@ def test_a_backup_is_consistent_while_models_come_and_go(
 def test_a_log_that_is_rotated_meanwhile_fails_no_backup(
     layout: StorageLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout.audit.write_text("{}\n")
-    layout.keys.write_text("{}\n")
+    layout.access.audit.write_text("{}\n")
+    layout.access.keys.write_text("{}\n")
     copy = SnapshotWriter.add_file
 
     def rotate_and_copy(writer: SnapshotWriter, path: Path) -> None:
-        if path == layout.audit:
+        if path == layout.access.audit:
             path.unlink()
         copy(writer, path)
 
     monkeypatch.setattr(SnapshotWriter, "add_file", rotate_and_copy)
     expect("backup", tmp_path / "backups", layout.root)
     expect("restore", tmp_path / "backups", tmp_path / "restored")
-    assert (tmp_path / "restored" / layout.keys.name).is_file()
+    assert (tmp_path / "restored" / layout.access.keys.name).is_file()
 
 
 @contextmanager
@@ -515,7 +515,7 @@ def test_a_restore_says_that_revoked_keys_are_valid_again(
     record = restored.find(key)
     assert record is not None
     assert record.revoked_at is None
-    assert (tmp_path / "restored" / layout.keys_marker.name).is_file()
+    assert (tmp_path / "restored" / layout.access.keys_marker.name).is_file()
 
 
 def test_both_files_of_the_aliases_are_of_one_moment(

@@ -49,7 +49,7 @@ def test_an_application_that_cannot_be_reached_is_named_with_the_reason(
 
 def test_another_server_is_told_from_an_application(capsys: pytest.CaptureFixture[str]) -> None:
     url = ScriptedServer(answer(write_chunk("<html>"), LAST_CHUNK)).url
-    assert fail(url, capsys) == f"error: what answers at {url} is no Tuneserve"
+    assert fail(url, capsys) == f"error: the server at {url} is not Tuneserve"
 
 
 def test_a_key_that_is_missing_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from apps.cli.watch import draw_job
 from apps.client.client import ApiClient
 from apps.client.resources import Event, Job, Metrics, read_resource, read_resources
 from apps.fine_tuning.index.run_lookup import find_run
-from apps.fine_tuning.job_schemas import describe_job
+from apps.fine_tuning.job_responses import describe_job
 from apps.fine_tuning.queue import RunQueue
 from apps.http_api.dependencies import Services
 from storage.layout import StorageLayout
@@ -44,7 +44,7 @@ def run(call: Call, services: Services, rows: Path) -> RunFolder:
 
 
 def add_step(run: RunFolder, step: int, loss: float, **more: float) -> None:
-    run.add_metrics({"step": step, "loss": loss, **REST, **more})
+    run.metrics.add({"step": step, "loss": loss, **REST, **more})
 
 
 def test_a_job_is_begun_with_settings_paused_resumed_and_cancelled(
@@ -142,7 +142,7 @@ def tell(run: RunFolder, status: str) -> threading.Thread:
         for step in range(1, 4):
             time.sleep(0.1)
             add_step(run, step, 2.0 / step)
-            run.add_event(f"step {step}")
+            run.events.add(f"step {step}")
             with run.log_file.open("a") as log:
                 log.write(f"line {step}\n")
         run.update_record(status=status, model_id="tiny")
@@ -173,7 +173,7 @@ def test_events_are_json_lines_if_asked_for(call: Call, run: RunFolder) -> None:
         events.append(event)
         said = said[end:].strip()
     assert exit_code == 0
-    assert [event["id"] for event in events] == [event["id"] for event in run.read_events()]
+    assert [event["id"] for event in events] == [event["id"] for event in run.events.read()]
 
 
 def test_a_log_is_printed_to_the_jobs_end(call: Call, run: RunFolder) -> None:
@@ -198,7 +198,7 @@ def test_events_are_followed_to_the_end(url: str, run: RunFolder) -> None:
             await asyncio.to_thread(lambda: tell(run, "succeeded").join())
             return [*found, *[event.id async for event in events]]
 
-    assert asyncio.run(follow()) == [event["id"] for event in run.read_events()]
+    assert asyncio.run(follow()) == [event["id"] for event in run.events.read()]
 
 
 def test_metrics_are_read_once_and_again_where_a_resume_rolled_them_back(
@@ -210,7 +210,7 @@ def test_metrics_are_read_once_and_again_where_a_resume_rolled_them_back(
                 return await api.job_outputs.update_metrics(run.path.name, known)
 
         found = asyncio.run(read())
-        assert [entry.raw for entry in found] == run.read_metrics()
+        assert [entry.raw for entry in found] == run.metrics.read()
         return found
 
     known = update([])
@@ -219,7 +219,7 @@ def test_metrics_are_read_once_and_again_where_a_resume_rolled_them_back(
     known = update(known)
     add_step(run, 4, 3.0)
     known = update(known)
-    run.forget_metrics_after(2)
+    run.metrics.drop_after(2)
     known = update(known)
     add_step(run, 3, 2.5)
     update(known)
@@ -230,8 +230,8 @@ def test_a_job_is_drawn_with_a_bar_a_curve_and_its_events(run: RunFolder) -> Non
         add_step(run, step, 4.0 / step, **({"eval_loss": 3.0 / step} if step % 10 == 0 else {}))
     run.update_record(status="running")
     job = read_resource(Job, {**describe_job(run), "waiting_for": "number 2 in the queue"})
-    metrics = read_resources(Metrics, run.read_metrics())
-    events = read_resources(Event, run.read_events()[:1])
+    metrics = read_resources(Metrics, run.metrics.read())
+    events = read_resources(Event, run.events.read()[:1])
     console = Console(width=90, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(draw_job(job, metrics, events, 90))
     console.file.close()

@@ -99,7 +99,7 @@ def test_every_change_has_a_line_in_the_audit_log(tmp_path: Path) -> None:
     rotated = ask(tmp_path, "rotate", "ci", "--grace", "7d")
     ask(tmp_path, "list")
     ask(tmp_path, "revoke", "ci")
-    lines = read_json_lines(StorageLayout(tmp_path).audit)
+    lines = read_json_lines(StorageLayout(tmp_path).access.audit)
     user = pwd.getpwuid(os.getuid()).pw_name
     assert {(line["method"], line["user"], line["outcome"]) for line in lines} == {
         ("CLI", user, "done")
@@ -110,7 +110,7 @@ def test_every_change_has_a_line_in_the_audit_log(tmp_path: Path) -> None:
         ("keys revoke", f"ci/{created['id']}", None),
         ("keys revoke", f"ci/{rotated['id']}", None),
     ]
-    assert created["key"] not in StorageLayout(tmp_path).audit.read_text()
+    assert created["key"] not in StorageLayout(tmp_path).access.audit.read_text()
 
 
 @pytest.mark.parametrize("arguments", [("list",), ("rotate", "ann"), ("revoke", "ann")])

@@ -120,10 +120,10 @@ def test_an_entry_that_is_no_model_does_not_stop_the_start(
     layout = open_storage(tmp_path)
     store = ModelStore(layout)
     (layout.models / "broken").mkdir()
-    layout.aliases.write_text("{")
+    layout.store.aliases.write_text("{")
     install_base_models(store, {"broken": "bundled", "tuneserve-demo": "bundled"})
     assert "'broken' is not installed" in caplog.text
-    layout.aliases.unlink()
+    layout.store.aliases.unlink()
     install_base_models(store, {"broken": "bundled", "tuneserve-demo": "bundled"})
     assert store.resolve("latest").id == "tuneserve-demo"
 

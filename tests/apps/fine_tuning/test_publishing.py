@@ -42,19 +42,15 @@ from tests.written_checkpoint import write_sharded
 from training.base_model import UnknownModelError, find_revision
 from training.checkpoint.format import CheckpointError
 from training.export.zero_shards import ShardsError
-from training.run.folder import RunFolder, RunRecord
+from training.run.folder import RunFolder
 from training.run.progress import Progress
+from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
 
 pytestmark = pytest.mark.anyio
 
 NUM_KILLS = 20
 TIMEOUT_S = 120.0
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture
@@ -65,7 +61,7 @@ def run(layout: StorageLayout, tiny_model: Path) -> RunFolder:
     summary = {"name": "rows", "num_rows": 1, "num_tokens": 2, "num_learned_tokens": 1}
     hashes = {"sha256": "0" * 64, "fingerprint": "0" * 64}
     durable.write_json(run.data / "summary.json", {**summary, **hashes})
-    run.add_event("Training for 20 steps in 1 epochs")
+    run.events.add("Training for 20 steps in 1 epochs")
     request = {"model": "tiny", "training_file": "file-1"}
     record = RunRecord(
         id=run.path.name,
@@ -133,7 +129,7 @@ def test_a_damaged_shard_is_named_and_nothing_is_published(
     with pytest.raises(ShardsError, match=f"step 10 is damaged: {name}"):
         publish_checkpoint(layout, run.path.name, 10, "mine")
     execute_export(layout, run.path.name, 10, "mine")
-    last = run.read_events()[-1]
+    last = run.events.read()[-1]
     assert (last["level"], name in last["message"]) == ("error", True)
     assert [model.id for model in ModelStore(layout).list_models()] == ["tiny"]
 
@@ -149,7 +145,7 @@ def test_another_base_model_of_the_same_name_is_refused(
     store.remove_alias("latest")
     store.delete("tiny")
     execute_export(layout, run.path.name, 10, "mine")
-    message = run.read_events()[-1]["message"]
+    message = run.events.read()[-1]["message"]
     assert "base_model 'tiny' is neither the folder of a Hugging Face model" in message
     assert str(layout.root) not in message
 
@@ -221,7 +217,7 @@ async def test_checkpoints_are_listed_and_published_over_http(
     begun = await client.post(f"{path}/{first['id']}/publish")
     assert (begun.status_code, begun.json()["status"]) == (202, "publishing")
     begun = await client.post(f"{path}/{first['id']}/publish", json={"model": "mine"})
-    line = read_json_lines(services.layout.audit)[-1]
+    line = read_json_lines(services.layout.access.audit)[-1]
     assert (line["subject"], line["created"]) == (f"{run.path.name}/{first['id']}", "mine")
     assert begun.json()["id"] == "mine"
     default = name_checkpoint_model(run, 20)
@@ -258,9 +254,9 @@ async def test_what_was_asked_for_is_told_of_once(
     jobs.states[run.path.name] = "active"
     await begin(queue, run, "mine")
     execute_export(layout, run.path.name, 10, "mine")
-    jobs.under_way.clear()
+    jobs.running.clear()
     await queue.reconcile()
-    told = [event["message"] for event in run.read_events()]
+    told = [event["message"] for event in run.events.read()]
     assert [message for message in told if "mine" in message] == [
         "Publishing step 10 as mine",
         "Published step 10 as mine",
@@ -274,11 +270,11 @@ async def test_an_export_whose_process_died_is_told_of(
     jobs.states[run.path.name] = "active"
     await begin(queue, run, "mine")
     await queue.reconcile()
-    assert run.read_events()[-1]["message"] == "Publishing step 10 as mine"
-    jobs.under_way.clear()
+    assert run.events.read()[-1]["message"] == "Publishing step 10 as mine"
+    jobs.running.clear()
     jobs.task_failures["export", "mine"] = "its node has left the cluster"
     await queue.reconcile()
-    last = run.read_events()[-1]
+    last = run.events.read()[-1]
     assert last["level"] == "error"
     assert last["message"] == (
         "'mine' was not published: its node has left the cluster; publish the checkpoint again"
@@ -292,9 +288,9 @@ async def test_a_foreign_model_of_the_same_id_is_not_taken_for_the_exports(
     jobs.states[run.path.name] = "active"
     await begin(queue, run, "mine")
     ModelStore(layout).add(tiny_model, "mine")
-    jobs.under_way.clear()
+    jobs.running.clear()
     await queue.reconcile()
-    assert "'mine' was not published" in run.read_events()[-1]["message"]
+    assert "'mine' was not published" in run.events.read()[-1]["message"]
 
 
 async def test_a_second_application_takes_no_exports(
@@ -314,7 +310,7 @@ async def test_a_checkpoint_stays_until_its_model_is_made(
     await begin(queue, run, "mine")
     with pytest.raises(LockedError), lock_existing(manifest):
         pass
-    jobs.under_way.clear()
+    jobs.running.clear()
     await queue.reconcile()
     with lock_existing(manifest):
         pass
@@ -335,7 +331,7 @@ async def do_tasks(layout: StorageLayout, jobs: NotedJobs, num_tasks: int) -> No
                 await asyncio.to_thread(
                     execute_export, layout, str(run_id), int(step), task.subject
                 )
-                jobs.under_way.discard((task.kind, task.subject))
+                jobs.running.discard((task.kind, task.subject))
                 done += 1
             await asyncio.sleep(0.01)
 
@@ -385,7 +381,7 @@ async def test_a_checkpoint_is_not_published_for_a_key_that_may_only_chat(
         await doing
         client.headers["authorization"] = f"Bearer {keys.rotate('ann').text}"
         assert (await chat(client, name)).status_code == 200, "it is a model by now"
-    refusal, publication = read_json_lines(layout.audit)
+    refusal, publication = read_json_lines(layout.access.audit)
     assert (refusal["key"], refusal["subject"], refusal["outcome"]) == ("ann", name, "refused")
     assert (refusal["status"], refusal["reason"]) == (403, "insufficient_permission")
     assert (publication["key"], publication["outcome"]) == ("bob", "done")

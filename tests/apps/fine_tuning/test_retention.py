@@ -62,10 +62,9 @@ def test_it_continues_after_an_unexpected_fault(
         raise KeyError("unexpected")
 
     monkeypatch.setattr("apps.fine_tuning.retention.prune_cache", fail)
-    monkeypatch.setattr("apps.fine_tuning.retention._INTERVAL_S", 0.01)
-    start_retention(layout, 0)
+    stopped = start_retention(layout, 0, interval_s=0.01)
     assert again.wait(30)
-    monkeypatch.setattr("apps.fine_tuning.retention._INTERVAL_S", 3600.0)
+    stopped.set()
 
 
 def test_what_killed_processes_left_is_removed_while_it_runs(layout: StorageLayout) -> None:
@@ -74,7 +73,7 @@ def test_what_killed_processes_left_is_removed_while_it_runs(layout: StorageLayo
         (layout.models / name / ".lock").touch()  # no process holds this lock any more
     (layout.files / ".upload-x").mkdir()
     (layout.files / ".upload-x" / ".lock").touch()
-    layout.aliases.write_text("{")
+    layout.store.aliases.write_text("{")
     enforce_retention(layout, 10**9)
     assert [path.name for path in layout.models.iterdir()] == ["tiny"]
     assert list(layout.files.iterdir()) == []

@@ -71,7 +71,7 @@ async def test_a_storage_folder_that_is_gone_is_not_ready(
 async def test_damaged_aliases_are_no_fault_of_the_client(
     client: httpx.AsyncClient, services: Services
 ) -> None:
-    services.layout.aliases.write_text('{"latest": {"his')
+    services.layout.store.aliases.write_text('{"latest": {"his')
     assert await read_checks(client, 200) == READY, "the copy has them"
     for path in services.layout.root.glob("aliases*.json"):
         path.write_text("{")

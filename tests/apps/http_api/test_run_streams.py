@@ -41,8 +41,8 @@ async def test_streams_do_not_take_the_slots_of_others(
 
 async def test_a_stream_ends_at_its_greatest_age(layout: StorageLayout) -> None:
     run = add_job(layout, "tiny")
-    run.add_event("one")
-    run.add_event("two")
+    run.events.add("one")
+    run.events.add("two")
     assert [piece async for piece in follow_events(run, 2, max_age_s=0.0)] == []
     (piece,) = [piece async for piece in follow_events(run, 1, max_age_s=0.0)]
     assert piece.startswith("id: ftevent-ftjob-000001-000002\n")
@@ -65,14 +65,14 @@ async def test_following_events_reads_only_what_is_new(
     layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = add_job(layout, "tiny")
-    run.add_event("first")
+    run.events.add("first")
     monkeypatch.setattr("apps.http_api.run_streams.POLL_S", 0.01)
     async with asyncio.timeout(10):
         stream = follow_events(run, 0, max_age_s=60.0)
         assert "first" in await anext(stream)
-        with run.events_file.open("r+b") as file:  # a second read would not find the event
+        with run.events.path.open("r+b") as file:  # a second read would not find the event
             file.write(b"#")
-        run.add_event("second")
+        run.events.add("second")
         piece = await anext(stream)
         await stream.aclose()
     assert piece.startswith("id: ftevent-ftjob-000001-000002\n")

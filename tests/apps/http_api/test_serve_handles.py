@@ -23,10 +23,16 @@ from ray.serve.schema import (
 from apps.http_api.deployment_health import DeploymentHealth, UnhealthyDeploymentError
 from apps.http_api.serve_handles import RemoteText
 from serving.errors import DeadlineExceededError
+from serving.openai.chat import parse_chat_request
+from serving.wire import AnswerOrigin, Piece, StreamItem, TextRequest, WholeAnswer
 
 pytestmark = pytest.mark.anyio
 
 DEAD = ActorUnavailableError("gone", b"0" * 16)
+ONE, TWO = StreamItem((Piece(0, "one"),)), StreamItem((Piece(0, "two"),))
+BODY = {"model": "a", "messages": [{"role": "user", "content": "fox"}], "seed": None}
+REQUEST = parse_chat_request(BODY)
+ANSWER = WholeAnswer(AnswerOrigin("a", None, None, None, "fp_0"), (Piece(0, "one"),), 3)
 
 
 class Items(DeploymentResponseGenerator[Any]):
@@ -78,6 +84,7 @@ class Handle:
     def __init__(self, *plans: Any) -> None:
         self._plans = iter(plans)
         self.made: list[Any] = []
+        self.sent: list[TextRequest] = []
 
     def options(self, **_: Any) -> "Handle":
         return self
@@ -88,28 +95,31 @@ class Handle:
 
     answer = loaded_models = stream
 
-    def remote(self, *_: Any) -> Any:
+    def remote(self, request: TextRequest) -> Any:
+        self.sent.append(request)
         plan = next(self._plans)
         self.made.append(Items(plan) if isinstance(plan, list) else Response(plan))
         return self.made[-1]
 
 
-def make_text(handle: Any, timeout_s: float = 5.0) -> RemoteText:
-    return RemoteText(handle, models=None, timeout_s=timeout_s, may_sleep=False)
+def make_text(handle: Any, timeout_s: float = 5.0, *, log_texts: bool = False) -> RemoteText:
+    return RemoteText(
+        handle, models=None, timeout_s=timeout_s, may_sleep=False, log_texts=log_texts
+    )
 
 
 async def stream(handle: Handle, timeout_s: float = 5.0) -> list[Any]:
     text = make_text(handle, timeout_s)
-    return [item async for item in text.stream("chat", {"model": "a"}, "id")]
+    return [item async for item in text.stream(REQUEST, BODY, "id")]
 
 
 async def test_a_stream_that_has_not_begun_is_asked_of_another() -> None:
-    handle = Handle([DEAD], ["one", "two"])
-    assert await stream(handle) == ["one", "two"]
+    handle = Handle([DEAD], [ONE, TWO])
+    assert await stream(handle) == [ONE, TWO]
     assert all(made.is_cancelled for made in handle.made)
 
 
-@pytest.mark.parametrize("plans", [[["one", DEAD], ["one"]], [[DEAD], [DEAD], ["one"]]])
+@pytest.mark.parametrize("plans", [[[ONE, DEAD], [ONE]], [[DEAD], [DEAD], [ONE]]])
 async def test_a_stream_that_has_begun_or_failed_twice_ends(plans: list[Any]) -> None:
     handle = Handle(*plans)
     with pytest.raises(ActorUnavailableError):
@@ -118,27 +128,44 @@ async def test_a_stream_that_has_begun_or_failed_twice_ends(plans: list[Any]) ->
 
 
 async def test_an_answer_is_asked_for_once_more() -> None:
-    handle = Handle(DEAD, {"choices": []})
-    assert await make_text(handle).answer("chat", {}, "id") == {"choices": []}
+    handle = Handle(DEAD, ANSWER)
+    assert await make_text(handle).answer(REQUEST, BODY, "id") == ANSWER
     with pytest.raises(ActorUnavailableError):
-        await make_text(Handle(DEAD, DEAD)).answer("chat", {}, "id")
+        await make_text(Handle(DEAD, DEAD)).answer(REQUEST, BODY, "id")
+
+
+@pytest.mark.parametrize(
+    ("log_texts", "logged_body"), [(False, None), (True, str(BODY))], ids=["no texts", "texts"]
+)
+async def test_generators_receive_the_body_for_their_log_only_with_log_texts(
+    log_texts: bool, logged_body: str | None
+) -> None:
+    handle = Handle(ANSWER, [ONE])
+    text = make_text(handle, log_texts=log_texts)
+    await text.answer(REQUEST, BODY, "id-1")
+    async for _ in text.stream(REQUEST, BODY, "id-2"):
+        pass
+    assert handle.sent == [
+        TextRequest("id-1", REQUEST, logged_body),
+        TextRequest("id-2", REQUEST, logged_body),
+    ]
 
 
 async def test_nothing_outlives_its_deadline() -> None:
-    for plan in ([30.0], ["one", 30.0]):
+    for plan in ([30.0], [ONE, 30.0]):
         handle = Handle(plan)
         with pytest.raises(DeadlineExceededError, match=r"^no complete answer within 0\.05 s$"):
             await stream(handle, timeout_s=0.05)
         assert handle.made[0].is_cancelled
     handle = Handle(30.0)
     with pytest.raises(DeadlineExceededError):
-        await make_text(handle, 0.05).answer("chat", {}, "id")
+        await make_text(handle, 0.05).answer(REQUEST, BODY, "id")
     assert handle.made[0].is_cancelled
 
 
 async def test_who_leaves_is_not_asked_for_again() -> None:
     handle = Handle(30.0)
-    task = asyncio.create_task(make_text(handle).answer("chat", {}, "id"))
+    task = asyncio.create_task(make_text(handle).answer(REQUEST, BODY, "id"))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from apps.http_api.model_upload import IncomingModel
-from serving.store.model_store import StoredModel
+from serving.store.stored_model import StoredModel
 from tests.apps.http_api.routes.test_models import make_tar
 
 pytestmark = pytest.mark.anyio

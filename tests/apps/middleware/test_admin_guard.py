@@ -29,7 +29,7 @@ async def test_only_administrators_get_in_and_refusals_have_a_line(layout: Stora
             headers = {"authorization": f"Bearer {key}"}
             statuses.append((await client.post("/v1/completions", headers=headers)).status_code)
     assert statuses == [200, 403, 401]
-    lines = read_json_lines(layout.audit)
+    lines = read_json_lines(layout.access.audit)
     assert [(line.get("key"), line["path"], line["reason"]) for line in lines] == [
         ("bob", "/v1/completions", "insufficient_permission"),
         (None, "/v1/completions", "invalid_api_key"),

@@ -65,7 +65,7 @@ def test_a_paused_run_offers_to_go_on(api: StubApi) -> None:
     assert ask(api, lambda client: client.jobs.pause("ftjob-1")).is_paused
     view = ask(api, lambda client: runs.read_view(client, "ftjob-1"))
     assert (view.is_active, view.is_paused, view.is_pausing) == (False, True, False)
-    assert "goes on from its last checkpoint" in view.run
+    assert "resumes from its last checkpoint" in view.run
     assert ask(api, lambda client: client.jobs.resume("ftjob-1")).is_active
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from serving.cpu.packed_linear import PackedLinear, pack_linear_layers
-from serving.engine.memory import PROCESS_BYTES, estimate_memory
 from serving.loading.inspection import inspect_model
 from serving.loading.loading import load_model
+from serving.loading.memory import PROCESS_BYTES, estimate_memory
 from serving.settings import EngineSettings
 from tests.tiny_model import build_tiny_model
 

@@ -13,12 +13,12 @@ from transformers import PreTrainedTokenizerFast
 from serving.engine.chat_encoder import ChatEncoder
 from serving.errors import DeadlineExceededError, InvalidRequestError
 from serving.openai.chat import parse_chat_request
-from serving.request_execution import Asked
+from serving.request_execution import RequestExecution
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from templating.renderer import RenderLimits
 from tests.model_files.test_tokenizer_faults import BROKEN
-from tests.serving.conftest import Load, run_replica
+from tests.serving.conftest import Load, make_request, run_replica
 from tests.tokenizer_kinds import KINDS, TEMPLATES, make_tokenizer
 from training.data.encoding import EncodedRow, RowEncoder
 from training.data.formats import Row
@@ -45,9 +45,9 @@ def test_a_hanging_template_stops_only_its_own_model(
 
     async def scenario() -> None:
         async with run_replica(layout) as replica:
-            await replica.answer("chat", ask("fine"), "id")  # loads the model
+            await replica.answer(make_request(ask("fine")))  # loads the model
             hanging = [
-                asyncio.create_task(replica.answer("chat", ask("hanging"), f"id-{number}"))
+                asyncio.create_task(replica.answer(make_request(ask("hanging"), f"id-{number}")))
                 for number in range(6)
             ]
             while not (await replica.loaded_models())[1:]:
@@ -56,10 +56,12 @@ def test_a_hanging_template_stops_only_its_own_model(
             while not hanging[0].done() or len(durations) < 5:
                 started = time.monotonic()
                 async with asyncio.timeout(10):
-                    await replica.answer("chat", ask("fine"), "id")
+                    await replica.answer(make_request(ask("fine")))
                     await replica.check_health()
                 durations.append(time.monotonic() - started)
-            with pytest.raises(InvalidRequestError, match="model 'hanging' was stopped") as caught:
+            with pytest.raises(
+                InvalidRequestError, match="^the chat template of model 'hanging' was stopped: "
+            ) as caught:
                 await hanging[0]
             assert caught.value.code == "chat_template_limit"
             for task in hanging[1:]:
@@ -78,8 +80,10 @@ def test_a_template_that_writes_half_a_surrogate_pair_refuses_the_messages(
 
     async def scenario() -> None:
         async with run_replica(layout) as replica:
-            with pytest.raises(InvalidRequestError, match="half of a surrogate pair"):
-                await replica.answer("chat", ask("odd"), "id")
+            with pytest.raises(
+                InvalidRequestError, match="^the chat template of .* half of a surrogate pair$"
+            ):
+                await replica.answer(make_request(ask("odd")))
 
     asyncio.run(scenario())
 
@@ -94,8 +98,10 @@ def test_rendering_ends_with_the_requests_deadline(
     async def scenario() -> float:
         deadline = asyncio.get_running_loop().time() + 0.2
         request = parse_chat_request(ask("hanging"))
-        with pytest.raises(DeadlineExceededError, match="model 'hanging' was not encoded within"):
-            await Asked.prepare(request, model, engine, deadline)
+        with pytest.raises(
+            DeadlineExceededError, match="^the prompt for model 'hanging' was not encoded "
+        ):
+            await RequestExecution.prepare(request, model, engine, deadline)
         return asyncio.get_running_loop().time() - deadline
 
     assert asyncio.run(scenario()) < 1.5
@@ -142,7 +148,10 @@ def test_a_tokenizer_that_panics_refuses_the_request_and_the_row(
     tokenizer.backend_tokenizer.normalizer = BROKEN
     encoders.append(ChatEncoder(tokenizer, RenderLimits()))
     chat = [{"role": "user", "content": "fox"}, {"role": "assistant", "content": "dog"}]
-    with pytest.raises(InvalidRequestError, match="the tokenizer failed: index out of") as caught:
+    with pytest.raises(
+        InvalidRequestError,
+        match="^the messages cannot be encoded .*: the tokenizer failed: index out of",
+    ) as caught:
         asyncio.run(encoders[-1].encode(chat[:1]))
     assert (caught.value.code, caught.value.param) == ("tokenizer_failed", "messages")
     for row in (Row(1, messages=tuple(chat), learned=(False, True)), Row(1, text="fox")):

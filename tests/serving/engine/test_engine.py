@@ -1,8 +1,8 @@
 import asyncio
 import json
 import shutil
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from serving.engine.answer import Piece
-from serving.engine.core import EngineCore
+from serving.engine.core import EngineCore, read_model
 from serving.engine.engine import Engine
+from serving.engine.messages import ReportHandler
 from serving.engine.sampling import Sampling
 from serving.errors import (
     DeadlineExceededError,
@@ -20,24 +20,36 @@ from serving.errors import (
     InvalidRequestError,
     OverloadedError,
 )
-from serving.loading.loading import load_model
+from serving.loading.loading import load_model, load_tokenizer
+from serving.settings import EngineSettings
+from serving.transformers_internals import FIFOScheduler
+from serving.wire import Piece
 from tests.serving.conftest import Load, wait_until
 from tests.tiny_model import CONTEXT_LENGTH
 
 
-def find_scheduler(engine: Engine) -> Any:
-    """Return the scheduler of an engine."""
-    assert isinstance(engine._core, EngineCore)
-    processor = engine._core._manager.batch_processor
+@contextmanager
+def run_with_scheduler(path: Path, **settings: int) -> Iterator[tuple[Engine, FIFOScheduler]]:
+    """Run an engine in this process, and yield its scheduler too."""
+    checked = EngineSettings.model_validate(settings)
+    cores: list[EngineCore] = []
+
+    def start_core(handle_report: ReportHandler) -> EngineCore:
+        cores.append(EngineCore(read_model(path, checked), checked, handle_report))
+        return cores[0]
+
+    engine = Engine(load_tokenizer(path), checked, start_core)
+    processor = cores[0].manager.batch_processor
     assert processor is not None
-    return processor.scheduler
+    yield engine, processor.scheduler
+    engine.close()
 
 
 _QUESTIONS = [f"{word} number {i}?" for i in range(4) for word in ("fox", "what 你好", "how many")]
 
 
 def _encode(engine: Engine, text: str) -> list[int]:
-    return asyncio.run(engine.encode_chat([{"role": "user", "content": text}]))
+    return asyncio.run(engine.prompts.encode_chat([{"role": "user", "content": text}]))
 
 
 async def _collect(engine: Engine, ids: Sequence[int], sampling: Sampling) -> list[Piece]:
@@ -159,7 +171,7 @@ def test_top_k_and_top_p_leave_only_likely_tokens(load_engine: Load, tiny_model:
     assert len(asyncio.run(draw())) > 2
 
 
-def test_model_decides_what_the_request_leaves_open(load_engine: Load, tiny_model: Path) -> None:
+def test_unset_sampling_settings_are_the_models(load_engine: Load, tiny_model: Path) -> None:
     engine = load_engine()
     assert engine.fill_sampling().temperature == 0
     assert engine.fill_sampling(temperature=0.7, top_k=5) == Sampling(temperature=0.7, top_k=5)
@@ -168,7 +180,9 @@ def test_model_decides_what_the_request_leaves_open(load_engine: Load, tiny_mode
 def test_prompt_beyond_the_context_is_refused_with_both_numbers(load_engine: Load) -> None:
     engine = load_engine()
     assert engine.context_length == CONTEXT_LENGTH
-    with pytest.raises(InvalidRequestError, match=f"200 tokens.*holds {CONTEXT_LENGTH}") as caught:
+    with pytest.raises(
+        InvalidRequestError, match=f"^the prompt has 200 tokens, .*holds {CONTEXT_LENGTH}, "
+    ) as caught:
         asyncio.run(_collect(engine, [5] * 200, Sampling()))
     assert caught.value.code == "context_length_exceeded"
 
@@ -187,30 +201,27 @@ def test_context_is_no_longer_than_the_cache(load_engine: Load) -> None:
     assert pieces[-1].num_completion_tokens == 4
 
 
-def test_closing_the_iterator_frees_the_slot_at_once(load_engine: Load) -> None:
-    engine = load_engine(max_running_requests=1, max_queued_requests=0)
-    ids = _encode(engine, "fox")
-
-    async def scenario() -> None:
+def test_closing_the_iterator_frees_the_slot_at_once(tiny_model: Path) -> None:
+    async def scenario(engine: Engine, scheduler: FIFOScheduler) -> None:
+        ids = await engine.prompts.encode_chat([{"role": "user", "content": "fox"}])
         for _ in range(3):
             async with aclosing(engine.generate(ids, Sampling(60))) as pieces:
                 await anext(pieces)
                 assert engine.num_active == 1
             assert engine.num_active == 0
-        scheduler = find_scheduler(engine)
         await wait_until(lambda: not scheduler.has_pending_requests())
-        assert engine._waiting == {}
 
-    asyncio.run(scenario())
+    limits = {"max_running_requests": 1, "max_queued_requests": 0}
+    with run_with_scheduler(tiny_model, **limits) as (engine, scheduler):
+        asyncio.run(scenario(engine, scheduler))
 
 
-def test_cancelling_the_last_one_in_a_full_cache_does_not_stall_the_rest(load_engine: Load) -> None:
+def test_cancelling_the_last_request_in_a_full_cache_does_not_stall_the_rest(
+    tiny_model: Path,
+) -> None:
     # When the cache is full, transformers preempts a request and admits no other until one has
     # finished. A cancelled request did not count as finished, so that the engine waited for ever.
-    engine = load_engine(page_size=32, num_cache_blocks=4)
-    scheduler = find_scheduler(engine)
-
-    async def scenario() -> list[Piece]:
+    async def scenario(engine: Engine, scheduler: FIFOScheduler) -> list[Piece]:
         staying = asyncio.create_task(_collect(engine, [50] * 50, Sampling(78)))
         await wait_until(lambda: bool(scheduler.active_requests))
         leaving = asyncio.create_task(_collect(engine, [60] * 50, Sampling(78)))
@@ -220,10 +231,12 @@ def test_cancelling_the_last_one_in_a_full_cache_does_not_stall_the_rest(load_en
         async with asyncio.timeout(10):
             return await staying
 
-    assert asyncio.run(scenario())[-1].num_completion_tokens == 78
+    with run_with_scheduler(tiny_model, page_size=32, num_cache_blocks=4) as (engine, scheduler):
+        pieces = asyncio.run(scenario(engine, scheduler))
+    assert pieces[-1].num_completion_tokens == 78
 
 
-def test_request_beyond_the_room_is_refused(load_engine: Load) -> None:
+def test_request_beyond_the_capacity_is_refused(load_engine: Load) -> None:
     engine = load_engine(max_running_requests=2, max_queued_requests=1)
     ids = _encode(engine, "fox")
 
@@ -256,7 +269,7 @@ def test_no_request_outlives_its_deadline(load_engine: Load) -> None:
     assert engine.is_healthy()
 
 
-def test_dead_engine_says_so(load_engine: Load) -> None:
+def test_dead_engine_is_reported(load_engine: Load) -> None:
     engine = load_engine()
     ids = _encode(engine, "fox")
 
@@ -270,7 +283,7 @@ def test_dead_engine_says_so(load_engine: Load) -> None:
     with pytest.raises(EngineDeadError):
         asyncio.run(die_while_answering())
     assert not engine.is_healthy()
-    with pytest.raises(EngineDeadError, match="has stopped"):
+    with pytest.raises(EngineDeadError, match="^the model's engine has stopped$"):
         asyncio.run(_collect(engine, ids, Sampling()))
 
 
@@ -279,10 +292,13 @@ def test_chat_needs_a_template_that_takes_the_messages(
 ) -> None:
     model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     (model / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(InvalidRequestError, match="'model' refuses .*: roles must alternate"):
+    with pytest.raises(
+        InvalidRequestError,
+        match="^the chat template of model 'model' refuses .*: roles must alternate$",
+    ):
         _encode(load_engine(model), "fox")
     (model / "chat_template.jinja").unlink()
-    with pytest.raises(InvalidRequestError, match="no chat template"):
+    with pytest.raises(InvalidRequestError, match="^this model has no chat template, "):
         _encode(load_engine(model), "fox")
 
 

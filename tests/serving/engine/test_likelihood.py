@@ -9,15 +9,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config
 
-from serving.engine.answer import AnswerReader, Piece, TokenSpeller, ToldToken
+from serving.engine import prompt_logprobs
 from serving.engine.continuous_batching import UNLIKELY, find_likelihoods
+from serving.engine.detokenize import AnswerReader, TokenDecoder
 from serving.engine.engine import Engine
-from serving.engine.engine import prompt_logprobs as scoring
 from serving.engine.logits_processors import make_gumbel_noise
 from serving.engine.messages import Likelihood
 from serving.engine.sampling import Sampling
 from serving.errors import DeadlineExceededError, InvalidRequestError
 from serving.loading.loading import load_model
+from serving.wire import Piece, TokenLogprob
 from tests.serving.conftest import Load
 
 
@@ -34,8 +35,8 @@ def find_logprobs(path: Path, ids: Sequence[int]) -> torch.Tensor:
         return torch.log_softmax(model(torch.tensor([list(ids)])).logits[0].float(), dim=-1)
 
 
-def list_told(pieces: Sequence[Piece]) -> list[ToldToken]:
-    return [told for piece in pieces for told in piece.tokens]
+def list_tokens(pieces: Sequence[Piece]) -> list[TokenLogprob]:
+    return [found for piece in pieces for found in piece.tokens]
 
 
 @pytest.mark.parametrize("in_pieces", [True, False])
@@ -45,7 +46,7 @@ def test_tokens_tell_how_likely_they_were(
 ) -> None:
     """Log-probabilities are those of the model's own distribution, at any temperature."""
     engine = load_engine()
-    prompts = [engine.encode_text(f"number {number} of the fox") for number in range(5)]
+    prompts = [engine.prompts.encode_text(f"number {number} of the fox") for number in range(5)]
     sampling = Sampling(12, temperature=temperature, num_top_logprobs=3)
 
     async def answer_all() -> list[list[Piece]]:
@@ -55,13 +56,13 @@ def test_tokens_tell_how_likely_they_were(
 
     _, tokenizer = load_model(tiny_model)
     for ids, pieces in zip(prompts, asyncio.run(answer_all()), strict=True):
-        told = list_told(pieces)
+        found = list_tokens(pieces)
         text = "".join(piece.text for piece in pieces)
-        assert len(told) == pieces[-1].num_completion_tokens, "with the one that ended it"
-        told = [one for one in told if not one.is_end]
+        assert len(found) == pieces[-1].num_completion_tokens, "with the one that ended it"
+        found = [one for one in found if not one.is_end]
         # Recover the ids: of the tokens with this text, the one with the closest log-probability.
         so_far = list(ids)
-        for one in told:
+        for one in found:
             expected = find_logprobs(tiny_model, so_far)[-1]
             written = [tokenizer.decode([token]) for token in range(len(expected))]
             fits = [token for token, spelt in enumerate(written) if spelt == one.token.text]
@@ -80,26 +81,27 @@ def test_a_text_is_scored_as_by_a_plain_forward_pass(
     engine = load_engine()
     texts = [f"the {word} fox says {i} times what?" for i in range(10) for word in ("", "quick")]
 
-    async def score_all() -> list[list[ToldToken]]:
+    async def score_all() -> list[list[TokenLogprob]]:
         scored = []
         for limit in (1 << 26, 5 * 600):  # in one pass, and in passes of a few tokens
-            monkeypatch.setattr(scoring, "_MAX_LOGITS", limit)
-            busy = asyncio.create_task(collect(engine, engine.encode_text("fox"), Sampling(100)))
-            encoded = map(engine.encode_text, texts)
+            monkeypatch.setattr(prompt_logprobs, "MAX_LOGITS", limit)
+            encode = engine.prompts.encode_text
+            busy = asyncio.create_task(collect(engine, encode("fox"), Sampling(100)))
+            encoded = map(encode, texts)
             scored += await asyncio.gather(*(engine.score(ids, 1) for ids in encoded))
             await busy
         return scored
 
-    for text, told in zip([*texts, *texts], asyncio.run(score_all()), strict=True):
-        ids = engine.encode_text(text)
+    for text, tokens in zip([*texts, *texts], asyncio.run(score_all()), strict=True):
+        ids = engine.prompts.encode_text(text)
         expected = find_logprobs(tiny_model, ids)
-        assert told[0].logprob is None
-        found = [one.logprob for one in told[1:]]
+        assert tokens[0].logprob is None
+        found = [one.logprob for one in tokens[1:]]
         likely = [float(expected[at, token]) for at, token in enumerate(ids[1:])]
         assert found == pytest.approx(likely, abs=1e-4)
-        tops = [one.top[0][1] for one in told[1:]]
+        tops = [one.top[0][1] for one in tokens[1:]]
         assert tops == pytest.approx(expected.max(dim=-1).values[:-1].tolist(), abs=1e-4)
-        assert "".join(one.token.text for one in told) == text
+        assert "".join(one.token.text for one in tokens) == text
 
 
 def test_scoring_has_the_same_limits(load_engine: Load) -> None:
@@ -138,16 +140,16 @@ def test_texts_are_scored_by_a_model_without_a_fused_attention(
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     engine = load_engine(tmp_path)
-    ids = engine.encode_text("the quick fox")
+    ids = engine.prompts.encode_text("the quick fox")
 
-    async def score_and_generate() -> tuple[list[ToldToken], list[Piece]]:
-        told = await engine.score(ids, 0)
-        return told, await collect(engine, ids, Sampling(4))
+    async def score_and_generate() -> tuple[list[TokenLogprob], list[Piece]]:
+        found = await engine.score(ids, 0)
+        return found, await collect(engine, ids, Sampling(4))
 
-    told, pieces = asyncio.run(score_and_generate())
+    found, pieces = asyncio.run(score_and_generate())
     expected = find_logprobs(tmp_path, ids)
     likely = [float(expected[at, token]) for at, token in enumerate(ids[1:])]
-    assert [one.logprob for one in told[1:]] == pytest.approx(likely, abs=1e-4)
+    assert [one.logprob for one in found[1:]] == pytest.approx(likely, abs=1e-4)
     assert pieces[-1].finish_reason is not None, "it generates as before"
 
 
@@ -156,7 +158,7 @@ def test_tokens_of_a_stop_are_not_told(tiny_model: Path) -> None:
     ids = tokenizer("the quick fox")["input_ids"]
     likelihoods = [Likelihood(-float(at), ()) for at in range(len(ids))]
     for stop in ("quick", "ick f", " fox"):
-        reader = AnswerReader(1, [], tokenizer, TokenSpeller(tokenizer), [stop])
+        reader = AnswerReader(0, 1, [], tokenizer, TokenDecoder(tokenizer), [stop])
         pieces = []
         for end in range(1, len(ids) + 1):
             if reader.is_finished:
@@ -164,16 +166,16 @@ def test_tokens_of_a_stop_are_not_told(tiny_model: Path) -> None:
             piece = reader.read(ids[:end], likelihoods[:end], is_finished=end == len(ids))
             if piece is not None:
                 pieces.append(piece)
-                told = "".join(one.token.text for one in list_told(pieces))
+                found = "".join(one.token.text for one in list_tokens(pieces))
                 shown = "".join(piece.text for piece in pieces)
-                assert shown.startswith(told), "no token is told before its text"
+                assert shown.startswith(found), "no token is returned before its text"
         assert shown == "the quick fox".partition(stop)[0]
-        assert len(shown) - len(told) < 6, "what is shown is told, but for a token that is cut"
+        assert len(shown) - len(found) < 6, "all text has its tokens, except a cut one"
 
 
 def test_a_seed_draws_the_same_whatever_else_is_in_the_batch(load_engine: Load) -> None:
     engine = load_engine()
-    ids = engine.encode_text("fox")
+    ids = engine.prompts.encode_text("fox")
 
     def seeded(seed: int) -> Sampling:
         return Sampling(20, temperature=1.5, seed=seed)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,14 +17,21 @@ from typing import Any
 import psutil
 import pytest
 
-from serving.engine.answer import Piece
 from serving.engine.engine import Engine
-from serving.engine.messages import Generation
-from serving.engine.remote import ForkServer, fork_server
+from serving.engine.messages import Generation, ReportHandler
+from serving.engine.remote import ForkServer, RemoteCore, fork_server
 from serving.engine.sampling import Sampling
 from serving.errors import DeadlineExceededError, EngineDeadError, EngineLostError
+from serving.loading.loading import load_tokenizer
 from serving.settings import EngineSettings
-from tests.serving.conftest import DEADLINE_S, Load, wait_until
+from serving.wire import Piece
+from tests.serving.conftest import (
+    DEADLINE_S,
+    Load,
+    find_engine_processes,
+    find_fork_servers,
+    wait_until,
+)
 
 SETTINGS = EngineSettings()
 LONG = Sampling(max_new_tokens=100)
@@ -36,19 +44,29 @@ def engine(tiny_model: Path) -> Iterator[Engine]:
     engine.close()
 
 
-def find_forks() -> list[psutil.Process]:
-    """Return the processes of all running engines."""
-    assert fork_server._process is not None
-    return psutil.Process(fork_server._process.pid).children()
+def start_with_core(path: Path, settings: EngineSettings = SETTINGS) -> tuple[Engine, RemoteCore]:
+    """Start an engine, and return its core too."""
+    cores: list[RemoteCore] = []
+
+    def start_core(handle_report: ReportHandler) -> RemoteCore:
+        cores.append(RemoteCore(path, settings, handle_report))
+        return cores[0]
+
+    return Engine(load_tokenizer(path), settings, start_core), cores[0]
+
+
+def find_fork_server() -> psutil.Process:
+    (process,) = find_fork_servers()
+    return process
 
 
 async def collect(engine: Engine, ids: Sequence[int], sampling: Sampling) -> list[Piece]:
     return [piece async for piece in engine.generate(ids, sampling)]
 
 
-def test_it_gives_what_a_core_in_this_process_gives(engine: Engine, load_engine: Load) -> None:
+def test_it_answers_like_a_core_in_this_process(engine: Engine, load_engine: Load) -> None:
     own = load_engine()
-    prompts = [engine.encode_text(f"fox {number}") for number in range(6)]
+    prompts = [engine.prompts.encode_text(f"fox {number}") for number in range(6)]
     samplings = [Sampling(20), Sampling(20, temperature=1.5, seed=7, num_top_logprobs=2)]
 
     async def answer(one: Engine) -> list[str]:
@@ -64,7 +82,7 @@ def test_it_gives_what_a_core_in_this_process_gives(engine: Engine, load_engine:
     assert engine.context_length == own.context_length
 
 
-def test_whoever_leaves_frees_the_place(tiny_model: Path) -> None:
+def test_a_closed_stream_frees_its_slot(tiny_model: Path) -> None:
     engine = Engine.start(tiny_model, EngineSettings(max_running_requests=1, max_queued_requests=0))
 
     async def scenario() -> None:
@@ -81,14 +99,16 @@ def test_whoever_leaves_frees_the_place(tiny_model: Path) -> None:
 
 
 def test_a_process_that_is_killed_fails_its_requests(engine: Engine) -> None:
-    (process,) = find_forks()
+    (process,) = find_engine_processes()
 
     async def scenario() -> None:
         async with aclosing(engine.generate([5], LONG)) as pieces:
             await anext(pieces)
             scoring = asyncio.create_task(engine.score([5] * 100, 0))
             process.kill()
-            with pytest.raises(EngineDeadError, match="failed while it answered"):
+            with pytest.raises(
+                EngineDeadError, match="^the model's engine failed while it answered$"
+            ):
                 async for _ in pieces:
                     pass
             with pytest.raises(EngineDeadError):
@@ -96,7 +116,7 @@ def test_a_process_that_is_killed_fails_its_requests(engine: Engine) -> None:
         assert not engine.is_healthy()
         assert engine.num_active == 0
         for ask in (collect(engine, [5], LONG), engine.score([5], 0)):
-            with pytest.raises(EngineDeadError, match="has stopped"):
+            with pytest.raises(EngineDeadError, match="^the model's engine has stopped$"):
                 await ask
 
     asyncio.run(scenario())
@@ -104,24 +124,26 @@ def test_a_process_that_is_killed_fails_its_requests(engine: Engine) -> None:
     engine.close()
 
 
-def test_a_request_that_nobody_can_begin_harms_no_other(engine: Engine) -> None:
+def test_a_request_that_cannot_start_harms_no_other(tiny_model: Path) -> None:
+    engine, core = start_with_core(tiny_model)
     wrong: Any = None
 
     async def scenario() -> None:
         async with aclosing(engine.generate([5], LONG)) as pieces:
             await anext(pieces)
-            with engine._wait(DEADLINE_S) as (request_id, waiting):
-                engine._core.generate(Generation(request_id, wrong, 3, Sampling(), False))
-                told = await waiting.queue.get()
-            assert told is not None
-            assert "not iterable" in (told.error or "")
+            with engine.requests.register(DEADLINE_S, core.cancel) as request:
+                core.generate(Generation(request.id, wrong, 3, Sampling(), False))
+                (progress,) = await request.receive()
+            assert progress is not None
+            assert "not iterable" in (progress.error or "")
             assert [piece async for piece in pieces][-1].num_completion_tokens == 100
         assert engine.is_healthy()
 
     asyncio.run(scenario())
+    engine.close()
 
 
-def test_one_that_dies_while_it_loads_is_told_as_such(
+def test_a_process_that_dies_while_it_loads_is_reported(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.pidfd_open
@@ -132,13 +154,15 @@ def test_one_that_dies_while_it_loads_is_told_as_such(
         return descriptor
 
     monkeypatch.setattr(os, "pidfd_open", kill_it)
-    with pytest.raises(EngineLostError, match="process that was to load model 'model' has ended"):
+    with pytest.raises(
+        EngineLostError, match="^the process that was to load model 'model' has ended$"
+    ):
         Engine.start(tiny_model, SETTINGS)
 
 
-def test_a_process_that_is_held_up_holds_up_nobody_else(tiny_model: Path) -> None:
+def test_a_suspended_process_blocks_no_caller(tiny_model: Path) -> None:
     """More data is sent to the process than the connection's buffers hold."""
-    engine = Engine.start(tiny_model, EngineSettings(num_cache_blocks=256))
+    engine, core = start_with_core(tiny_model, EngineSettings(num_cache_blocks=256))
     prompt = [5] * (engine.context_length - 10)
 
     async def ask() -> None:
@@ -152,19 +176,19 @@ def test_a_process_that_is_held_up_holds_up_nobody_else(tiny_model: Path) -> Non
         assert time.monotonic() - began < 2
         assert engine.num_active == 0
 
-    (process,) = find_forks()
+    (process,) = find_engine_processes()
     process.suspend()
     for _ in range(400):  # the 8 prompts alone may fit in the buffers
-        engine._core.cancel("x" * 4096)
+        core.cancel("x" * 4096)
     asyncio.run(scenario())
     process.resume()
     assert asyncio.run(collect(engine, [5], Sampling(3)))[-1].num_completion_tokens == 3
     engine.close()
 
 
-def test_commands_while_the_process_dies_are_told_as_such(tiny_model: Path) -> None:
+def test_commands_while_the_process_dies_fail(tiny_model: Path) -> None:
     engine = Engine.start(tiny_model, SETTINGS)
-    (process,) = find_forks()
+    (process,) = find_engine_processes()
 
     async def scenario() -> None:
         process.kill()
@@ -176,7 +200,7 @@ def test_commands_while_the_process_dies_are_told_as_such(tiny_model: Path) -> N
     engine.close()
 
 
-def test_what_a_score_fails_by_is_told(
+def test_the_error_of_a_score_is_reported(
     tiny_model: Path, load_engine: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -184,7 +208,10 @@ def test_what_a_score_fails_by_is_told(
 
     monkeypatch.setattr("serving.engine.core.score_tokens", refuse)
     engine = load_engine()
-    with pytest.raises(EngineDeadError, match="unexpected keyword argument"):
+    with pytest.raises(
+        EngineDeadError,
+        match="^the model's engine failed while it scored a text: unexpected keyword argument ",
+    ):
         asyncio.run(engine.score([5] * 10, 0))
 
 
@@ -194,9 +221,9 @@ def test_a_process_ends_however_many_files_are_open(tiny_model: Path) -> None:
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     try:
         engine = Engine.start(tiny_model, SETTINGS)
-        assert len(find_forks()) == 1
+        assert len(find_engine_processes()) == 1
         engine.close()
-        assert find_forks() == []
+        assert find_engine_processes() == []
     finally:
         for file in files:
             os.close(file)
@@ -206,46 +233,45 @@ def test_a_process_ends_however_many_files_are_open(tiny_model: Path) -> None:
 @pytest.mark.parametrize("delay_s", [0.0, 0.002, 0.004, 0.008, 0.016])
 def test_a_fork_server_that_dies_at_any_moment_is_replaced(delay_s: float) -> None:
     """Its socket is closed some time before its exit can be detected."""
+    others = find_fork_servers()
     server = ForkServer()
     here, there = Pipe()
     with here, there:
         server.fork(there)
-        assert server._process is not None
-        server._process.kill()
-        time.sleep(delay_s)
+        (process,) = [one for one in find_fork_servers() if one not in others]
+        process.kill()
+        time.sleep(delay_s)  # the moment under test, not a wait for a condition
         server.fork(there)
-        server._discard()
+        server.close()
 
 
 def test_a_fork_server_that_died_is_replaced(tiny_model: Path) -> None:
     fork_server.start()
-    assert fork_server._process is not None
-    first = fork_server._process
+    first = find_fork_server()
     first.kill()
     first.wait()
     engine = Engine.start(tiny_model, SETTINGS)
-    assert fork_server._process is not first
+    assert find_fork_server() != first
     assert asyncio.run(collect(engine, [5], Sampling(2)))[-1].num_completion_tokens == 2
     engine.close()
-    assert find_forks() == []
+    assert find_engine_processes() == []
 
 
-def test_what_is_forked_has_a_single_thread(engine: Engine) -> None:
+def test_a_fork_server_has_a_single_thread(engine: Engine) -> None:
     """A lock that another thread holds during the fork would stay locked in the new process."""
-    assert fork_server._process is not None
-    assert psutil.Process(fork_server._process.pid).num_threads() == 1
+    assert find_fork_server().num_threads() == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="niceness is a thread's on Linux only")
-def test_what_generates_does_not_go_last_as_what_loads_does(engine: Engine) -> None:
-    (process,) = find_forks()
+def test_the_generating_thread_has_a_higher_priority_than_the_loading_one(engine: Engine) -> None:
+    (process,) = find_engine_processes()
     before = {thread.id: thread.user_time for thread in process.threads()}
     asyncio.run(collect(engine, [5], LONG))
     busiest = max(process.threads(), key=lambda one: one.user_time - before.get(one.id, 0.0))
     assert os.getpriority(os.PRIO_PROCESS, busiest.id) == os.getpriority(os.PRIO_PROCESS, 0)
 
 
-def test_nothing_stays_when_whoever_asked_is_killed(tiny_model: Path) -> None:
+def test_all_processes_end_when_their_owner_is_killed(tiny_model: Path) -> None:
     program = (
         "import time; from pathlib import Path; from serving.engine.engine import Engine;"
         "from serving.settings import EngineSettings;"
@@ -264,10 +290,11 @@ def test_nothing_stays_when_whoever_asked_is_killed(tiny_model: Path) -> None:
 
 
 def test_a_fork_server_ends_with_its_owner_before_it_forked() -> None:
-    server = ForkServer()
-    server.start()
-    process = server._process
-    assert process is not None
-    assert server._control is not None
-    server._control.close()
+    here, there = socket.socketpair()
+    with there:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "serving.engine.worker", str(there.fileno())],
+            pass_fds=[there.fileno()],
+        )
+    here.close()
     assert process.wait(DEADLINE_S) == 0

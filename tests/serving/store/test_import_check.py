@@ -73,13 +73,13 @@ def test_a_config_that_claims_more_than_its_weights_hold_is_refused(
     change_config(source, **wide, num_hidden_layers=4)
     started = time.monotonic()
     with pytest.raises(ModelRefusedError, match="missing keys: .*mismatched keys: "):
-        ModelStore(layout).take_in(source, "m")
+        ModelStore(layout).import_directory(source, "m")
     print(f"refused in {time.monotonic() - started:.1f} s")
     assert not ModelStore(layout).has("m")
 
 
 def test_a_sound_model_is_imported(layout: StorageLayout, source: Path) -> None:
-    assert ModelStore(layout).take_in(source, "m").id == "m"
+    assert ModelStore(layout).import_directory(source, "m").id == "m"
 
 
 def test_building_a_model_cannot_take_the_memory_of_the_server(source: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_model_whose_tokenizer_is_a_file_of_the_server_is_refused(
     HOSTILE["vocab-BertTokenizer"](source, secret)
     with watch_file(secret) as watch:
         with pytest.raises(ModelRefusedError, match=r"has no tokenizer: expected tokenizer\.json"):
-            ModelStore(layout).take_in(source, "m")
+            ModelStore(layout).import_directory(source, "m")
         with pytest.raises(ModelRefusedError, match="'vocab' is .*, which transformers may open"):
             ModelStore(layout).install(source, "m")
         assert not watch.was_opened()
@@ -228,7 +228,7 @@ def test_settings_of_an_imported_model_are_those_that_are_known(
     strange = {"tokenizer_class": "AutoModel", "sp_model_kwargs": {"model": "/etc/passwd"}}
     (source / "tokenizer_config.json").write_text(json.dumps({**settings, **strange}))
     change_config(source, _name_or_path="/etc/passwd", attn_implementation="a/kernel")
-    model = ModelStore(layout).take_in(source, "m")
+    model = ModelStore(layout).import_directory(source, "m")
     model.verify()
     del settings["tokenizer_class"]
     assert json.loads((model.path / "tokenizer_config.json").read_text()) == settings
@@ -257,7 +257,7 @@ def test_a_tokenizer_of_an_older_kind_that_an_operator_names_is_converted(
     assert ids == made_ids
     assert sorted(path.name for path in source.iterdir()) == before, "the source stays as it is"
     with pytest.raises(ModelRefusedError, match=r"has no tokenizer: expected tokenizer\.json"):
-        ModelStore(layout).take_in(source, "n")
+        ModelStore(layout).import_directory(source, "n")
 
 
 def test_the_memory_of_a_tokenizer_is_counted(source: Path) -> None:

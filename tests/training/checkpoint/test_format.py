@@ -114,7 +114,7 @@ def list_steps(folder: Path) -> list[int]:
     return [checkpoint.step for checkpoint in list_checkpoints(folder)]
 
 
-def test_a_checkpoint_is_complete_once_it_is_finished(folder: Path, local_disk: Path) -> None:
+def test_checkpoint_is_complete_after_finish(folder: Path, local_disk: Path) -> None:
     progress = make_progress(7)
     writer = CheckpointWriter(folder, ALONE, 2)
     assert list_checkpoints(folder) == []
@@ -131,7 +131,7 @@ def test_a_checkpoint_is_complete_once_it_is_finished(folder: Path, local_disk: 
     assert list(local_disk.iterdir()) == []
 
 
-def test_saving_waits_for_the_checkpoint_before(folder: Path) -> None:
+def test_save_waits_for_previous_checkpoint(folder: Path) -> None:
     writer = CheckpointWriter(folder, ALONE, 2)
     writer.save(FakeEngine(), make_progress(1))
     writer.save(FakeEngine(), make_progress(2))
@@ -141,13 +141,13 @@ def test_saving_waits_for_the_checkpoint_before(folder: Path) -> None:
     assert list_steps(folder) == [2, 1]
 
 
-def test_checkpoints_are_listed_newest_first(folder: Path) -> None:
+def test_list_checkpoints_sorts_newest_first(folder: Path) -> None:
     save(folder, 9, 10, 100, 99)
     assert list_steps(folder) == [100, 99, 10, 9]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_incomplete_checkpoint_does_not_exist(folder: Path, rank: int) -> None:
+def test_list_checkpoints_skips_incomplete_checkpoint(folder: Path, rank: int) -> None:
     checkpoint = save_as_two_workers(folder, 4)
     assert (checkpoint.world_size, checkpoint.step) == (2, 4)
     (checkpoint.path / f"manifest-0000{rank}.json").unlink()
@@ -157,7 +157,7 @@ def test_an_incomplete_checkpoint_does_not_exist(folder: Path, rank: int) -> Non
 @pytest.mark.parametrize(
     "damage", ["manifest", "no progress", "short file", "long file", "missing file", "no shards"]
 )
-def test_a_damaged_checkpoint_is_never_taken_for_none(folder: Path, damage: str) -> None:
+def test_damaged_checkpoint_is_not_treated_as_missing(folder: Path, damage: str) -> None:
     """This happens after an aborted copy: a run that restarts would remove restorable data."""
     checkpoint = save_as_two_workers(folder, 4)
     shard = find_shards(checkpoint.path) / "zero_pp_rank_1.pt"
@@ -179,17 +179,17 @@ def test_a_damaged_checkpoint_is_never_taken_for_none(folder: Path, damage: str)
     assert checkpoint.path.is_dir()
 
 
-def test_every_worker_hashes_its_share_of_the_files(folder: Path) -> None:
+def test_each_worker_hashes_its_share_of_files(folder: Path) -> None:
     checkpoint = save_as_two_workers(folder, 4)
     damage(checkpoint.path / TAG / "zero_pp_rank_1.pt", "flipped")
     assert list_steps(folder) == [4]
-    said = f"{TAG}/zero_pp_rank_1.pt differs from what was written"
-    assert find_damage(checkpoint, 0, 1) == said
-    assert [find_damage(checkpoint, rank, 2) for rank in range(2)] == [None, said]
-    assert [find_damage(checkpoint, rank, 3) for rank in range(3)] == [None, said, None]
+    expected = f"{TAG}/zero_pp_rank_1.pt differs from what was written"
+    assert find_damage(checkpoint, 0, 1) == expected
+    assert [find_damage(checkpoint, rank, 2) for rank in range(2)] == [None, expected]
+    assert [find_damage(checkpoint, rank, 3) for rank in range(3)] == [None, expected, None]
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+def test_damaged_checkpoint_is_skipped_for_previous_one(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save(folder, 1, 2, 3)
@@ -207,9 +207,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
 
 
 @pytest.mark.parametrize("file", [f"{TAG}/mp_rank_00.pt", "manifest-00000.json"])
-def test_a_damaged_checkpoint_is_reported_in_the_events(
-    run: RunFolder, folder: Path, file: str
-) -> None:
+def test_damaged_checkpoint_emits_event(run: RunFolder, folder: Path, file: str) -> None:
     """Previously, it was only logged."""
     save(folder, 1, 2, 3)
     damage(folder / "checkpoint_0000000001" / "latest", "cut")  # not needed
@@ -217,23 +215,23 @@ def test_a_damaged_checkpoint_is_reported_in_the_events(
     start = find_start(run, ALONE)
     assert start is not None
     assert start.step == 2
-    (event,) = run.read_events()
+    (event,) = run.events.read()
     assert (event["level"], event["code"]) == ("warn", "checkpoint_damaged")
     assert event["data"] == {"checkpoint": "checkpoint_0000000003"}
     assert "'checkpoint_0000000003' is damaged and is skipped" in event["message"]
 
 
-def test_a_run_whose_first_checkpoint_was_never_complete_starts_at_step_0(
+def test_run_with_incomplete_first_checkpoint_starts_at_step_0(
     run: RunFolder, folder: Path
 ) -> None:
     assert find_start(run, ALONE) is None
-    run.add_metrics({"step": 4})
+    run.metrics.add({"step": 4})
     save_first_half(folder, 4)
     assert find_start(run, ALONE) is None
-    assert run.read_metrics() == []
-    (aside,) = list_names(folder)
-    assert aside.startswith(".quarantined-checkpoint_0000000004-")
-    assert (folder / aside / "manifest-00000.json").is_file()
+    assert run.metrics.read() == []
+    (quarantined,) = list_names(folder)
+    assert quarantined.startswith(".quarantined-checkpoint_0000000004-")
+    assert (folder / quarantined / "manifest-00000.json").is_file()
     save(folder, 4)
     assert list_names(folder) == ["checkpoint_0000000004"]
 
@@ -250,15 +248,15 @@ def test_a_run_whose_first_checkpoint_was_never_complete_starts_at_step_0(
         ("checkpoint_*", "no checkpoint"),
     ],
 )
-def test_a_run_whose_checkpoints_are_not_seen_neither_starts_anew_nor_removes_them(
-    run: RunFolder, folder: Path, tmp_path: Path, unseen: str, found: str
+def test_invisible_checkpoints_raise_and_nothing_is_removed(
+    run: RunFolder, folder: Path, tmp_path: Path, invisible: str, found: str
 ) -> None:
     """On NFS, a file that another node wrote may be invisible for a while."""
     for step in (4, 8):
-        run.add_metrics({"step": step})
+        run.metrics.add({"step": step})
         save_as_two_workers(folder, step)
-    hidden = [(path, tmp_path / f"hidden-{n}") for n, path in enumerate(folder.glob(unseen))]
-    if unseen == "checkpoint_0000000008":  # and part of the other one
+    hidden = [(path, tmp_path / f"hidden-{n}") for n, path in enumerate(folder.glob(invisible))]
+    if invisible == "checkpoint_0000000008":  # and part of the other one
         hidden.append((folder / "checkpoint_0000000004/manifest-00000.json", tmp_path / "part"))
     for path, elsewhere in hidden:
         path.rename(elsewhere)
@@ -272,7 +270,7 @@ def test_a_run_whose_checkpoints_are_not_seen_neither_starts_anew_nor_removes_th
         "'ray/checkpoints' and 'metrics.jsonl' from the run's folder"
     )
     assert sorted(run.path.rglob("*")) == before
-    assert [line["step"] for line in run.read_metrics()] == [4, 8]
+    assert [line["step"] for line in run.metrics.read()] == [4, 8]
     for path, elsewhere in hidden:
         elsewhere.rename(path)
     start = find_start(run, ALONE)
@@ -289,7 +287,7 @@ def test_a_run_whose_checkpoints_are_not_seen_neither_starts_anew_nor_removes_th
         (False, True, "the run has trained 4 steps"),
     ],
 )
-def test_without_a_record_of_complete_checkpoints_a_run_that_has_trained_is_not_begun_anew(
+def test_trained_run_without_completion_record_does_not_start_over(
     run: RunFolder, folder: Path, record: str, is_saved: bool, has_metrics: bool, reason: str
 ) -> None:
     """Runs of release 0.1 have no record."""
@@ -297,14 +295,14 @@ def test_without_a_record_of_complete_checkpoints_a_run_that_has_trained_is_not_
     if is_saved:
         save_first_half(folder, 4)
     if has_metrics:
-        run.add_metrics({"step": 4})
+        run.metrics.add({"step": 4})
     if record == "damaged":
         (folder / "last_complete.json").write_text('{"step": "')
     with pytest.raises(CheckpointError, match=f"is found, although {reason}"):
         find_start(run, ALONE)
 
 
-def test_two_checkpoints_that_lack_manifests_are_evidence_of_a_complete_one(
+def test_two_checkpoints_without_manifests_imply_a_complete_one(
     run: RunFolder, folder: Path
 ) -> None:
     """This happens if a release that keeps no record trained the run in between."""
@@ -315,7 +313,7 @@ def test_two_checkpoints_that_lack_manifests_are_evidence_of_a_complete_one(
         find_start(run, ALONE)
 
 
-def test_a_run_that_was_resumed_from_an_older_checkpoint_records_that_one(
+def test_resume_from_older_checkpoint_updates_last_complete_record(
     run: RunFolder, folder: Path
 ) -> None:
     save(folder, 4, 8)
@@ -326,7 +324,7 @@ def test_a_run_that_was_resumed_from_an_older_checkpoint_records_that_one(
     assert (start.step, read_last_complete(folder)) == (4, 4)
 
 
-def test_a_run_of_which_every_checkpoint_is_damaged_is_not_begun_anew(folder: Path) -> None:
+def test_run_with_all_checkpoints_damaged_does_not_start_over(folder: Path) -> None:
     save(folder, 1)
     damage(folder / "checkpoint_0000000001" / "latest", "flipped")
     with pytest.raises(CheckpointError, match="all 1 checkpoints are damaged; nothing was removed"):
@@ -334,7 +332,7 @@ def test_a_run_of_which_every_checkpoint_is_damaged_is_not_begun_anew(folder: Pa
     assert list_steps(folder) == [1]
 
 
-def test_a_damaged_manifest_is_passed_over(folder: Path) -> None:
+def test_checkpoint_with_damaged_manifest_is_skipped(folder: Path) -> None:
     save(folder, 1, 2)
     (folder / "checkpoint_0000000002" / "manifest-00000.json").write_text("{")
     assert list_steps(folder) == [1]
@@ -346,7 +344,7 @@ def change_manifest(folder: Path, step: int, **changes: object) -> str:
     return path.read_text()
 
 
-def test_a_manifest_says_its_format_and_one_of_a_newer_minor_version_is_read(folder: Path) -> None:
+def test_manifest_of_newer_minor_format_version_is_read(folder: Path) -> None:
     save(folder, 1)
     path = folder / "checkpoint_0000000001" / "manifest-00000.json"
     assert json.loads(path.read_text())["format_version"] == "1.0"
@@ -356,7 +354,7 @@ def test_a_manifest_says_its_format_and_one_of_a_newer_minor_version_is_read(fol
     assert checkpoint.step == 1
 
 
-def test_a_checkpoint_of_a_newer_release_stops_the_run_and_nothing_is_removed(
+def test_checkpoint_of_newer_release_raises_and_is_kept(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save(folder, 1, 2)
@@ -373,7 +371,7 @@ def test_a_checkpoint_of_a_newer_release_stops_the_run_and_nothing_is_removed(
         read_checkpoint(manifest.parent)
 
 
-def test_a_fault_of_the_disk_is_not_taken_for_damage(folder: Path) -> None:
+def test_disk_error_is_not_treated_as_damage(folder: Path) -> None:
     """Otherwise a run would resume from an older checkpoint, and remove the newer one."""
     save(folder, 1, 2)
     manifest = folder / "checkpoint_0000000002" / "manifest-00000.json"
@@ -383,15 +381,15 @@ def test_a_fault_of_the_disk_is_not_taken_for_damage(folder: Path) -> None:
         agree_on_checkpoint(folder, ALONE)
 
 
-def test_a_worker_without_files_of_its_own_has_a_manifest(folder: Path) -> None:
+def test_worker_without_shards_writes_manifest(folder: Path) -> None:
     """At ZeRO stage 0 only rank 0 writes files; other ranks may finish first."""
 
-    class Silent(FakeEngine):
+    class SilentEngine(FakeEngine):
         def save_checkpoint(self, *_: object, **__: object) -> None:
             pass
 
     writer = CheckpointWriter(folder, ALONE, 1)
-    writer.save(Silent(), make_progress(1))
+    writer.save(SilentEngine(), make_progress(1))
     writer.finish()
     assert list_steps(folder) == [1]
 
@@ -400,7 +398,7 @@ def test_a_worker_without_files_of_its_own_has_a_manifest(folder: Path) -> None:
     ("num_kept", "best_step", "kept"),
     [(1, None, [5]), (2, None, [5, 4]), (2, 2, [5, 4, 2]), (2, 5, [5, 4]), (9, 1, [5, 4, 3, 2, 1])],
 )
-def test_the_newest_and_the_best_stay_on_disk(
+def test_newest_and_best_checkpoints_are_kept(
     folder: Path, num_kept: int, best_step: int | None, kept: list[int]
 ) -> None:
     save(folder, 1, 2, 3, 4, 5, num_kept=num_kept, best_step=best_step)
@@ -408,7 +406,7 @@ def test_the_newest_and_the_best_stay_on_disk(
     assert len(list_names(folder)) == len(kept)
 
 
-def test_the_best_so_far_stays_until_a_better_one_is_complete(folder: Path) -> None:
+def test_best_checkpoint_is_kept_until_better_one_is_complete(folder: Path) -> None:
     """Otherwise a run that resumes from the newest checkpoint cannot choose the best at its end."""
     writer = CheckpointWriter(folder, ALONE, 1)
     for step in (1, 2):
@@ -424,7 +422,7 @@ def test_the_best_so_far_stays_until_a_better_one_is_complete(folder: Path) -> N
     assert choose_result(checkpoints, "best").step == 1
 
 
-def test_what_a_resumed_run_writes_again_is_kept_until_its_next_checkpoint_is_complete(
+def test_quarantined_checkpoints_are_kept_until_next_one_is_complete(
     run: RunFolder, folder: Path
 ) -> None:
     save(folder, 1, 2, 9, 10, 11)
@@ -434,20 +432,20 @@ def test_what_a_resumed_run_writes_again_is_kept_until_its_next_checkpoint_is_co
     start = find_start(run, ALONE)
     assert start is not None
     assert start.step == 9
-    *asides, oldest, older, newest = list_names(folder)
-    assert [name.rpartition("-")[0] for name in asides] == [
+    *quarantined, oldest, older, newest = list_names(folder)
+    assert [name.rpartition("-")[0] for name in quarantined] == [
         ".quarantined-checkpoint_0000000010",
         ".quarantined-checkpoint_0000000011",
     ]
     assert [oldest, older, newest] == [f"checkpoint_{step:010d}" for step in (1, 2, 9)]
-    assert (folder / asides[1] / "manifest-00000.json").is_file()
+    assert (folder / quarantined[1] / "manifest-00000.json").is_file()
     save(folder, 10)
     assert list_steps(folder) == [10, 9, 1]
     assert len(list_names(folder)) == 4, "the older one may be seen whole again"
 
 
 @pytest.mark.parametrize("start", [None, 4])
-def test_entries_that_are_no_checkpoints_of_the_run_are_left_alone(
+def test_foreign_entries_in_checkpoint_folder_are_kept(
     run: RunFolder, folder: Path, start: int | None
 ) -> None:
     assert find_start(run, ALONE) is None
@@ -468,7 +466,7 @@ def test_entries_that_are_no_checkpoints_of_the_run_are_left_alone(
     assert list_names(folder) == sorted([*foreign, "checkpoint_0000000005"])
 
 
-def test_what_a_killed_worker_left_on_local_disk_is_removed(folder: Path, local_disk: Path) -> None:
+def test_scratch_folder_of_killed_worker_is_removed(folder: Path, local_disk: Path) -> None:
     """Files of killed workers of any run are removed; those of live workers stay."""
     code = (
         "from pathlib import Path; from storage.scratch import ScratchFolder; import sys;"
@@ -485,7 +483,7 @@ def test_what_a_killed_worker_left_on_local_disk_is_removed(folder: Path, local_
     assert [path.name for path in local_disk.iterdir()] == ["unrelated"]
 
 
-def test_an_engine_that_fails_leaves_nothing_behind(folder: Path, local_disk: Path) -> None:
+def test_failed_engine_save_leaves_no_files(folder: Path, local_disk: Path) -> None:
     class BrokenEngine(FakeEngine):
         def save_checkpoint(self, folder: str, tag: str) -> None:
             super().save_checkpoint(folder, tag)
@@ -498,7 +496,7 @@ def test_an_engine_that_fails_leaves_nothing_behind(folder: Path, local_disk: Pa
     assert list(folder.iterdir()) == []
 
 
-def test_an_upload_that_failed_leaves_its_room_to_the_next_attempt(folder: Path) -> None:
+def test_failed_upload_frees_its_disk_space(folder: Path) -> None:
     """On a full disk, files of a failed upload would leave no room for the next one."""
     save(folder, 1)
     (folder / "checkpoint_0000000002" / "latest").mkdir(parents=True)  # so that it fails
@@ -507,9 +505,9 @@ def test_an_upload_that_failed_leaves_its_room_to_the_next_attempt(folder: Path)
     assert list_names(folder) == ["checkpoint_0000000001"]
 
 
-def test_an_upload_that_failed_is_told_at_the_next_save(folder: Path, local_disk: Path) -> None:
-    in_the_way = folder / "checkpoint_0000000001" / TAG / "mp_rank_00.pt"
-    in_the_way.mkdir(parents=True)
+def test_failed_upload_is_raised_at_next_save(folder: Path, local_disk: Path) -> None:
+    obstacle = folder / "checkpoint_0000000001" / TAG / "mp_rank_00.pt"
+    obstacle.mkdir(parents=True)
     writer = CheckpointWriter(folder, ALONE, 2)
     writer.save(FakeEngine(), make_progress(1))
     with pytest.raises(OSError, match="mp_rank_00.pt"):
@@ -521,7 +519,7 @@ def test_an_upload_that_failed_is_told_at_the_next_save(folder: Path, local_disk
     assert list_steps(folder) == [2]
 
 
-def test_an_upload_that_failed_is_told_at_the_end(folder: Path) -> None:
+def test_failed_upload_is_raised_at_finish(folder: Path) -> None:
     (folder / "checkpoint_0000000001" / "latest").mkdir(parents=True)
     writer = CheckpointWriter(folder, ALONE, 2)
     writer.save(FakeEngine(), make_progress(1))
@@ -529,7 +527,7 @@ def test_an_upload_that_failed_is_told_at_the_end(folder: Path) -> None:
         writer.finish()
 
 
-def test_a_folder_that_is_no_checkpoint_is_named(folder: Path) -> None:
+def test_find_shards_error_names_invalid_folder(folder: Path) -> None:
     save(folder, 1)
     path = folder / "checkpoint_0000000001"
     assert find_shards(path) == path / TAG

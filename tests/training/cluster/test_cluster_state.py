@@ -35,18 +35,18 @@ def hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make the request for the nodes block."""
     may_return = Event()
 
-    def ask() -> list[dict[str, Any]]:
+    def list_nodes() -> list[dict[str, Any]]:
         may_return.wait()
         return []
 
-    monkeypatch.setattr(ray, "nodes", ask)
+    monkeypatch.setattr(ray, "nodes", list_nodes)
     monkeypatch.setattr("training.cluster.cluster_state.ANSWER_TIMEOUT_S", 0.1)
     yield
     may_return.set()
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_cluster_with_a_node_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_is_lost_when_no_node_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": False}, {"Alive": True}])
     assert find_cluster_loss() is None
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": False}])
@@ -54,19 +54,19 @@ def test_a_cluster_with_a_node_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("cluster", "hangs")
-def test_a_cluster_that_does_not_answer_is_not_said_to_have_ended() -> None:
+def test_unresponsive_cluster_is_not_reported_as_ended() -> None:
     assert find_cluster_loss() == "the Ray cluster did not answer for 0.1 s"
 
 
 @pytest.mark.usefixtures("hangs")
-def test_a_cluster_at_whose_address_nothing_listens_has_ended(cluster: socket.socket) -> None:
+def test_cluster_with_closed_port_is_reported_as_ended(cluster: socket.socket) -> None:
     port = cluster.getsockname()[1]
     cluster.close()
-    ended = f"the Ray cluster at 127.0.0.1:{port} has ended: nothing listens there"
-    assert find_cluster_loss() == ended
+    expected = f"the Ray cluster at 127.0.0.1:{port} has ended: nothing listens there"
+    assert find_cluster_loss() == expected
 
 
-def test_a_failed_question_is_reported_as_that(
+def test_failed_nodes_request_is_reported(
     cluster: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
@@ -78,7 +78,7 @@ def test_a_failed_question_is_reported_as_that(
     assert "has ended: nothing listens there" in (find_cluster_loss() or "")
 
 
-def test_a_cluster_that_cannot_be_reached_is_not_said_to_have_ended(
+def test_unreachable_cluster_is_not_reported_as_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """This happens with a broken network."""

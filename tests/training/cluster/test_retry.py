@@ -27,20 +27,20 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
 PEER_LOST = RuntimeError("[pair.cc:534] Connection closed by peer [192.0.2.7]:4711")
 
 
-def throw(exception: BaseException) -> None:
+def raise_exception(exception: BaseException) -> None:
     raise exception
 
 
 def wrap(exception: BaseException) -> UserExceptionWithTraceback:
     """Return an exception of a worker in the form in which Ray Train passes it on."""
     try:
-        throw(exception)
+        raise_exception(exception)
     except type(exception) as caught:
         wrapped = construct_user_exception_with_traceback(caught)
     return pickle.loads(pickle.dumps(wrapped))  # type: ignore[no-any-return]
 
 
-def test_what_a_worker_raised_is_found_in_what_ray_wraps_it_in() -> None:
+def test_unwrap_user_exception_returns_exception_of_worker() -> None:
     found = unwrap_user_exception(wrap(FULL))
     assert isinstance(found, OSError)
     assert found.errno == errno.ENOSPC
@@ -64,7 +64,7 @@ def test_what_a_worker_raised_is_found_in_what_ray_wraps_it_in() -> None:
         RuntimeError("CUDA error: device-side assert triggered"),
     ],
 )
-def test_what_new_workers_would_meet_again_is_not_tried_again(exception: Exception) -> None:
+def test_permanent_failure_is_not_retried(exception: Exception) -> None:
     """Previously, each of them was retried four times, for 103 s."""
     assert not may_heal(wrap(exception))
     assert not is_worth_another_try({0: wrap(exception), 1: wrap(PEER_LOST)})
@@ -87,17 +87,17 @@ def test_what_new_workers_would_meet_again_is_not_tried_again(exception: Excepti
         wrap(RuntimeError("CUDA error: uncorrectable ECC error encountered")),
     ],
 )
-def test_what_is_lost_may_heal(exception: Exception) -> None:
+def test_transient_failure_is_retried(exception: Exception) -> None:
     assert may_heal(exception)
     assert is_worth_another_try({0: exception})
 
 
-def test_a_lost_worker_counts_more_than_what_others_report_after_it() -> None:
+def test_lost_worker_outweighs_failures_of_other_workers() -> None:
     lost = ray.exceptions.ActorDiedError()
     assert is_worth_another_try({0: wrap(ValueError("expected 2 tensors, got 1")), 1: lost})
 
 
-def test_ray_train_decides_by_the_cause() -> None:
+def test_failure_policy_decides_by_cause() -> None:
     policy = RetryWhatMayHeal(FailureConfig(max_failures=2))
     full, lost = WorkerGroupError("", {1: wrap(FULL)}), WorkerGroupError("", {1: wrap(PEER_LOST)})
     assert policy.make_decision(full) is FailureDecision.RAISE
@@ -106,13 +106,13 @@ def test_ray_train_decides_by_the_cause() -> None:
     assert isinstance(pickle.loads(pickle.dumps(policy)), RetryWhatMayHeal)
 
 
-def test_only_workers_that_are_replaced_have_an_event(tmp_path: Path) -> None:
-    tell = ReportFailures(str(tmp_path))
-    tell.after_exception(None, {0: wrap(PEER_LOST), 3: wrap(FULL)})
+def test_only_replaced_workers_emit_event(tmp_path: Path) -> None:
+    callback = ReportFailures(str(tmp_path))
+    callback.after_exception(None, {0: wrap(PEER_LOST), 3: wrap(FULL)})
     run = RunFolder(tmp_path)
-    assert run.read_events() == [], "the event of the run's end has the reason"
-    tell.after_exception(None, {0: wrap(PEER_LOST), 3: ray.exceptions.ActorDiedError()})
-    (event,) = run.read_events()
+    assert run.events.read() == [], "the event of the run's end has the reason"
+    callback.after_exception(None, {0: wrap(PEER_LOST), 3: ray.exceptions.ActorDiedError()})
+    (event,) = run.events.read()
     assert event["message"].startswith("Worker 3 was lost: ")
     assert (event["level"], event["code"]) == ("warn", "worker_lost")
     assert event["data"] == {"ranks": [0, 3]}
@@ -132,7 +132,7 @@ def test_only_workers_that_are_replaced_have_an_event(tmp_path: Path) -> None:
         (ValueError("no"), False),
     ],
 )
-def test_a_full_disk_is_recognised(exception: Exception, expected: bool) -> None:
+def test_is_full_disk_recognises_causes(exception: Exception, expected: bool) -> None:
     assert is_full_disk(exception) is expected
     assert is_full_disk(wrap(exception)) is expected
     chained = RuntimeError("saving failed")

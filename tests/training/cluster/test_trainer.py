@@ -13,14 +13,14 @@ def name_callbacks(trainer: TorchTrainer) -> list[str]:
     return [type(callback).__name__ for callback in callbacks]
 
 
-def test_only_what_is_not_used_is_left_out() -> None:
+def test_lean_trainer_omits_only_unused_callbacks() -> None:
     everything = name_callbacks(TorchTrainer(lambda: None))
     assert set(everything) > UNUSED
     kept = [name for name in everything if name not in UNUSED]
     assert name_callbacks(LeanTorchTrainer(lambda: None)) == [*kept, "FreeFailedGroup"]
 
 
-def test_the_controller_is_given_our_decision_about_failures(
+def test_controller_receives_failure_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ray Train's own policy retries every exception of a worker."""

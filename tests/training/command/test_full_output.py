@@ -22,16 +22,16 @@ def run(target: Path) -> int:
     return done.returncode
 
 
-def test_a_full_disk_under_the_output_does_not_change_the_exit_status() -> None:
+def test_full_disk_of_output_keeps_exit_status() -> None:
     assert run(Path("/dev/full")) == 75
 
 
-def test_lines_that_find_room_are_written_at_once(tmp_path: Path) -> None:
+def test_lines_are_written_at_once_if_disk_has_space(tmp_path: Path) -> None:
     assert run(tmp_path / "log") == 75
     assert (tmp_path / "log").read_bytes() == b"fox\n\\udcff"
 
 
-def test_a_stream_that_is_no_file_stays(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_without_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     stream = sys.stderr
     with drop_what_finds_no_room():
         print("fox", file=sys.stderr)

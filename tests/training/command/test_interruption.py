@@ -15,13 +15,13 @@ def send(number: int = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
 
 
-def let_time_pass() -> None:
+def trigger_alarm() -> None:
     """Deliver the alarm that the timer would."""
     signal.raise_signal(signal.SIGALRM)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_pauses_and_the_second_stops(number: int) -> None:
+def test_first_signal_pauses_and_second_interrupts(number: int) -> None:
     paused: list[str] = []
     with PauseOnInterrupt(lambda: paused.append("paused"), None) as pausing, pausing.limit():
         send(number)
@@ -31,8 +31,8 @@ def test_the_first_signal_pauses_and_the_second_stops(number: int) -> None:
     assert paused == ["paused"]
 
 
-def test_a_pause_that_takes_too_long_ends_the_body() -> None:
-    def be_slow() -> None:
+def test_pause_timeout_ends_body() -> None:
+    def exceed_limit() -> None:
         send()
         time.sleep(LONG_S)
 
@@ -40,31 +40,31 @@ def test_a_pause_that_takes_too_long_ends_the_body() -> None:
     began = time.monotonic()
     with PauseOnInterrupt(lambda: None, 0.05) as pausing, pausing.limit():
         with pytest.raises(PauseTimeoutError):
-            be_slow()
+            exceed_limit()
         signal.setitimer(signal.ITIMER_REAL, 0)
     assert 0.05 <= time.monotonic() - began < LONG_S
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_only_the_limited_part_is_ended() -> None:
+def test_pause_timeout_applies_only_to_limited_part() -> None:
     """The cluster around it must start and end completely, however late the pause is."""
     with PauseOnInterrupt(lambda: None, LONG_S) as pausing:
         send()
-        let_time_pass()  # while the cluster starts
+        trigger_alarm()  # while the cluster starts
         with pytest.raises(PauseTimeoutError), pausing.limit():
             pytest.fail("the limited part begins after the time limit")
-        let_time_pass()  # while the cluster shuts down
+        trigger_alarm()  # while the cluster shuts down
 
 
-def test_a_second_signal_lifts_the_time_limit() -> None:
+def test_second_signal_cancels_time_limit() -> None:
     with PauseOnInterrupt(lambda: None, LONG_S) as pausing, pausing.limit():
         send()
         with pytest.raises(KeyboardInterrupt):
             send()
-        let_time_pass()  # while the end of the run is recorded
+        trigger_alarm()  # while the end of the run is recorded
 
 
-def test_the_alarm_repeats_and_none_is_left_behind() -> None:
+def test_alarm_repeats_and_is_cancelled_at_exit() -> None:
     """Python drops an exception of a handler that interrupts a finalizer."""
     with PauseOnInterrupt(lambda: None, LONG_S):
         send()
@@ -72,7 +72,7 @@ def test_the_alarm_repeats_and_none_is_left_behind() -> None:
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_handlers_that_a_library_replaced_are_installed_again() -> None:
+def test_install_restores_handlers_replaced_by_library() -> None:
     """Ray exits at SIGTERM once it is initialised, without a checkpoint."""
     paused: list[str] = []
     with PauseOnInterrupt(lambda: paused.append("paused"), None) as pausing:
@@ -86,7 +86,7 @@ def test_handlers_that_a_library_replaced_are_installed_again() -> None:
             send()
 
 
-def test_sigterm_interrupts_what_cannot_be_paused() -> None:
+def test_sigterm_raises_keyboard_interrupt() -> None:
     code = """
 import signal
 from training.command.interruption import interrupt_on_sigterm

@@ -58,7 +58,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "only blank lines": ("rows.jsonl", b"\n \n", "rows.jsonl holds no rows"),
     "empty array": ("rows.json", b" [ ] \n", "rows.json holds no rows"),
     "only a header": ("rows.csv", b"prompt,completion\n", "rows.csv holds no rows"),
-    "only a mark": ("rows", b"\xef\xbb\xbf", "rows holds no rows"),
+    "only a byte order mark": ("rows", b"\xef\xbb\xbf", "rows holds no rows"),
     "prose": ("rows", b"Once upon a time\n", 'rows begins with "Once upon a time": expected rows'),
     "zip": ("rows.jsonl", zip_bytes(), "rows.jsonl is not text but a ZIP archive or an Office"),
     "compressed twice": (
@@ -85,7 +85,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         lines(GOOD, GOOD)[:-20],
         "1 of 2 rows cannot be used: 1 row: not JSON (Unterminated string, column ",
     ),
-    "no JSON": (
+    "invalid JSON": (
         "rows.jsonl",
         lines(GOOD) + b"{oops\n\n" + lines(GOOD) + b"null,\n",
         "2 of 4 rows cannot be used: 2 rows: not JSON (Expecting property name enclosed in double "
@@ -93,12 +93,16 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     ),
     "single quotes": ("rows.jsonl", b"{'text': 'x'}\n", "not JSON (Expecting property name"),
     "raw control character": ("rows.jsonl", b'{"text": "a\x01b"}\n', "Invalid control character"),
-    "key twice": (
+    "duplicate key": (
         "rows.jsonl",
         b'{"text": "x", "text": "y"}\n',
         '1 row: duplicate key "text" (line 1)',
     ),
-    "key twice in an array": ("rows.json", b'[{"text": "x", "text": "y"}]', 'duplicate key "text"'),
+    "duplicate key in an array": (
+        "rows.json",
+        b'[{"text": "x", "text": "y"}]',
+        'duplicate key "text"',
+    ),
     "array cut off": (
         "rows.json",
         b'[{"text": "x"},\n{"text": "y',
@@ -135,8 +139,8 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "object over several lines": (
         "rows.json",
         json.dumps({"data": [GOOD]}, indent=1).encode(),
-        'rows.json holds an object over several lines, beginning with "{": expected one object a '
-        "line, or an array of objects; if the rows stand in a list within it, as in "
+        'rows.json has an object on several lines, beginning with "{": expected one object a '
+        "line, or an array of objects; if the rows are in a list within it, as in "
         "{'data': [...]}, make the file that list alone",
     ),
     "other keys": (
@@ -146,16 +150,16 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     ),
     # CSV
     "no header": ("rows.csv", b"How many?,Twelve.\nWhen?,At six.\n", 'keys "How many?", "Twelve'),
-    "ragged": (
+    "rows of different length": (
         "rows.csv",
         b"prompt,completion\na,b\nc\nd,e,f\n",
         "2 of 3 rows cannot be used: 2 rows: 1 fields where the header has 2; quote fields that "
         "hold the separator (lines 3, 4)",
     ),
     "unnamed column": ("rows.csv", b"text,\nx,y\n", "column 2 of the header has no name"),
-    "column twice": ("rows.csv", b"text,text\nx,y\n", 'the header names "text" more than once'),
+    "duplicate column": ("rows.csv", b"text,text\nx,y\n", 'the header names "text" more than once'),
     "quote not closed": ("rows.csv", b'text\n"Twelve.\n', "not CSV (unexpected end of data)"),
-    "after a quote": (
+    "text after a quote": (
         "rows.csv",
         b'text\nok\n"x"y\n',
         "not CSV (',' expected after '\"'); double the quotes",
@@ -174,7 +178,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         lines(GOOD, {"prompt": "x"}),
         "'completion' is missing, expected text (line 2)",
     ),
-    "half a character": ("rows.jsonl", rb'{"text": "\ud800"}', "'text' has half a character (a"),
+    "lone surrogate": ("rows.jsonl", rb'{"text": "\ud800"}', "'text' has half a character (a"),
     "NUL character": ("rows.jsonl", rb'{"text": "a\u0000b"}', "'text' has a NUL character in it"),
     "one token": (
         "rows.jsonl",
@@ -188,7 +192,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         lines({"messages": "hi"}),
         "'messages' is \"hi\", expected",
     ),
-    "cell is no JSON": ("rows.csv", b"messages\n[oops\n", "'messages' is not JSON: \"[oops\""),
+    "cell is not JSON": ("rows.csv", b"messages\n[oops\n", "'messages' is not JSON: \"[oops\""),
     "message is text": ("rows.jsonl", chat("hi"), 'message 1 is "hi", expected an object'),
     "role": (
         "rows.jsonl",
@@ -227,7 +231,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         chat(USER, {**ANSWER, "train": "no"}),
         'message 2 has the train "no", expected true or false',
     ),
-    "flags contradict": (
+    "contradictory flags": (
         "rows.jsonl",
         chat(USER, {**ANSWER, "weight": 1, "train": False}),
         'message 2 has the flags {"weight": true, "train": false}, which contradict each other',
@@ -242,7 +246,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         lines({"conversations": [{"from": "gpt", "value": "x", "train_detail": [{}]}]}),
         "message 1 has 'train_detail', but a message is learned as a whole or not at all",
     ),
-    "call of Hermes is no JSON": (
+    "call of Hermes is not JSON": (
         "rows.jsonl",
         lines(
             {"conversations": [{"from": "function_call", "value": "<tool_call>{'a'}</tool_call>"}]}
@@ -330,7 +334,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         lines({"instruction": "a", "output": "b", "history": {"a": "b"}}),
         '\'history\' is {"a": "b"}, expected a list of [question, answer] pairs (line 1)',
     ),
-    "half a turn of history": (
+    "incomplete turn of history": (
         "rows.jsonl",
         lines({"instruction": "a", "output": "b", "history": [["c", "d"], ["e"]]}),
         "turn 2 of 'history' is [\"e\"], expected a pair [question, answer] (line 1)",
@@ -358,17 +362,17 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         chat(USER, {**ANSWER, "tool_calls": [{"function": {}}]}),
         'a tool call is {"function": {}}, expected a function with a name',
     ),
-    "arguments are no JSON": (
+    "arguments are not JSON": (
         "rows.jsonl",
         chat(USER, {**ANSWER, "tool_calls": [{"function": {"name": "f", "arguments": "{a"}}]}),
         "'arguments' of a tool call is not JSON: \"{a\"",
     ),
-    "half a character in the id of a call": (
+    "lone surrogate in the id of a call": (
         "rows.jsonl",
         chat(USER, {**ANSWER, "tool_calls": [{**CALL, "id": "\ud800"}]}),
         "'id' has half a character (a lone surrogate) in it (line 1)",
     ),
-    "half a character in the name of a call": (
+    "lone surrogate in the name of a call": (
         "rows.jsonl",
         chat(USER, {**ANSWER, "tool_calls": [{"function": {"name": "f\udfff"}}]}),
         "'name' has half a character (a lone surrogate) in it (line 1)",
@@ -387,7 +391,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_a_broken_file_is_refused_in_words(
+def test_broken_file_is_rejected_with_explanation(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, case: str
 ) -> None:
     name, content, expected = FILES[case]
@@ -407,7 +411,7 @@ def test_faults_are_grouped_by_kind(tmp_path: Path, tokenizer: PreTrainedTokeniz
     assert message.endswith("(lines 32, 34); 1 row: 'prompt' is 3, expected text (line 33)")
 
 
-def test_a_file_of_which_all_is_dropped_is_refused(
+def test_file_with_all_rows_dropped_is_rejected(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     content = lines({**GOOD, "prompt": "loaves " * 300})
@@ -427,7 +431,7 @@ def test_a_file_of_which_all_is_dropped_is_refused(
         ({"pormpt": "question"}, 'columns has the keys "pormpt"; the keys are "completion",'),
     ],
 )
-def test_columns_that_are_not_there_are_named(
+def test_unknown_columns_are_named(
     tmp_path: Path,
     tokenizer: PreTrainedTokenizerBase,
     columns: dict[str, str],
@@ -438,7 +442,7 @@ def test_columns_that_are_not_there_are_named(
 
 
 @pytest.mark.parametrize("mark", ["", "[", "text\n"])
-def test_a_row_beyond_all_bounds_is_refused(
+def test_row_over_size_limit_is_rejected(
     tmp_path: Path,
     tokenizer: PreTrainedTokenizerBase,
     monkeypatch: pytest.MonkeyPatch,
@@ -451,7 +455,7 @@ def test_a_row_beyond_all_bounds_is_refused(
     assert any(word in message for word in ("longer than 200,000", "field larger than field limit"))
 
 
-def test_a_broken_row_of_a_large_array_is_named_by_its_line(
+def test_broken_row_of_large_array_is_reported_with_line(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", 200_000)
@@ -465,7 +469,7 @@ def test_a_broken_row_of_a_large_array_is_named_by_its_line(
     )
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no file at .*gone.jsonl': expected rows as JSONL"):
         list(RowFile(tmp_path / "gone.jsonl").read())
     (tmp_path / "rows").mkdir()
@@ -473,7 +477,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         list(RowFile(tmp_path / "rows").read())
 
 
-def test_many_names_in_a_row_cost_little_and_are_not_all_shown(
+def test_many_keys_are_processed_quickly_and_listed_partly(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     names = [f"name{number}" for number in range(100_000)]

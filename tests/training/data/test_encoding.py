@@ -67,12 +67,12 @@ def learned_text(row: EncodedRow, tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.decode(row.input_ids[row.learned].tolist()))
 
 
-def test_only_the_assistants_tokens_are_learned(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_only_assistant_tokens_are_learned(tokenizer: PreTrainedTokenizerBase) -> None:
     row = encode(chat(SYSTEM, QUESTION, ANSWER, QUESTION, ANSWER), tokenizer)
     assert learned_text(row, tokenizer) == f"{ANSWER['content']}<|im_end|>" * 2
 
 
-def test_what_is_trained_is_what_a_chat_will_see(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_trained_tokens_equal_chat_template_output(tokenizer: PreTrainedTokenizerBase) -> None:
     row = encode(chat(QUESTION, ANSWER), tokenizer)
     prompt = tokenizer.apply_chat_template([QUESTION], add_generation_prompt=True, return_dict=True)
     assert row.input_ids[: row.learned.argmax()].tolist() == prompt["input_ids"]
@@ -83,21 +83,21 @@ def test_what_is_trained_is_what_a_chat_will_see(tokenizer: PreTrainedTokenizerB
     assert row.learned.tolist() == [bool(mark) for mark in whole["assistant_masks"]]
 
 
-def test_a_template_without_markers_learns_the_same(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_template_without_markers_learns_same_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
     row = chat(QUESTION, ANSWER, QUESTION, ANSWER)
     marked, plain = encode(row, tokenizer), encode(row, without_markers(tokenizer))
     assert plain.input_ids.tolist() == marked.input_ids.tolist()
     assert plain.learned.tolist() == marked.learned.tolist()
 
 
-def test_a_message_of_weight_0_is_not_learned(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_message_of_weight_0_is_not_learned(tokenizer: PreTrainedTokenizerBase) -> None:
     row = chat(QUESTION, SILENT, ANSWER, QUESTION, SILENT)
     end = f"{ANSWER['content']}<|im_end|>"
     assert learned_text(encode(row, tokenizer), tokenizer) == end
     assert learned_text(encode(row, without_markers(tokenizer)), tokenizer) == end
 
 
-def test_weight_0_holds_where_a_message_has_several_marked_blocks(
+def test_weight_0_applies_to_several_marked_blocks(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     template = (
@@ -110,7 +110,7 @@ def test_weight_0_holds_where_a_message_has_several_marked_blocks(
     assert learned_text(row, tokenizer) == f"{ANSWER['content']}!<|im_end|>"
 
 
-def test_answers_are_found_where_a_template_rewrites_every_turn(
+def test_answers_are_found_if_template_rewrites_each_turn(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     """Each answer is a separate sample, after the prompt that serving builds."""
@@ -128,7 +128,7 @@ def test_answers_are_found_where_a_template_rewrites_every_turn(
     assert tokenizer.decode(second.input_ids[~second.learned].tolist()) == served
 
 
-def test_only_the_last_answer_is_learned_where_that_is_set(
+def test_learned_turns_last_learns_only_last_answer(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     settings = ChatSettings("last", end_ids=(tokenizer.eos_token_id,))
@@ -139,15 +139,15 @@ def test_only_the_last_answer_is_learned_where_that_is_set(
     assert learned_text(encoded, tokenizer) == f"{OTHER['content']}<|im_end|>"
 
 
-def test_an_answer_that_the_template_leaves_out_is_refused(
+def test_answer_omitted_by_template_is_rejected(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    forgetful = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    omitting = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
     with pytest.raises(RowFault, match="the content of message 2 is missing"):
-        encode(chat(QUESTION, ANSWER), with_template(tokenizer, forgetful))
+        encode(chat(QUESTION, ANSWER), with_template(tokenizer, omitting))
 
 
-def test_tools_and_calls_are_rendered_and_calls_are_learned(
+def test_tools_are_rendered_and_tool_calls_are_learned(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     with_tools = with_template(tokenizer, TOOL_TEMPLATE)
@@ -160,13 +160,13 @@ def test_tools_and_calls_are_rendered_and_calls_are_learned(
     )
 
 
-def test_a_call_that_is_not_rendered_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
-    forgetful = TOOL_TEMPLATE.replace("<call>{{ c.function | tojson }}</call>", "")
+def test_unrendered_tool_call_is_rejected(tokenizer: PreTrainedTokenizerBase) -> None:
+    omitting = TOOL_TEMPLATE.replace("<call>{{ c.function | tojson }}</call>", "")
     with pytest.raises(RowFault, match="the tool 'count_loaves' or a call of it is missing"):
-        encode(chat(QUESTION, CALL, tools=[TOOL]), with_template(tokenizer, forgetful))
+        encode(chat(QUESTION, CALL, tools=[TOOL]), with_template(tokenizer, omitting))
 
 
-def test_a_row_that_the_template_refuses_spoils_no_other(
+def test_row_rejected_by_template_does_not_affect_other_rows(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     strict = with_template(
@@ -182,7 +182,7 @@ def test_a_row_that_the_template_refuses_spoils_no_other(
 
 
 @pytest.mark.parametrize("kind", ["marked", "plain", "no template", "text"])
-def test_many_rows_become_the_tokens_that_each_becomes_alone(
+def test_batch_of_rows_equals_rows_encoded_separately(
     tokenizer: PreTrainedTokenizerBase, kind: str
 ) -> None:
     contents = ["a", "Grüße 🙂🚀", "x" * 300, " spaces  ", "你好", "<|im_end|> in it", "\n\n"]
@@ -206,7 +206,7 @@ def test_many_rows_become_the_tokens_that_each_becomes_alone(
         assert encoded.learned.tolist() == alone.learned.tolist()
 
 
-def test_without_a_template_prompt_and_answer_are_joined(
+def test_prompt_and_answer_are_joined_without_template(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     base = with_template(tokenizer, None)
@@ -219,14 +219,16 @@ def test_without_a_template_prompt_and_answer_are_joined(
         encode(chat(SYSTEM, QUESTION, ANSWER), base)
 
 
-def test_plain_text_is_learned_wholly_and_ended(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_plain_text_is_learned_with_end_token(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
     row = encode(Row(1, text="A small model."), tokenizer)
     assert row.learned.all()
     assert row.num_learned == len(row.input_ids) - 1
     assert row.input_ids[-1] == tokenizer.eos_token_id
 
 
-def test_a_row_is_shown_token_by_token(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_split_tokens_returns_text_of_each_token(tokenizer: PreTrainedTokenizerBase) -> None:
     row = encode(chat({"role": "user", "content": "你好?"}, OTHER), tokenizer)
     pieces = split_tokens(row, tokenizer)
     assert "".join(text for text, _ in pieces) == (
@@ -235,7 +237,7 @@ def test_a_row_is_shown_token_by_token(tokenizer: PreTrainedTokenizerBase) -> No
     assert "".join(text for text, learned in pieces if learned) == "Grüße 🚀<|im_end|>"
 
 
-def test_replacement_characters_are_shown_as_the_text_that_they_are(
+def test_split_tokens_keeps_replacement_characters(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     text = "\ufffd" * 50 + "é\ufffdé"
@@ -246,7 +248,7 @@ def test_replacement_characters_are_shown_as_the_text_that_they_are(
     assert all(len(piece) <= 4 for piece, _ in pieces[:-1])
 
 
-def test_a_character_of_several_tokens_is_learned_wholly(
+def test_character_of_several_tokens_is_learned_completely(
     tokenizer: PreTrainedTokenizerBase, tiny_model: Path
 ) -> None:
     """The library's own mask covers only the first token of a character that ends a span."""
@@ -259,7 +261,7 @@ def test_a_character_of_several_tokens_is_learned_wholly(
     assert learned_text(row, tokenizer) == "ok 🦊<|im_end|>"
 
 
-def test_only_the_end_token_is_learned_besides_what_is_marked(
+def test_only_marked_tokens_and_end_token_are_learned(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     template = (
@@ -270,7 +272,7 @@ def test_only_the_end_token_is_learned_besides_what_is_marked(
     assert learned_text(row, tokenizer) == f"{ANSWER['content']}<|im_end|>"
 
 
-def test_prompts_of_their_own_are_bounded(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_total_length_of_separate_prompts_is_limited(tokenizer: PreTrainedTokenizerBase) -> None:
     """With this template, each answer is a sample with the whole prompt, which ends in a space."""
     joined = with_template(
         tokenizer,

@@ -82,7 +82,7 @@ def parse(record: dict[str, Any]) -> Row:
     # In a cell, a prompt that looks like JSON stays text, because that may be intended.
     [(case, kind) for case in RECORDS for kind in WRITERS if case != "TRL" or kind[0] in "Ja"],
 )
-def test_every_format_comes_in_every_kind_of_file(
+def test_each_format_is_read_from_each_kind_of_file(
     tmp_path: Path, case: str, kind: str, mark: bytes
 ) -> None:
     expected, record = RECORDS[case]
@@ -98,7 +98,7 @@ def test_every_format_comes_in_every_kind_of_file(
         assert rows[1].learned == (False, True)
 
 
-def test_lines_are_those_on_which_rows_begin(tmp_path: Path) -> None:
+def test_row_line_is_line_on_which_row_begins(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text('text\n"a\nb"\n\nc\n')
     assert [row.line for row in read_rows(file)[1]] == [2, 5]
@@ -108,7 +108,7 @@ def test_lines_are_those_on_which_rows_begin(tmp_path: Path) -> None:
     assert [row.line for row in read_rows(file)[1]] == [2, 4, 6]
 
 
-def test_quotes_in_tab_separated_text_may_be_plain_characters(tmp_path: Path) -> None:
+def test_quotes_in_tab_separated_text_are_plain_characters(tmp_path: Path) -> None:
     file = tmp_path / "rows.txt"
     file.write_text('prompt\tcompletion\n"Twelve" said who?\tThe "baker"\nWhen?\t"Now"\n')
     _, rows = read_rows(file)
@@ -116,7 +116,7 @@ def test_quotes_in_tab_separated_text_may_be_plain_characters(tmp_path: Path) ->
     assert [row.messages[1]["content"] for row in rows] == ['The "baker"', '"Now"']
 
 
-def test_columns_map_our_keys_to_theirs(tmp_path: Path) -> None:
+def test_columns_map_keys_to_columns_of_file(tmp_path: Path) -> None:
     file = tmp_path / "rows.tsv"
     file.write_text("id\ttext\tfrage\tantwort\n1\tno\tHow many?\tTwelve.\n")
     found, (row,) = read_rows(file, prompt="frage", completion="antwort")
@@ -124,13 +124,13 @@ def test_columns_map_our_keys_to_theirs(tmp_path: Path) -> None:
     assert [message["content"] for message in row.messages] == ["How many?", "Twelve."]
 
 
-def test_alpaca_input_follows_the_instruction() -> None:
+def test_alpaca_input_follows_instruction() -> None:
     row = parse({"instruction": "Add.", "input": "1 and 2", "output": "3"})
     assert row.messages[0]["content"] == "Add.\n\n1 and 2"
 
 
 @pytest.mark.parametrize("as_text", [False, True])
-def test_alpaca_history_is_learned_before_the_question(as_text: bool) -> None:
+def test_alpaca_history_precedes_question_and_is_learned(as_text: bool) -> None:
     pairs: Any = [["How many loaves?", "Ten."], ["And rolls?", "Six."]]
     row = parse(
         {
@@ -155,7 +155,7 @@ def test_alpaca_history_may_be_empty(empty: Any) -> None:
     assert len(row.messages) == 2
 
 
-def test_keys_without_a_meaning_are_named_unless_they_are_empty() -> None:
+def test_unknown_keys_are_named_unless_empty() -> None:
     row = parse(
         {
             "prompt": "a",
@@ -176,7 +176,7 @@ def test_keys_without_a_meaning_are_named_unless_they_are_empty() -> None:
     assert parse({"prompt": "a", "completion": "b", "label": "bread"}).ignored == ("label",)
 
 
-def test_a_mapped_column_is_not_ignored_and_the_key_that_it_replaces_is() -> None:
+def test_mapped_column_is_used_instead_of_its_key() -> None:
     record = {"question": "a", "prompt": "old", "label": "0", "images": ["b"]}
     parser = choose_parser(record, "auto", {"prompt": "question", "completion": "label"})
     with pytest.raises(RowFault, match="it has 'images': images, audio and video cannot be"):
@@ -184,7 +184,7 @@ def test_a_mapped_column_is_not_ignored_and_the_key_that_it_replaces_is() -> Non
     assert parser.parse(1, {**record, "images": None}).ignored == ("prompt",)
 
 
-def test_a_chat_may_have_its_system_message_beside_it() -> None:
+def test_chat_may_have_separate_system_message() -> None:
     row = parse({"system": "Be brief.", "messages": [QUESTION, ANSWER]})
     assert row.messages == (SYSTEM, QUESTION, ANSWER)
 
@@ -198,23 +198,23 @@ def test_a_chat_may_have_its_system_message_beside_it() -> None:
         ({"train": None, "loss_weight": None}, True),
     ],
 )
-def test_flags_of_other_projects_say_what_is_learned(
+def test_flags_of_other_projects_select_learned_messages(
     flag: dict[str, Any], is_learned: bool
 ) -> None:
     chat = parse({"messages": [QUESTION, {**ANSWER, **flag}, ANSWER]})
     assert chat.learned == (False, is_learned, True)
-    said = {"from": "gpt", "value": "a"}
-    asked = {"from": "human", "value": "b", "train": False}
-    assert parse({"conversations": [asked, {**said, **flag}, said]}).learned == chat.learned
+    answer = {"from": "gpt", "value": "a"}
+    question = {"from": "human", "value": "b", "train": False}
+    assert parse({"conversations": [question, {**answer, **flag}, answer]}).learned == chat.learned
 
 
-def test_messages_in_either_shape_are_understood_under_either_key() -> None:
-    asked = {"from": "human", "value": QUESTION["content"]}
-    said = {"from": "chatgpt", "value": [{"type": "text", "value": ANSWER["content"]}]}
+def test_openai_and_sharegpt_messages_are_read_under_either_key() -> None:
+    question = {"from": "human", "value": QUESTION["content"]}
+    answer = {"from": "chatgpt", "value": [{"type": "text", "value": ANSWER["content"]}]}
     expected = (QUESTION, ANSWER)
-    assert parse({"messages": [asked, said]}).messages == expected
+    assert parse({"messages": [question, answer]}).messages == expected
     assert parse({"conversations": [QUESTION, ANSWER]}).messages == expected
-    assert parse({"conversations": [asked, ANSWER]}).messages == expected
+    assert parse({"conversations": [question, ANSWER]}).messages == expected
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_messages_in_either_shape_are_understood_under_either_key() -> None:
         "<tool_response>" + " " * 200_000,
     ],
 )
-def test_blocks_are_found_in_a_time_in_proportion_to_the_text(text: str) -> None:
+def test_blocks_are_found_in_linear_time(text: str) -> None:
     turns = [{"from": "human", "value": "x"}, {"from": "gpt", "value": text}]
     results = [{"from": "tool", "value": text}]
     began = time.process_time()
@@ -235,7 +235,7 @@ def test_blocks_are_found_in_a_time_in_proportion_to_the_text(text: str) -> None
     assert time.process_time() - began < 1
 
 
-def test_hermes_calls_and_results_are_tool_calls_and_messages_of_tools() -> None:
+def test_hermes_blocks_become_tool_calls_and_tool_messages() -> None:
     calls = [{"name": "count", "arguments": {"of": of}} for of in ("loaves", "rolls")]
     blocks = "\n".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
     results = "<tool_response>\n12\n</tool_response>\n<tool_response>6</tool_response>"
@@ -269,14 +269,14 @@ def test_hermes_calls_and_results_are_tool_calls_and_messages_of_tools() -> None
     assert without.messages[0]["content"] == f"Let me count.\n{blocks}"  # no tools: text
 
 
-def test_weight_0_is_not_learned_and_developer_means_system() -> None:
+def test_weight_0_is_not_learned_and_developer_becomes_system() -> None:
     developer = {**SYSTEM, "role": "developer", "name": None}
     row = parse({"messages": [developer, {**ANSWER, "weight": 0}, QUESTION, ANSWER]})
     assert row.messages == (SYSTEM, ANSWER, QUESTION, ANSWER)
     assert row.learned == (False, False, False, True)
 
 
-def test_the_assistants_words_in_a_prompt_are_not_learned() -> None:
+def test_assistant_messages_in_prompt_are_not_learned() -> None:
     row = parse({"prompt": [QUESTION, ANSWER, QUESTION], "completion": [ANSWER]})
     assert row.learned == (False, False, False, True)
 
@@ -288,7 +288,7 @@ def test_text_parts_are_joined_as_in_serving() -> None:
 
 
 @pytest.mark.parametrize("as_text", [False, True])
-def test_tool_calls_are_parsed_from_openai_and_from_sharegpt(as_text: bool) -> None:
+def test_tool_calls_are_parsed_from_openai_and_sharegpt(as_text: bool) -> None:
     arguments: Any = {"day": "Monday"}
     arguments = json.dumps(arguments) if as_text else arguments
     call = {"name": "count_loaves", "arguments": arguments}
@@ -332,14 +332,14 @@ def test_tool_calls_are_parsed_from_openai_and_from_sharegpt(as_text: bool) -> N
 
 
 @pytest.mark.parametrize("size", [100, 65_530, 65_536, 65_540, 200_000])
-def test_an_array_is_read_whole_over_the_bounds_of_the_buffer(tmp_path: Path, size: int) -> None:
+def test_array_is_read_across_buffer_boundaries(tmp_path: Path, size: int) -> None:
     texts = ["ä🦊" * (size // 6), "b", "\n" * 50, "c" * size]
     file = tmp_path / "rows.json"
     file.write_text(json.dumps([{"text": text} for text in texts], ensure_ascii=False, indent=1))
     assert [record["text"] for _, record in RowFile(file).read()] == texts
 
 
-def test_a_number_over_the_bound_of_the_buffer_is_one(tmp_path: Path) -> None:
+def test_number_is_read_across_buffer_boundary(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     for pad in range(65_530, 65_537):
         file.write_text("[" + " " * pad + "123456]")

@@ -29,7 +29,7 @@ for file in files:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc of Linux")
-def test_memory_does_not_grow_with_the_file(tiny_model: Path, tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_file_size(tiny_model: Path, tmp_path: Path) -> None:
     """60 MB in any format need at most 16 MiB more anonymous memory than 15 MB, for buffers."""
     record = {
         "prompt": "How many loaves?",

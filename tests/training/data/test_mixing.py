@@ -13,9 +13,9 @@ from training.data.token_table import TokenTable, TokenWriter
 
 def write_table(path: Path, first_token: int, num_rows: int) -> Path:
     with TokenWriter(path) as writer:
-        for place in range(num_rows):
-            ids = np.full(place % 3 + 2, first_token + place, dtype=np.int32)
-            writer.write(EncodedRow(place + 1, ids, np.ones(len(ids), dtype=np.bool_)))
+        for index in range(num_rows):
+            ids = np.full(index % 3 + 2, first_token + index, dtype=np.int32)
+            writer.write(EncodedRow(index + 1, ids, np.ones(len(ids), dtype=np.bool_)))
     return path
 
 
@@ -23,7 +23,7 @@ def number_lines(*num_rows: int) -> list[Any]:
     return [np.arange(1, count + 1) for count in num_rows]
 
 
-def test_a_weight_says_how_often_each_row_is_seen() -> None:
+def test_weight_sets_repetitions_of_each_row() -> None:
     mix = choose_rows(number_lines(10, 10, 10, 10), [1, 3, 0.5, 2.5], 0, seed=1)
     counts = [np.bincount(rows, minlength=10) for rows in mix.train]
     assert counts[0].tolist() == [1] * 10
@@ -34,7 +34,7 @@ def test_a_weight_says_how_often_each_row_is_seen() -> None:
     assert [len(rows) for rows in mix.held_out] == [0] * 4
 
 
-def test_the_seed_alone_chooses() -> None:
+def test_choice_of_rows_depends_only_on_seed() -> None:
     def choose(seed: int) -> list[list[int]]:
         return [
             rows.tolist() for rows in choose_rows(number_lines(50, 50), [0.5, 0.5], 0, seed).train
@@ -45,7 +45,7 @@ def test_the_seed_alone_chooses() -> None:
     assert choose(1)[0] != choose(1)[1]
 
 
-def test_rows_that_are_held_out_are_not_learned_whatever_their_weight() -> None:
+def test_held_out_rows_are_not_learned_for_any_weight() -> None:
     mix = choose_rows(number_lines(30, 10), [2, 0.5], 0.25, seed=3)
     assert sum(len(rows) for rows in mix.held_out) == 10
     for train, held_out in zip(mix.train, mix.held_out, strict=True):
@@ -53,7 +53,7 @@ def test_rows_that_are_held_out_are_not_learned_whatever_their_weight() -> None:
     assert len(mix.train[0]) == 2 * (30 - len(mix.held_out[0]))
 
 
-def test_samples_of_one_chat_are_held_out_together() -> None:
+def test_samples_of_one_row_are_held_out_together() -> None:
     lines = np.repeat(np.arange(1, 21), 3)
     chosen = hold_out_rows(lines, 0.25, seed=1)
     assert chosen.sum() == 15
@@ -63,14 +63,14 @@ def test_samples_of_one_chat_are_held_out_together() -> None:
         assert not set(lines[train]) & set(lines[held_out])
 
 
-def test_a_small_weight_leaves_a_row() -> None:
+def test_small_weight_keeps_at_least_one_row() -> None:
     assert [len(rows) for rows in choose_rows(number_lines(3, 0), [0.01, 0.01], 0, 0).train] == [
         1,
         0,
     ]
 
 
-def test_the_table_has_the_chosen_rows_and_names_their_sources(
+def test_mix_table_has_chosen_rows_and_names_their_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("training.data.token_table._BATCH_ROWS", 4)  # several record batches

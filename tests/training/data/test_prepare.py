@@ -51,10 +51,10 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def test_rows_become_a_table_and_a_summary(tiny_model: Path, rows: Path, cache: Path) -> None:
-    told: list[tuple[int, int]] = []
+def test_prepare_data_writes_table_and_summary(tiny_model: Path, rows: Path, cache: Path) -> None:
+    progress: list[tuple[int, int]] = []
     prepared = prepare_data(
-        make_spec(tiny_model, train_file=rows), cache, lambda *done: told.append(done)
+        make_spec(tiny_model, train_file=rows), cache, lambda *done: progress.append(done)
     )
     table = TokenTable(prepared.folder / "train.arrow")
     assert prepared.summary == {
@@ -76,16 +76,14 @@ def test_rows_become_a_table_and_a_summary(tiny_model: Path, rows: Path, cache: 
         "validation": None,
     }
     assert table.find_lines([4, 0]) == [5, 1]
-    assert told[-1] == (rows.stat().st_size, rows.stat().st_size)
+    assert progress[-1] == (rows.stat().st_size, rows.stat().st_size)
     for (ids, learned), length, num in zip(
         table.read(range(20)), table.lengths, table.num_learned, strict=True
     ):
         assert (len(ids), learned[1:].sum()) == (length, num)
 
 
-def test_the_same_rows_are_found_again_under_any_name(
-    tiny_model: Path, rows: Path, cache: Path
-) -> None:
+def test_cache_hit_for_renamed_file(tiny_model: Path, rows: Path, cache: Path) -> None:
     first = prepare_data(make_spec(tiny_model, train_file=rows), cache)
     renamed = rows.rename(rows.with_name("others.jsonl"))
     again = prepare_data(make_spec(tiny_model, train_file=renamed, learning_rate=1e-5), cache)
@@ -105,7 +103,7 @@ def test_the_same_rows_are_found_again_under_any_name(
         {"text_rows": "document"},
     ],
 )
-def test_what_decides_about_tokens_makes_another_entry(
+def test_changed_data_setting_creates_cache_entry(
     tiny_model: Path, rows: Path, cache: Path, settings: dict[str, Any]
 ) -> None:
     prepare_data(make_spec(tiny_model, train_file=rows), cache)
@@ -113,7 +111,7 @@ def test_what_decides_about_tokens_makes_another_entry(
     assert other.summary["cache"] == "miss"
 
 
-def test_other_rows_or_another_template_make_another_entry(
+def test_changed_rows_or_template_create_cache_entry(
     tiny_model: Path, rows: Path, cache: Path, tmp_path: Path
 ) -> None:
     spec = make_spec(tiny_model, train_file=rows)
@@ -131,7 +129,7 @@ def test_other_rows_or_another_template_make_another_entry(
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "manifest"])
-def test_a_damaged_entry_is_made_again(
+def test_damaged_cache_entry_is_rebuilt(
     tiny_model: Path, rows: Path, cache: Path, damage: str
 ) -> None:
     spec = make_spec(tiny_model, train_file=rows)
@@ -150,16 +148,14 @@ def test_a_damaged_entry_is_made_again(
     assert [path.name for path in cache.iterdir()] == [first.folder.name]
 
 
-def test_nothing_is_left_of_rows_that_are_refused(
-    tiny_model: Path, rows: Path, cache: Path
-) -> None:
+def test_rejected_rows_leave_no_cache_entry(tiny_model: Path, rows: Path, cache: Path) -> None:
     write_rows(rows, [*make_records(3), {"prompt": "x", "completion": ""}])
     with pytest.raises(DataError, match="rows.jsonl: 1 of 4 rows cannot be used"):
         prepare_data(make_spec(tiny_model, train_file=rows), cache)
     assert list(cache.iterdir()) == []
 
 
-def test_the_cache_keeps_to_its_size(tiny_model: Path, rows: Path, cache: Path) -> None:
+def test_prune_cache_keeps_size_limit(tiny_model: Path, rows: Path, cache: Path) -> None:
     made = []
     for length in (32, 64, 96, 128):
         spec = make_spec(tiny_model, train_file=rows, max_length=length)
@@ -174,7 +170,7 @@ def test_the_cache_keeps_to_its_size(tiny_model: Path, rows: Path, cache: Path) 
     assert {path.name for path in cache.iterdir()} == {made[1].name}
 
 
-def test_a_preview_of_long_rows_has_fewer_of_them(
+def test_preview_of_long_rows_has_fewer_rows(
     tiny_model: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = make_spec(tiny_model, train_file=rows)
@@ -185,7 +181,7 @@ def test_a_preview_of_long_rows_has_fewer_of_them(
     assert len(every_row) == 10
 
 
-def test_an_entry_that_cannot_be_read_keeps_no_other_in_the_cache(
+def test_unreadable_cache_entry_does_not_stop_pruning(
     tiny_model: Path, rows: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for length in (32, 64):
@@ -201,7 +197,7 @@ def test_an_entry_that_cannot_be_read_keeps_no_other_in_the_cache(
     assert "aaa cannot be read and stay: [Errno 40] Too many levels of symbolic" in caplog.text
 
 
-def test_what_a_dead_process_left_is_removed_in_time(cache: Path) -> None:
+def test_old_unfinished_cache_entry_is_removed(cache: Path) -> None:
     old, new = cache / ".unfinished-a", cache / ".unfinished-b"
     old.mkdir(parents=True)
     new.mkdir()
@@ -210,7 +206,9 @@ def test_what_a_dead_process_left_is_removed_in_time(cache: Path) -> None:
     assert list(cache.iterdir()) == [new]
 
 
-def test_several_may_prepare_the_same_at_once(tiny_model: Path, rows: Path, cache: Path) -> None:
+def test_concurrent_preparations_share_cache_entry(
+    tiny_model: Path, rows: Path, cache: Path
+) -> None:
     write_rows(rows, make_records(300))
     spec = make_spec(tiny_model, train_file=rows)
     with ThreadPoolExecutor(4) as pool:
@@ -220,7 +218,7 @@ def test_several_may_prepare_the_same_at_once(tiny_model: Path, rows: Path, cach
     assert len(TokenTable(several[0].folder / "train.arrow")) == 300
 
 
-def test_who_comes_second_takes_what_is_published(
+def test_second_preparation_uses_published_cache_entry(
     tiny_model: Path, rows: Path, cache: Path
 ) -> None:
     spec = make_spec(tiny_model, train_file=rows)
@@ -232,7 +230,7 @@ def test_who_comes_second_takes_what_is_published(
     assert [path.name for path in cache.iterdir()] == [first.folder.name]
 
 
-def test_a_share_is_held_out_by_the_seed(
+def test_seed_selects_held_out_rows(
     tiny_model: Path, rows: Path, cache: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     def prepare(seed: int, where: Path) -> PreparedData:
@@ -255,10 +253,10 @@ def test_a_share_is_held_out_by_the_seed(
     assert read_texts(prepare(2, cache).folder / "validation.arrow", tokenizer) != texts
 
 
-def test_keys_that_are_not_used_are_counted(tiny_model: Path, rows: Path, cache: Path) -> None:
+def test_unused_keys_are_counted(tiny_model: Path, rows: Path, cache: Path) -> None:
     records: list[dict[str, Any]] = make_records(10)
-    for place, record in enumerate(records):
-        record |= {"id": place, **({"note": "x"} if place < 4 else {})}
+    for index, record in enumerate(records):
+        record |= {"id": index, **({"note": "x"} if index < 4 else {})}
     write_rows(rows, records)
     spec = make_spec(tiny_model, train_file=rows)
     assert prepare_data(spec, cache).summary["ignored_keys"] == {"id": 10, "note": 4}
@@ -270,12 +268,10 @@ def test_keys_that_are_not_used_are_counted(tiny_model: Path, rows: Path, cache:
     assert prepare_data(held_out, cache).summary["validation"]["ignored_keys"]["note"] == 4
 
 
-def test_names_of_ignored_keys_are_kept_to_a_number(
-    tiny_model: Path, rows: Path, cache: Path
-) -> None:
+def test_number_of_ignored_key_names_is_limited(tiny_model: Path, rows: Path, cache: Path) -> None:
     records: list[dict[str, Any]] = make_records(100)
-    for place, record in enumerate(records):
-        record |= {f"key {place}": 1, "k" * 5000: 1}
+    for index, record in enumerate(records):
+        record |= {f"key {index}": 1, "k" * 5000: 1}
     write_rows(rows, records)
     found = prepare_data(make_spec(tiny_model, train_file=rows), cache).summary["ignored_keys"]
     assert len(found) == 65
@@ -286,7 +282,7 @@ def test_names_of_ignored_keys_are_kept_to_a_number(
 def make_mix(tiny_model: Path, folder: Path, **settings: Any) -> TrainingSpec:
     """Build a spec with 20 rows of weight 2 and 10 rows of weight 0.5."""
     write_rows(folder / "a.jsonl", make_records(20))
-    others = [{"instruction": f"Bake {place}.", "output": "Done."} for place in range(10)]
+    others = [{"instruction": f"Bake {index}.", "output": "Done."} for index in range(10)]
     write_rows(folder / "b.jsonl", others)
     weights = {"a.jsonl": 2, "b.jsonl": 0.5}
     files = [{"file": str(folder / name), "weight": weight} for name, weight in weights.items()]
@@ -321,7 +317,7 @@ def test_files_are_mixed_by_weight_and_seed(
     assert prepare_data(changed, cache).summary["fingerprint"] != data.summary["fingerprint"]
 
 
-def test_a_share_of_a_mix_is_held_out_before_rows_are_repeated(
+def test_rows_of_mix_are_held_out_before_repetition(
     tiny_model: Path, cache: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     data = prepare_data(make_mix(tiny_model, tmp_path, validation_fraction=0.3), cache)
@@ -331,7 +327,7 @@ def test_a_share_of_a_mix_is_held_out_before_rows_are_repeated(
     assert not set(held_out) & set(read_texts(data.train, tokenizer))
 
 
-def test_a_folder_is_read_file_by_file(
+def test_files_of_folder_are_read_in_order(
     tiny_model: Path, cache: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     folder = tmp_path / "many"
@@ -354,7 +350,7 @@ def test_a_folder_is_read_file_by_file(
     assert caught.value.role == "training"
 
 
-def test_what_the_rows_of_a_mix_leave_out_is_added_up(
+def test_dropped_rows_and_ignored_keys_of_mix_are_summed(
     tiny_model: Path, cache: Path, tmp_path: Path
 ) -> None:
     spec = make_mix(tiny_model, tmp_path, overlong="drop", max_length=64)
@@ -367,7 +363,7 @@ def test_what_the_rows_of_a_mix_leave_out_is_added_up(
     assert [source["num_dropped_rows"] for source in summary["sources"]] == [1, 1]
 
 
-def test_max_rows_are_read_of_each_file_and_no_more(
+def test_max_rows_limits_rows_of_each_file(
     tiny_model: Path, rows: Path, cache: Path, tmp_path: Path
 ) -> None:
     with rows.open("a") as file:
@@ -388,7 +384,7 @@ def test_max_rows_are_read_of_each_file_and_no_more(
     assert prepare_data(held_out, cache).summary["validation"]["num_rows"] == 9
 
 
-def test_one_row_cannot_be_split(tiny_model: Path, rows: Path, cache: Path) -> None:
+def test_single_row_cannot_be_split(tiny_model: Path, rows: Path, cache: Path) -> None:
     write_rows(rows, make_records(1))
     with pytest.raises(DataError, match="rows.jsonl: 1 row is too few to hold out a validation"):
         prepare_data(make_spec(tiny_model, train_file=rows, validation_fraction=0.1), cache)
@@ -398,7 +394,7 @@ def test_one_row_cannot_be_split(tiny_model: Path, rows: Path, cache: Path) -> N
     assert (summary["num_rows"], summary["validation"]["num_rows"]) == (1, 1)
 
 
-def test_a_validation_file_is_checked_as_wholly(
+def test_validation_file_is_checked_completely(
     tiny_model: Path, rows: Path, cache: Path, tmp_path: Path
 ) -> None:
     other = write_rows(tmp_path / "heldout.jsonl", [{"instruction": "a", "output": "b"}] * 3)
@@ -413,7 +409,7 @@ def test_a_validation_file_is_checked_as_wholly(
 
 
 @pytest.mark.parametrize("overlong", ["truncate", "drop"])
-def test_long_rows_are_cut_or_dropped_and_counted(
+def test_long_rows_are_truncated_or_dropped_and_counted(
     tiny_model: Path, rows: Path, cache: Path, overlong: str
 ) -> None:
     long_answer = {"prompt": "x", "completion": "loaves " * 300}
@@ -432,7 +428,7 @@ def test_long_rows_are_cut_or_dropped_and_counted(
 
 
 @pytest.mark.parametrize("can_link", [True, False])
-def test_a_run_stays_whole_without_the_cache(
+def test_run_data_remains_after_cache_pruning(
     tiny_model: Path,
     rows: Path,
     cache: Path,
@@ -460,7 +456,7 @@ def test_a_run_stays_whole_without_the_cache(
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_rows_come_from_a_data_set_in_a_folder(
+def test_data_set_in_folder_is_read(
     tiny_model: Path,
     cache: Path,
     tmp_path: Path,
@@ -491,13 +487,13 @@ def test_rows_come_from_a_data_set_in_a_folder(
     assert str(tmp_path) not in str(e.value)
 
 
-def test_an_unknown_data_set_is_named(tiny_model: Path, cache: Path) -> None:
+def test_unknown_data_set_is_named(tiny_model: Path, cache: Path) -> None:
     spec = make_spec(tiny_model, train_dataset={"id": "no/such-data"})
     with pytest.raises(DataError, match="the data set 'no/such-data' .* cannot be loaded"):
         prepare_data(spec, cache)
 
 
-def test_a_preview_reads_no_further_than_it_shows(tiny_model: Path, rows: Path) -> None:
+def test_preview_reads_only_shown_rows(tiny_model: Path, rows: Path) -> None:
     with rows.open("a") as file:
         file.write("this is no JSON\n")
     shown = preview_rows(make_spec(tiny_model, train_file=rows), 3)
@@ -507,18 +503,18 @@ def test_a_preview_reads_no_further_than_it_shows(tiny_model: Path, rows: Path) 
         preview_rows(make_spec(tiny_model, train_file=rows), 21)
 
 
-def test_an_unknown_base_model_is_named(rows: Path, cache: Path) -> None:
+def test_unknown_base_model_is_named(rows: Path, cache: Path) -> None:
     spec = make_spec(Path("no/such-model"), train_file=rows)
     with pytest.raises(UnknownModelError, match="base_model 'no/such-model' is neither the folder"):
         prepare_data(spec, cache)
 
 
-def test_a_length_beyond_the_context_is_refused(tiny_model: Path, rows: Path, cache: Path) -> None:
+def test_max_length_over_context_is_rejected(tiny_model: Path, rows: Path, cache: Path) -> None:
     with pytest.raises(ValueError, match="max_length is 512, but .* a context of 128 tokens"):
         prepare_data(make_spec(tiny_model, train_file=rows, max_length=512), cache)
 
 
-def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_cache_follows_xdg_cache_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert default_cache() == Path("/somewhere/tuneserve/tokens")
     monkeypatch.delenv("XDG_CACHE_HOME")

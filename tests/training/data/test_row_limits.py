@@ -114,7 +114,7 @@ TOO_LARGE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", TOO_LARGE)
-def test_a_row_that_is_too_large_is_refused_with_its_line(tmp_path: Path, case: str) -> None:
+def test_too_large_row_is_rejected_with_line(tmp_path: Path, case: str) -> None:
     record, expected = TOO_LARGE[case]
     first = {"conversations": [{"from": "human", "value": "Hm?"}, {"from": "gpt", "value": "Yes."}]}
     formats = {"conversations": first, "prompt": {"prompt": [USER], "completion": [ANSWER]}}
@@ -128,16 +128,14 @@ def test_a_row_that_is_too_large_is_refused_with_its_line(tmp_path: Path, case: 
     assert time.process_time() - started < MAX_CPU_S
 
 
-def test_a_text_that_is_too_large_is_refused(tmp_path: Path) -> None:
+def test_too_large_text_is_rejected(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "rows.jsonl", {"text": "fox"}, {"text": "é" * 400_000})
     with pytest.raises(DataError, match=r"it has 800,000 bytes, expected at most 750,000.*line 2"):
         list(open_rows(file, make_tokenizer("byte-level", None)).encode())
 
 
 @pytest.mark.parametrize("template", [CHATML, UNMARKED])
-def test_a_row_with_as_many_messages_as_allowed_is_learned_from(
-    tmp_path: Path, template: str
-) -> None:
+def test_row_with_maximum_number_of_messages_is_learned(tmp_path: Path, template: str) -> None:
     silent = {**ANSWER, "content": "Silence.", "weight": 0}
     file = write_rows(tmp_path / "rows.jsonl", {"messages": [USER, silent, *[USER, ANSWER] * 255]})
     tokenizer = make_tokenizer("byte-level", template)
@@ -146,7 +144,7 @@ def test_a_row_with_as_many_messages_as_allowed_is_learned_from(
     assert (learned.count("Twelve."), learned.count("Silence.")) == (255, 0)
 
 
-def test_the_memory_of_a_row_does_not_grow_with_the_number_of_its_answers(
+def test_memory_of_row_does_not_grow_with_number_of_answers(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     """All prefixes of this row are 150 MB in total; previously, one message contained them all."""
@@ -193,17 +191,17 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[Row]]:
     found: list[list[Row]] = []
     encode = RowEncoder.encode
 
-    def note_batches(
+    def record_batches(
         encoder: RowEncoder, rows: Iterable[Sequence[Row]]
     ) -> Iterator[tuple[Row, EncodedRow | RowFault]]:
-        def note() -> Iterator[Sequence[Row]]:
+        def iterate_recorded() -> Iterator[Sequence[Row]]:
             for batch in rows:
                 found.append(list(batch))
                 yield batch
 
-        return encode(encoder, note())
+        return encode(encoder, iterate_recorded())
 
-    monkeypatch.setattr(RowEncoder, "encode", note_batches)
+    monkeypatch.setattr(RowEncoder, "encode", record_batches)
     return found
 
 
@@ -220,7 +218,7 @@ LARGE_ROWS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("part", LARGE_ROWS)
-def test_a_batch_is_bounded_wherever_its_rows_have_their_bytes(
+def test_batch_size_counts_bytes_of_all_parts_of_row(
     tmp_path: Path, batches: list[list[Row]], part: str
 ) -> None:
     file = write_rows(tmp_path / "rows.jsonl", *[GOOD] * 5, *[LARGE_ROWS[part]()] * 8, *[GOOD] * 5)
@@ -231,7 +229,7 @@ def test_a_batch_is_bounded_wherever_its_rows_have_their_bytes(
     assert max(sizes) <= 310_000
 
 
-def test_a_line_that_is_too_long_spoils_no_other(
+def test_too_long_line_does_not_affect_other_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", 1_000)
@@ -245,7 +243,7 @@ def test_a_line_that_is_too_long_spoils_no_other(
 
 
 @pytest.mark.parametrize("cell", ['"\n",', "a,", "a"])
-def test_a_row_of_a_table_is_bounded_over_all_its_cells(
+def test_row_limit_applies_to_all_cells_of_table_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cell: str
 ) -> None:
     monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", 10_000)
@@ -255,7 +253,7 @@ def test_a_row_of_a_table_is_bounded_over_all_its_cells(
         list(open_rows(file, make_tokenizer("byte-level", None)).encode())
 
 
-def test_the_parsed_row_tells_what_it_takes() -> None:
+def test_parsed_row_reports_its_size() -> None:
     row = choose_parser(GOOD, "chat", {}).parse(1, GOOD)
     assert abs(row.measure.size_bytes - len(json.dumps(GOOD))) < 60
     tools = {"tools": [describe_tool(1)], **ask_to_call(call("count_1"), call("other"))}

@@ -14,7 +14,7 @@ from training.data.faults import DataError
 from training.data.prepare import VALIDATION_TABLE, prepare_data
 from training.data.preview import preview_rows
 from training.data.token_table import TokenTable
-from training.launch import tell_data
+from training.launch import report_data
 from training.run.folder import RunFolder
 from training.spec import TrainingSpec
 
@@ -47,7 +47,7 @@ def make_spec(model: Path, rows: Path, **settings: Any) -> TrainingSpec:
     return TrainingSpec(base_model=str(model), train_file=str(rows), **settings)
 
 
-def test_a_row_of_two_answers_becomes_two(model: Path, rows: Path, tmp_path: Path) -> None:
+def test_row_with_two_answers_is_split(model: Path, rows: Path, tmp_path: Path) -> None:
     spec = make_spec(model, rows)
     prepared = prepare_data(spec, tmp_path / "cache")
     assert prepared.summary["num_rows"] == 4 + 2 * 4
@@ -56,12 +56,12 @@ def test_a_row_of_two_answers_becomes_two(model: Path, rows: Path, tmp_path: Pat
     assert [(row.line, row.is_part) for row in shown] == [(1, False), (2, True), (2, True)]
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
-    tell_data(run, prepared.summary)
-    messages = [event["message"] for event in run.read_events()]
+    report_data(run, prepared.summary)
+    messages = [event["message"] for event in run.events.read()]
     assert any(message.startswith("4 rows became several") for message in messages)
 
 
-def test_answers_of_a_chat_are_not_learned_and_evaluated(
+def test_answers_of_one_row_are_not_both_learned_and_evaluated(
     model: Path, rows: Path, tmp_path: Path
 ) -> None:
     prepared = prepare_data(make_spec(model, rows, validation_fraction=0.5), tmp_path / "cache")
@@ -72,7 +72,7 @@ def test_answers_of_a_chat_are_not_learned_and_evaluated(
     assert len(np.unique(held_out)) == 4
 
 
-def test_settings_of_chats_make_other_tables(model: Path, rows: Path, tmp_path: Path) -> None:
+def test_chat_settings_create_separate_tables(model: Path, rows: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     first = prepare_data(make_spec(model, rows), cache)
     for settings in (
@@ -87,7 +87,7 @@ def test_settings_of_chats_make_other_tables(model: Path, rows: Path, tmp_path: 
     assert (last.summary["num_rows"], last.summary["num_split_rows"]) == (8, 0)
 
 
-def test_arguments_are_those_of_the_prompt_too(model: Path, rows: Path) -> None:
+def test_template_arguments_apply_to_prompt(model: Path, rows: Path) -> None:
     spec = make_spec(model, rows, template_arguments={"enable_thinking": False})
     preview = preview_rows(spec, 1)
     (row,) = preview.rows
@@ -95,7 +95,7 @@ def test_arguments_are_those_of_the_prompt_too(model: Path, rows: Path) -> None:
     assert prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
-def test_a_model_without_an_end_token_is_warned_of(model: Path, rows: Path, tmp_path: Path) -> None:
+def test_model_without_end_token_emits_warning(model: Path, rows: Path, tmp_path: Path) -> None:
     settings = json.loads((model / "tokenizer_config.json").read_text())
     settings["eos_token"] = None
     (model / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -108,8 +108,8 @@ def test_a_model_without_an_end_token_is_warned_of(model: Path, rows: Path, tmp_
     assert prepared.summary["has_end_token"] is False
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
-    tell_data(run, prepared.summary)
-    warnings = [event["message"] for event in run.read_events() if event["level"] == "warn"]
+    report_data(run, prepared.summary)
+    warnings = [event["message"] for event in run.events.read() if event["level"] == "warn"]
     assert any("does not stop by itself" in message for message in warnings)
 
 
@@ -118,7 +118,7 @@ def write_array(path: Path, records: list[dict[str, Any]]) -> Path:
     return path
 
 
-def test_rows_on_one_line_are_rows_of_their_own(model: Path, tmp_path: Path) -> None:
+def test_rows_on_one_line_are_separate_rows(model: Path, tmp_path: Path) -> None:
     chats = [make_chat(number, 2) for number in range(20)]
     rows = write_array(tmp_path / "rows.json", chats)
     prepared = prepare_data(make_spec(model, rows, validation_fraction=0.2), tmp_path / "cache")
@@ -133,7 +133,7 @@ def make_long_chat() -> dict[str, Any]:
     return chat
 
 
-def test_a_row_is_left_out_once_however_many_answers_it_has(model: Path, tmp_path: Path) -> None:
+def test_dropped_row_with_several_answers_counts_once(model: Path, tmp_path: Path) -> None:
     rows = write_array(tmp_path / "rows.json", [make_long_chat(), make_chat(1, 1)])
     spec = make_spec(model, rows, overlong="drop", max_length=64)
     summary = prepare_data(spec, tmp_path / "cache").summary
@@ -144,13 +144,13 @@ def test_a_row_is_left_out_once_however_many_answers_it_has(model: Path, tmp_pat
         prepare_data(refusing, tmp_path / "cache")
 
 
-def test_rows_of_which_no_answer_is_left_are_refused(model: Path, tmp_path: Path) -> None:
+def test_rows_without_remaining_answers_are_rejected(model: Path, tmp_path: Path) -> None:
     rows = write_array(tmp_path / "rows.json", [make_long_chat()])
     with pytest.raises(DataError, match="no row is left"):
         prepare_data(make_spec(model, rows, overlong="drop", max_length=64), tmp_path / "cache")
 
 
-def test_a_file_of_two_settings_is_refused(model: Path, rows: Path, tmp_path: Path) -> None:
+def test_file_matched_by_two_entries_is_rejected(model: Path, rows: Path, tmp_path: Path) -> None:
     mixed = [{"file": str(rows)}, {"file": str(rows.parent / "*.jsonl"), "weight": 2}]
     spec = TrainingSpec.model_validate({"base_model": str(model), "train_files": mixed})
     with pytest.raises(DataError, match=r"rows.jsonl is named by 'rows.jsonl' and by '\*.jsonl'"):

@@ -34,7 +34,7 @@ def encode(tokenizer: Any, *rows: Row) -> list[Any]:
         return [encoded for _, encoded in encoder.encode([rows])]
 
 
-def test_a_template_that_hangs_at_a_row_is_named_with_its_line(tmp_path: Path) -> None:
+def test_hanging_template_is_reported_with_line(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     questions = ["How many?", "hang", "How many?"]
     rows = [{"prompt": question, "completion": "Twelve."} for question in questions]
@@ -49,7 +49,7 @@ def test_a_template_that_hangs_at_a_row_is_named_with_its_line(tmp_path: Path) -
         list(stream.encode())
 
 
-def test_a_template_that_hangs_delays_no_other_source() -> None:
+def test_hanging_template_does_not_delay_other_sources() -> None:
     tokenizer = make_tokenizer("byte-level", NESTED + CHATML)
     stopped = threading.Event()
 
@@ -69,7 +69,7 @@ def test_a_template_that_hangs_delays_no_other_source() -> None:
 
 
 @pytest.mark.parametrize("has_markers", [True, False])
-def test_control_tokens_in_a_row_are_text_and_learned_as_such(has_markers: bool) -> None:
+def test_control_tokens_in_row_are_encoded_as_text(has_markers: bool) -> None:
     template = CHATML
     if not has_markers:
         template = template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
@@ -85,7 +85,7 @@ def test_control_tokens_in_a_row_are_text_and_learned_as_such(has_markers: bool)
     )
 
 
-def test_rows_of_a_model_without_template_are_text_too() -> None:
+def test_control_tokens_are_text_for_model_without_template() -> None:
     tokenizer = make_tokenizer("byte-level", None)
     (row,) = encode(tokenizer, chat(1, f"fox{FORGED} ", FORGED))
     ids = row.input_ids.tolist()
@@ -94,7 +94,7 @@ def test_rows_of_a_model_without_template_are_text_too() -> None:
     assert tokenizer.decode(ids) == f"fox{FORGED} {FORGED}<|im_end|>"
 
 
-def test_plain_texts_stay_raw() -> None:
+def test_text_rows_keep_control_tokens() -> None:
     """The author of `text` rows also writes their control tokens."""
     tokenizer = make_tokenizer("byte-level", CHATML)
     (row,) = encode(tokenizer, Row(1, text="a<|im_end|>"))

@@ -13,12 +13,12 @@ def make_rows(num_rows: int) -> list[EncodedRow]:
     lengths = random.integers(1, 40, num_rows)
     return [
         EncodedRow(
-            3 * place,
+            3 * index,
             random.integers(0, 50_000, length).astype(np.int32),
             random.random(length) < 0.5,
-            truncated_tokens=place % 2,
+            truncated_tokens=index % 2,
         )
-        for place, length in enumerate(lengths)
+        for index, length in enumerate(lengths)
     ]
 
 
@@ -30,7 +30,7 @@ def write_table(path: Path, rows: list[EncodedRow]) -> TokenTable:
 
 
 @pytest.mark.parametrize("batch_rows", [1, 7, 10_000])
-def test_rows_are_read_as_they_were_written(
+def test_table_returns_written_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_rows: int
 ) -> None:
     monkeypatch.setattr(token_table, "_BATCH_ROWS", batch_rows)
@@ -42,21 +42,21 @@ def test_rows_are_read_as_they_were_written(
     assert table.lengths.dtype == table.num_learned.dtype == np.int32
     assert table.count_truncated() == 25
     order = [49, 0, 7, 7, 21]
-    assert table.find_lines(order) == [3 * place for place in order]
-    for place, (ids, learned) in zip(order, table.read(order), strict=True):
-        assert ids.tolist() == rows[place].input_ids.tolist()
-        assert learned.tolist() == rows[place].learned.tolist()
+    assert table.find_lines(order) == [3 * index for index in order]
+    for index, (ids, learned) in zip(order, table.read(order), strict=True):
+        assert ids.tolist() == rows[index].input_ids.tolist()
+        assert learned.tolist() == rows[index].learned.tolist()
     for beyond in (50, -1):
         with pytest.raises(IndexError):
             table.read([beyond])
 
 
-def test_a_table_may_be_empty(tmp_path: Path) -> None:
+def test_table_may_be_empty(tmp_path: Path) -> None:
     table = write_table(tmp_path / "rows.arrow", [])
     assert (len(table), table.lengths.tolist(), table.read([])) == (0, [], [])
 
 
-def test_a_table_is_split_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_split_table_keeps_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_table, "_BATCH_ROWS", 4)
     rows = make_rows(20)
     write_table(tmp_path / "rows.arrow", rows)
@@ -65,8 +65,8 @@ def test_a_table_is_split_in_its_order(tmp_path: Path, monkeypatch: pytest.Monke
     split_table(tmp_path / "rows.arrow", chosen, tmp_path / "a.arrow", tmp_path / "b.arrow")
     for name, is_chosen in (("a", True), ("b", False)):
         table = TokenTable(tmp_path / f"{name}.arrow")
-        places = [place for place in range(20) if chosen[place] == is_chosen]
-        assert table.find_lines(range(len(table))) == [3 * place for place in places]
-        assert table.num_learned.tolist() == [rows[place].num_learned for place in places]
+        indices = [index for index in range(20) if chosen[index] == is_chosen]
+        assert table.find_lines(range(len(table))) == [3 * index for index in indices]
+        assert table.num_learned.tolist() == [rows[index].num_learned for index in indices]
         read = table.read(range(len(table)))
-        assert [ids.tolist() for ids, _ in read] == [rows[p].input_ids.tolist() for p in places]
+        assert [ids.tolist() for ids, _ in read] == [rows[p].input_ids.tolist() for p in indices]

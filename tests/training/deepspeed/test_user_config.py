@@ -86,7 +86,7 @@ def nest(key: str, value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("config", [ZERO_2, ZERO_3], ids=["ZeRO-2", "ZeRO-3"])
-def test_a_configuration_from_the_docs_is_accepted(config: dict[str, Any]) -> None:
+def test_documented_deepspeed_config_is_accepted(config: dict[str, Any]) -> None:
     spec = make_spec(config, learning_rate=3e-5, micro_batch_size=4)
     stage = config["zero_optimization"]["stage"]
     assert (spec.zero_stage, spec.offload_optimizer) == (stage, True)
@@ -104,7 +104,7 @@ def test_a_configuration_from_the_docs_is_accepted(config: dict[str, Any]) -> No
     assert given.items() <= built["zero_optimization"].items()
 
 
-def test_sizes_left_to_us_follow_from_the_size_of_the_model() -> None:
+def test_auto_sizes_follow_from_hidden_size() -> None:
     built = build_deepspeed_config(make_spec(ZERO_3), 2, hidden_size=100)
     zero = built["zero_optimization"]
     assert zero["reduce_bucket_size"] == 10_000
@@ -136,9 +136,7 @@ def test_sizes_left_to_us_follow_from_the_size_of_the_model() -> None:
         ("bf16.enabled", False, "precision", "fp32"),
     ],
 )
-def test_what_only_deepspeed_says_is_taken_over(
-    key: str, value: Any, field: str, expected: Any
-) -> None:
+def test_deepspeed_value_sets_spec_field(key: str, value: Any, field: str, expected: Any) -> None:
     config = nest(key, value)
     spec = make_spec(config)
     assert getattr(spec, field) == expected
@@ -277,7 +275,7 @@ def test_what_only_deepspeed_says_is_taken_over(
         ({"bf16": True}, {"precision": "fp32"}, "deepspeed.bf16 is True"),
     ],
 )
-def test_what_contradicts_the_spec_is_refused_by_name(
+def test_contradiction_of_spec_is_rejected_by_name(
     config: Any, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValidationError) as caught:
@@ -285,11 +283,11 @@ def test_what_contradicts_the_spec_is_refused_by_name(
     assert message in describe_validation_error(caught.value)
 
 
-def test_a_precision_left_to_us_is_deepspeeds() -> None:
+def test_precision_auto_uses_deepspeed_config() -> None:
     assert make_spec(nest("bf16.enabled", True), precision="auto").precision == "bf16"
 
 
-def test_the_identity_of_the_batch_size_is_explained() -> None:
+def test_train_batch_size_mismatch_is_explained() -> None:
     config = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4}
     assert make_spec(config, gradient_accumulation_steps=4).micro_batch_size == 4
     with pytest.raises(ValidationError) as caught:
@@ -306,7 +304,7 @@ def test_the_identity_of_the_batch_size_is_explained() -> None:
     )
 
 
-def test_what_is_not_ours_to_set_is_handed_through() -> None:
+def test_other_deepspeed_keys_are_passed_through() -> None:
     config = {
         "steps_per_print": 7,
         "communication_data_type": "fp32",
@@ -334,7 +332,7 @@ def test_what_is_not_ours_to_set_is_handed_through() -> None:
     }
 
 
-def test_offloading_that_is_off_leaves_nothing_of_its_settings() -> None:
+def test_disabled_offloading_removes_its_settings() -> None:
     config = {"zero_optimization": {"offload_optimizer": {"device": "none", "pin_memory": True}}}
     zero = build_deepspeed_config(make_spec(config), 2, hidden_size=8)["zero_optimization"]
     assert "offload_optimizer" not in zero
@@ -344,7 +342,7 @@ def test_offloading_that_is_off_leaves_nothing_of_its_settings() -> None:
 
 
 @pytest.mark.parametrize("config", [ZERO_2, ZERO_3, {}, {"bf16": {"enabled": True}}])
-def test_a_spec_survives_json(config: dict[str, Any]) -> None:
+def test_spec_round_trips_through_json(config: dict[str, Any]) -> None:
     spec = make_spec(config, gradient_accumulation_steps=2)
     assert TrainingSpec.model_validate_json(spec.model_dump_json()) == spec
     assert TrainingSpec.model_validate(json.loads(json.dumps(spec.model_dump(mode="json")))) == spec
@@ -353,7 +351,7 @@ def test_a_spec_survives_json(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("world_size", "accumulation"), list(product((1, 2, 3, 4), (1, 4))), ids=str
 )
-def test_deepspeeds_identity_holds_for_any_number_of_workers(
+def test_train_batch_size_matches_for_any_number_of_workers(
     world_size: int, accumulation: int
 ) -> None:
     spec = make_spec({}, num_workers=2, gradient_accumulation_steps=accumulation)
@@ -364,7 +362,7 @@ def test_deepspeeds_identity_holds_for_any_number_of_workers(
     assert (rounds - 1) * world_size < 2 * accumulation <= rounds * world_size
 
 
-def test_steps_stay_as_they_were_planned_for_another_number_of_workers() -> None:
+def test_num_shares_keeps_planned_steps_for_other_world_size() -> None:
     spec = make_spec({}, num_workers=4, gradient_accumulation_steps=3)
     built = build_deepspeed_config(spec, 4, hidden_size=8, num_shares=2)
     assert (built["gradient_accumulation_steps"], built["train_batch_size"]) == (2, 8)
@@ -372,7 +370,7 @@ def test_steps_stay_as_they_were_planned_for_another_number_of_workers() -> None
     assert (built["gradient_accumulation_steps"], built["train_batch_size"]) == (6, 6)
 
 
-def test_the_rows_of_a_micro_batch_are_none_of_deepspeeds_business() -> None:
+def test_rows_of_micro_batch_are_hidden_from_deepspeed() -> None:
     config = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4}
     spec = make_spec(config, gradient_accumulation_steps=4)
     built = build_deepspeed_config(spec, 2, hidden_size=8)
@@ -380,7 +378,7 @@ def test_the_rows_of_a_micro_batch_are_none_of_deepspeeds_business() -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_the_spec_alone_makes_a_configuration(stage: int) -> None:
+def test_deepspeed_config_is_built_from_spec_alone(stage: int) -> None:
     precision = "fp16" if stage else "bf16"
     spec = make_spec({}, zero_stage=stage, precision=precision, max_grad_norm=0.5)
     built = build_deepspeed_config(spec, 2, hidden_size=8, load_universal=True)
@@ -399,7 +397,7 @@ def write_spec(folder: Path, deepspeed: Any) -> Path:
     return file
 
 
-def test_the_file_of_a_configuration_lies_beside_the_spec(
+def test_config_file_path_is_relative_to_spec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = write_spec(tmp_path / "specs", "parts/ds.json")
@@ -411,7 +409,7 @@ def test_the_file_of_a_configuration_lies_beside_the_spec(
     assert load_spec(spec).zero_stage == 2
 
 
-def test_the_file_of_a_configuration_may_lie_at_home(
+def test_config_file_path_may_be_in_home_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -429,9 +427,7 @@ def test_the_file_of_a_configuration_may_lie_at_home(
         ('{"zero_optimization": {"stage": "2"}}', 'spec.yaml: zero_stage is "2"'),
     ],
 )
-def test_a_file_that_is_no_configuration_is_named(
-    tmp_path: Path, content: str | None, message: str
-) -> None:
+def test_invalid_config_file_is_named(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "ds.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ValueError, match=message):

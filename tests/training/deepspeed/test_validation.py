@@ -1,4 +1,4 @@
-"""Settings that DeepSpeed itself accepts; `test_deepspeed_settings` tests our own rules."""
+"""Settings that DeepSpeed itself accepts; `test_user_config` tests our own rules."""
 
 from typing import Any
 
@@ -40,14 +40,14 @@ def check(deepspeed: dict[str, Any], **changes: Any) -> None:
         ({"nebula": {"enabled": True}}, "Nebula checkpointing has been removed"),
     ],
 )
-def test_a_key_that_deepspeed_does_not_take_is_named(config: dict[str, Any], message: str) -> None:
+def test_unknown_deepspeed_key_is_named(config: dict[str, Any], message: str) -> None:
     """Previously, it was ignored, or rejected by a worker after 42 s with a pydantic URL."""
     with pytest.raises(DeepSpeedSettingError, match=message) as caught:
         check(config)
     assert "http" not in str(caught.value)
 
 
-def test_several_keys_are_named_at_once() -> None:
+def test_all_unknown_keys_are_named_at_once() -> None:
     with pytest.raises(DeepSpeedSettingError, match=r"'deepspeed.abc'.*; 'deepspeed.xyz'"):
         check({"abc": 1, "xyz": 2})
 
@@ -84,12 +84,12 @@ def test_several_keys_are_named_at_once() -> None:
         },
     ],
 )
-def test_keys_that_deepspeed_documents_are_taken(config: dict[str, Any]) -> None:
+def test_documented_deepspeed_keys_are_accepted(config: dict[str, Any]) -> None:
     """This also tests that our record of the keys that DeepSpeed reads is complete."""
     check(config)
 
 
-def test_our_own_keys_are_read_by_deepspeed() -> None:
+def test_generated_keys_are_accepted_by_deepspeed() -> None:
     for changes in ({"zero_stage": stage} for stage in range(4)):
         check({"steps_per_print": 5}, **changes)
     check({"steps_per_print": 5}, offload_optimizer=True, offload_parameters=True)

@@ -19,7 +19,7 @@ from tests.written_checkpoint import (
     ALIASES,
     EMBEDDING,
     HEAD,
-    ask,
+    make_probe,
     start_checkpoint,
     write_sharded,
     write_whole,
@@ -55,7 +55,7 @@ def export(checkpoint: Path, base: Path, output: Path, **options: Any) -> dict[s
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
-def test_slices_become_the_weights_again(
+def test_consolidated_shards_equal_weights(
     base: Path, trained: Any, tmp_path: Path, world_size: int
 ) -> None:
     checkpoint = write_sharded(tmp_path / "c", trained, world_size, frozen="model.layers.0.mlp")
@@ -66,7 +66,7 @@ def test_slices_become_the_weights_again(
         assert torch.equal(found[name], parameter), name
 
 
-def test_files_hold_no_more_than_asked_for(base: Path, trained: Any, tmp_path: Path) -> None:
+def test_files_respect_shard_size_limit(base: Path, trained: Any, tmp_path: Path) -> None:
     checkpoint = write_whole(tmp_path / "c", trained)
     found = export(checkpoint, base, tmp_path / "model", shard_bytes=20_000)
     assert all(torch.equal(found[name], p) for name, p in trained.named_parameters())
@@ -81,7 +81,7 @@ def test_files_hold_no_more_than_asked_for(base: Path, trained: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_it_is_written_in_the_dtype_asked_for(
+def test_model_is_written_in_requested_dtype(
     base: Path, trained: Any, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     checkpoint = write_sharded(tmp_path / "c", trained, 2)
@@ -99,15 +99,15 @@ def test_it_is_written_in_the_dtype_asked_for(
     ]
 
 
-def test_progress_is_told_in_bytes(base: Path, trained: Any, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
+def test_progress_is_reported_in_bytes(base: Path, trained: Any, tmp_path: Path) -> None:
+    progress: list[tuple[int, int]] = []
     checkpoint = write_whole(tmp_path / "c", trained)
     found = export(
-        checkpoint, base, tmp_path / "m", on_progress=lambda *figures: told.append(figures)
+        checkpoint, base, tmp_path / "m", on_progress=lambda *figures: progress.append(figures)
     )
     total = sum(tensor.nbytes for tensor in found.values())
-    assert told[-1] == (total, total)
-    assert told == sorted(told)
+    assert progress[-1] == (total, total)
+    assert progress == sorted(progress)
 
 
 def break_file(shards: Path, name: str, change: Callable[[bytes], bytes]) -> None:
@@ -132,7 +132,7 @@ def break_file(shards: Path, name: str, change: Callable[[bytes], bytes]) -> Non
         ),
     ],
 )
-def test_a_broken_file_is_named_and_nothing_is_left(
+def test_broken_shard_file_is_named_and_output_is_removed(
     base: Path,
     trained: Any,
     tmp_path: Path,
@@ -150,7 +150,7 @@ def test_a_broken_file_is_named_and_nothing_is_left(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_what_does_not_fit_the_architecture_is_named(
+def test_weights_that_do_not_match_architecture_are_named(
     base: Path, trained: Any, tmp_path: Path
 ) -> None:
     extra = write_whole(tmp_path / "extra", trained, **{"model.more": torch.ones(2)})
@@ -167,11 +167,11 @@ def test_what_does_not_fit_the_architecture_is_named(
         export(shards.parent, base, tmp_path / "m")
 
 
-def spoil(trained: Any, value: float) -> dict[str, torch.Tensor]:
+def damage_weights(trained: Any, value: float) -> dict[str, torch.Tensor]:
     name = "model.layers.1.mlp.down_proj.weight"
-    spoiled = trained.state_dict()[name].clone()
-    spoiled.fill_(value) if value == 0 else spoiled[3, 5:6].fill_(value)
-    return {name: spoiled}
+    damaged = trained.state_dict()[name].clone()
+    damaged.fill_(value) if value == 0 else damaged[3, 5:6].fill_(value)
+    return {name: damaged}
 
 
 @pytest.mark.parametrize(
@@ -183,39 +183,37 @@ def spoil(trained: Any, value: float) -> dict[str, torch.Tensor]:
         (50.0, r"logits differ from those in training by .* of their norm, 0\.0001 allowed"),
     ],
 )
-def test_what_is_not_what_was_trained_is_put_aside(
+def test_model_that_fails_verification_is_rejected(
     base: Path, trained: Any, tmp_path: Path, value: float, message: str
 ) -> None:
-    checkpoint = write_whole(tmp_path / "c", trained, **spoil(trained, value))
+    checkpoint = write_whole(tmp_path / "c", trained, **damage_weights(trained, value))
     for _ in range(2):  # the second attempt replaces the rejected model of the first
         with pytest.raises(RejectedError, match=message):
             export(checkpoint, base, tmp_path / "out" / "model")
-    (aside,) = (tmp_path / "out").iterdir()
-    assert aside.name == "model.rejected"
-    report = durable.read_json(aside / "verification.json")
+    (rejected,) = (tmp_path / "out").iterdir()
+    assert rejected.name == "model.rejected"
+    report = durable.read_json(rejected / "verification.json")
     assert report["passed"] is False
-    assert not durable.is_published(aside)
+    assert not durable.is_published(rejected)
 
 
-def test_zeros_that_were_there_in_training_are_no_fault(
+def test_zero_weights_of_training_pass_verification(
     base: Path, trained: Any, tmp_path: Path
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(base)
-    model.load_state_dict({**trained.state_dict(), **spoil(trained, 0.0)})
+    model.load_state_dict({**trained.state_dict(), **damage_weights(trained, 0.0)})
     checkpoint = write_whole(tmp_path / "c", model)
-    ask(model, frozenset(spoil(trained, 0.0))).write(checkpoint / PROBE_NAME)
+    make_probe(model, frozenset(damage_weights(trained, 0.0))).write(checkpoint / PROBE_NAME)
     export(checkpoint, base, tmp_path / "m")
 
 
-def test_tied_weights_that_training_kept_apart_are_both_written(
-    base: Path, trained: Any, tmp_path: Path
-) -> None:
+def test_untied_weights_are_both_written(base: Path, trained: Any, tmp_path: Path) -> None:
     """A base model whose file has both weights, with different values, is trained with both."""
-    apart = AutoModelForCausalLM.from_config(trained.config)
-    apart.lm_head.weight = torch.nn.Parameter(apart.lm_head.weight.detach().clone())
-    apart.load_state_dict({**trained.state_dict(), HEAD: trained.state_dict()[HEAD] * 2})
-    shards = start_checkpoint(tmp_path / "c", apart.eval())
-    states = {"module": apart.state_dict(), "buffer_names": [], "shared_params": {}}
+    untied = AutoModelForCausalLM.from_config(trained.config)
+    untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.detach().clone())
+    untied.load_state_dict({**trained.state_dict(), HEAD: trained.state_dict()[HEAD] * 2})
+    shards = start_checkpoint(tmp_path / "c", untied.eval())
+    states = {"module": untied.state_dict(), "buffer_names": [], "shared_params": {}}
     torch.save(states, shards / "mp_rank_00_model_states.pt")
     found = export(tmp_path / "c", base, tmp_path / "model")
     assert torch.equal(found[HEAD], found[EMBEDDING] * 2)
@@ -240,7 +238,7 @@ def build_mixture(base: Path, folder: Path) -> Any:
     return model.eval()
 
 
-def test_experts_are_turned_back_one_by_one(base: Path, tmp_path: Path) -> None:
+def test_experts_are_converted_one_at_a_time(base: Path, tmp_path: Path) -> None:
     """Only one expert is in memory at a time, although the model stores many in one tensor."""
     model = build_mixture(base, tmp_path / "expected")
     checkpoint = write_sharded(tmp_path / "c", model, 3)
@@ -260,7 +258,7 @@ def test_experts_are_turned_back_one_by_one(base: Path, tmp_path: Path) -> None:
         assert torch.equal(found[name], tensor), name
 
 
-def test_a_single_expert_of_zeros_is_noticed(base: Path, tmp_path: Path) -> None:
+def test_expert_with_only_zeros_is_rejected(base: Path, tmp_path: Path) -> None:
     model = build_mixture(base, tmp_path / "base")
     experts = "model.layers.10.mlp.experts.gate_up_proj"
     with torch.no_grad():
@@ -268,18 +266,18 @@ def test_a_single_expert_of_zeros_is_noticed(base: Path, tmp_path: Path) -> None
     checkpoint = write_sharded(tmp_path / "c", model, 2)
     with pytest.raises(RejectedError, match=r"zeros in .*gate_up_proj\[7\], which had more in"):
         export(checkpoint, tmp_path / "base", tmp_path / "model")
-    ask(model, frozenset({f"{experts}[7]"})).write(checkpoint / PROBE_NAME)
+    make_probe(model, frozenset({f"{experts}[7]"})).write(checkpoint / PROBE_NAME)
     export(checkpoint, tmp_path / "base", tmp_path / "model")
 
 
-def test_a_file_of_another_make_is_no_traceback(base: Path, trained: Any, tmp_path: Path) -> None:
+def test_unknown_shard_format_raises_shards_error(base: Path, trained: Any, tmp_path: Path) -> None:
     checkpoint = write_sharded(tmp_path / "c", trained, 2)
     torch.save({"odd": 1}, checkpoint / "state" / "zero_pp_rank_0_mp_rank_00_model_states.pt")
     with pytest.raises(ShardsError, match="'state' is not what DeepSpeed writes: KeyError: "):
         export(checkpoint, base, tmp_path / "model")
 
 
-def test_what_does_not_load_is_put_aside(
+def test_model_that_does_not_load_is_rejected(
     base: Path, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -291,7 +289,7 @@ def test_what_does_not_load_is_put_aside(
         export(checkpoint, base, tmp_path / "model")
 
 
-def test_fp32_takes_the_master_weights(trained: Any, tmp_path: Path) -> None:
+def test_fp32_export_uses_master_weights(trained: Any, tmp_path: Path) -> None:
     """At ZeRO stages 1 and 2, each rank has a range of the group that may split parameters."""
     rounded = AutoModelForCausalLM.from_config(trained.config).to(torch.bfloat16)
     checkpoint = write_whole(tmp_path / "c", rounded)
@@ -328,7 +326,7 @@ class Fragment:
         self.numel, self.start = numel, start
 
 
-def test_the_command_line_says_what_was_verified(
+def test_command_line_prints_verification(
     base: Path, trained: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = write_sharded(tmp_path / "c", trained, 2)
@@ -338,8 +336,8 @@ def test_the_command_line_says_what_was_verified(
             consolidate.main([*command, *more])
         assert message in " ".join(capsys.readouterr().err.split())
     assert consolidate.main([*command, "--base-model", str(base), "--dtype", "fp32"]) == 0
-    said = capsys.readouterr()
-    assert said.out == f"{tmp_path / 'model'}\n"
-    assert "logits differ from those in training by" in said.err
+    captured = capsys.readouterr()
+    assert captured.out == f"{tmp_path / 'model'}\n"
+    assert "logits differ from those in training by" in captured.err
     assert consolidate.main([*command, "--base-model", str(base)]) == 1
     assert "it is left as it is" in " ".join(capsys.readouterr().err.split())

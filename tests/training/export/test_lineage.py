@@ -6,7 +6,8 @@ from storage import durable
 from storage.layout import StorageLayout, open_storage
 from tests.model_chain import METRICS, SUMMARY, write_chain, write_nested_lineage
 from training.export.lineage import write_lineage
-from training.run.folder import RunFolder, RunRecord
+from training.run.folder import RunFolder
+from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
 
 
@@ -27,7 +28,7 @@ def tune(base: Path, folder: Path) -> Path:
     return folder / "model"
 
 
-def test_a_lineage_names_its_parent_and_its_root_and_does_not_grow(layout: StorageLayout) -> None:
+def test_lineage_names_parent_and_root_and_has_constant_size(layout: StorageLayout) -> None:
     names = write_chain(layout, "first", 40)
     files = [layout.model(name) / "lineage.json" for name in names]
     sizes = [file.stat().st_size for file in files]
@@ -44,7 +45,7 @@ def test_a_lineage_names_its_parent_and_its_root_and_does_not_grow(layout: Stora
     assert durable.read_json(files[0])["parent"] is None
 
 
-def test_a_base_model_that_was_not_tuned_is_the_root(tmp_path: Path) -> None:
+def test_untuned_base_model_is_root(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     lineage = durable.read_json(tune(tmp_path / "base", tmp_path) / "lineage.json")
     assert lineage["parent"] is None
@@ -52,9 +53,7 @@ def test_a_base_model_that_was_not_tuned_is_the_root(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 1_000])
-def test_a_parent_of_release_0_1_is_read_whatever_is_nested_in_it(
-    tmp_path: Path, depth: int
-) -> None:
+def test_nested_lineage_of_release_0_1_is_read(tmp_path: Path, depth: int) -> None:
     base = tmp_path / "base"
     write_nested_lineage(base, depth, root="first")
     model = tune(base, tmp_path)
@@ -66,7 +65,7 @@ def test_a_parent_of_release_0_1_is_read_whatever_is_nested_in_it(
     assert "first base model | `first`" in (model / "README.md").read_text()
 
 
-def test_a_lineage_from_elsewhere_is_taken_over_only_as_short_texts(tmp_path: Path) -> None:
+def test_foreign_lineage_is_copied_only_as_short_texts(tmp_path: Path) -> None:
     base = tmp_path / "base"
     base.mkdir()
     durable.write_json(base / "lineage.json", {"run_id": 5, "base_model": "x" * 10**5, "data": []})

@@ -27,7 +27,7 @@ def make_lineage(**metrics: float) -> dict[str, Any]:
     }
 
 
-def test_the_hub_reads_its_metadata() -> None:
+def test_model_card_has_hub_metadata() -> None:
     card: Any = ModelCard(render_model_card(make_lineage()))
     assert card.data.to_dict() == {
         "base_model": "org/base",
@@ -42,13 +42,13 @@ def test_the_hub_reads_its_metadata() -> None:
     assert "first base model" not in card.text
 
 
-def test_the_first_of_a_chain_of_models_is_named() -> None:
+def test_model_card_names_root_of_lineage() -> None:
     root = {"base_model": "org/first", "base_model_revision": "sha256:ef"}
     card: Any = ModelCard(render_model_card({**make_lineage(), "root": root}))
     assert "| first base model | `org/first`, `sha256:ef` |" in card.text
 
 
-def test_the_validation_loss_is_a_result_on_the_hub() -> None:
+def test_validation_loss_is_an_eval_result() -> None:
     card: Any = ModelCard(render_model_card(make_lineage(eval_loss=1.5)))
     (result,) = card.data.eval_results
     assert result.metric_value == pytest.approx(1.5)

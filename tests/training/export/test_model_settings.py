@@ -33,7 +33,7 @@ def change(path: Path, **settings: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
 
 
-def test_what_the_base_says_of_its_own_weights_and_files_is_not_exported(
+def test_stale_settings_of_base_model_are_not_exported(
     model: Path, changed: Path, tmp_path: Path
 ) -> None:
     change(changed / "config.json", **STALE)
@@ -46,7 +46,7 @@ def test_what_the_base_says_of_its_own_weights_and_files_is_not_exported(
     assert check_settings(output).passed
 
 
-def test_parts_of_a_configuration_are_cleaned_too(model: Path) -> None:
+def test_stale_settings_of_nested_config_are_removed(model: Path) -> None:
     config, part = load_config(str(model)), load_config(str(model))
     part.quantization_config = STALE["quantization_config"]
     config.text_config = part
@@ -54,7 +54,7 @@ def test_parts_of_a_configuration_are_cleaned_too(model: Path) -> None:
     assert not hasattr(config.text_config, "quantization_config")
 
 
-def test_a_whole_model_passes(model: Path) -> None:
+def test_complete_model_passes_check(model: Path) -> None:
     assert check_settings(model).passed
 
 
@@ -68,7 +68,7 @@ def test_a_whole_model_passes(model: Path) -> None:
         ("tokenizer_config.json", {"vocab_file": "other.txt"}, "'vocab_file' is 'other.txt'"),
     ],
 )
-def test_settings_that_do_not_fit_the_weights_are_named(
+def test_settings_that_do_not_match_weights_are_named(
     changed: Path, file: str, settings: dict[str, Any], fault: str
 ) -> None:
     change(changed / file, **settings)
@@ -77,7 +77,7 @@ def test_settings_that_do_not_fit_the_weights_are_named(
     assert fault.replace("\\", "") in check.detail
 
 
-def test_a_model_with_such_settings_is_rejected(
+def test_model_with_invalid_settings_is_rejected(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = GenerationConfig(eos_token_id=9999)

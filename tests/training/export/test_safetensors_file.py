@@ -13,7 +13,7 @@ def make_entries(tensors: dict[str, torch.Tensor]) -> list[TensorEntry]:
     return [TensorEntry(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
 
 
-def test_what_is_written_is_what_safetensors_reads(tmp_path: Path) -> None:
+def test_written_file_is_read_by_safetensors(tmp_path: Path) -> None:
     tensors = {
         "counter": torch.tensor(7),
         "weight": torch.randn(5, 3),
@@ -40,7 +40,7 @@ def test_what_is_written_is_what_safetensors_reads(tmp_path: Path) -> None:
     assert hashes == {"size_bytes": len(content), "sha256": sha256}
 
 
-def test_a_chunk_may_be_overwritten_after_the_next(tmp_path: Path) -> None:
+def test_chunk_may_be_overwritten_after_next_chunk(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     buffers = [torch.empty(1000), torch.empty(1000)]
     with SafetensorsFile(path, [TensorEntry("w", torch.float32, torch.Size([50_000]))]) as file:
@@ -53,7 +53,7 @@ def test_a_chunk_may_be_overwritten_after_the_next(tmp_path: Path) -> None:
     assert torch.equal(load_file(path)["w"], expected)
 
 
-def test_a_write_that_fails_is_told(tmp_path: Path) -> None:
+def test_failed_write_is_raised(tmp_path: Path) -> None:
     with (
         SafetensorsFile(
             Path("/dev/full"), [TensorEntry("w", torch.float32, torch.Size([1 << 20]))]

@@ -22,8 +22,9 @@ from training.monitoring.trackers import (
     identify_run,
     open_trackers,
 )
-from training.run.folder import RunFolder, RunRecord
+from training.run.folder import RunFolder
 from training.run.progress import Progress
+from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
 
 SPEC = TrainingSpec(base_model="m", train_file="f")
@@ -69,10 +70,10 @@ def make_journal(
     return Journal(run, Place(rank, 2, CPU), trackers, num_steps)
 
 
-def test_a_line_holds_the_figures_of_a_step(run: RunFolder) -> None:
+def test_metrics_line_has_figures_of_step(run: RunFolder) -> None:
     progress = Progress(num_shares=2, step=9, epoch=1, step_in_epoch=4, trained_tokens=900)
     make_journal(run).record_step(RESULT, progress.take_step(RESULT, elapsed_s=0.75), 8)
-    (line,) = run.read_metrics()
+    (line,) = run.metrics.read()
     assert list(line) == KEYS
     assert time.time() - line.pop("created_at") < 60
     assert line == {
@@ -93,13 +94,13 @@ def test_a_line_holds_the_figures_of_a_step(run: RunFolder) -> None:
     }
 
 
-def test_speed_is_that_of_the_last_fifty_steps(run: RunFolder) -> None:
+def test_throughput_is_average_of_last_fifty_steps(run: RunFolder) -> None:
     journal = make_journal(run)
     progress = Progress(num_shares=2)
     for took_s in [10.0] * 20 + [1.0] * 30 + [0.25] * 20:
         progress = progress.take_step(replace(RESULT, took_s=took_s), took_s)
         journal.record_step(replace(RESULT, took_s=took_s), progress, 70)
-    lines = run.read_metrics()
+    lines = run.metrics.read()
     assert lines[0]["tokens_per_s"] == 10
     assert lines[49]["tokens_per_s"] == round(50 * 100 / (20 * 10 + 30), 1)
     assert lines[69]["tokens_per_s"] == round(50 * 100 / (30 + 5), 1)
@@ -108,14 +109,14 @@ def test_speed_is_that_of_the_last_fifty_steps(run: RunFolder) -> None:
     assert lines[69]["elapsed_s"] == 20 * 10 + 30 + 5
 
 
-def test_nothing_remains_after_the_last_step(run: RunFolder) -> None:
+def test_remaining_time_is_zero_after_last_step(run: RunFolder) -> None:
     progress = Progress(num_shares=2, step=199, step_in_epoch=7).take_step(RESULT, 1.0)
     make_journal(run).record_step(RESULT, progress, 8)
-    (line,) = run.read_metrics()
+    (line,) = run.metrics.read()
     assert (line["remaining_s"], line["epoch"]) == (0, 1.0)
 
 
-def test_an_evaluation_stands_on_the_line_of_its_step_only(run: RunFolder) -> None:
+def test_evaluation_is_only_on_line_of_its_step(run: RunFolder) -> None:
     journal = make_journal(run)
     progress = Progress(num_shares=2)
     for step in range(1, 5):
@@ -123,20 +124,20 @@ def test_an_evaluation_stands_on_the_line_of_its_step_only(run: RunFolder) -> No
         if step % 2 == 0:
             progress = progress.evaluate(1.0 + 1 / step)
         journal.record_step(RESULT, progress, 4)
-    lines = run.read_metrics()
+    lines = run.metrics.read()
     assert [line.get("eval_loss") for line in lines] == [None, 1.5, None, 1.25]
     assert lines[3]["eval_perplexity"] == pytest.approx(math.exp(1.25))
     assert list(lines[1]) == [*KEYS[:-1], "eval_loss", "eval_perplexity", KEYS[-1]]
     assert "eval_perplexity" not in lines[2]
 
 
-def test_perplexity_is_as_large_as_a_float_can_be() -> None:
+def test_perplexity_is_finite() -> None:
     assert compute_perplexity(0.0) == 1
     assert compute_perplexity(math.log(17)) == pytest.approx(17)
     assert math.isfinite(compute_perplexity(1e9))
 
 
-def test_only_the_first_worker_speaks(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_rank_0_records(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
     progress = Progress(num_shares=2).take_step(RESULT, 0.5)
     with caplog.at_level(logging.INFO), open_trackers(SPEC, run, 0, speaks=False) as trackers:
         assert trackers == []
@@ -147,10 +148,10 @@ def test_only_the_first_worker_speaks(run: RunFolder, caplog: pytest.LogCaptureF
     assert caplog.messages == []
 
 
-def test_an_event_is_told_in_the_log_too(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
+def test_event_is_logged(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         make_journal(run).tell("Resuming after step 3 of 9", step=3)
-    (event,) = run.read_events()
+    (event,) = run.events.read()
     assert (event["message"], event["data"], event["level"]) == (
         "Resuming after step 3 of 9",
         {"step": 3},
@@ -159,19 +160,19 @@ def test_an_event_is_told_in_the_log_too(run: RunFolder, caplog: pytest.LogCaptu
     assert caplog.messages == ["Resuming after step 3 of 9"]
 
 
-def test_a_skipped_step_is_told_and_its_line_is_json(run: RunFolder) -> None:
+def test_skipped_step_emits_event_and_valid_json_line(run: RunFolder) -> None:
     progress = Progress(num_shares=2).take_step(RESULT, 0.5)
     make_journal(run).record_step(
         replace(RESULT, was_skipped=True, grad_norm=math.inf), progress, 4
     )
-    (event,) = run.read_events()
+    (event,) = run.events.read()
     assert event["level"] == "warn"
     assert event["message"].startswith("Step 1 was skipped: its gradients were not finite")
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
-    (line,) = run.metrics_file.read_text().splitlines()
+    (line,) = run.metrics.path.read_text().splitlines()
     assert json.loads(line, parse_constant=refuse)["step"] == 1
 
 
@@ -199,7 +200,7 @@ def list_scalars(events: list[Any]) -> dict[str, list[tuple[int, float]]]:
     return scalars
 
 
-def test_tensorboard_has_a_curve_of_every_figure(run: RunFolder) -> None:
+def test_tensorboard_has_curve_of_each_figure(run: RunFolder) -> None:
     progress = Progress(num_shares=2)
     with open_trackers(SPEC, run, 0, speaks=True) as trackers:
         journal = make_journal(run, trackers=trackers)
@@ -210,13 +211,13 @@ def test_tensorboard_has_a_curve_of_every_figure(run: RunFolder) -> None:
                 progress = progress.evaluate(1.5)
             journal.record_step(result, progress, 3)
     scalars = list_scalars(read_tensorboard(run.path / "tensorboard"))
-    no_curves = {"step", "num_steps", "created_at"}
-    assert set(scalars) == {*KEYS, "eval_loss", "eval_perplexity"} - no_curves
+    keys_without_curve = {"step", "num_steps", "created_at"}
+    assert set(scalars) == {*KEYS, "eval_loss", "eval_perplexity"} - keys_without_curve
     assert scalars["loss"] == [(1, 2.5), (2, 2.25), (3, 2.0)]
     assert scalars["eval_loss"] == [(3, 1.5)]
 
 
-def test_what_is_recorded_again_hides_what_was_recorded_before(run: RunFolder) -> None:
+def test_tensorboard_session_hides_repeated_steps(run: RunFolder) -> None:
     """TensorBoard drops earlier events at or after the first step of a new session."""
     folder = run.path / "tensorboard"
     for first_step, steps in ((0, (1, 2, 3)), (2, (3, 4))):
@@ -232,9 +233,7 @@ def test_what_is_recorded_again_hides_what_was_recorded_before(run: RunFolder) -
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
-def test_a_tracker_that_is_not_installed_is_named(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tracker_that_is_not_installed_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
     spec = TrainingSpec.model_validate({**SPEC.model_dump(), "trackers": [name]})
     with pytest.raises(
@@ -247,42 +246,42 @@ def test_a_tracker_that_is_not_installed_is_named(
 
 
 @pytest.mark.parametrize("breaks", ["open", "log", "close"])
-def test_a_tracker_that_fails_does_not_spoil_the_run(
+def test_failing_tracker_does_not_fail_run(
     breaks: str, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail_at(place: str) -> None:
         if place == breaks:
             raise ConnectionError("no route to host")
 
-    class Unsteady:
+    class FailingTracker:
         def log(self, figures: Any, step: int) -> None:
             fail_at("log")
 
     @contextmanager
-    def open_unsteady(*_: Any) -> Iterator[Any]:
+    def open_failing_tracker(*_: Any) -> Iterator[Any]:
         fail_at("open")
-        yield Unsteady()
+        yield FailingTracker()
         fail_at("close")
 
-    monkeypatch.setitem(OPENERS, "mlflow", open_unsteady)
+    monkeypatch.setitem(OPENERS, "mlflow", open_failing_tracker)
     spec = SPEC.model_copy(update={"trackers": ("mlflow",)})
     with open_trackers(spec, run, 0, speaks=True) as opened:
         make_journal(run, trackers=opened).record_step(RESULT, Progress(num_shares=2), 3)
-    assert len(run.read_metrics()) == 1
+    assert len(run.metrics.read()) == 1
     assert (run.path / "tensorboard").is_dir()
-    messages = [event["message"] for event in run.read_events()]
+    messages = [event["message"] for event in run.events.read()]
     assert all("no route to host" in message for message in messages)
-    assert len(messages) == (breaks != "close"), "the last steps are over when it is closed"
+    assert len(messages) == (breaks != "close"), "a failure after the last step emits no event"
 
 
-def test_what_the_body_of_trackers_raises_reaches_them_and_the_caller(
+def test_exception_of_body_reaches_trackers_and_caller(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[BaseException] = []
     is_open = Event()
 
     @contextmanager
-    def open_watching(*_: Any) -> Iterator[Any]:
+    def open_recording_tracker(*_: Any) -> Iterator[Any]:
         try:
             is_open.set()
             yield object()
@@ -290,20 +289,20 @@ def test_what_the_body_of_trackers_raises_reaches_them_and_the_caller(
             seen.append(exc)
             raise
 
-    monkeypatch.setitem(OPENERS, "wandb", open_watching)
+    monkeypatch.setitem(OPENERS, "wandb", open_recording_tracker)
     spec = SPEC.model_copy(update={"trackers": ("wandb",)})
 
-    def fail_a_step() -> None:
+    def fail_step() -> None:
         with open_trackers(spec, run, 0, speaks=True):
             assert is_open.wait(10)
             raise ValueError("the step failed")
 
     with pytest.raises(ValueError, match="the step failed"):
-        fail_a_step()
+        fail_step()
     assert len(seen) == 1
 
 
-def test_a_tracked_run_is_found_by_what_stays_when_it_goes_on(tmp_path: Path) -> None:
+def test_identity_of_tracked_run_is_kept_after_resume(tmp_path: Path) -> None:
     def identify(folder: str, created_at: int) -> str:
         run = RunFolder(tmp_path / folder)
         run.create(SPEC, RunRecord(id="my run", created_at=created_at))

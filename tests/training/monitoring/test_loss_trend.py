@@ -6,7 +6,8 @@ import pytest
 
 from training.launch import _compute
 from training.monitoring.loss_trend import find_loss_rise
-from training.run.folder import RunFolder, RunRecord
+from training.run.folder import RunFolder
+from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
 
 NOISE = np.random.default_rng(0).normal(0.0, 1.0, 2000)
@@ -27,7 +28,7 @@ def fall_and_rise(noise: float, num_steps: int = 200, last: float = 3.0) -> list
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_a_loss_that_doubled_is_found_with_its_steps(noise: float) -> None:
+def test_doubled_loss_is_found_with_its_steps(noise: float) -> None:
     rise = find_loss_rise(make_metrics(fall_and_rise(noise)))
     assert rise is not None
     assert rise.lowest == pytest.approx(1.1, abs=0.2)
@@ -39,28 +40,28 @@ def test_a_loss_that_doubled_is_found_with_its_steps(noise: float) -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("level", [0.05, 1.0, 3.0])
-def test_noise_is_no_rise(noise: float, level: float) -> None:
+def test_noise_is_not_a_loss_rise(noise: float, level: float) -> None:
     losses = [abs(level + noise * level * step) for step in NOISE]
     for num_steps in (30, 200, 2000):
         assert find_loss_rise(make_metrics(losses[:num_steps])) is None
 
 
-def test_a_loss_that_falls_or_rises_a_little_is_no_rise() -> None:
+def test_falling_or_slightly_rising_loss_is_not_a_loss_rise() -> None:
     assert find_loss_rise(make_metrics(list(np.linspace(3.0, 0.1, 200)))) is None
     assert find_loss_rise(make_metrics(fall_and_rise(0.0, last=1.8))) is None
 
 
-def test_a_loss_close_to_zero_may_double() -> None:
+def test_doubled_loss_close_to_zero_is_ignored() -> None:
     losses = [*np.linspace(1.0, 0.01, 100), *np.linspace(0.01, 0.05, 100)]
     assert find_loss_rise(make_metrics(losses)) is None
 
 
-def test_a_run_of_few_steps_says_nothing() -> None:
+def test_too_few_steps_have_no_loss_rise() -> None:
     assert find_loss_rise([]) is None
     assert find_loss_rise(make_metrics(fall_and_rise(0.0, num_steps=14))) is None
 
 
-def test_steps_weigh_as_many_tokens_as_they_learn() -> None:
+def test_steps_are_weighted_by_learned_tokens() -> None:
     lines = make_metrics([1.0] * 40)
     for line in lines[-5:]:
         line |= {"loss": 1.0}
@@ -68,7 +69,7 @@ def test_steps_weigh_as_many_tokens_as_they_learn() -> None:
     assert find_loss_rise(lines) is None
 
 
-def test_lines_without_a_finite_loss_are_left_out() -> None:
+def test_lines_without_finite_loss_are_ignored() -> None:
     lines = make_metrics(fall_and_rise(0.0))
     lines += [{"step": 201, "loss": math.nan}, {"step": 202}]
     rise = find_loss_rise(lines)
@@ -76,15 +77,13 @@ def test_lines_without_a_finite_loss_are_left_out() -> None:
     assert rise.last_steps[1] == 200
 
 
-def test_a_run_whose_loss_rose_has_an_event(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_rise_emits_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Previously, such a run only reported success."""
     run = RunFolder(tmp_path / "run")
     spec = TrainingSpec(base_model="m", train_file="r", precision="fp32")
     run.create(spec, RunRecord(id="run", created_at=1, writer="job", base_revision="x"))
     for line in make_metrics(fall_and_rise(0.0)):
-        run.add_metrics(line)
+        run.metrics.add(line)
     monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
     for name in ("_check_base_model", "ensure_cpu_op", "_consolidate"):
         monkeypatch.setattr(f"training.launch.{name}", lambda *_: False)
@@ -92,6 +91,6 @@ def test_a_run_whose_loss_rose_has_an_event(
     monkeypatch.setattr("training.preflight.free_space.check_room", lambda *_, **__: None)
     monkeypatch.setattr("training.launch.train", lambda *_, **__: "finished")
     _compute(run, spec)
-    (event,) = run.read_events()
+    (event,) = run.events.read()
     assert (event["level"], event["code"]) == ("warn", "loss_rose")
     assert event["data"]["last_loss"] > 2 * event["data"]["lowest_loss"]

@@ -19,16 +19,16 @@ from training.run.progress import Progress
 from training.spec import TrainingSpec
 
 
-class Noted:
-    """A tracker that records the logged steps, after the test sets `may_go_on`."""
+class RecordingTracker:
+    """A tracker that records the logged steps, after the test sets `may_continue`."""
 
-    def __init__(self, may_go_on: Event | None = None) -> None:
+    def __init__(self, may_continue: Event | None = None) -> None:
         self.steps: list[int] = []
-        self._may_go_on = may_go_on
+        self._may_continue = may_continue
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        if self._may_go_on is not None:
-            self._may_go_on.wait(30)
+        if self._may_continue is not None:
+            self._may_continue.wait(30)
         self.steps.append(step)
 
 
@@ -52,20 +52,20 @@ def close(thread: TrackerThread, timeout_s: float = 10.0) -> str | None:
     return thread.join(timeout_s)
 
 
-def test_every_figure_arrives_in_order() -> None:
-    noted = Noted()
-    thread = TrackerThread("noted", open_as(noted))
+def test_figures_are_logged_in_order() -> None:
+    recorder = RecordingTracker()
+    thread = TrackerThread("noted", open_as(recorder))
     log_steps(thread, 300)
     assert close(thread) is None
-    assert noted.steps == list(range(300))
+    assert recorder.steps == list(range(300))
 
 
 @pytest.mark.parametrize("blocks", ["open", "log"])
-def test_a_tracker_that_does_not_answer_is_switched_off_and_holds_nobody_up(blocks: str) -> None:
+def test_unresponsive_tracker_is_disabled_without_blocking(blocks: str) -> None:
     """Previously, it blocked training for as long as its client retried."""
-    may_go_on = Event()
-    noted = Noted(may_go_on if blocks == "log" else None)
-    opened = open_as(noted, may_go_on if blocks == "open" else None)
+    may_continue = Event()
+    recorder = RecordingTracker(may_continue if blocks == "log" else None)
+    opened = open_as(recorder, may_continue if blocks == "open" else None)
     thread = TrackerThread("stuck", opened, call_timeout_s=0.2)
     started = time.monotonic()
     thread.log({"loss": 1.0}, 1)
@@ -83,35 +83,35 @@ def test_a_tracker_that_does_not_answer_is_switched_off_and_holds_nobody_up(bloc
     wait_until(is_off, 10, "the tracker to be switched off")
     assert reasons == ["it has not answered for 0.2 s"]
     assert close(thread, 0.1) is None, "it was reported already"
-    may_go_on.set()
+    may_continue.set()
 
 
-def test_a_tracker_that_is_slower_than_the_training_is_switched_off() -> None:
-    may_go_on = Event()
-    thread = TrackerThread("slow", open_as(Noted(may_go_on)), max_waiting=3)
+def test_tracker_slower_than_training_is_disabled() -> None:
+    may_continue = Event()
+    thread = TrackerThread("slow", open_as(RecordingTracker(may_continue)), max_waiting=3)
     log_steps(thread, 3)
     with pytest.raises(TrackerOffError, match="slower than the training: 3 steps wait for it"):
         log_steps(thread, 10)
-    may_go_on.set()
+    may_continue.set()
 
 
-def test_the_end_of_a_training_waits_a_limited_time() -> None:
-    may_go_on = Event()
-    thread = TrackerThread("slow", open_as(Noted(may_go_on)))
+def test_end_of_training_waits_limited_time() -> None:
+    may_continue = Event()
+    thread = TrackerThread("slow", open_as(RecordingTracker(may_continue)))
     thread.log({"loss": 1.0}, 1)
     started = time.monotonic()
     reason = close(thread, 0.2)
     assert time.monotonic() - started < 5
     assert reason == "it did not take the last figures within 0.2 s"
-    may_go_on.set()
+    may_continue.set()
 
 
-def test_a_tracker_that_blocks_leaves_the_run_its_figures_and_an_event(
+def test_blocking_tracker_keeps_metrics_and_emits_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_go_on = Event()
+    may_continue = Event()
     monkeypatch.setattr("training.monitoring.trackers.CLOSE_TIMEOUT_S", 0.2)
-    monkeypatch.setitem(OPENERS, "wandb", lambda *_: open_as(Noted(), may_go_on)())
+    monkeypatch.setitem(OPENERS, "wandb", lambda *_: open_as(RecordingTracker(), may_continue)())
     run = RunFolder(tmp_path)
     spec = TrainingSpec(base_model="m", train_file="f", trackers=("wandb",))
     started = time.monotonic()
@@ -119,8 +119,8 @@ def test_a_tracker_that_blocks_leaves_the_run_its_figures_and_an_event(
         journal: Journal = make_journal(run, trackers=trackers)
         journal.record_step(RESULT, Progress(num_shares=2), 3)
     assert time.monotonic() - started < 5
-    assert len(run.read_metrics()) == 1
-    (event,) = run.read_events()
+    assert len(run.metrics.read()) == 1
+    (event,) = run.events.read()
     assert (event["level"], event["code"]) == ("warn", "tracker_off")
     assert event["message"].startswith("Metrics may be missing in wandb: ")
-    may_go_on.set()
+    may_continue.set()

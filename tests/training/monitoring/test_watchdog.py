@@ -8,7 +8,8 @@ import pytest
 
 from tests.waiting import wait_until
 from training.monitoring.watchdog import Watchdog, report_stall
-from training.run.folder import RunFolder, log_to_file
+from training.run.folder import RunFolder
+from training.run.run_log import log_to_file
 
 
 class Clock:
@@ -41,7 +42,7 @@ def take_steps(watchdog: Watchdog, clock: Clock, *took_s: float) -> None:
         watchdog.end_step()
 
 
-def test_a_step_of_twenty_medians_is_reported_once(
+def test_step_of_twenty_medians_is_reported_once(
     watchdog: Watchdog, clock: Clock, reports: list[Any]
 ) -> None:
     take_steps(watchdog, clock, 10.0, 10.0, 11.0, 9.0, 500.0)
@@ -62,7 +63,9 @@ def test_a_step_of_twenty_medians_is_reported_once(
     assert [report[0] for report in reports] == [6, 7], "the next stall has a report of its own"
 
 
-def test_fast_steps_may_take_a_minute(watchdog: Watchdog, clock: Clock, reports: list[Any]) -> None:
+def test_min_stall_applies_to_fast_steps(
+    watchdog: Watchdog, clock: Clock, reports: list[Any]
+) -> None:
     take_steps(watchdog, clock, *[0.01] * 50)
     watchdog.begin_step(51)
     clock.now += 59.0
@@ -73,7 +76,7 @@ def test_fast_steps_may_take_a_minute(watchdog: Watchdog, clock: Clock, reports:
     assert len(reports) == 1
 
 
-def test_the_first_steps_and_what_is_between_steps_are_not_watched(
+def test_first_steps_and_time_between_steps_are_not_watched(
     watchdog: Watchdog, clock: Clock, reports: list[Any]
 ) -> None:
     watchdog.begin_step(1)
@@ -86,17 +89,17 @@ def test_the_first_steps_and_what_is_between_steps_are_not_watched(
     assert reports == []
 
 
-def wait_in_a_collective(may_go_on: Event) -> None:
-    may_go_on.wait(30)
+def wait_in_a_collective(may_continue: Event) -> None:
+    may_continue.wait(30)
 
 
-def hang(watchdog: Watchdog, may_go_on: Event) -> None:
+def hang(watchdog: Watchdog, may_continue: Event) -> None:
     with watchdog.watch():
         for step in range(1, 7):
             watchdog.begin_step(step)
             watchdog.end_step()
         watchdog.begin_step(7)
-        wait_in_a_collective(may_go_on)
+        wait_in_a_collective(may_continue)
         watchdog.end_step()
 
 
@@ -106,15 +109,15 @@ def start(target: Callable[[], None]) -> Thread:
     return thread
 
 
-def test_the_events_and_the_log_have_where_the_worker_is(tmp_path: Path) -> None:
-    run, may_go_on = RunFolder(tmp_path), Event()
+def test_stall_report_has_stack_in_event_and_log(tmp_path: Path) -> None:
+    run, may_continue = RunFolder(tmp_path), Event()
     watchdog = Watchdog(partial(report_stall, run, 3), min_stall_s=0.01, poll_s=0.01)
     with log_to_file(run.log_file):
-        thread = start(partial(hang, watchdog, may_go_on))
-        wait_until(run.events_file.exists, 10, "the report")
-        may_go_on.set()
+        thread = start(partial(hang, watchdog, may_continue))
+        wait_until(run.events.path.exists, 10, "the report")
+        may_continue.set()
         thread.join(10)
-    (event,) = run.read_events()
+    (event,) = run.events.read()
     assert (event["level"], event["code"]) == ("warn", "step_stalled")
     assert event["message"].startswith("Step 7 has taken ")
     assert (event["data"]["rank"], event["data"]["step"]) == (3, 7)
@@ -124,20 +127,20 @@ def test_the_events_and_the_log_have_where_the_worker_is(tmp_path: Path) -> None
     assert "wait_in_a_collective" in run.log_file.read_text()
 
 
-def test_a_report_that_fails_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_report_does_not_stop_watchdog(caplog: pytest.LogCaptureFixture) -> None:
     def fail(*_: object) -> None:
         raise OSError("No space left on device")
 
-    may_go_on = Event()
+    may_continue = Event()
     watchdog = Watchdog(fail, min_stall_s=0.01, poll_s=0.01)
-    thread = start(partial(hang, watchdog, may_go_on))
+    thread = start(partial(hang, watchdog, may_continue))
     wait_until(lambda: "the watchdog failed" in caplog.text, 10, "the failure")
-    may_go_on.set()
+    may_continue.set()
     thread.join(10)
     assert not thread.is_alive()
 
 
-def test_a_watchdog_ends_with_what_it_watches(watchdog: Watchdog) -> None:
+def test_watchdog_stops_with_watched_body(watchdog: Watchdog) -> None:
     def fail() -> None:
         with watchdog.watch():
             raise ValueError("the step failed")

@@ -47,28 +47,26 @@ def make_spec(**changes: Any) -> TrainingSpec:
     return TrainingSpec.model_validate({**values, **changes})
 
 
-def test_a_run_with_plenty_of_room_has_no_event(run: RunFolder, limits: dict[str, Any]) -> None:
+def test_run_with_enough_space_emits_no_event(run: RunFolder, limits: dict[str, Any]) -> None:
     check_room(run, make_spec(), NODES, on_gpu=False)
     check_room(run, make_spec(), NODES, on_gpu=True)
-    assert run.read_events() == []
+    assert run.events.read() == []
 
 
-def test_a_disk_that_cannot_hold_it_refuses_the_run(run: RunFolder, limits: dict[str, Any]) -> None:
+def test_too_small_disk_rejects_run(run: RunFolder, limits: dict[str, Any]) -> None:
     # A checkpoint and the model, 16 bytes per parameter, and the shards during upload, 12.
     limits["disk"] = 28 * NUM - 1
     with pytest.raises(ResourceError, match=r"disk of 'run'.*0.03 GB are needed for 1,000,000"):
         check_room(run, make_spec(), NODES, on_gpu=False)
     limits["disk"] = 28 * NUM
     check_room(run, make_spec(), NODES, on_gpu=False)
-    (event,) = run.read_events()
+    (event,) = run.events.read()
     assert (event["level"], event["code"]) == ("warn", "resources_close")
     assert event["data"]["free_bytes"] == 28 * NUM < event["data"]["needed_bytes"]
     assert "may not be enough" in event["message"]
 
 
-def test_the_folder_for_temporary_files_is_compared_by_itself(
-    run: RunFolder, limits: dict[str, Any]
-) -> None:
+def test_temporary_folder_is_checked_separately(run: RunFolder, limits: dict[str, Any]) -> None:
     """Previously, only the first checkpoint detected that it was full, five times."""
     limits |= {"one disk": False, "disk": 12 * NUM - 1}
     with pytest.raises(ResourceError):
@@ -77,27 +75,23 @@ def test_the_folder_for_temporary_files_is_compared_by_itself(
     check_room(run, make_spec(), NODES, on_gpu=False)
 
 
-def test_a_model_that_no_memory_can_hold_refuses_the_run(
-    run: RunFolder, limits: dict[str, Any]
-) -> None:
+def test_too_little_memory_rejects_run(run: RunFolder, limits: dict[str, Any]) -> None:
     limits["memory"] = Memory(24 * NUM - 1, 0)
     with pytest.raises(ResourceError, match="memory of this machine.*or zero_stage 3"):
         check_room(run, make_spec(zero_stage=0), NODES, on_gpu=False)
     check_room(run, make_spec(zero_stage=3), NODES, on_gpu=False)
-    (event,) = run.read_events()
+    (event,) = run.events.read()
     assert "the memory of this machine may not be enough" in event["message"]
 
 
-def test_the_memory_of_several_nodes_is_only_warned_about(
-    run: RunFolder, limits: dict[str, Any]
-) -> None:
+def test_memory_of_several_nodes_emits_only_warning(run: RunFolder, limits: dict[str, Any]) -> None:
     limits["memory"] = Memory(0, 0)
     nodes = [{"CPU": 2.0, "memory": float(NUM)}] * 2
     check_room(run, make_spec(), nodes, on_gpu=False)
-    assert [event["code"] for event in run.read_events()] == ["resources_close"]
+    assert [event["code"] for event in run.events.read()] == ["resources_close"]
 
 
-def test_a_gpu_that_is_too_small_refuses_the_run(run: RunFolder, limits: dict[str, Any]) -> None:
+def test_too_small_gpu_rejects_run(run: RunFolder, limits: dict[str, Any]) -> None:
     limits["gpus"] = [Memory(1, 1), Memory(6 * NUM - 1, 6 * NUM - 1)]
     spec = make_spec(num_workers=2)
     with pytest.raises(ResourceError, match="memory of a GPU.*offload_optimizer"):
@@ -107,14 +101,12 @@ def test_a_gpu_that_is_too_small_refuses_the_run(run: RunFolder, limits: dict[st
     check_room(run, spec, NODES, on_gpu=True)
 
 
-def test_this_machine_has_memory() -> None:
+def test_host_memory_is_measured() -> None:
     memory = measure_host_memory()
     assert 0 < memory.free <= memory.total
 
 
-def test_the_memory_of_gpus_is_read_from_their_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_memory_is_read_from_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     for script, expected in (

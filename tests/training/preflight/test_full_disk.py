@@ -9,7 +9,8 @@ from system.free_resources import has_room
 from training.launch import TrainingFailedError, execute_run
 from training.preflight.free_space import check_room
 from training.preflight.full_disk import pause_until_room
-from training.run.folder import RunFolder, RunRecord
+from training.run.folder import RunFolder
+from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -23,9 +24,7 @@ def run(tmp_path: Path) -> RunFolder:
     return run
 
 
-def test_a_training_that_meets_a_full_disk_pauses_the_run(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_pauses_run(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Previously, the run failed and had to be restarted manually."""
 
     def fail(*_: object) -> None:
@@ -38,13 +37,13 @@ def test_a_training_that_meets_a_full_disk_pauses_the_run(
     assert record.error is None
     assert record.waiting_for is not None
     assert "room on the disk" in record.waiting_for
-    (event,) = run.read_events()
+    (event,) = run.events.read()
     assert (event["level"], event["code"]) == ("warn", "disk_full")
     assert "No space left on device" in event["message"]
     assert event["data"]["needed_bytes"] == record.needed_bytes
 
 
-def test_it_waits_for_room(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paused_run_waits_for_disk_space(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     pause_until_room(run, SPEC, FULL)
     needed_bytes = run.read_record().needed_bytes
     assert needed_bytes is not None
@@ -58,31 +57,31 @@ def test_it_waits_for_room(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> N
     assert not run.is_pause_requested
 
 
-def test_a_run_that_resumes_is_not_refused_for_lack_of_room(
+def test_resumed_run_passes_disk_space_check(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("full_disk", "room"):
-        monkeypatch.setattr(f"training.{module}.count_parameters", lambda _: 10_000_000)
+    for module in ("full_disk", "free_space"):
+        monkeypatch.setattr(f"training.preflight.{module}.count_parameters", lambda _: 10_000_000)
     pause_until_room(run, SPEC, FULL)
     free = run.read_record().needed_bytes
     monkeypatch.setattr("training.preflight.free_space.measure_free_disk", lambda _: free)
     check_room(run, SPEC.model_copy(update={"precision": "fp32"}), [{"CPU": 2.0}], on_gpu=False)
 
 
-def test_a_run_without_progress_since_then_waits_for_its_user(run: RunFolder) -> None:
+def test_run_without_progress_waits_for_user(run: RunFolder) -> None:
     """Otherwise the run would be restarted repeatedly if a different disk is full."""
-    run.add_metrics({"step": 5, "loss": 1.0})
+    run.metrics.add({"step": 5, "loss": 1.0})
     pause_until_room(run, SPEC, FULL)
     assert not run.is_pause_requested
-    run.add_metrics({"step": 6, "loss": 1.0})
+    run.metrics.add({"step": 6, "loss": 1.0})
     pause_until_room(run, SPEC, FULL)
     assert not run.is_pause_requested
     pause_until_room(run, SPEC, FULL)
     assert run.requested_pause_reason == "user"
-    assert "when it is resumed" in run.read_events()[-1]["message"]
+    assert "when it is resumed" in run.events.read()[-1]["message"]
 
 
-def test_a_pause_that_cannot_be_recorded_leaves_the_record(
+def test_unrecorded_pause_leaves_record_unchanged(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -91,11 +90,11 @@ def test_a_pause_that_cannot_be_recorded_leaves_the_record(
     monkeypatch.setattr("training.run.folder.durable.append_json_line", fail)
     monkeypatch.setattr("training.run.folder.versioned.write_object", fail)
     pause_until_room(run, SPEC, FULL)
-    assert run.read_record().status == "running", "whoever finds it so resumes it"
+    assert run.read_record().status == "running", "the queue resumes a run with this status"
 
 
-def test_a_run_that_has_ended_is_left_alone(run: RunFolder) -> None:
+def test_ended_run_is_not_paused(run: RunFolder) -> None:
     run.update_record(status="cancelled")
     pause_until_room(run, SPEC, FULL)
     assert run.read_record().status == "cancelled"
-    assert run.read_events() == []
+    assert run.events.read() == []

@@ -44,19 +44,19 @@ def build(kind: str, settings: dict[str, Any]) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("kind", STABLE)
-def test_rows_of_most_architectures_do_not_influence_each_other(kind: str) -> None:
+def test_rows_of_most_architectures_are_independent(kind: str) -> None:
     model, config = build(kind, STABLE[kind])
     assert find_leak(model, config, torch.device("cpu")) is None
     assert model.training
 
 
 @pytest.mark.parametrize("kind", LEAKING)
-def test_rows_that_influence_each_other_are_noticed(kind: str) -> None:
+def test_dependent_rows_are_detected(kind: str) -> None:
     model, config = build(kind, LEAKING[kind])
     assert find_leak(model, config, torch.device("cpu")) is not None
 
 
 @pytest.mark.parametrize("kind", ["llama", "mixtral"])
-def test_rounding_is_no_influence(kind: str) -> None:
+def test_rounding_error_is_not_a_leak(kind: str) -> None:
     model, config = build(kind, STABLE[kind])
     assert find_leak(model.to(torch.bfloat16), config, torch.device("cpu")) is None

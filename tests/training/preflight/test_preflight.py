@@ -1,4 +1,7 @@
-"""Rejections before any worker starts; `test_deepspeed_check` tests the keys of DeepSpeed."""
+"""Rejections before any worker starts.
+
+`tests/training/deepspeed/test_validation.py` tests the keys of DeepSpeed.
+"""
 
 import json
 import shutil
@@ -42,7 +45,7 @@ def change_weights(model: Path, **changes: Any) -> None:
     save_file(kept, model / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_a_model_that_fits_is_accepted_in_any_place(model: Path) -> None:
+def test_suitable_base_model_is_accepted(model: Path) -> None:
     check_base_model(str(model))
     assert count_parameters(str(model)) == sum(
         tensor.numel() for tensor in load_file(model / "model.safetensors").values()
@@ -62,7 +65,7 @@ def test_a_model_that_fits_is_accepted_in_any_place(model: Path) -> None:
         ({"model_type": "vit"}, "no causal language model for"),
     ],
 )
-def test_a_model_of_another_task_is_refused_by_name(
+def test_model_of_another_task_is_rejected_by_name(
     tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     """Previously, an encoder was trained on visible tokens; a worker rejected T5 after 57 s."""
@@ -74,15 +77,15 @@ def test_a_model_of_another_task_is_refused_by_name(
 @pytest.mark.parametrize(
     "model_type", ["llama", "gpt2", "qwen3", "gemma2", "mixtral", "opt", "modernbert-decoder"]
 )
-def test_causal_models_are_not_taken_for_encoders(model_type: str) -> None:
+def test_causal_models_are_not_treated_as_encoders(model_type: str) -> None:
     check_causal_task(AutoConfig.for_model(model_type), "model")
 
 
-def test_an_encoder_that_was_made_a_decoder_is_accepted() -> None:
+def test_encoder_with_is_decoder_is_accepted() -> None:
     check_causal_task(AutoConfig.for_model("bert", is_decoder=True), "model")
 
 
-def test_encoders_are_those_that_transformers_warns_about() -> None:
+def test_encoders_match_warnings_of_transformers() -> None:
     """transformers has no list of them; warnings in its sources name those with `is_decoder`."""
     import transformers.models as models
 
@@ -113,7 +116,7 @@ def test_encoders_are_those_that_transformers_warns_about() -> None:
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes, 8 bits"),
     ],
 )
-def test_quantised_weights_are_refused_by_their_method(
+def test_quantised_weights_are_rejected_by_method(
     model: Path, settings: dict[str, Any], words: str
 ) -> None:
     change_config(model, quantization_config=settings)
@@ -122,7 +125,7 @@ def test_quantised_weights_are_refused_by_their_method(
     check_unquantised(AutoConfig.for_model("llama"), "model")
 
 
-def test_weights_that_do_not_fit_the_architecture_are_named(model: Path) -> None:
+def test_weights_that_do_not_match_architecture_are_named(model: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     tensor = load_file(model / "model.safetensors")[name]
     change_weights(model, **{name: tensor[:-1].clone()})
@@ -138,19 +141,19 @@ def test_weights_that_do_not_fit_the_architecture_are_named(model: Path) -> None
     check_base_model(str(model))
 
 
-def test_a_configuration_that_makes_no_model_is_refused(model: Path) -> None:
+def test_invalid_configuration_is_rejected(model: Path) -> None:
     change_config(model, num_key_value_heads=3)
     with pytest.raises((UnfitModelError, UnknownModelError)):
         check_base_model(str(model))
 
 
-def test_weights_in_another_format_are_refused(model: Path) -> None:
+def test_weights_in_another_format_are_rejected(model: Path) -> None:
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
     with pytest.raises(UnfitModelError, match="'model' cannot be fine-tuned: .*pytorch_model.bin"):
         check_base_model(str(model))
 
 
-def test_a_command_refuses_a_model_before_anything_is_written(
+def test_command_rejects_model_before_writing_files(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Previously, it was rejected after 57 s, and the output folder could not be reused."""

@@ -18,7 +18,7 @@ def make_spec(**changes: Any) -> TrainingSpec:
     return TrainingSpec.model_validate({**values, **changes})
 
 
-def test_a_checkpoint_has_weights_and_both_moments_in_fp32() -> None:
+def test_checkpoint_has_weights_and_both_moments_in_fp32() -> None:
     assert estimate_checkpoint(make_spec(), NUM).certain == 12 * NUM
     below = estimate_checkpoint(make_spec(zero_stage=1), NUM)
     assert below.certain == 12 * NUM
@@ -37,7 +37,7 @@ def test_a_checkpoint_has_weights_and_both_moments_in_fp32() -> None:
         ({"epochs": 1, "precision": "fp32", "export_dtype": "bf16"}, 14),
     ],
 )
-def test_the_disk_holds_the_kept_checkpoints_and_one_more(
+def test_disk_estimate_has_kept_checkpoints_and_one_more(
     settings: dict[str, Any], certain: int
 ) -> None:
     need = estimate_disk(make_spec(**settings), NUM, has_trained=False)
@@ -45,7 +45,7 @@ def test_the_disk_holds_the_kept_checkpoints_and_one_more(
     assert need.likely >= need.certain
 
 
-def test_of_a_run_that_has_trained_only_the_model_is_certain() -> None:
+def test_disk_estimate_of_trained_run_has_only_model() -> None:
     assert estimate_disk(make_spec(epochs=9), NUM, has_trained=True).certain == 2 * NUM
 
 
@@ -59,7 +59,7 @@ def test_of_a_run_that_has_trained_only_the_model_is_certain() -> None:
         ({"zero_stage": 0, "min_workers": 1, "save_every_steps": 5}, 14),
     ],
 )
-def test_memory_on_cpus_is_that_of_all_workers(settings: dict[str, Any], certain: int) -> None:
+def test_memory_on_cpus_is_sum_of_all_workers(settings: dict[str, Any], certain: int) -> None:
     host, device = estimate_memory(make_spec(num_workers=4, **settings), NUM, on_gpu=False)
     assert host.certain == certain * NUM
     assert host.likely > host.certain
@@ -75,7 +75,7 @@ def test_memory_on_cpus_is_that_of_all_workers(settings: dict[str, Any], certain
         ({"offload_optimizer": True, "offload_parameters": True}, 14, 0),
     ],
 )
-def test_memory_on_gpus_is_divided_by_what_is_sharded_and_offloaded(
+def test_memory_on_gpus_depends_on_sharding_and_offloading(
     settings: dict[str, Any], on_host: int, on_device: float
 ) -> None:
     host, device = estimate_memory(make_spec(num_workers=4, **settings), NUM, on_gpu=True)

@@ -21,21 +21,19 @@ def make_spec(base_model: str, train_file: Path, **settings: object) -> Training
         ({"accelerator": "gpu"}, "2 workers with one GPU each were asked for, .* has 0 GPUs"),
     ],
 )
-def test_resources_that_can_never_be_had_are_refused(
-    settings: dict[str, object], message: str
-) -> None:
+def test_unavailable_resources_are_rejected(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ResourceError, match=message):
         check_resources(make_spec("m", Path("f"), **settings), [{"CPU": 2.0}])
 
 
-def test_workers_must_fit_on_nodes_one_by_one() -> None:
+def test_each_worker_must_fit_on_one_node() -> None:
     spec = make_spec("m", Path("f"), num_workers=4, cpus_per_worker=0.75)
     with pytest.raises(ResourceError, match="the cluster has 3, at most 1 on one node"):
         check_resources(spec, [{"CPU": 1.0}] * 3)
     check_resources(spec, [{"CPU": 1.0}] * 4)
 
 
-def test_a_worker_needs_its_gpu_and_its_cpus_on_one_node() -> None:
+def test_worker_needs_gpu_and_cpus_on_one_node() -> None:
     spec = make_spec("m", Path("f"), num_workers=4, cpus_per_worker=4)
     nodes = [{"CPU": 4.0, "GPU": 4.0}, {"CPU": 32.0}]
     with pytest.raises(ResourceError, match="one GPU and 4 CPUs each .* have room for 1"):
@@ -43,14 +41,14 @@ def test_a_worker_needs_its_gpu_and_its_cpus_on_one_node() -> None:
     check_resources(spec, [{"CPU": 16.0, "GPU": 4.0}])
 
 
-def test_what_serving_holds_is_not_to_be_had() -> None:
+def test_cpus_reserved_for_serving_are_unavailable() -> None:
     spec = make_spec("m", Path("f"), num_workers=2, cpus_per_worker=0.8)
     check_resources(spec, [{"CPU": 2.0}])
     with pytest.raises(ResourceError, match="has 1.3 besides the 0.7 that serving holds"):
         check_resources(spec, [{"CPU": 2.0}], reserved_cpus=0.7)
 
 
-def test_an_elastic_run_needs_its_fewest_workers() -> None:
+def test_elastic_run_needs_min_workers() -> None:
     spec = make_spec(
         "m", Path("f"), num_workers=8, min_workers=2, save_every_steps=9, cpus_per_worker=1
     )
@@ -75,7 +73,7 @@ def test_fp16_needs_gpus() -> None:
         ("fpu avx2", True, "bf16"),
     ],
 )
-def test_precision_is_what_the_processor_computes_fast(
+def test_auto_precision_depends_on_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, on_gpu: bool, expected: str
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: bf16\n")

@@ -88,7 +88,7 @@ def test_of_another_machine_the_heartbeat_tells(run: RunFolder) -> None:
 
 
 def test_the_heart_beats(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "BEAT_S", 0.01)
+    monkeypatch.setattr(lease, "HEARTBEAT_INTERVAL_S", 0.01)
     with hold_lease(run):
         seen: set[str] = set()
         while len(seen) < 5:

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from storage import durable
-from training.run.folder import Extension, RunError, RunFolder, RunRecord, RunStatus
+from training.run.folder import RunFolder
 from training.run.progress import Progress
 from training.run.reopen import RerunError, reopen_run
+from training.run.run_record import Extension, RunError, RunRecord, RunStatus
 from training.spec import TrainingSpec
 
 SHA256 = "ab" * 32
@@ -89,7 +90,7 @@ def make_run(folder: Path, status: RunStatus, **record: Any) -> RunFolder:
     run.data.mkdir()
     durable.write_json(run.data / "summary.json", {"fingerprint": SHA256, "num_rows": 3})
     for step in range(1, 7):
-        run.add_metrics({"step": step, "loss": 1 / step})
+        run.metrics.add({"step": step, "loss": 1 / step})
     checkpoint = run.checkpoints / "checkpoint_0000000006"
     checkpoint.mkdir(parents=True)
     progress = Progress(step=6, num_shares=1).model_dump()
@@ -109,7 +110,7 @@ def test_an_interrupted_run_is_resumed(tmp_path: Path, status: RunStatus) -> Non
     assert (record.status, record.finished_at, record.error) == ("queued", None, None)
     assert (record.created_at, record.started_at, record.extends) == (1, 2, ())
     assert run.model.is_dir()
-    assert run.read_events()[-1]["message"] == f"Starting again; it was {status}"
+    assert run.events.read()[-1]["message"] == f"Starting again; it was {status}"
 
 
 @pytest.mark.parametrize("name", FREE)
@@ -128,10 +129,10 @@ def test_what_would_move_the_steps_is_refused_by_name(tmp_path: Path, name: str)
         reopen_run(run, spec, SHA256)
     message = str(caught.value)
     assert f"{name} was {getattr(make_spec(), name)!r} and is {getattr(spec, name)!r}" in message
-    assert message.startswith("run 'run-1' was begun with other settings")
-    assert message.endswith("Set them back, or choose a new folder")
+    assert message.startswith("run 'run-1' was started with other settings")
+    assert message.endswith("Restore them, or choose a new folder")
     assert (run.spec_file.read_bytes(), run.record_file.read_bytes()) == before
-    assert run.read_events() == []
+    assert run.events.read() == []
 
 
 def test_it_is_known_of_every_setting_whether_it_may_change() -> None:
@@ -155,7 +156,7 @@ def test_a_precision_left_open_stays_as_it_was_settled(tmp_path: Path) -> None:
 
 def test_other_rows_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path, "failed")
-    with pytest.raises(RerunError, match="the rows have changed since run 'run-1' was begun"):
+    with pytest.raises(RerunError, match="the rows have changed since run 'run-1' was started"):
         reopen_run(run, make_spec(), "cd" * 32)
     assert run.read_record().status == "failed"
 
@@ -183,7 +184,7 @@ def test_a_run_that_ended_at_its_most_steps_is_extended_by_more(
     with pytest.raises(RerunError, match="with 3 epochs and max_steps 6; raise max_steps to exte"):
         reopen_run(run, make_spec(max_steps=6, epochs=9), SHA256)
     assert reopen_run(run, make_spec(max_steps=max_steps), SHA256).max_steps == max_steps
-    message = run.read_events()[-1]["message"]
+    message = run.events.read()[-1]["message"]
     assert message.startswith("Extending from 3 epochs and max_steps 6 to 3 epochs")
 
 
@@ -235,7 +236,7 @@ def test_an_extension_keeps_the_model_so_far(tmp_path: Path) -> None:
     assert (record.status, record.finished_at) == ("queued", None)
     (end,) = record.extends
     assert end == Extension(epochs=3, step=6, model_id="model-1", ended_at=end.ended_at)
-    assert run.read_events()[-1]["message"] == "Extending from 3 epochs to 5 epochs"
+    assert run.events.read()[-1]["message"] == "Extending from 3 epochs to 5 epochs"
     assert json.loads(run.record_file.read_text())["extends"] == [end.model_dump()]
 
 
@@ -245,7 +246,7 @@ def test_a_run_is_extended_again_and_again(tmp_path: Path) -> None:
     run.update_record(status="failed")
     reopen_run(run, make_spec(epochs=4), SHA256)
     assert [end.step for end in run.read_record().extends] == [6]
-    run.add_metrics({"step": 8, "loss": 0.1})
+    run.metrics.add({"step": 8, "loss": 0.1})
     run.update_record(status="succeeded", model_id="model-2")
     reopen_run(run, make_spec(epochs=6), SHA256)
     ends = run.read_record().extends
@@ -273,34 +274,10 @@ def test_a_run_whose_checkpoints_are_gone_is_not_extended(tmp_path: Path) -> Non
     with pytest.raises(RerunError, match="the checkpoints of run 'run-1' are gone"):
         reopen_run(run, make_spec(epochs=4), SHA256)
     assert run.read_record().status == "succeeded"
-    assert len(run.read_metrics()) == 6
+    assert len(run.metrics.read()) == 6
 
 
 def test_a_published_model_is_nowhere_to_be_put_aside(tmp_path: Path) -> None:
     run = make_run(tmp_path, "succeeded", model_id="model-1")
     reopen_run(run, make_spec(epochs=4), SHA256)
     assert not list(run.path.glob("model*"))
-
-
-def test_figures_of_steps_to_be_taken_again_are_forgotten(tmp_path: Path) -> None:
-    run = make_run(tmp_path, "failed")
-    lines = run.metrics_file.read_bytes()
-    run.forget_metrics_after(6)
-    assert run.metrics_file.read_bytes() == lines
-    run.forget_metrics_after(4)
-    assert run.metrics_file.read_bytes() == b"".join(lines.splitlines(keepends=True)[:4])
-    run.add_metrics({"step": 5, "loss": 0.5})
-    assert [line["step"] for line in run.read_metrics()] == [1, 2, 3, 4, 5]
-    run.forget_metrics_after(0)
-    assert run.read_metrics() == []
-    assert run.read_last_metrics() is None
-
-
-def test_a_torn_line_is_no_obstacle_to_forgetting(tmp_path: Path) -> None:
-    run = make_run(tmp_path, "failed")
-    with run.metrics_file.open("a") as file:
-        file.write('{"step":7,"lo')
-    run.forget_metrics_after(5)
-    assert [line["step"] for line in run.read_metrics()] == [1, 2, 3, 4, 5]
-    RunFolder(tmp_path).forget_metrics_after(5)
-    assert not (tmp_path / "metrics.jsonl").exists()

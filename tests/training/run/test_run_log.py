@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from training.run.folder import log_to_file
-from training.run.run_log import MAX_PART_BYTES, RunLog
+from training.run.run_log import MAX_PART_BYTES, RunLog, log_to_file
 
 LINE = "line {:06d}"
 LINE_BYTES = len(LINE.format(0)) + 1

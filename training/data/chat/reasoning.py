@@ -80,8 +80,9 @@ def _check_open(prompt_end: str, place: int) -> None:
     for tags in _TAGS:
         if prompt_end.rstrip().endswith(tags.end):
             raise RowFault(
-                "message {} has reasoning, but the prompt before it ends with {!r}, which tells "
-                "the model not to reason; set template_arguments, or set reasoning to 'drop'",
+                "message {} has reasoning, but the prompt before it ends with {!r}, which "
+                "instructs the model not to reason; set template_arguments, or set reasoning to "
+                "'drop'",
                 place + 1,
                 tags.end,
             )

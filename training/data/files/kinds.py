@@ -132,8 +132,8 @@ def _refuse_spread_object(name: str, text: str) -> None:
         return
     if lines[0][-1] in "{[" or not lines[1].startswith("{"):
         raise DataError(
-            f"{name} holds an object over several lines, beginning with {show_value(lines[0])}: "
-            "expected one object a line, or an array of objects; if the rows stand in a list "
+            f"{name} has an object on several lines, beginning with {show_value(lines[0])}: "
+            "expected one object a line, or an array of objects; if the rows are in a list "
             "within it, as in {'data': [...]}, make the file that list alone"
         )
 

@@ -15,11 +15,6 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     run = RunFolder(tmp_path / "ftjob-1")
     run.path.mkdir()
@@ -27,7 +22,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def add_events(run: RunFolder, first: int, last: int) -> None:
-    with run.events_file.open("a") as file:
+    with run.events.path.open("a") as file:
         for number in range(first, last + 1):
             event = {"created_at": number, "level": "info", "message": f"event {number}"}
             file.write(json.dumps({**event, "data": {"step": number}}) + "\n")
@@ -46,11 +41,11 @@ def test_the_newest_events_are_those_of_the_whole_file(run: RunFolder) -> None:
     assert reader.read_newest(run, 10) == ([], False)
     add_events(run, 1, 30)
     events, has_more = reader.read_newest(run, 10)
-    assert events == run.read_events()[::-1][:10]
+    assert events == run.events.read()[::-1][:10]
     assert has_more
     add_events(run, 31, 33)
-    assert reader.read_newest(run, 10).events == run.read_events()[::-1][:10]
-    assert reader.read_newest(run, 33).events == run.read_events()[::-1]
+    assert reader.read_newest(run, 10).events == run.events.read()[::-1][:10]
+    assert reader.read_newest(run, 33).events == run.events.read()[::-1]
     assert not reader.read_newest(run, 33).has_more
 
 
@@ -83,13 +78,13 @@ def test_only_the_events_after_one_are_read(run: RunFolder) -> None:
 def test_a_torn_line_is_skipped_and_has_no_id(run: RunFolder) -> None:
     reader = EventsReader()
     add_events(run, 1, 3)
-    with run.events_file.open("a") as file:
+    with run.events.path.open("a") as file:
         file.write('{"created_at": 4, "mess')  # a partially written line
     assert list_ids(reader, run, 1) == [name_event(run, 3)]
-    run.add_event("after a crash")
+    run.events.add("after a crash")
     add_events(run, 5, 6)
-    assert reader.read_newest(run, 10).events == run.read_events()[::-1]
-    assert len(run.read_events()) == 6
+    assert reader.read_newest(run, 10).events == run.events.read()[::-1]
+    assert len(run.events.read()) == 6
     assert list_ids(reader, run, 2, newer_than=name_event(run, 3), after=name_event(run, 6)) == [
         name_event(run, 5),
         name_event(run, 4),
@@ -100,9 +95,9 @@ def test_a_file_that_was_replaced_is_read_anew(run: RunFolder) -> None:
     reader = EventsReader()
     add_events(run, 1, 50)
     reader.read_newest(run, 10)
-    run.events_file.rename(run.path / "old")
+    run.events.path.rename(run.path / "old")
     add_events(run, 101, 120)
-    assert reader.read_newest(run, 10).events == run.read_events()[::-1][:10]
+    assert reader.read_newest(run, 10).events == run.events.read()[::-1][:10]
 
 
 @pytest.mark.parametrize("param", ["after", "newer_than"])
@@ -147,7 +142,7 @@ async def test_a_list_of_events_reads_only_what_was_added(
     add_events(run, 1, 200)
     path = f"/v1/fine_tuning/jobs/{run.path.name}/events"
     before = (await client.get(path, params={"limit": 1})).json()
-    with run.events_file.open("r+b") as file:
+    with run.events.path.open("r+b") as file:
         file.write(b"#")
     add_events(run, 201, 202)
     known = before["data"][0]["id"]

@@ -12,11 +12,6 @@ from tests.apps.conftest import add_job
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def write_steps(path: Path, first: int, last: int, every: int = 1000) -> None:
     with path.open("a") as file:
         for step in range(first, last + 1):
@@ -30,7 +25,7 @@ async def test_metrics_are_thinned_over_http(
     run = add_job(layout, "tiny")
     path = f"/v1/fine_tuning/jobs/{run.path.name}/metrics"
     assert (await client.get(path)).json() == {"object": "list", "data": []}
-    write_steps(run.metrics_file, 1, 5000)
+    write_steps(run.metrics.path, 1, 5000)
     whole = (await client.get(path)).json()["data"]
     assert [line["step"] for line in whole] == list(range(1, 5001))
     thinned = (await client.get(path, params={"max_points": 100})).json()["data"]

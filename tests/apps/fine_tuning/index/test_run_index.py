@@ -28,11 +28,6 @@ STORAGE_0_1 = Path(__file__).parents[3] / "fixtures" / "storage-0.1"
 _OPENED: list[list[str]] = []
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def _note_opened(event: str, arguments: tuple[Any, ...]) -> None:
     if _OPENED and event in ("open", "os.scandir"):
         _OPENED[-1].append(str(arguments[0]))

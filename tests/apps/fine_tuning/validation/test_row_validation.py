@@ -21,11 +21,6 @@ GOOD = f"{json.dumps(ROW)}\n".encode() * 4
 BAD = GOOD + b'{"prompt": "x", "completion": 3}\n'
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def add_files(layout: StorageLayout, train: bytes, validation: bytes) -> dict[str, str]:
     """Add two uploads with the same file name."""
     store = FileStore(layout)
@@ -56,7 +51,9 @@ async def test_files_of_one_name_are_told_apart(
         monkeypatch.setattr("apps.fine_tuning.validation.row_validation.MAX_QUICK_BYTES", 0)
         run = await create_run(queue, **files)
         check_job(layout, run.path.name)
-        found = read_refusal(run) or {}
+        refusal = read_refusal(run)
+        assert refusal is not None
+        found = dict(refusal)
     assert (found["param"], found["code"]) == (param, f"invalid_{param}")
     assert found["message"].startswith("bad.jsonl: 1 of 5 rows cannot be used")
 
@@ -123,7 +120,7 @@ async def test_keys_that_are_not_used_are_in_the_check_the_preview_and_the_event
     counted = {"id": 4, "note": 1}
     assert (await queue.preview("file-train", "latest", 1, {}))["ignored_keys"] == counted
     run = await create_run(queue, "file-train")
-    (warning,) = [event for event in run.read_events() if event["level"] == "warn"]
+    (warning,) = [event for event in run.events.read() if event["level"] == "warn"]
     assert (
         "Keys of rows that are not used, with how many rows have them: 'id' (4), 'note' (1)"
         in (warning["message"])

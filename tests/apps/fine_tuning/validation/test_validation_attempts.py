@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from apps.fine_tuning.cluster.tasks import Task
-from apps.fine_tuning.validation.validation_attempts import CheckTries
+from apps.fine_tuning.validation.validation_attempts import AttemptCounter
 from storage.layout import StorageLayout
 
 TASK = Task("check_file", "file-rows")
@@ -29,8 +29,8 @@ def uploaded(file_id: str) -> None:
 def test_pauses_grow_also_over_restarts(layout: StorageLayout) -> None:
     now = 1_000.0
 
-    def restart() -> CheckTries:
-        return CheckTries(layout, lambda: now)
+    def restart() -> AttemptCounter:
+        return AttemptCounter(layout, lambda: now)
 
     for pause_s in PAUSES_S:
         assert restart().is_due(TASK)
@@ -45,22 +45,22 @@ def test_pauses_grow_also_over_restarts(layout: StorageLayout) -> None:
 
 
 def test_a_clock_that_is_set_back_delays_nothing(layout: StorageLayout) -> None:
-    CheckTries(layout, lambda: 1e9).count(TASK)
-    assert CheckTries(layout, lambda: 1e6).is_due(TASK)
+    AttemptCounter(layout, lambda: 1e9).count(TASK)
+    assert AttemptCounter(layout, lambda: 1e6).is_due(TASK)
 
 
 def test_a_try_that_is_withdrawn_does_not_count(layout: StorageLayout) -> None:
-    tries = CheckTries(layout, lambda: 0.0)
+    attempts = AttemptCounter(layout, lambda: 0.0)
     for _ in range(2):
-        tries.count(TASK)
-    tries.withdraw(TASK)
-    assert tries.read(TASK).num_tries == 1
-    tries.withdraw(TASK)
+        attempts.count(TASK)
+    attempts.withdraw(TASK)
+    assert attempts.read(TASK).num_attempts == 1
+    attempts.withdraw(TASK)
     assert list(layout.file(TASK.subject).glob("check_tries*")) == []
 
 
 def test_the_count_names_the_version_of_its_format(layout: StorageLayout) -> None:
-    CheckTries(layout, lambda: 7.0).count(TASK)
+    AttemptCounter(layout, lambda: 7.0).count(TASK)
     stored = json.loads(read_stored(layout))
     assert stored == {"num_tries": 1, "last_try_at": 7.0, "format_version": "1.0"}
 
@@ -68,13 +68,13 @@ def test_the_count_names_the_version_of_its_format(layout: StorageLayout) -> Non
 @pytest.mark.parametrize(
     "damage", ["", "[]", '{"num_tries": -1, "last_try_at": 0}', '{"format_version": "99.0"}']
 )
-def test_a_damaged_count_is_counted_anew(
+def test_a_damaged_count_is_counted_from_zero(
     layout: StorageLayout, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tries = CheckTries(layout, lambda: 0.0)
+    attempts = AttemptCounter(layout, lambda: 0.0)
     write_stored(layout, damage)
     with caplog.at_level(logging.WARNING):
-        assert tries.is_due(TASK)
-    assert "is counted anew" in caplog.text
-    assert tries.count(TASK)
-    assert tries.read(TASK).num_tries == 1
+        assert attempts.is_due(TASK)
+    assert "is counted from zero" in caplog.text
+    assert attempts.count(TASK)
+    assert attempts.read(TASK).num_attempts == 1

@@ -13,18 +13,13 @@ from apps.fine_tuning.cluster.tasks import Task
 from apps.fine_tuning.queue import RunQueue
 from apps.fine_tuning.validation.row_thread import RowThread
 from apps.fine_tuning.validation.row_validation import SlowRowsError, check_file, prepare_rows
-from apps.fine_tuning.validation.validation_tasks import CheckDesk
+from apps.fine_tuning.validation.validation_tasks import ValidationScheduler
 from storage.layout import StorageLayout
 from tests.apps.conftest import NotedJobs, create_run, reconcile_until
 from training.spec import TrainingSpec
 
 pytestmark = pytest.mark.anyio
 DEADLINE_S = 30.0
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture
@@ -41,17 +36,19 @@ def is_released(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
 
 
 class Restarting:
-    """A sequence of check desks on one storage, like those of a queue that dies in each check."""
+    """A sequence of schedulers on one storage, like those of a queue that dies in each check."""
 
     def __init__(self, layout: StorageLayout, jobs: NotedJobs) -> None:
         self.now = 1_000.0
         self._layout, self._jobs = layout, jobs
         self._threads: list[RowThread] = []
 
-    def start(self) -> CheckDesk:
-        """Start the next check desk."""
+    def start(self) -> ValidationScheduler:
+        """Start the next scheduler."""
         self._threads.append(RowThread())
-        return CheckDesk(self._layout, self._jobs, self._threads[-1], clock=lambda: self.now)
+        return ValidationScheduler(
+            self._layout, self._jobs, self._threads[-1], clock=lambda: self.now
+        )
 
     def close(self) -> None:
         """End all threads."""
@@ -61,9 +58,9 @@ class Restarting:
 
 @pytest.fixture
 def restarting(layout: StorageLayout, jobs: NotedJobs) -> Iterator[Restarting]:
-    desks = Restarting(layout, jobs)
-    yield desks
-    desks.close()
+    schedulers = Restarting(layout, jobs)
+    yield schedulers
+    schedulers.close()
 
 
 async def test_a_check_that_hangs_keeps_no_run_from_starting(
@@ -126,10 +123,10 @@ async def test_a_file_that_kills_its_check_is_not_checked_for_ever(
 ) -> None:
     files = FileStore(layout)
     for _ in range(5):
-        restarting.start().look_after_files()  # the queue dies during this check
+        restarting.start().reconcile_files()  # the queue dies during this check
         assert files.get(file_id)["status"] == "uploaded"
         restarting.now += 600.0
-    restarting.start().look_after_files()
+    restarting.start().reconcile_files()
     found = files.get(file_id)
     assert found["status"] == "error"
     assert found["status_details"] == (
@@ -150,10 +147,10 @@ async def test_a_job_whose_check_kills_the_queue_fails_in_the_end(
     monkeypatch.setattr("apps.fine_tuning.validation.row_validation.MAX_QUICK_BYTES", 0)
     run = await create_run(queue, file_id)
     for _ in range(5):
-        assert restarting.start().look_after_job(run) == "its files are being checked"
-        jobs.under_way.clear()
+        assert restarting.start().reconcile_job(run) == "its files are being checked"
+        jobs.running.clear()
         restarting.now += 600.0
-    refusal = restarting.start().look_after_job(run)
+    refusal = restarting.start().reconcile_job(run)
     assert isinstance(refusal, dict)
     assert refusal["code"] == "interrupted"
 
@@ -227,11 +224,11 @@ async def test_a_check_that_fails_is_made_again_after_a_pause(
         raise OSError(errno.EROFS, "Read-only file system", str(layout.root / "cache"))
 
     monkeypatch.setattr("apps.fine_tuning.validation.validation_tasks.check_file", fail)
-    desk = restarting.start()
+    scheduler = restarting.start()
     files = FileStore(layout)
     async with asyncio.timeout(DEADLINE_S):
         while files.get(file_id)["status"] == "uploaded":
-            desk.look_after_files()
+            scheduler.reconcile_files()
             await asyncio.sleep(0.01)
             restarting.now += 1.0
     assert len(tried) == 5

@@ -284,13 +284,13 @@ async def test_events_come_as_they_happen_until_the_job_ends(
     reading = asyncio.create_task(read_events(live, url))
     for number in range(5):
         await asyncio.sleep(0.02)
-        run.add_event(f"event {number}")
+        run.events.add(f"event {number}")
     run.update_record(status="succeeded")
     events = await reading
     assert [FineTuningJobEvent.model_validate(event).message for event in events][-5:] == [
         f"event {number}" for number in range(5)
     ]
-    assert [event["id"] for event in events] == [event["id"] for event in run.read_events()]
+    assert [event["id"] for event in events] == [event["id"] for event in run.events.read()]
     assert await read_events(live, url, last=events[-1]["id"]) == []
 
 
@@ -303,7 +303,7 @@ async def test_a_stream_that_is_cut_again_and_again_loses_and_repeats_nothing(
 
     async def happen() -> None:
         for number in range(300):
-            run.add_event(f"event {number}")
+            run.events.add(f"event {number}")
             await asyncio.sleep(chance.uniform(0, 0.01))
         await stopped.wait()
         run.update_record(status="succeeded")
@@ -318,7 +318,7 @@ async def test_a_stream_that_is_cut_again_and_again_loses_and_repeats_nothing(
     stopped.set()
     await happening
     seen += await read_events(live, url, seen[-1]["id"])
-    assert [event["id"] for event in seen] == [event["id"] for event in run.read_events()]
+    assert [event["id"] for event in seen] == [event["id"] for event in run.events.read()]
 
 
 async def test_a_stream_goes_on_only_from_what_it_had(
@@ -367,7 +367,7 @@ async def test_an_event_is_one_line_to_every_client(
     live: httpx.AsyncClient, run: RunFolder
 ) -> None:
     message = "one\u2028two\u2029three\x85four\nfive"
-    run.add_event(message)
+    run.events.add(message)
     run.update_record(status="succeeded")
     events = await read_events(live, f"{JOBS}/{run.path.name}/events")
     assert events[-1]["message"] == message
@@ -375,7 +375,7 @@ async def test_an_event_is_one_line_to_every_client(
 
 async def test_only_new_figures_are_sent(client: httpx.AsyncClient, run: RunFolder) -> None:
     for step in (1, 2, 3):
-        run.add_metrics({"step": step})
+        run.metrics.add({"step": step})
     url = f"{JOBS}/{run.path.name}/metrics"
     data = (await client.get(url, params={"after_step": 1})).json()["data"]
     assert [line["step"] for line in data] == [2, 3]

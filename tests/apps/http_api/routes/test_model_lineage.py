@@ -72,7 +72,7 @@ async def test_a_nested_lineage_of_release_0_1_is_shown_flat(
     (shown,) = [m for m in (await client.get("/v1/models")).json()["data"] if m["id"] == "old"]
     assert (shown["run_id"], shown["checkpoint_step"]) == (f"run-{depth:05d}", 7)
     assert not shown["base"]
-    assert services.models.find_root(services.models.get("old")) == "tiny"
+    assert services.models.reader.find_root(services.models.get("old")) == "tiny"
     assert has_published(services.models, f"run-{depth:05d}", "old")
     lineage = (await client.get("/v1/models/old/lineage")).json()
     assert lineage["run_id"] == f"run-{depth:05d}"

@@ -21,7 +21,7 @@ def make_template(prompt: str) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", PROMPTS)
-def test_the_tokens_of_a_prompt_are_those_of_serving(name: str, kind: str) -> None:
+def test_prompt_tokens_equal_those_of_serving(name: str, kind: str) -> None:
     tokenizer: Any = make_tokenizer(kind, make_template(PROMPTS[name]))
     for answer in ANSWERS:
         question = {"role": "user", "content": "Where?"}

@@ -6,7 +6,7 @@ CALL = {"type": "function", "function": {"name": "count", "arguments": {}}}
 READS_IDS = "{{ tool_call.id }}"
 
 
-def test_calls_and_results_are_numbered_in_their_order() -> None:
+def test_calls_and_results_are_numbered_in_order() -> None:
     messages: list[dict[str, Any]] = [
         {"role": "assistant", "tool_calls": [CALL, CALL]},
         {"role": "tool", "content": "1"},
@@ -20,7 +20,7 @@ def test_calls_and_results_are_numbered_in_their_order() -> None:
     assert other["tool_calls"][0]["id"] == third["tool_call_id"] == "call00003"
 
 
-def test_ids_that_are_given_stay() -> None:
+def test_existing_call_ids_are_kept() -> None:
     messages: list[dict[str, Any]] = [
         {"role": "assistant", "tool_calls": [{**CALL, "id": "mine"}, CALL]},
         {"role": "tool", "content": "2", "tool_call_id": "mine"},
@@ -31,6 +31,6 @@ def test_ids_that_are_given_stay() -> None:
     assert (first["tool_call_id"], second["tool_call_id"]) == ("mine", "call00002")
 
 
-def test_a_template_that_reads_no_ids_gets_none() -> None:
+def test_template_without_call_ids_leaves_messages_unchanged() -> None:
     messages = [{"role": "assistant", "tool_calls": [CALL]}]
     assert add_call_ids(messages, "{{ messages }}") is messages

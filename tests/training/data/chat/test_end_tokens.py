@@ -15,9 +15,7 @@ from training.data.chat.end_tokens import EndTokens
         ("falcon", True, "<|endoftext|>"),
     ],
 )
-def test_an_answer_ends_as_the_template_continues_after_it(
-    name: str, has_calls: bool, chosen: str
-) -> None:
+def test_chosen_end_token_follows_template(name: str, has_calls: bool, chosen: str) -> None:
     family = FAMILIES[name]
     tokenizer = make_tokenizer(family)
     end_tokens = EndTokens(tokenizer, find_end_ids(tokenizer, family))
@@ -25,7 +23,7 @@ def test_an_answer_ends_as_the_template_continues_after_it(
     assert tokenizer.convert_ids_to_tokens(found) == chosen
 
 
-def test_a_model_without_end_tokens_has_none_to_choose() -> None:
+def test_model_without_end_tokens_has_no_choice() -> None:
     tokenizer = make_tokenizer(FAMILIES["falcon"])
     end_tokens = EndTokens(tokenizer, ())
     assert end_tokens.choose(0, RenderLimits(), has_calls=False) is None

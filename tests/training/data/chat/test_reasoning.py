@@ -41,14 +41,14 @@ def learn(name: str, answer: dict[str, Any], use: Any = "learn") -> tuple[str, s
         ("gemma 4", "<|channel>thought\nI count.\n<channel|>Twelve.<turn|>"),
     ],
 )
-def test_reasoning_is_learned_where_the_model_writes_it(
+def test_reasoning_is_learned_in_format_of_model(
     name: str, answer: dict[str, Any], learned: str
 ) -> None:
     assert learn(name, answer)[0] == learned
 
 
 @pytest.mark.parametrize("name", ["chatml", "qwen 3", "deepseek r1", "kimi k2 thinking"])
-def test_masked_reasoning_is_seen_but_not_learned(name: str) -> None:
+def test_masked_reasoning_is_input_but_not_learned(name: str) -> None:
     learned, whole = learn(name, KEYED, "mask")
     assert "I count." in whole
     assert "I count." not in learned
@@ -57,18 +57,18 @@ def test_masked_reasoning_is_seen_but_not_learned(name: str) -> None:
 
 @pytest.mark.parametrize("answer", [INLINE, KEYED])
 @pytest.mark.parametrize("name", ["chatml", "qwen 3", "qwen 3.5", "deepseek r1"])
-def test_dropped_reasoning_is_not_there(name: str, answer: dict[str, Any]) -> None:
+def test_dropped_reasoning_is_not_in_row(name: str, answer: dict[str, Any]) -> None:
     learned, whole = learn(name, answer, "drop")
     assert "I count." not in whole
     assert "Twelve." in learned
 
 
-def test_reasoning_after_a_prompt_that_forbids_it_is_refused() -> None:
+def test_reasoning_after_prompt_without_reasoning_is_rejected() -> None:
     with pytest.raises(RowFault, match="message 2 has reasoning, but the prompt.*template_argum"):
         learn("deepseek v3.1", KEYED)
 
 
-def test_reasoning_of_a_model_that_writes_none_is_refused() -> None:
+def test_reasoning_for_model_without_reasoning_is_rejected() -> None:
     with pytest.raises(RowFault, match="message 2 has reasoning, which .* does not write"):
         show_reasoning("assistant:", "Twelve.", "I count.", "Twelve.", "{{ messages }}", 1)
 
@@ -82,14 +82,14 @@ def test_reasoning_of_a_model_that_writes_none_is_refused() -> None:
         ("assistant:", "Twelve.", "Twelve."),
     ],
 )
-def test_reasoning_that_the_prompt_begins_is_ended(prompt: str, answer: str, shown: str) -> None:
+def test_reasoning_opened_by_prompt_is_closed(prompt: str, answer: str, shown: str) -> None:
     found = show_reasoning(prompt, answer, None, "Twelve.", "", 1)
     assert found == ShownAnswer(shown, None, is_changed=shown != answer)
 
 
 @pytest.mark.parametrize("use", ["learn", "mask"])
 @pytest.mark.parametrize("name", ["deepseek r1", "qwen 3", "kimi k2 thinking", "chatml"])
-def test_an_answer_may_repeat_its_reasoning(name: str, use: Any) -> None:
+def test_answer_may_repeat_its_reasoning(name: str, use: Any) -> None:
     content = "The capital of France is Paris, of course."
     answer = {"role": "assistant", "content": content, "reasoning_content": "Paris"}
     learned, whole = learn(name, answer, use)
@@ -100,7 +100,7 @@ def test_an_answer_may_repeat_its_reasoning(name: str, use: Any) -> None:
 
 @pytest.mark.parametrize("name", ["deepseek r1", "nemotron 3", "qwen 3.5"])
 @pytest.mark.parametrize("content", ["<table><tr>1</tr></table>", "<b>bold</b>", "<", "assistant"])
-def test_an_answer_that_begins_like_its_prompt_is_learned_wholly(name: str, content: str) -> None:
+def test_answer_that_begins_like_its_prompt_is_learned_completely(name: str, content: str) -> None:
     learned, _ = learn(name, {"role": "assistant", "content": content})
     end = FAMILIES[name].ends[0]
     assert learned.endswith(f"{content}{end}")
@@ -108,7 +108,7 @@ def test_an_answer_that_begins_like_its_prompt_is_learned_wholly(name: str, cont
 
 
 @pytest.mark.parametrize("name", ["deepseek r1", "qwen 3"])
-def test_an_answer_about_tags_of_reasoning_is_refused_where_the_template_cuts_it(name: str) -> None:
+def test_answer_with_reasoning_tags_is_rejected_if_template_cuts_it(name: str) -> None:
     content = "The tag <think> begins and </think> ends the reasoning of a model."
     with pytest.raises(RowFault, match="the content of message 2 is missing"):
         learn(name, {"role": "assistant", "content": content})

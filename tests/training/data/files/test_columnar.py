@@ -46,8 +46,8 @@ def read(path: Path) -> list[tuple[int, Any]]:
 
 
 @every_kind
-def test_rows_are_those_that_were_written(tmp_path: Path, kind: str) -> None:
-    records = [{"text": f"Twelve {place} 🦊", "id": place} for place in range(100)]
+def test_columnar_rows_equal_written_rows(tmp_path: Path, kind: str) -> None:
+    records = [{"text": f"Twelve {index} 🦊", "id": index} for index in range(100)]
     file = tmp_path / "upload"  # no suffix reveals the format
     KINDS[kind](file, pa.Table.from_pylist(records))
     source = RowFile(file)
@@ -57,7 +57,7 @@ def test_rows_are_those_that_were_written(tmp_path: Path, kind: str) -> None:
 
 
 @every_kind
-def test_nulls_that_fill_objects_up_are_no_keys(tmp_path: Path, kind: str) -> None:
+def test_nulls_that_pad_objects_are_ignored(tmp_path: Path, kind: str) -> None:
     silent = {**ANSWER, "weight": 0}
     tools = [{"type": "function", "function": {"name": "count_loaves", "strict": True}}]
     record = {"messages": [QUESTION, silent, QUESTION, ANSWER], "tools": tools}
@@ -71,7 +71,7 @@ def test_nulls_that_fill_objects_up_are_no_keys(tmp_path: Path, kind: str) -> No
     assert rows[1].ignored == ()
 
 
-def test_values_that_json_lacks_are_no_text(tmp_path: Path) -> None:
+def test_non_json_values_are_described(tmp_path: Path) -> None:
     row = {"text": b"Zw\xc3\xb6lf", "image": b"\xff\xd8", "day": datetime.date(2026, 11, 24)}
     write_parquet(tmp_path / "rows", pa.Table.from_pylist([row]))
     ((_, found),) = read(tmp_path / "rows")
@@ -79,9 +79,9 @@ def test_values_that_json_lacks_are_no_text(tmp_path: Path) -> None:
 
 
 @every_kind
-def test_a_damaged_file_is_refused(tmp_path: Path, kind: str) -> None:
+def test_damaged_file_is_rejected(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "rows.bin"
-    KINDS[kind](file, pa.Table.from_pylist([{"text": str(place)} for place in range(1000)]))
+    KINDS[kind](file, pa.Table.from_pylist([{"text": str(index)} for index in range(1000)]))
     whole = file.read_bytes()
     for damaged in (whole[:12], whole[: len(whole) // 2], whole[:100] + b"\x7f" * 200):
         file.write_bytes(damaged)
@@ -90,14 +90,14 @@ def test_a_damaged_file_is_refused(tmp_path: Path, kind: str) -> None:
         assert str(tmp_path) not in str(caught.value)
 
 
-def test_a_file_that_is_compressed_as_a_whole_is_refused(tmp_path: Path) -> None:
+def test_compressed_columnar_file_is_rejected(tmp_path: Path) -> None:
     write_parquet(tmp_path / "rows", pa.table({"text": ["a"]}))
     (tmp_path / "rows.gz").write_bytes(gzip.compress((tmp_path / "rows").read_bytes()))
     with pytest.raises(DataError, match=r"rows.gz is a Parquet or Arrow file compressed as a whol"):
         read(tmp_path / "rows.gz")
 
 
-def test_a_row_that_is_too_long_is_a_fault_and_no_other_row(tmp_path: Path) -> None:
+def test_too_long_row_does_not_affect_other_rows(tmp_path: Path) -> None:
     write_parquet(tmp_path / "rows", pa.table({"text": ["a", "b" * (5 << 20), "c"]}))
     (first, (number, fault), last) = read(tmp_path / "rows")
     assert (first, last) == ((1, {"text": "a"}), (3, {"text": "c"}))
@@ -106,12 +106,10 @@ def test_a_row_that_is_too_long_is_a_fault_and_no_other_row(tmp_path: Path) -> N
     assert "longer than 4,194,304 bytes" in str(fault)
 
 
-def test_a_row_group_is_not_read_as_a_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_group_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One row group of 190 MB is read within 64 MiB."""
     monkeypatch.setattr(columnar, "MAX_MEMORY_BYTES", 64 << 20)
-    texts = [f"{place:06d}" * 1_600 for place in range(20_000)]
+    texts = [f"{index:06d}" * 1_600 for index in range(20_000)]
     with pq.ParquetWriter(tmp_path / "rows", pa.schema([("text", pa.string())])) as writer:
         writer.write_table(pa.table({"text": texts}), row_group_size=20_000)
     meta = pq.read_metadata(tmp_path / "rows")
@@ -142,7 +140,7 @@ def write_repeated_text(path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [write_large_text, write_large_batch])
-def test_a_file_that_asks_for_much_memory_is_refused(
+def test_file_that_exceeds_memory_limit_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None]
 ) -> None:
     monkeypatch.setattr(columnar, "MAX_MEMORY_BYTES", 128 << 20)
@@ -154,13 +152,13 @@ def test_a_file_that_asks_for_much_memory_is_refused(
         read(file)
 
 
-def test_rows_of_one_large_text_are_read_a_few_at_a_time(tmp_path: Path) -> None:
+def test_rows_with_shared_large_text_are_read_in_small_batches(tmp_path: Path) -> None:
     write_repeated_text(tmp_path / "rows")
     assert (tmp_path / "rows").stat().st_size < 1 << 20
     assert sum(1 for _ in RowFile(tmp_path / "rows").read()) == 200
 
 
-def test_a_reader_that_is_closed_leaves_no_process(tmp_path: Path) -> None:
+def test_closed_reader_ends_its_process(tmp_path: Path) -> None:
     table = pa.Table.from_pylist([{"text": "x" * 100_000}] * 2_000)
     write_parquet(tmp_path / "rows", table)
     before = {child.pid for child in psutil.Process().children()}
@@ -171,7 +169,7 @@ def test_a_reader_that_is_closed_leaves_no_process(tmp_path: Path) -> None:
     assert not {child.pid for child in psutil.Process().children()} - before
 
 
-def test_rows_that_are_too_long_count_for_what_they_unpack_to(tmp_path: Path) -> None:
+def test_too_long_rows_count_with_unpacked_size(tmp_path: Path) -> None:
     """With a dictionary of one text, a small file can contain any number of rows."""
     path = tmp_path / "rows.parquet"
     texts = pa.array(["x" * (MAX_ROW_BYTES + 1)] * 4).dictionary_encode()
@@ -180,7 +178,7 @@ def test_rows_that_are_too_long_count_for_what_they_unpack_to(tmp_path: Path) ->
     assert measure_unpacked(path, "rows.parquet", 1 << 40) == 4 * MAX_ROW_BYTES
 
 
-def test_a_file_that_takes_long_to_unpack_is_refused(tmp_path: Path) -> None:
+def test_file_that_exceeds_unpack_time_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     write_parquet(path, pa.table({"text": ["fox"] * 10}))
     with pytest.raises(DataError, match="takes more than 0 s to unpack; split it"):

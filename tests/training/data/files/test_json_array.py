@@ -19,7 +19,7 @@ def make_value(source: random.Random, depth: int = 0) -> Any:
     if kind <= 3:
         return "".join(source.choices(_CHARACTERS, k=source.randrange(30)))
     values = [make_value(source, depth + 1) for _ in range(source.randrange(4))]
-    return values if kind == 4 else {f"key {place}": value for place, value in enumerate(values)}
+    return values if kind == 4 else {f"key {index}": value for index, value in enumerate(values)}
 
 
 def read(content: bytes) -> list[Any]:
@@ -27,7 +27,7 @@ def read(content: bytes) -> list[Any]:
 
 
 @pytest.mark.parametrize("chunk_bytes", [3, 7, 20, 64, 1 << 16])
-def test_an_array_is_what_the_standard_library_says(
+def test_read_array_agrees_with_standard_library(
     monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ) -> None:
     """Arrays are read identically for any chunk size, and damaged arrays are never accepted."""
@@ -38,8 +38,8 @@ def test_an_array_is_what_the_standard_library_says(
         indent = source.choice([None, 1])
         content = json.dumps(values, ensure_ascii=source.random() < 0.5, indent=indent).encode()
         assert read(content) == values
-        place = source.randrange(len(content))
-        damaged = content[:place] + source.choice([b"", b"\xff", b"x"]) + content[place + 1 :]
+        index = source.randrange(len(content))
+        damaged = content[:index] + source.choice([b"", b"\xff", b"x"]) + content[index + 1 :]
         try:
             expected = json.loads(damaged.decode(), object_pairs_hook=make_object)
         except ValueError:

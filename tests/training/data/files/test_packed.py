@@ -23,7 +23,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "zst": comp
 
 @pytest.mark.parametrize("packer", PACKERS)
 @pytest.mark.parametrize("kind", WRITERS)
-def test_every_kind_of_text_may_be_compressed(tmp_path: Path, kind: str, packer: str) -> None:
+def test_compressed_text_of_each_kind_is_read(tmp_path: Path, kind: str, packer: str) -> None:
     expected, record = RECORDS["Alpaca"]
     content = ("\N{BYTE ORDER MARK}" + WRITERS[kind]([record] * 3)).encode()
     file = tmp_path / "upload"
@@ -37,7 +37,7 @@ def test_every_kind_of_text_may_be_compressed(tmp_path: Path, kind: str, packer:
 
 
 @pytest.mark.parametrize("packer", PACKERS)
-def test_the_suffix_below_that_of_the_compression_counts(tmp_path: Path, packer: str) -> None:
+def test_format_follows_suffix_before_compression_suffix(tmp_path: Path, packer: str) -> None:
     file = tmp_path / f"notes.TXT.{packer}"
     file.write_bytes(PACKERS[packer](b"One.\n\nTwo, and three.\n"))
     assert list(RowFile(file).read()) == [(1, {"text": "One."}), (3, {"text": "Two, and three."})]
@@ -47,8 +47,8 @@ def test_the_suffix_below_that_of_the_compression_counts(tmp_path: Path, packer:
 
 
 @pytest.mark.parametrize("packer", PACKERS)
-def test_a_file_that_is_cut_off_is_refused_after_its_rows(tmp_path: Path, packer: str) -> None:
-    rows = [{"text": f"{place} {place * 7919 % 1009}"} for place in range(50_000)]
+def test_truncated_file_is_rejected_after_its_rows(tmp_path: Path, packer: str) -> None:
+    rows = [{"text": f"{index} {index * 7919 % 1009}"} for index in range(50_000)]
     content = PACKERS[packer]("".join(f"{json.dumps(row)}\n" for row in rows).encode())
     file = tmp_path / "rows.jsonl.x"
     file.write_bytes(content[:-100])
@@ -59,7 +59,7 @@ def test_a_file_that_is_cut_off_is_refused_after_its_rows(tmp_path: Path, packer
 
 
 @pytest.mark.parametrize("packer", PACKERS)
-def test_a_decompression_bomb_is_refused_before_it_is_unpacked(
+def test_decompression_bomb_is_rejected_before_unpacking(
     tmp_path: Path, packer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed, "FREE_BYTES", 1 << 20)
@@ -76,9 +76,9 @@ def test_a_decompression_bomb_is_refused_before_it_is_unpacked(
     assert len(list(RowFile(harmless).read())) == 60_000
 
 
-def test_the_position_is_that_in_the_file_on_disk(tmp_path: Path) -> None:
+def test_position_is_offset_in_compressed_file(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl.gz"
-    content = "".join(f'{{"n": {place * 7919 % 100_003}}}\n' for place in range(200_000))
+    content = "".join(f'{{"n": {index * 7919 % 100_003}}}\n' for index in range(200_000))
     file.write_bytes(gzip.compress(content.encode()))
     source = RowFile(file)
     positions = [source.position for _ in source.read()]

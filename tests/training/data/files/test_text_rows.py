@@ -21,7 +21,7 @@ POEM = "\N{BYTE ORDER MARK}\n\nOne, two,\r\nthree.\r\n \n\nFour\nfive.\n"
         ("document", [(3, "One, two,\nthree.\n \n\nFour\nfive.")]),
     ],
 )
-def test_a_text_is_cut_as_asked(
+def test_text_is_split_by_unit(
     tmp_path: Path, unit: TextRows, expected: list[tuple[int, str]]
 ) -> None:
     file = tmp_path / "poem.txt"
@@ -41,7 +41,7 @@ def test_a_text_is_cut_as_asked(
         ('[{"text": "a"}]', {"text": "a"}),
     ],
 )
-def test_only_what_is_no_rows_is_plain_text(
+def test_text_file_with_structured_rows_is_not_plain_text(
     tmp_path: Path, first: str, expected: dict[str, Any]
 ) -> None:
     file = tmp_path / "rows.txt"
@@ -51,7 +51,7 @@ def test_only_what_is_no_rows_is_plain_text(
 
 
 @pytest.mark.parametrize("unit", ["line", "paragraph", "document"])
-def test_what_is_too_long_is_one_fault(
+def test_too_long_text_is_one_fault(
     tmp_path: Path, unit: TextRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", 10)
@@ -68,7 +68,7 @@ def test_what_is_too_long_is_one_fault(
         assert (faults, texts) == ([1], [])
 
 
-def test_a_line_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+def test_line_with_invalid_utf_8_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "rows.txt"
     file.write_bytes(b"Gr\xf6\xdfe\nfine\n")
     (line, fault), good = RowFile(file).read()

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from apps.fine_tuning.job_schemas import describe_job
+from apps.fine_tuning.job_responses import describe_job
 from storage import durable
 from storage.layout import StorageLayout
 from tests.apps.conftest import add_job
-from training.run.folder import RunFolder, RunStatus
+from training.run.folder import RunFolder
+from training.run.run_record import RunStatus
 
 STEP = dict.fromkeys(("num_steps", "epoch", "loss", "tokens_per_s", "elapsed_s"), 1.0)
 
@@ -28,7 +29,7 @@ def add_step(run: RunFolder, step: int, *, age_s: int = 0, remaining_s: float = 
     """Record the metrics of a step taken `age_s` seconds ago."""
     figures = {**STEP, "step": step, "trained_tokens": 100 * step, "remaining_s": remaining_s}
     line = {**figures, "created_at": int(time.time()) - age_s}
-    durable.append_json_line(run.metrics_file, line)
+    durable.append_json_line(run.metrics.path, line)
 
 
 @pytest.mark.parametrize("status", ["succeeded", "failed", "cancelled"])
@@ -59,12 +60,14 @@ def test_the_end_is_not_estimated_from_steps_before_the_job_was_resumed(run: Run
     add_step(run, 4, age_s=10)
     assert describe_job(run)["estimated_finish"] == pytest.approx(now + 50, abs=3)
     add_step(run, 5, age_s=10, remaining_s=1.0)
-    assert describe_job(run)["estimated_finish"] >= now, "it has not ended yet"
+    finish = describe_job(run)["estimated_finish"]
+    assert finish is not None
+    assert finish >= now, "it has not ended yet"
 
 
 def test_a_run_records_when_a_step_was_taken(run: RunFolder) -> None:
     before = int(time.time())
-    run.add_metrics({"step": 1.0})
-    (line,) = run.read_metrics()
+    run.metrics.add({"step": 1.0})
+    (line,) = run.metrics.read()
     assert line["step"] == 1
     assert before <= line["created_at"] <= time.time()

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from serving.engine.engine import memory
-from serving.engine.memory import PROCESS_BYTES, estimate_memory, find_default_budget
+from serving.loading import memory
 from serving.loading.inspection import inspect_model
+from serving.loading.memory import PROCESS_BYTES, estimate_memory, find_default_budget
 from serving.settings import EngineSettings
 from tests.tiny_model import build_tiny_model
 
@@ -34,7 +34,7 @@ def test_replicas_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_gpu_is_asked_by_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(memory, "_ASK_GPU", "print(1000)")
+    monkeypatch.setattr(memory, "GPU_QUERY", "print(1000)")
     assert find_default_budget() == 850
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.engine.remote_inspection import inspect_in_fork
+from serving.engine.remote import inspect_in_fork
 from serving.errors import EngineDeadError
 
 

@@ -11,7 +11,7 @@ from serving.loading.model_memory import ModelMemory
 from serving.settings import EngineSettings
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
-_ASK_GPU = "import torch; print(torch.cuda.mem_get_info()[0])"
+GPU_QUERY = "import torch; print(torch.cuda.mem_get_info()[0])"
 PROCESS_BYTES = 256 << 20
 """Memory of a core's process without its model: 200 MB on a CPU; on a GPU, CUDA's own."""
 FORK_SERVER_BYTES = 288 << 20
@@ -39,10 +39,10 @@ def _find_free_gpu_bytes() -> int:
 
     Reading it creates a CUDA context, which occupies GPU memory until its process ends.
     """
-    asked = subprocess.run(  # noqa: S603 - our own command
-        [sys.executable, "-c", _ASK_GPU], check=True, stdout=subprocess.PIPE
+    finished = subprocess.run(  # noqa: S603 - our own command
+        [sys.executable, "-c", GPU_QUERY], check=True, stdout=subprocess.PIPE
     )
-    return int(asked.stdout)
+    return int(finished.stdout)
 
 
 def _find_group_room() -> float:

@@ -1,6 +1,5 @@
-"""Fine-tuning jobs in OpenAI's schema: clients' requests, and the representation of runs."""
+"""Requests for fine-tuning jobs in OpenAI's schema."""
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -8,9 +7,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from apps.errors import ApiError, InvalidInputError, invalid_input
-from apps.file_store import find_filename
-from apps.fine_tuning.index.run_index import UnreadableRun, describe_fault
-from apps.fine_tuning.index.run_lookup import is_resumable
 from serving.openai.protocol import (
     MAX_INTEGER,
     MAX_MODEL_CHARACTERS,
@@ -21,10 +17,8 @@ from serving.openai.protocol import (
     parse_part,
 )
 from serving.openai.request_faults import translate_validation_error
-from storage.durable import DamagedFileError
-from storage.layout import MAX_ID_CHARACTERS, read_creation_time
+from storage.layout import MAX_ID_CHARACTERS
 from training.row_places import MAX_TRAIN_FILES
-from training.run.folder import RunError, RunFolder, RunRecord
 from training.spec import TrainingSpec
 
 # Paths, accounts and settings of the machine, which only the operator may set.
@@ -43,15 +37,14 @@ SERVER_SETTINGS = frozenset(
 
 MAX_SETTINGS = 64
 
-_HYPERPARAMETER_PLACES = ("method", "hyperparameters")
+HYPERPARAMETER_FIELDS = ("method", "hyperparameters")
+"""Fields of a request with hyperparameters by OpenAI's names: the newer one, and the older one."""
+
 _OUR_NAMES = {
     "n_epochs": "epochs",
     "batch_size": "micro_batch_size",
     "learning_rate_multiplier": "learning_rate",
 }
-
-UNREADABLE_STATUS = "unreadable"
-"""Status of a job whose record this version cannot read."""
 
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
@@ -117,8 +110,8 @@ class FineTuneRequest(RequestPart):
     )
     seed: int | None = Field(None, ge=0, le=MAX_INTEGER, description="Seed of the order of rows.")
     metadata: Metadata | None = Field(None, description="Kept with the job.")
-    hyperparameters: Hyperparameters | None = Field(None, description="OpenAI's older place.")
-    method: Method | None = Field(None, description="OpenAI's newer place for hyperparameters.")
+    hyperparameters: Hyperparameters | None = Field(None, description="OpenAI's older field.")
+    method: Method | None = Field(None, description="OpenAI's newer field for hyperparameters.")
     validation_file: str | None = Field(
         None,
         min_length=1,
@@ -205,9 +198,9 @@ class FineTuneRequest(RequestPart):
             return self.method.supervised.hyperparameters
         return self.hyperparameters or Hyperparameters()
 
-    def _translate_hyperparameters(self, settings: dict[str, Any]) -> dict[str, Any]:
+    def _translate_hyperparameters(self, settings: Mapping[str, Any]) -> dict[str, int | float]:
         asked = self.find_hyperparameters()
-        changes: dict[str, Any] = {}
+        changes: dict[str, int | float] = {}
         if asked.n_epochs != "auto" and "epochs" not in self.training:
             changes["epochs"] = asked.n_epochs
         if asked.learning_rate_multiplier != "auto" and "learning_rate" not in self.training:
@@ -217,7 +210,7 @@ class FineTuneRequest(RequestPart):
         return changes
 
 
-def _divide_batch(batch_size: int, settings: dict[str, Any]) -> int:
+def _divide_batch(batch_size: int, settings: Mapping[str, Any]) -> int:
     """Return the rows per micro batch: train batch = micro batch × accumulation × workers."""
     shares: int = settings["num_workers"] * settings["gradient_accumulation_steps"]
     if batch_size < 1 or batch_size % shares:
@@ -235,7 +228,7 @@ def parse_fine_tune(body: Any) -> FineTuneRequest:
     return parse_part(FineTuneRequest, body)
 
 
-def lay_over(asked: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def merge_changes(asked: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Merge changes into the body of a request for a job; `training` is merged key by key.
 
     A change that is null is ignored. A hyperparameter that is changed by OpenAI's name replaces a
@@ -251,7 +244,7 @@ def lay_over(asked: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         reason = translate_validation_error(exc)
         message = f"the job cannot be cloned, since its request cannot be read: {reason}"
         raise ApiError(409, f"{message}; create a new job", code="settings_unreadable") from exc
-    rest = {name: value for name, value in asked.items() if name not in _HYPERPARAMETER_PLACES}
+    rest = {name: value for name, value in asked.items() if name not in HYPERPARAMETER_FIELDS}
     if "training_file" in changes and "training_files" not in changes:
         rest.pop("training_files", None)  # the file replaces the mix
     after = parse_part(FineTuneRequest, {**rest, **changes})
@@ -262,164 +255,7 @@ def lay_over(asked: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         training |= after.training
     return {
         **rest,
-        **{name: value for name, value in changes.items() if name not in _HYPERPARAMETER_PLACES},
+        **{name: value for name, value in changes.items() if name not in HYPERPARAMETER_FIELDS},
         "hyperparameters": {**before.find_hyperparameters().model_dump(), **named},
         "training": training,
     }
-
-
-def describe_job(run: RunFolder) -> dict[str, Any]:
-    """Describe a run as OpenAI's `fine_tuning.job`, with our additional field `progress`.
-
-    If this version cannot use the spec, the settings are empty and `error` contains the reason.
-    Raises `FileNotFoundError` and `DamagedFileError` as `RunFolder.read_record` does.
-    """
-    record = run.read_record()
-    last = run.read_last_metrics()
-    error = record.error.model_dump(include=set(RunError.model_fields)) if record.error else None
-    settings, filename = _NO_SETTINGS, record.training_filename
-    try:
-        spec = run.read_spec()
-        settings = _describe_settings(spec, record.request)
-        filename = filename or find_filename(spec.train_file)
-    except (DamagedFileError, FileNotFoundError) as exc:
-        if not run.record_file.exists():  # deleted just now
-            raise
-        message = f"the settings of this job cannot be read: {describe_fault(exc)}"
-        error = error or {"code": "settings_unreadable", "message": message, "param": None}
-    return {
-        "id": record.id,
-        "object": "fine_tuning.job",
-        "created_at": record.created_at,
-        "started_at": record.started_at,
-        "finished_at": record.finished_at,
-        "estimated_finish": _estimate_finish(record, last),
-        "status": record.status,
-        "model": record.request.get("model") or "",
-        "fine_tuned_model": record.model_id,
-        "organization_id": "tuneserve",
-        "training_file": record.request.get("training_file") or "",
-        "training_filename": filename,
-        "training_files": record.request.get("training_files"),
-        "validation_file": record.request.get("validation_file"),
-        "result_files": [record.result_file] if record.result_file else [],
-        "trained_tokens": _find_trained_tokens(record, last),
-        **settings,
-        "error": error,
-        "user_provided_suffix": record.request.get("suffix"),
-        "metadata": record.request.get("metadata"),
-        "integrations": None,
-        "progress": _describe_progress(last),
-        "priority": record.priority,
-        "waiting_for": record.waiting_for,
-        "resumable": is_resumable(run, record),
-    }
-
-
-def _estimate_finish(record: RunRecord, last: dict[str, float] | None) -> int | None:
-    """Estimate when a run ends, in Unix seconds, from a step taken since it last resumed."""
-    if last is None or record.status != "running" or record.computing_since is None:
-        return None
-    # Workers need seconds to start; metrics of release 0.1 have no time.
-    measured_at = last.get("created_at", 0)
-    if measured_at <= record.computing_since:
-        return None
-    return int(max(time.time(), measured_at + last["remaining_s"]))
-
-
-def _find_trained_tokens(record: RunRecord, last: dict[str, float] | None) -> int | None:
-    """Return the tokens that a run which has ended was trained on; None before its end."""
-    tokens = last.get("trained_tokens") if last else None
-    return int(tokens) if tokens is not None and record.is_final else None
-
-
-_NO_HYPERPARAMETERS = {
-    "n_epochs": "auto",
-    "batch_size": "auto",
-    "learning_rate_multiplier": "auto",
-}
-_NO_SETTINGS: dict[str, Any] = {
-    "seed": 0,
-    "hyperparameters": _NO_HYPERPARAMETERS,
-    "method": {"type": "supervised", "supervised": {"hyperparameters": _NO_HYPERPARAMETERS}},
-    "training": {},
-}
-
-
-def describe_unreadable_job(unreadable: UnreadableRun) -> dict[str, Any]:
-    """Describe a run whose record cannot be read, so that the list still contains it."""
-    run_id = unreadable.run.path.name
-    error = {"code": "job_unreadable", "message": unreadable.reason, "param": None}
-    absent = (
-        "started_at",
-        "finished_at",
-        "estimated_finish",
-        "fine_tuned_model",
-        "training_filename",
-        "training_files",
-        "validation_file",
-        "trained_tokens",
-        "user_provided_suffix",
-        "metadata",
-        "integrations",
-        "progress",
-        "waiting_for",
-    )
-    return {
-        **dict.fromkeys(absent),
-        "id": run_id,
-        "object": "fine_tuning.job",
-        "created_at": read_creation_time(run_id) or 0,
-        "status": UNREADABLE_STATUS,
-        "model": "",
-        "organization_id": "tuneserve",
-        "training_file": "",
-        "result_files": [],
-        **_NO_SETTINGS,
-        "error": error,
-        "priority": 0,
-        "resumable": False,
-    }
-
-
-def _describe_settings(spec: TrainingSpec, request: dict[str, Any]) -> dict[str, Any]:
-    hyperparameters = {
-        "n_epochs": spec.epochs,
-        "batch_size": _count_batch(spec) or "auto",
-        "learning_rate_multiplier": _find_multiplier(request),
-    }
-    return {
-        "seed": spec.seed,
-        "hyperparameters": hyperparameters,
-        "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
-        "training": spec.model_dump(exclude=set(SERVER_SETTINGS)),
-    }
-
-
-def _find_multiplier(request: dict[str, Any]) -> Auto | float:
-    """Find the learning rate multiplier in a stored request, which may be of another version."""
-    try:
-        known = {key: request[key] for key in _HYPERPARAMETER_PLACES if key in request}
-        asked = FineTuneRequest.model_validate({"model": "-", "training_file": "-", **known})
-    except ValidationError:
-        return "auto"
-    return asked.find_hyperparameters().learning_rate_multiplier
-
-
-def describe_event(event: dict[str, Any]) -> dict[str, Any]:
-    """Describe an event as OpenAI's `fine_tuning.job.event`."""
-    kind = "metrics" if "loss" in event["data"] else "message"
-    return {"object": "fine_tuning.job.event", "type": kind, **event}
-
-
-def _count_batch(spec: TrainingSpec) -> int | None:
-    if spec.micro_batch_size is None:
-        return None
-    return spec.micro_batch_size * spec.gradient_accumulation_steps * spec.num_workers
-
-
-def _describe_progress(last: dict[str, float] | None) -> dict[str, float] | None:
-    if last is None:
-        return None
-    keys = ("step", "num_steps", "epoch", "loss", "tokens_per_s", "elapsed_s", "remaining_s")
-    return {key: last[key] for key in keys}

@@ -1,0 +1,59 @@
+"""The memory that stored models need, each inspected once."""
+
+import asyncio
+
+from serving.engine.remote import inspect_in_fork
+from serving.errors import EngineDeadError, EngineLostError, InvalidRequestError
+from serving.loading.memory import estimate_memory
+from serving.settings import EngineSettings
+from serving.store.stored_model import StoredModel
+
+
+class MemoryEstimates:
+    """Estimates of the memory of models, compared with a budget of `max_bytes`."""
+
+    def __init__(self, settings: EngineSettings, max_bytes: int) -> None:
+        self._settings = settings
+        self._max_bytes = max_bytes
+        # Bytes by id and edition, or the error why the model cannot be loaded.
+        self._found: dict[tuple[str, tuple[int, int]], int | EngineDeadError] = {}
+
+    async def estimate(self, model: StoredModel) -> int:
+        """Return the bytes that a model needs.
+
+        Raises `EngineDeadError` for a model that cannot be loaded, `InvalidRequestError` for a
+        model that is larger than the whole budget.
+        """
+        key = (model.id, model.edition)
+        if key not in self._found:  # cached because rejections under load need it every time
+            try:
+                self._found[key] = await asyncio.to_thread(self._measure, model)
+            except EngineLostError:  # a retry may succeed
+                raise
+            except EngineDeadError as exc:
+                self._found[key] = exc
+        size_bytes = self._found[key]
+        if isinstance(size_bytes, EngineDeadError):
+            raise EngineDeadError(size_bytes.message)
+        if size_bytes > self._max_bytes:
+            raise InvalidRequestError(
+                f"model {model.id!r} needs {format_gb(size_bytes)} for its weights and its cache, "
+                f"and models may take {format_gb(self._max_bytes)} here",
+                param="model",
+                code="model_too_large",
+            )
+        return size_bytes
+
+    def get(self, model: StoredModel) -> int:
+        """Return the bytes of a model that `estimate` has returned before."""
+        size_bytes = self._found[model.id, model.edition]
+        assert isinstance(size_bytes, int), "only for a model that can be loaded"
+        return size_bytes
+
+    def _measure(self, model: StoredModel) -> int:
+        return estimate_memory(inspect_in_fork(model.path), self._settings)
+
+
+def format_gb(num_bytes: int) -> str:
+    """Format a number of bytes in gigabytes."""
+    return f"{num_bytes / 1e9:,.2f} GB"

@@ -1,0 +1,107 @@
+"""Reading of the published models of a storage root."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from threading import Lock
+
+from serving.store.lineage import Lineage, read_lineage, trace_root
+from serving.store.stored_model import StoredModel, read_edition
+from storage.durable import DamagedFileError
+from storage.file_cache import ParsedFileCache
+from storage.layout import StorageLayout
+from storage.lineage_file import LINEAGE_NAME
+from system.fault_log import FaultLog
+
+logger = logging.getLogger(__name__)
+
+
+class ModelReader:
+    """Finds models and reads their lineages, which it caches. Thread-safe."""
+
+    def __init__(self, layout: StorageLayout) -> None:
+        self._layout = layout
+        self._lock = Lock()
+        self._lineages = ParsedFileCache(lambda path: read_lineage(path.parent))
+        self._lineage_faults = FaultLog(logger)
+
+    def list_models(self) -> list[StoredModel]:
+        """List every published model, oldest first; an entry that cannot be read is skipped."""
+        names = [path.name for path in self._layout.models.iterdir() if path.name[0] != "."]
+        self._forget_others(names)
+        found = [model for model in map(self._find_readable, names) if model is not None]
+        return sorted(found, key=lambda model: (model.created_at, model.id))
+
+    def find(self, model_id: str) -> StoredModel | None:
+        """Return the model with this id, or None."""
+        try:
+            path = self._layout.model(model_id)
+        except ValueError:  # not a valid id, so no model can have it
+            return None
+        try:
+            edition = read_edition(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            lineage, fault = self._read_lineage(path), None
+        except DamagedFileError as exc:  # a lineage is optional, so the model stays visible
+            lineage, fault = Lineage(), exc
+        created_at = edition[1] // 10**9 if lineage.created_at is None else lineage.created_at
+        return StoredModel(model_id, path, created_at, lineage, edition, fault)
+
+    def find_root(self, model: StoredModel) -> str:
+        """Return the id of the base model at the root of a model's lineage."""
+
+        def find(model_id: str) -> Lineage | None:
+            found = model if model_id == model.id else self._find_readable(model_id)
+            return found.lineage if found is not None else None
+
+        return trace_root(model.id, find, {})
+
+    def _read_lineage(self, directory: Path) -> Lineage:
+        """Return a model's lineage, parsed again only after a change; empty if there is no file.
+
+        Raises `DamagedFileError`, logged once, if it cannot be read.
+        """
+        path, item = directory / LINEAGE_NAME, _name_lineage(directory.name)
+        with self._lock:
+            try:
+                lineage = self._lineages.read(str(path))
+            except FileNotFoundError:
+                self._lineages.forget(str(path))
+                lineage = Lineage()
+            except (OSError, DamagedFileError) as exc:
+                self._lineage_faults.report(item, f"cannot be read: {exc}")
+                if isinstance(exc, DamagedFileError):
+                    raise
+                raise DamagedFileError(path, exc.strerror or type(exc).__name__) from exc
+            self._lineage_faults.clear(item)
+            return lineage
+
+    def _forget_others(self, names: Sequence[str]) -> None:
+        """Drop the cached lineages of all models except `names`."""
+        with self._lock:
+            self._lineages.keep_only({str(self._layout.models / n / LINEAGE_NAME) for n in names})
+            self._lineage_faults.keep_only(map(_name_lineage, names))
+
+    def _find_readable(self, model_id: str) -> StoredModel | None:
+        """Return one model; None if there is none, or, with a log line, if it is unreadable."""
+        try:
+            return self.find(model_id)
+        except OSError as exc:
+            logger.error("models/%s cannot be read and is skipped: %s", model_id, exc)  # noqa: TRY400 - once per listing
+            return None
+
+
+def find_roots(models: Iterable[StoredModel]) -> dict[str, str]:
+    """Return the root of each of `models` by model id, without reading files.
+
+    `models` must be all models of the store.
+    """
+    lineages = {model.id: model.lineage for model in models}
+    roots: dict[str, str] = {}
+    return {model_id: trace_root(model_id, lineages.get, roots) for model_id in lineages}
+
+
+def _name_lineage(model_id: str) -> str:
+    return f"the lineage of model {model_id!r}"

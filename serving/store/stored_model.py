@@ -1,0 +1,81 @@
+"""One published model of the model store."""
+
+import logging
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import IO
+
+from serving.errors import ModelNotFoundError
+from serving.store.lineage import Lineage
+from storage import durable
+from storage.durable import DamagedFileError
+from storage.locks import lock_shared
+from storage.manifest import verify_directory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """One published model; `created_at` is in Unix seconds, `lineage` is empty if unknown.
+
+    `edition` distinguishes the model from a deleted one with the same id. `lineage_fault` is the
+    reason if the lineage is empty although the file exists.
+    """
+
+    id: str
+    path: Path
+    created_at: int
+    lineage: Lineage = field(repr=False)
+    edition: tuple[int, int] = field(repr=False)
+    lineage_fault: DamagedFileError | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short fingerprint of the content: a hash of the manifest, which has all file hashes."""
+        return f"fp_{durable.hash_file(self.path / durable.MANIFEST_NAME)[:12]}"
+
+    def require_lineage(self) -> Lineage:
+        """Return the lineage, or raise if its file cannot be read.
+
+        Raises `DamagedFileError`, or its subclass `NewerFormatError`.
+        """
+        if self.lineage_fault is not None:
+            raise self.lineage_fault
+        return self.lineage
+
+    def hold(self) -> IO[bytes]:
+        """Prevent deletion of the model until the returned file is closed or this process ends.
+
+        Raises `ModelNotFoundError` if the model has been deleted.
+        """
+        deleted = ModelNotFoundError(f"model {self.id!r} has been deleted")
+        try:
+            held = lock_shared(self.path / durable.MANIFEST_NAME)
+        except FileNotFoundError:
+            raise deleted from None
+        if read_edition(self.path) != self.edition:
+            held.close()
+            raise deleted
+        return held
+
+    def exists(self) -> bool:
+        """Return whether the model still exists."""
+        try:
+            return read_edition(self.path) == self.edition
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as exc:  # a disk fault may be transient and does not mean a deletion
+            logger.warning("model %s cannot be looked up: %s", self.id, exc)
+            return True
+
+    def verify(self) -> None:
+        """Compare every file with the manifest; raises the errors of `verify_directory`."""
+        verify_directory(self.path)
+
+
+def read_edition(path: Path) -> tuple[int, int]:
+    """Return inode and modification time (ns) of the manifest, which is written only once."""
+    found = (path / durable.MANIFEST_NAME).stat()
+    return found.st_ino, found.st_mtime_ns

@@ -1,0 +1,175 @@
+"""Runs whose process ended without recording how."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apps.fine_tuning.cluster.job_runner import JobState
+from apps.fine_tuning.index.run_lookup import name_model
+from apps.fine_tuning.queue import RunQueue
+from serving.store.model_store import ModelStore
+from storage import durable
+from storage.layout import StorageLayout
+from tests.apps.conftest import NotedJobs, copy_model, create_run, lose_run
+from tests.apps.fine_tuning.conftest import list_messages
+from training import launch
+from training.run.lease import hold_lease
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_run_killed_after_publishing_its_model_succeeds(
+    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, tiny_model: Path
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    model_id = name_model(run.read_record())
+    lineage = {"run_id": run.path.name}
+    durable.write_json(copy_model(tiny_model, run.model) / "lineage.json", lineage)
+    ModelStore(layout).publish(run.model, model_id)
+    jobs.states[f"{run.path.name}-1"] = "ended"
+    await queue.reconcile()
+    assert run.read_record().status == "succeeded"
+    assert run.read_record().model_id == model_id
+    assert ModelStore(layout).resolve("latest").id == model_id
+
+
+async def test_another_model_of_the_same_id_is_not_taken_for_the_runs_model(
+    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, tiny_model: Path
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+    ModelStore(layout).add(tiny_model, name_model(run.read_record()))
+    jobs.states[f"{run.path.name}-1"] = "ended"
+    await queue.reconcile()
+    assert run.read_record().status == "queued"
+    assert ModelStore(layout).resolve("latest").id == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("state", "logs", "reason"),
+    [
+        ("ended", "", "its process ended with signal 9 (SIGKILL). It resumes"),
+        ("ended", "a\nb", "its process ended with signal 9 (SIGKILL); its last output: b. It"),
+        ("unknown", "", "the Ray cluster that its process belonged to has ended. It resumes"),
+    ],
+)
+async def test_a_run_whose_job_ended_is_queued_again_at_its_position(
+    queue: RunQueue, jobs: NotedJobs, file_id: str, state: Any, logs: str, reason: str
+) -> None:
+    run, other = await create_run(queue, file_id), await create_run(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    jobs.logs = logs
+    jobs.exits[f"{run.path.name}-1"] = "its process ended with signal 9 (SIGKILL)"
+    jobs.states[f"{run.path.name}-1"] = state
+    await queue.reconcile()
+    record = run.read_record()
+    assert (record.status, record.num_lost, record.error) == ("queued", 1, None)
+    event = run.events.read()[-1]
+    assert event["level"] == "warn"
+    assert event["message"].startswith(f"Interrupted: {reason}")
+    assert list(jobs.commands) == [f"{run.path.name}-1", f"{run.path.name}-2"]
+    assert other.read_record().status == "queued"
+
+
+async def test_no_reason_is_reported_unless_it_was_recorded(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    await lose_run(queue, jobs, run)
+    told = run.events.read()[-1]["message"]
+    assert "its process ended without a reason being recorded" in told
+
+
+async def test_a_run_lost_too_often_without_completing_a_step_fails(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    for _ in range(3):
+        await lose_run(queue, jobs, run, step=7)
+        assert run.read_record().status == "queued"
+    await lose_run(queue, jobs, run, step=8)  # with progress since the last loss
+    for _ in range(2):
+        await lose_run(queue, jobs, run, step=8)
+        assert run.read_record().status == "queued"
+    jobs.logs = "Killed"
+    await lose_run(queue, jobs, run, step=8)
+    record = run.read_record()
+    assert record.status == "failed"
+    assert record.error is not None
+    assert record.error.code == "interrupted"
+    assert "Killed; it did so 4 times without completing a step" in record.error.message
+    assert run.events.read()[-1]["level"] == "error"
+    assert jobs.started == [run.path.name] * 7
+
+
+async def test_a_run_lost_at_earlier_steps_each_time_fails(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    for step in (97, 95, 96):
+        await lose_run(queue, jobs, run, step)
+        assert run.read_record().status == "queued"
+    await lose_run(queue, jobs, run, 97)
+    assert run.read_record().status == "failed"
+
+
+async def test_a_run_whose_process_outlives_its_job_is_not_started_twice(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    jobs.states[f"{run.path.name}-1"] = "unknown"
+    with hold_lease(run):
+        await queue.reconcile()
+        assert run.read_record().writer == "job"
+    await queue.reconcile()
+    await queue.reconcile()
+    assert list(jobs.commands) == [f"{run.path.name}-1", f"{run.path.name}-2"]
+
+
+async def test_a_run_lost_after_a_pause_request_is_paused(
+    queue: RunQueue, jobs: NotedJobs, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    await queue.pause(run.path.name)
+    jobs.states[f"{run.path.name}-1"] = "ended"
+    await queue.reconcile()
+    assert run.read_record().status == "paused"
+
+
+async def test_a_run_that_failed_and_was_resumed_during_the_pass_is_not_lost(
+    queue: RunQueue, jobs: NotedJobs, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+
+    def find_state(job_id: str) -> JobState:
+        run.update_record(status="failed")
+        asyncio.run(queue.resume(run.path.name))
+        monkeypatch.undo()
+        return "ended"
+
+    monkeypatch.setattr(jobs, "find_state", find_state)
+    run.update_record(status="running")
+    await queue.reconcile()
+    assert run.read_record().num_lost == 0
+    assert run.read_record().num_starts == 2
+    assert not any(message.startswith("Interrupted") for message in list_messages(run))
+
+
+async def test_a_process_does_not_fail_a_run_that_was_queued_again(
+    queue: RunQueue, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    assert run.read_record().writer == "queue"
+    launch.fail_run(run, RuntimeError("an old process, late"))
+    assert run.read_record().status == "queued"
+    assert "an old process, late" not in list_messages(run)

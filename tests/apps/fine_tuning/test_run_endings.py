@@ -1,0 +1,89 @@
+"""The end of runs: the file of metrics, and full disks."""
+
+from pathlib import Path
+
+import pytest
+
+from apps.errors import ApiError
+from apps.file_store import FileStore
+from apps.fine_tuning.index.run_lookup import name_model
+from apps.fine_tuning.queue import RunQueue
+from apps.fine_tuning.run_endings import finish_published
+from serving.store.model_names import LATEST_ALIAS
+from serving.store.model_store import ModelStore
+from storage import durable
+from storage.layout import StorageLayout
+from tests.apps.conftest import copy_model, create_run
+from tests.apps.fine_tuning.conftest import FIGURES, fill_disk, list_messages
+from training.run.folder import RunFolder
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_metrics_of_an_ended_run_are_a_file(
+    queue: RunQueue, layout: StorageLayout, file_id: str
+) -> None:
+    run = await create_run(queue, file_id)
+    rest = dict.fromkeys(("num_steps", "epoch", "tokens_per_s", "elapsed_s", "remaining_s"), 1.0)
+    run.metrics.add({"step": 1, "loss": 2.5, "learning_rate": 1e-4, **rest})
+    run.metrics.add({"step": 2, "loss": 2.25, "learning_rate": 5e-5, "eval_loss": 2.0, **rest})
+    job = await queue.cancel(run.path.name)
+    (result,) = job["result_files"]
+    files = FileStore(layout)
+    assert files.get(result)["purpose"] == "fine-tune-results"
+    assert files.get(result)["status"] == "processed"
+    head, *lines = files.find_content(result).read_text().splitlines()
+    assert head.startswith("step,train_loss,valid_loss,learning_rate")
+    assert [line.split(",")[:4] for line in lines] == [
+        ["1", "2.5", "", "0.0001"],
+        ["2", "2.25", "2.0", "5e-05"],
+    ]
+
+
+async def test_a_run_ends_although_the_disk_is_full(
+    queue: RunQueue, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await create_run(queue, file_id)
+    run.metrics.add(FIGURES)
+    monkeypatch.setattr(FileStore, "add", fill_disk)
+    assert (await queue.cancel(run.path.name))["status"] == "cancelled"
+    assert run.read_record().result_file is None
+
+
+async def test_an_end_that_cannot_be_recorded_adds_one_event(
+    queue: RunQueue, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await create_run(queue, file_id)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "update_record", fill_disk)
+        with pytest.raises(ApiError, match="no room") as caught:
+            await queue.cancel(run.path.name)
+        assert caught.value.status == 507
+        for _ in range(3):
+            await queue.reconcile()
+    await queue.reconcile()
+    assert run.read_record().status == "cancelled"
+    assert list_messages(run).count("The fine-tune was cancelled") == 1
+
+
+async def test_a_published_model_becomes_latest_although_the_disk_is_full(
+    queue: RunQueue,
+    layout: StorageLayout,
+    file_id: str,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = await create_run(queue, file_id)
+    await queue.reconcile()
+    run.update_record(status="running")
+    run.metrics.add(FIGURES)
+    model_id = name_model(run.read_record())
+    durable.write_json(
+        copy_model(tiny_model, run.model) / "lineage.json", {"run_id": run.path.name}
+    )
+    models = ModelStore(layout)
+    models.publish(run.model, model_id)
+    monkeypatch.setattr(FileStore, "add", fill_disk)
+    finish_published(layout, run)
+    assert (run.read_record().status, run.read_record().model_id) == ("succeeded", model_id)
+    assert models.resolve(LATEST_ALIAS).id == model_id

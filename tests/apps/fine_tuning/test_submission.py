@@ -1,0 +1,194 @@
+"""Creation of jobs, previews of files and the defaults."""
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apps.errors import ApiError, InvalidInputError
+from apps.file_store import FileStore
+from apps.fine_tuning.index.run_index import RunIndex
+from apps.fine_tuning.index.run_lookup import name_model
+from apps.fine_tuning.job_responses import describe_job
+from apps.fine_tuning.queue import RunQueue
+from serving.errors import InvalidRequestError
+from storage.layout import StorageLayout
+from tests.apps.conftest import ROW, create_run
+from tests.apps.fine_tuning.conftest import fill_disk
+from training.data.faults import DataError
+from training.run.folder import RunFolder
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"training": {"learning_rate": 0}}, InvalidInputError, "learning_rate"),
+        (
+            {"hyperparameters": {"batch_size": -2}},
+            InvalidRequestError,
+            "expected 'auto' or a number of at least 1, found -2",
+        ),
+        ({"hyperparameters": {"batch_size": 3}}, ApiError, "batch_size is 3, expected .* of 2"),
+        ({"training": {"num_workers": 64}}, ApiError, "64 workers × 0.5 CPUs = 32 CPUs"),
+        ({"training": {"train_file": "/etc/passwd"}}, ApiError, "cannot be set in 'training'"),
+        ({"training_file": "file-gone"}, ApiError, "there is no file 'file-gone'"),
+        ({"training_file": "../../etc"}, ApiError, "there is no file"),
+        ({"suffix": "../x"}, InvalidRequestError, "suffix"),
+        ({"trainig_file": "x"}, InvalidRequestError, "trainig_file"),
+        (
+            {"training": {"max_length": 1000}},
+            InvalidInputError,
+            "'tiny' has a context of 128 tokens",
+        ),
+        (
+            {"training": {"num_workers": 0}, "hyperparameters": {"batch_size": 2}},
+            InvalidInputError,
+            "num_workers",
+        ),
+        ({"validation_file": "file-gone"}, ApiError, "there is no file 'file-gone'"),
+        (
+            {"validation_file": "file-rows", "training": {"validation_fraction": 0.5}},
+            InvalidInputError,
+            "validation_file and validation_fraction are set",
+        ),
+        ({"metadata": {"k" * 65: "v"}}, InvalidRequestError, "metadata"),
+        ({"priority": 101}, InvalidRequestError, "priority"),
+    ],
+)
+async def test_what_could_not_work_is_refused_before_a_job_exists(
+    queue: RunQueue, layout: StorageLayout, file_id: str, change: Any, error: Any, message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        await queue.create({"model": "latest", "training_file": file_id, **change})
+    assert RunIndex(layout).scan().runs == []
+
+
+async def test_bad_rows_are_named_before_a_job_exists(
+    queue: RunQueue, layout: StorageLayout, tmp_path: Path
+) -> None:
+    rows = tmp_path / "bad.jsonl"
+    rows.write_text(json.dumps(ROW) + "\n" + json.dumps({"prompt": "x"}) + "\n")
+    FileStore(layout).add("file-bad", rows.read_bytes(), "bad.jsonl")
+    with pytest.raises(
+        ApiError,
+        match=r"bad.jsonl: 1 of 2 rows .*'completion' is missing, .* \(line 2\)",
+    ) as caught:
+        await queue.create({"model": "tiny", "training_file": "file-bad"})
+    assert caught.value.param == "training_file"
+    assert isinstance(caught.value.__cause__, DataError)
+    assert RunIndex(layout).scan().runs == []
+
+
+async def test_openais_hyperparameters_become_settings(queue: RunQueue, file_id: str) -> None:
+    asked = {"n_epochs": 2, "batch_size": 8, "learning_rate_multiplier": 0.5}
+    run = await create_run(
+        queue,
+        file_id,
+        seed=11,
+        method={"type": "supervised", "supervised": {"hyperparameters": asked}},
+    )
+    spec = run.read_spec()
+    assert (spec.epochs, spec.micro_batch_size, spec.learning_rate, spec.seed) == (2, 4, 5e-5, 11)
+    assert describe_job(run)["hyperparameters"]["batch_size"] == 8
+
+
+async def test_the_job_shows_the_request_that_created_it(queue: RunQueue, file_id: str) -> None:
+    run = await create_run(queue, file_id, suffix="bakery", metadata={"team": "ovens"})
+    job = describe_job(run)
+    assert job["model"] == "tiny"
+    assert job["metadata"] == {"team": "ovens"}
+    assert name_model(run.read_record()).startswith("tiny-bakery-")
+    assert "storage" not in json.dumps(job), "no path of this machine is shown"
+
+
+async def test_evaluation_rows_come_from_a_separate_file(
+    queue: RunQueue, layout: StorageLayout, file_id: str
+) -> None:
+    FileStore(layout).add("file-more", f"{json.dumps(ROW)}\n".encode(), "more.jsonl")
+    run = await create_run(queue, file_id, validation_file="file-more")
+    assert run.read_data_summary()["validation"]["num_rows"] == 1
+    assert describe_job(run)["validation_file"] == "file-more"
+    FileStore(layout).add("file-bad", b'{"text": 3}\n', "bad.jsonl")
+    with pytest.raises(ApiError, match="'text' is 3") as caught:
+        await create_run(queue, file_id, validation_file="file-bad")
+    assert caught.value.param == "validation_file"
+
+
+async def test_a_run_that_cannot_be_written_leaves_no_files(
+    queue: RunQueue, layout: StorageLayout, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(run: RunFolder, *_: Any) -> None:
+        assert run.path.is_dir()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "create", fail)
+        with pytest.raises(ApiError, match="no room"):
+            await create_run(queue, file_id)
+    assert list(layout.runs.iterdir()) == []
+    await create_run(queue, file_id)
+    assert len(RunIndex(layout).scan().runs) == 1
+
+
+async def test_a_file_is_not_deleted_while_a_job_that_needs_it_is_created(
+    queue: RunQueue,
+    layout: StorageLayout,
+    file_id: str,
+    nothing_is_quick: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refusals: list[ApiError] = []
+
+    def delete_file(*_: Any) -> None:
+        with pytest.raises(ApiError, match="is being created") as caught:
+            FileStore(layout).delete(file_id)
+        refusals.append(caught.value)
+
+    monkeypatch.setattr("apps.fine_tuning.submission.check_resources", delete_file)
+    await create_run(queue, file_id)
+    assert [refusal.status for refusal in refusals] == [409]
+    FileStore(layout).delete(file_id)
+    with pytest.raises(ApiError, match="there is no file"):
+        await create_run(queue, file_id)
+
+
+async def test_a_job_is_refused_with_507_if_the_disk_is_full(
+    queue: RunQueue, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.fine_tuning.submission.check_resources", fill_disk)
+    with pytest.raises(ApiError, match="no room") as caught:
+        await create_run(queue, file_id)
+    assert caught.value.status == 507
+
+
+async def test_a_preview_marks_the_learned_tokens(queue: RunQueue, file_id: str) -> None:
+    preview = await queue.preview(file_id, "latest", 2, {})
+    assert len(preview["rows"]) == 2
+    assert preview["num_rows"] == 4
+    learned = "".join(t["text"] for t in preview["rows"][0]["tokens"] if t["learned"])
+    assert learned == "Twelve.<|im_end|>"
+
+
+async def test_a_preview_follows_the_settings(queue: RunQueue, layout: StorageLayout) -> None:
+    rows = b'{"question": "How many?", "answer": "Twelve."}\n' * 4
+    FileStore(layout).add("file-columns", rows, "rows.jsonl")
+    columns = {"columns": {"prompt": "question", "completion": "answer"}}
+    preview = await queue.preview("file-columns", "latest", 1, columns)
+    learned = "".join(t["text"] for t in preview["rows"][0]["tokens"] if t["learned"])
+    assert learned == "Twelve.<|im_end|>"
+
+
+async def test_a_preview_refuses_settings_as_a_job_does(queue: RunQueue, file_id: str) -> None:
+    for training in ({f"unknown_{number}": 1 for number in range(70)}, {"epochs": "many"}):
+        with pytest.raises((InvalidRequestError, InvalidInputError)):
+            await queue.preview(file_id, "latest", 1, training)
+
+
+def test_defaults_come_with_their_schema(queue: RunQueue) -> None:
+    defaults = queue.get_defaults("latest")
+    assert set(defaults["training"]) == set(defaults["schema"])
+    assert "train_file" not in defaults["training"]

@@ -1,0 +1,47 @@
+"""What crosses the Serve boundary, and what importing it needs."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from serving.openai.chat import parse_chat_request
+from serving.openai.completion import parse_completion_request
+from serving.wire import Piece, StreamItem, TextRequest, TokenLogprob, TokenText, ValidRequest
+
+MESSAGES = [{"role": "user", "content": "fox"}, {"role": "assistant"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (parse_chat_request({"model": "m", "messages": MESSAGES}), "chat"),
+        (parse_chat_request({"model": "m", "messages": MESSAGES, "n": 2, "seed": None}), "chat"),
+        (parse_completion_request({"model": "m", "prompt": [[1, 2], [3]]}), "completion"),
+    ],
+)
+def test_a_pickled_request_keeps_its_meaning(content: ValidRequest, kind: str) -> None:
+    request = TextRequest("id", content)
+    received: TextRequest = pickle.loads(pickle.dumps(request))
+    assert received == request
+    assert received.kind == kind
+    assert received.content.model_fields_set == content.model_fields_set
+    assert received.content.temperature is None
+
+
+def test_a_pickled_item_keeps_its_types() -> None:
+    token = TokenLogprob(TokenText("a", (97,)), -0.5)
+    received = pickle.loads(pickle.dumps(StreamItem((Piece(0, "a", tokens=(token,)),))))
+    assert isinstance(received, StreamItem)
+    assert received.pieces[0].tokens[0].token.utf8 == (97,)
+    assert received.origin is None
+
+
+def test_importing_it_needs_no_library_that_computes() -> None:
+    slow = ["torch", "transformers", "numba", "ray"]
+    program = f"import sys, serving.wire; print([name for name in {slow} if name in sys.modules])"
+    found = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert found.stdout == "[]\n"

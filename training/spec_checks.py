@@ -1,0 +1,101 @@
+"""Checks of the settings of a spec that depend on each other."""
+
+from typing import TYPE_CHECKING
+
+from storage.local_paths import check_local_path
+from training.deepspeed.user_config import check_batch_size
+
+if TYPE_CHECKING:
+    from training.spec import TrainingSpec
+
+
+def check_settings_together(spec: "TrainingSpec") -> None:
+    """Raise `ValueError` for settings that exclude each other or need another one."""
+    check_batch_size(
+        spec.deepspeed, spec.micro_batch_size, spec.gradient_accumulation_steps, spec.num_workers
+    )
+    _refuse_urls(spec)
+    _check_sources(spec)
+    _check_evaluation(spec)
+    _check_steps(spec)
+    _check_sharding(spec)
+    _check_elastic(spec)
+
+
+def _refuse_urls(spec: "TrainingSpec") -> None:
+    check_local_path("base_model", spec.base_model, "a folder or a model id on the hub")
+    for name in ("train_file", "validation_file"):
+        check_local_path(name, getattr(spec, name) or "")
+    for mixed in spec.train_files:
+        check_local_path("train_files", mixed.file)
+    for name in ("train_dataset", "validation_dataset"):
+        dataset_id = getattr(getattr(spec, name), "id", "")
+        check_local_path(f"{name}.id", dataset_id, "an id on the hub, as in 'owner/name'")
+
+
+def _check_sources(spec: "TrainingSpec") -> None:
+    sources = ("train_file", "train_files", "train_dataset")
+    if len(found := [name for name in sources if getattr(spec, name)]) != 1:
+        set_ones = f"{' and '.join(found)} are set" if found else "none of them is set"
+        raise ValueError(
+            f"rows come from train_file, train_files or train_dataset, and {set_ones}: set one "
+            "of them"
+        )
+    sources = ("validation_file", "validation_dataset", "validation_fraction")
+    if len(several := [name for name in sources if getattr(spec, name)]) > 1:
+        raise ValueError(f"{' and '.join(several)} are set: set one of them")
+
+
+def _check_evaluation(spec: "TrainingSpec") -> None:
+    for name, is_set in (
+        ("keep", spec.keep == "best"),
+        ("early_stopping_patience", spec.early_stopping_patience),
+        ("evaluate_every_steps", spec.evaluate_every_steps),
+    ):
+        if is_set and not spec.has_validation:
+            raise ValueError(
+                f"{name} is {getattr(spec, name)!r}, which needs rows to evaluate on: set "
+                "validation_file, validation_dataset or validation_fraction"
+            )
+
+
+def _check_steps(spec: "TrainingSpec") -> None:
+    if spec.max_steps is not None and (spec.warmup_steps or 0) >= spec.max_steps:
+        raise ValueError(
+            f"warmup_steps is {spec.warmup_steps}, expected fewer than max_steps "
+            f"{spec.max_steps}: the learning rate would never fall"
+        )
+    if spec.max_length is not None and spec.max_length > spec.micro_batch_tokens:
+        raise ValueError(
+            f"micro_batch_tokens is {spec.micro_batch_tokens}, less than max_length "
+            f"{spec.max_length}: a row of full length would fit no micro batch; raise "
+            "micro_batch_tokens or lower max_length"
+        )
+
+
+def _check_sharding(spec: "TrainingSpec") -> None:
+    if spec.offload_parameters and spec.zero_stage != 3:
+        raise ValueError(
+            f"offload_parameters needs zero_stage 3, which alone shards parameters; it is "
+            f"{spec.zero_stage}"
+        )
+    if spec.precision == "fp16" and spec.zero_stage == 0:
+        raise ValueError(
+            "precision fp16 needs zero_stage 1, 2 or 3: at stage 0 DeepSpeed leaves the loss "
+            "unscaled and divides the gradients by the scale all the same; it is 0"
+        )
+    if spec.offload_optimizer and spec.zero_stage == 0:
+        raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3; it is 0")
+
+
+def _check_elastic(spec: "TrainingSpec") -> None:
+    if spec.min_workers is not None and spec.min_workers > spec.num_workers:
+        raise ValueError(
+            f"min_workers is {spec.min_workers}, more than num_workers {spec.num_workers}"
+        )
+    if (spec.min_workers or spec.num_workers) < spec.num_workers and not spec.save_every_steps:
+        raise ValueError(
+            f"min_workers is {spec.min_workers}, fewer than num_workers {spec.num_workers}: "
+            "whenever the cluster grows or shrinks, training resumes from the last checkpoint; "
+            "set save_every_steps to the number of steps that may be repeated"
+        )
