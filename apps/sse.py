@@ -13,10 +13,12 @@ _DATA = b"data:"
 # Line ends in Python but not in the standard; clients that split at them are common.
 _LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
 
 def write_event(data: object, event_id: str | None = None) -> str:
     """Write one event, with JSON as its data."""
-    shown = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(_LINE_ENDS)
+    shown = _ENCODER.encode(data).translate(_LINE_ENDS)
     head = "" if event_id is None else f"id: {event_id}\n"
     return f"{head}data: {shown}\n\n"
 

@@ -100,7 +100,7 @@ class GeneratorReplica:
                     async for arrived in arriving:
                         pieces = (arrived,) if isinstance(arrived, Piece) else arrived
                         record.record_streamed(pieces)
-                        yield StreamItem(pieces, origin)
+                        yield pieces, origin
                         origin = None
 
     async def answer(self, request: TextRequest) -> WholeAnswer:

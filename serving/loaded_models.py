@@ -33,7 +33,7 @@ class LoadedModels:
         self._loaded: dict[str, LoadedModel] = {}
         self._num_leases: Counter[str] = Counter()
         self._pinned: frozenset[str] = frozenset()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Future[None]] = set()
         self._lease_ended = asyncio.Event()
 
     def list_all(self) -> list[LoadedModel]:
@@ -94,9 +94,10 @@ class LoadedModels:
         if (loaded := self._loaded.pop(model_id, None)) is None:
             return
         logger.info("evicting model %s", model_id)
-        task = asyncio.create_task(asyncio.to_thread(loaded.engine.close))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        # Not a task: one that has not begun would be cancelled with the loop, and close nothing.
+        closing = asyncio.get_running_loop().run_in_executor(None, loaded.engine.close)
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def wait_until_closed(self) -> None:
         """Wait until the engines of evicted models are closed, so that their memory is free."""

@@ -76,11 +76,11 @@ class Piece(NamedTuple):
     tokens: tuple[TokenLogprob, ...] = ()
 
 
-class StreamItem(NamedTuple):
-    """Pieces that were available at once; only the first item of a stream has the origin."""
+StreamItem = tuple[tuple[Piece, ...], AnswerOrigin | None]
+"""Pieces that were available at once; only the first item of a stream has the origin.
 
-    pieces: tuple[Piece, ...]
-    origin: AnswerOrigin | None = None
+A plain tuple, because the class of a named one takes as long to pickle as a piece.
+"""
 
 
 class WholeAnswer(NamedTuple):

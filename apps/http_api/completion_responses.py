@@ -59,9 +59,10 @@ async def respond(
     if request.stream:
         items = text.stream(request, body, answer_id)
         first = await anext(items)  # errors up to here are plain HTTP errors
-        assert first.origin is not None, "the first item has the origin"
-        chunks = build_chunks(_make_head(answer_id, first.origin))
-        return _stream(first, items, _CountedChunks(chunks), first.origin)
+        _, origin = first
+        assert origin is not None, "the first item has the origin"
+        chunks = build_chunks(_make_head(answer_id, origin))
+        return _stream(first, items, _CountedChunks(chunks), origin)
     answer = await text.answer(request, body, answer_id)
     num_completion_tokens = sum(choice.num_completion_tokens for choice in answer.choices)
     usage = build_usage(answer.num_prompt_tokens, num_completion_tokens)
@@ -97,8 +98,9 @@ class _CountedChunks:
         self._chunks = chunks
 
     def convert(self, item: StreamItem) -> list[JsonObject]:
-        count_tokens(len(item.pieces))
-        return self._chunks.build(item.pieces)
+        pieces, _ = item
+        count_tokens(len(pieces))
+        return self._chunks.build(pieces)
 
     def finish(self) -> list[JsonObject]:
         count_tokens(self._chunks.usage.build()["total_tokens"], is_exact=True)

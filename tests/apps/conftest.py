@@ -144,7 +144,7 @@ class Echo:
             pieces += [Piece(choice.choice_index, f"{word} ") for word in words]
             pieces.append(choice._replace(text=""))
         for number, piece in enumerate(pieces):
-            yield StreamItem((piece,), None if number else answer.origin)
+            yield (piece,), None if number else answer.origin
 
     async def answer(
         self, request: ValidRequest, body: Mapping[str, Any], request_id: str

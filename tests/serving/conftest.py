@@ -130,10 +130,10 @@ class StreamedChat(NamedTuple):
 
 async def stream_chat(replica: GeneratorReplica, model: str, **fields: Any) -> StreamedChat:
     items = [item async for item in replica.stream(make_chat(model, **fields))]
-    origin = items[0].origin
+    (_, origin), *others = items
     assert origin is not None
-    assert all(item.origin is None for item in items[1:])
-    pieces = [piece for item in items for piece in item.pieces]
+    assert all(other is None for _, other in others)
+    pieces = [piece for some, _ in items for piece in some]
     return StreamedChat(origin, "".join(piece.text for piece in pieces), pieces[-1])
 
 

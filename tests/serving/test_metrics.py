@@ -1,6 +1,5 @@
 """Metrics count the generator's work, and never affect it."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ from tests.serving.conftest import make_request, run_replica, wait_until
 ECHO = {"model": "a", "prompt": "one fox", "max_tokens": 0, "echo": True, "logprobs": 1}
 
 
-def test_counting_never_changes_an_answer(
+@pytest.mark.anyio
+async def test_counting_never_changes_an_answer(
     store: ModelStore,
     layout: StorageLayout,
     tiny_model: Path,
@@ -24,23 +24,21 @@ def test_counting_never_changes_an_answer(
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError("no such tag")
 
-    async def scenario() -> None:
-        async with run_replica(layout) as replica:
-            # No new token: a counter cannot be increased by zero.
-            (choice,) = (await replica.answer(make_request(ECHO))).choices
-            assert (choice.text, choice.num_completion_tokens) == ("one fox", 0)
-            assert choice.tokens
-            assert "metric" not in caplog.text
-            monkeypatch.setattr(Counter, "inc", fail)
-            (choice,) = (await replica.answer(make_request(ECHO))).choices
-            assert choice.text == "one fox"
-            assert "a metric was not recorded" in caplog.text
-
     store.add(tiny_model, "a")
-    asyncio.run(scenario())
+    async with run_replica(layout) as replica:
+        # No new token: a counter cannot be increased by zero.
+        (choice,) = (await replica.answer(make_request(ECHO))).choices
+        assert (choice.text, choice.num_completion_tokens) == ("one fox", 0)
+        assert choice.tokens
+        assert "metric" not in caplog.text
+        monkeypatch.setattr(Counter, "inc", fail)
+        (choice,) = (await replica.answer(make_request(ECHO))).choices
+        assert choice.text == "one fox"
+        assert "a metric was not recorded" in caplog.text
 
 
-def test_a_gauge_that_fails_does_not_end_the_watch_of_aliases(
+@pytest.mark.anyio
+async def test_a_gauge_that_fails_does_not_end_the_watch_of_aliases(
     store: ModelStore, layout: StorageLayout, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_failed = 0
@@ -50,12 +48,9 @@ def test_a_gauge_that_fails_does_not_end_the_watch_of_aliases(
         num_failed += 1
         raise ValueError("no such tag")
 
-    async def scenario() -> None:
-        async with run_replica(layout) as replica:
-            await replica.check_health()
-            monkeypatch.setattr(Gauge, "set", fail)
-            await wait_until(lambda: num_failed >= 3)
-            await replica.check_health()
-
     store.add(tiny_model, "a")
-    asyncio.run(scenario())
+    async with run_replica(layout) as replica:
+        await replica.check_health()
+        monkeypatch.setattr(Gauge, "set", fail)
+        await wait_until(lambda: num_failed >= 3)
+        await replica.check_health()

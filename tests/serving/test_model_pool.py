@@ -179,11 +179,11 @@ async def test_running_requests_end_before_the_old_model_is_evicted(
     store.point_alias("latest", "old")
     async with run_with_memory_for_one(layout, tiny_model) as replica:
         items = replica.stream(make_chat("latest", max_tokens=100))
-        origin = (await anext(items)).origin
+        _, origin = await anext(items)
         store.point_alias("latest", "new")
         await wait_until(lambda: list_outcomes(layout) == ["draining"])
         queued = asyncio.create_task(stream_chat(replica, "latest"))
-        rest = [piece async for item in items for piece in item.pieces]
+        rest = [piece async for some, _ in items for piece in some]
         assert origin is not None
         assert origin.model_id == "old"
         assert rest[-1].finish_reason is not None, "the answer is complete"

@@ -36,7 +36,7 @@ async def test_streamed_answers_have_their_indexes(
     async with run_replica(layout) as replica:
         request = make_chat("a", n=3, max_tokens=5)
         items = [item async for item in replica.stream(request)]
-        pieces = [piece for item in items for piece in item.pieces]
+        pieces = [piece for some, _ in items for piece in some]
         ends = [piece for piece in pieces if piece.finish_reason]
         assert sorted(piece.choice_index for piece in ends) == [0, 1, 2]
         whole = await replica.answer(request)

@@ -29,7 +29,8 @@ from serving.wire import AnswerOrigin, Piece, StreamItem, TextRequest, WholeAnsw
 pytestmark = pytest.mark.anyio
 
 DEAD = ActorUnavailableError("gone", b"0" * 16)
-ONE, TWO = StreamItem((Piece(0, "one"),)), StreamItem((Piece(0, "two"),))
+ONE: StreamItem = (Piece(0, "one"),), None
+TWO: StreamItem = (Piece(0, "two"),), None
 BODY = {"model": "a", "messages": [{"role": "user", "content": "fox"}], "seed": None}
 REQUEST = parse_chat_request(BODY)
 ANSWER = WholeAnswer(AnswerOrigin("a", None, None, None, "fp_0"), (Piece(0, "one"),), 3)

@@ -18,7 +18,7 @@ from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from templating.renderer import RenderLimits
 from tests.model_files.test_tokenizer_faults import BROKEN
-from tests.serving.conftest import Load, make_request, run_replica
+from tests.serving.conftest import Load, make_request, run_replica, wait_until
 from tests.tokenizer_kinds import KINDS, TEMPLATES, make_tokenizer
 from training.data.encoding import EncodedRow, RowEncoder
 from training.data.formats import Row
@@ -37,55 +37,52 @@ def add_hanging(store: ModelStore, layout: StorageLayout, source: Path) -> None:
     store.publish(building, "hanging")
 
 
-def test_a_hanging_template_stops_only_its_own_model(
+@pytest.mark.anyio
+async def test_a_hanging_template_stops_only_its_own_model(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     store.add(tiny_model, "fine")
     add_hanging(store, layout, tiny_model)
+    async with run_replica(layout) as replica:
+        await replica.answer(make_request(ask("fine")))  # loads the model
+        hanging = [
+            asyncio.create_task(replica.answer(make_request(ask("hanging"), f"id-{number}")))
+            for number in range(6)
+        ]
 
-    async def scenario() -> None:
-        async with run_replica(layout) as replica:
-            await replica.answer(make_request(ask("fine")))  # loads the model
-            hanging = [
-                asyncio.create_task(replica.answer(make_request(ask("hanging"), f"id-{number}")))
-                for number in range(6)
-            ]
-            while not (await replica.loaded_models())[1:]:
-                await asyncio.sleep(0.01)
-            durations: list[float] = []
-            while not hanging[0].done() or len(durations) < 5:
-                started = time.monotonic()
-                async with asyncio.timeout(10):
-                    await replica.answer(make_request(ask("fine")))
-                    await replica.check_health()
-                durations.append(time.monotonic() - started)
-            with pytest.raises(
-                InvalidRequestError, match="^the chat template of model 'hanging' was stopped: "
-            ) as caught:
-                await hanging[0]
-            assert caught.value.code == "chat_template_limit"
-            for task in hanging[1:]:
-                task.cancel()
-            await asyncio.gather(*hanging, return_exceptions=True)
+        async def is_loaded() -> bool:
+            return len(await replica.loaded_models()) == 2
 
-    asyncio.run(scenario())
+        await wait_until(is_loaded)
+        durations: list[float] = []
+        while not hanging[0].done() or len(durations) < 5:
+            started = time.monotonic()
+            async with asyncio.timeout(10):
+                await replica.answer(make_request(ask("fine")))
+                await replica.check_health()
+            durations.append(time.monotonic() - started)
+        with pytest.raises(
+            InvalidRequestError, match="^the chat template of model 'hanging' was stopped: "
+        ) as caught:
+            await hanging[0]
+        assert caught.value.code == "chat_template_limit"
+        for task in hanging[1:]:
+            task.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
 
 
-def test_a_template_that_writes_half_a_surrogate_pair_refuses_the_messages(
+@pytest.mark.anyio
+async def test_a_template_that_writes_half_a_surrogate_pair_refuses_the_messages(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     building = Path(shutil.copytree(tiny_model, layout.models / ".odd"))
     (building / "chat_template.jinja").write_text("{{ '\\ud800' }}{{ messages[0].content }}")
     store.publish(building, "odd")
-
-    async def scenario() -> None:
-        async with run_replica(layout) as replica:
-            with pytest.raises(
-                InvalidRequestError, match="^the chat template of .* half of a surrogate pair$"
-            ):
-                await replica.answer(make_request(ask("odd")))
-
-    asyncio.run(scenario())
+    async with run_replica(layout) as replica:
+        with pytest.raises(
+            InvalidRequestError, match="^the chat template of .* half of a surrogate pair$"
+        ):
+            await replica.answer(make_request(ask("odd")))
 
 
 def test_rendering_ends_with_the_requests_deadline(

@@ -82,64 +82,53 @@ def test_it_answers_like_a_core_in_this_process(engine: Engine, load_engine: Loa
     assert engine.context_length == own.context_length
 
 
-def test_a_closed_stream_frees_its_slot(tiny_model: Path) -> None:
+@pytest.mark.anyio
+async def test_a_closed_stream_frees_its_slot(tiny_model: Path) -> None:
     engine = Engine.start(tiny_model, EngineSettings(max_running_requests=1, max_queued_requests=0))
-
-    async def scenario() -> None:
-        for _ in range(5):
-            async with aclosing(engine.generate([5], LONG)) as pieces:
-                await anext(pieces)
-                assert engine.find_load().num_running == 1
-            assert engine.find_load().num_running == 0
-        async with asyncio.timeout(DEADLINE_S):
-            assert (await collect(engine, [5], Sampling(3)))[-1].num_completion_tokens == 3
-
-    asyncio.run(scenario())
-    engine.close()
-
-
-def test_a_process_that_is_killed_fails_its_requests(engine: Engine) -> None:
-    (process,) = find_engine_processes()
-
-    async def scenario() -> None:
+    for _ in range(5):
         async with aclosing(engine.generate([5], LONG)) as pieces:
             await anext(pieces)
-            scoring = asyncio.create_task(engine.score([5] * 100, 0))
-            process.kill()
-            with pytest.raises(
-                EngineDeadError, match="^the model's engine failed while it answered$"
-            ):
-                async for _ in pieces:
-                    pass
-            with pytest.raises(EngineDeadError):
-                await scoring
-        assert not engine.is_healthy()
-        assert engine.num_active == 0
-        for ask in (collect(engine, [5], LONG), engine.score([5], 0)):
-            with pytest.raises(EngineDeadError, match="^the model's engine has stopped$"):
-                await ask
+            assert engine.find_load().num_running == 1
+        assert engine.find_load().num_running == 0
+    async with asyncio.timeout(DEADLINE_S):
+        assert (await collect(engine, [5], Sampling(3)))[-1].num_completion_tokens == 3
+    engine.close()
 
-    asyncio.run(scenario())
+
+@pytest.mark.anyio
+async def test_a_process_that_is_killed_fails_its_requests(engine: Engine) -> None:
+    (process,) = find_engine_processes()
+    async with aclosing(engine.generate([5], LONG)) as pieces:
+        await anext(pieces)
+        scoring = asyncio.create_task(engine.score([5] * 100, 0))
+        process.kill()
+        with pytest.raises(EngineDeadError, match="^the model's engine failed while it answered$"):
+            async for _ in pieces:
+                pass
+        with pytest.raises(EngineDeadError):
+            await scoring
+    assert not engine.is_healthy()
+    assert engine.num_active == 0
+    for ask in (collect(engine, [5], LONG), engine.score([5], 0)):
+        with pytest.raises(EngineDeadError, match="^the model's engine has stopped$"):
+            await ask
     engine.close()
     engine.close()
 
 
-def test_a_request_that_cannot_start_harms_no_other(tiny_model: Path) -> None:
+@pytest.mark.anyio
+async def test_a_request_that_cannot_start_harms_no_other(tiny_model: Path) -> None:
     engine, core = start_with_core(tiny_model)
     wrong: Any = None
-
-    async def scenario() -> None:
-        async with aclosing(engine.generate([5], LONG)) as pieces:
-            await anext(pieces)
-            with engine.requests.register(DEADLINE_S, core.cancel) as request:
-                core.generate(Generation(request.id, wrong, 3, Sampling(), False))
-                (progress,) = await request.receive()
-            assert progress is not None
-            assert "not iterable" in (progress.error or "")
-            assert [piece async for piece in pieces][-1].num_completion_tokens == 100
-        assert engine.is_healthy()
-
-    asyncio.run(scenario())
+    async with aclosing(engine.generate([5], LONG)) as pieces:
+        await anext(pieces)
+        with engine.requests.register(DEADLINE_S, core.cancel) as request:
+            core.generate(Generation(request.id, wrong, 3, Sampling(), False))
+            (progress,) = await request.receive()
+        assert progress is not None
+        assert "not iterable" in (progress.error or "")
+        assert [piece async for piece in pieces][-1].num_completion_tokens == 100
+    assert engine.is_healthy()
     engine.close()
 
 
@@ -186,17 +175,14 @@ def test_a_suspended_process_blocks_no_caller(tiny_model: Path) -> None:
     engine.close()
 
 
-def test_commands_while_the_process_dies_fail(tiny_model: Path) -> None:
+@pytest.mark.anyio
+async def test_commands_while_the_process_dies_fail(tiny_model: Path) -> None:
     engine = Engine.start(tiny_model, SETTINGS)
     (process,) = find_engine_processes()
-
-    async def scenario() -> None:
-        process.kill()
-        for _ in range(1000):
-            with pytest.raises(EngineDeadError):
-                await collect(engine, [5] * 100, Sampling(1000))
-
-    asyncio.run(scenario())
+    process.kill()
+    for _ in range(1000):
+        with pytest.raises(EngineDeadError):
+            await collect(engine, [5] * 100, Sampling(1000))
     engine.close()
 
 
