@@ -15,17 +15,17 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
+from apps.access.exposure_check import check_exposure, find_serve_host
 from apps.access.gate import Gate, read_api_key
 from apps.access.keys import KeyStore
-from apps.access.start import check_exposure, find_serve_host
 from apps.base_models import install_base_models
 from apps.bundled import HANDBOOK_FILE_ID, find_handbook
 from apps.drain import find_drain_signal
 from apps.errors import ApiError
 from apps.file_store import FileStore
-from apps.fine_tuning.checkpoint_export import PublishingModel
 from apps.fine_tuning.cluster.ray_jobs import RayJobRunner
 from apps.fine_tuning.job_responses import ShownJob
+from apps.fine_tuning.publication_tasks import PublishingModel
 from apps.fine_tuning.queue import RunQueue
 from apps.fine_tuning.retention import start_retention
 from apps.fine_tuning.submission import ShownDefaults, ShownPreview

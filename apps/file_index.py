@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from storage.durable import DamagedFileError
 from storage.file_cache import FolderWatch, ParsedFileCache
 from storage.layout import is_plain_name
-from storage.versioned import FORMAT_KEY, NewerFormatError, explain_invalid, read_object
+from storage.versioned_json import FORMAT_KEY, NewerFormatError, explain_invalid, read_object
 from system.fault_log import FaultLog
 
 logger = logging.getLogger(__name__)

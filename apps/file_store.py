@@ -21,7 +21,7 @@ from apps.file_index import (
     read_file_record,
     show_file,
 )
-from storage import durable, versioned
+from storage import durable, versioned_json
 from storage.durable import DamagedFileError
 from storage.layout import StorageLayout, new_id
 from storage.locks import LockedError, lock_existing, lock_shared
@@ -104,7 +104,7 @@ class FileStore:
         """Store the result of a file's check: whether its rows can be used, and their counts."""
         check = {"status": status, "status_details": details, "check": found}
         with suppress(FileNotFoundError):  # deleted meanwhile
-            versioned.write_object(self._folder(file_id) / CHECK_NAME, check)
+            versioned_json.write_object(self._folder(file_id) / CHECK_NAME, check)
 
     def get(self, file_id: str) -> FileObject:
         """Return a file as the API shows it; raises `ApiError` 404, or 500 for a damaged record."""
@@ -206,4 +206,4 @@ def _describe_damaged(name: str) -> ApiError:
 
 def _write_record(folder: Path, record: NewFile) -> None:
     head = {"id": folder.name, "object": "file", "created_at": int(time.time())}
-    versioned.write_object(folder / RECORD_NAME, {**head, **record})
+    versioned_json.write_object(folder / RECORD_NAME, {**head, **record})

@@ -9,7 +9,7 @@ from pydantic import Field
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from serving.alias_watcher import AliasWatcher
+from serving.alias_handover import AliasWatcher
 from serving.engine.remote import fork_server
 from serving.errors import EngineDeadError, ServingError
 from serving.loading.memory import find_default_budget
@@ -19,7 +19,7 @@ from serving.refusals import Refusal, make_refusal
 from serving.request_execution import RequestExecution, merge_answers
 from serving.serve_log import log_to_serve
 from serving.settings import GenerationSettings
-from serving.store.alias_events import HandoverLog
+from serving.store.handover_log import HandoverLog
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from serving.wire import (

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from serving.metrics import GeneratorMetrics
-from serving.store.alias_events import HandoverEvent, HandoverLog, Outcome
+from serving.store.handover_log import HandoverEvent, HandoverLog, Outcome
 from serving.store.stored_model import StoredModel
 
 logger = logging.getLogger(__name__)

@@ -12,11 +12,11 @@ from serving.engine.remote import fork_server
 from serving.engine.sampling import Sampling
 from serving.errors import DeadlineExceededError, EngineDeadError, OverloadedError
 from serving.loaded_models import LoadedModel, LoadedModels
-from serving.memory_estimates import MemoryEstimates, format_gb
+from serving.memory_budget import MemoryEstimates, format_gb
 from serving.settings import EngineSettings
 from serving.store.stored_model import StoredModel
 from storage.durable import DamagedDirectoryError
-from storage.versioned import NewerFormatError
+from storage.versioned_json import NewerFormatError
 from system.threads import lower_thread_priority, run_in_new_thread
 from templating.fork_server import render_fork_server
 

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.store.alias_events import MAX_BYTES as MAX_HANDOVER_LOG_BYTES
+from serving.store.handover_log import MAX_BYTES as MAX_HANDOVER_LOG_BYTES
 
 
 class EngineSettings(BaseModel):

@@ -1,4 +1,4 @@
-"""The version of all stored formats; `storage.versioned` describes the compatibility rules."""
+"""The version of all stored formats; `storage.versioned_json` describes the compatibility rules."""
 
 from typing import NamedTuple
 

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from storage.durable import DamagedFileError
 from storage.regular_file import open_regular
-from storage.versioned import check_major
+from storage.versioned_json import check_major
 
 LINEAGE_NAME = "lineage.json"
 PARENT_KEY = "parent"

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from storage import versioned
+from storage import versioned_json
 from storage.durable import MANIFEST_NAME, DamagedDirectoryError, DamagedFileError, hash_file
-from storage.versioned import NewerFormatError
+from storage.versioned_json import NewerFormatError
 
 
 class ListedFile(NamedTuple):
@@ -27,7 +27,7 @@ def read_manifest(directory: Path) -> dict[str, ListedFile]:
     """
     path = directory / MANIFEST_NAME
     try:
-        return parse_listed_files(path, versioned.read_object(path))
+        return parse_listed_files(path, versioned_json.read_object(path))
     except NewerFormatError:
         raise
     except (OSError, DamagedFileError) as exc:
@@ -47,7 +47,7 @@ def parse_listed_files(path: Path, manifest: Mapping[str, Any]) -> dict[str, Lis
         return {name: _parse_entry(entry) for name, entry in manifest["files"].items()}
     except (KeyError, TypeError, AttributeError) as exc:
         reason = f"'files' does not list sizes and hashes ({type(exc).__name__}: {exc})"
-        raise versioned.explain_invalid(path, manifest, reason) from exc
+        raise versioned_json.explain_invalid(path, manifest, reason) from exc
 
 
 def verify_directory(directory: Path) -> None:

@@ -11,8 +11,8 @@ import stat
 import time
 from pathlib import Path
 
-from storage.free_space import PROBE_PREFIX
 from storage.layout import StorageLayout
+from storage.writable_check import PROBE_PREFIX
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
 
 # The modules that may import private parts of libraries, which they wrap for all others.
 ADAPTERS = {
-    "apps/access/start.py": "Serve's controller, which knows the address of its HTTP port",
+    "apps/access/exposure_check.py": "Serve's controller, which knows the address of its HTTP port",
     "apps/upstream/vllm_ingress.py": "the ingress of Ray's LLM support",
     "training/cluster/agent_port.py": "the port of a Ray cluster's agent",
     "training/cluster/trainer.py": "Ray Train's controller, callbacks and failure policy",

@@ -130,7 +130,7 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
     """
     from training.base_model import hold_base_model
     from training.cluster.retry import is_full_disk
-    from training.preflight.full_disk import pause_until_room
+    from training.monitoring.full_disk_pause import pause_until_room
 
     run_state.start(run)
     try:
@@ -177,7 +177,7 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
     import ray
 
     from training.base_model import find_revision
-    from training.preflight.free_space import check_room
+    from training.preflight.disk_and_memory import check_room
     from training.preflight.preflight import check_settings
 
     check_settings(spec)  # in seconds, before the base model is hashed and any worker starts
@@ -222,10 +222,10 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
     import ray.exceptions
     import ray.train
 
+    from training.cluster.failure_messages import summarise_exception
     from training.cluster.retry import ReportFailures
     from training.cluster.trainer import LeanTorchTrainer
     from training.loop import run_worker
-    from training.run.failures import summarise_exception
 
     # Ray's annotations are outdated for a range of workers, for settings of Train V2, and for the
     # return value of the workers.
@@ -274,7 +274,7 @@ def _fit_and_restart(trainer: Any, run: RunFolder, max_failures: int) -> Any:
     import ray.exceptions
     import ray.train
 
-    from training.run.failures import summarise_exception
+    from training.cluster.failure_messages import summarise_exception
 
     for _ in range(max_failures):
         try:
@@ -375,8 +375,8 @@ def _check_base_model(run: RunFolder, spec: TrainingSpec) -> None:
 
 def _describe_failure(exc: Any) -> tuple[str, str]:
     """Return why Ray Train gave up: a message, and a code, the type of a worker's exception."""
+    from training.cluster.failure_messages import choose_failure, summarise_exception
     from training.cluster.unwrapping import unwrap_user_exception
-    from training.run.failures import choose_failure, summarise_exception
 
     failures: Mapping[int, Any] | None = getattr(exc, "worker_failures", None)
     if not failures:

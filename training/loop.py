@@ -40,7 +40,7 @@ from training.model import WeightsError, choose_layout
 from training.monitoring.journal import Journal, compute_perplexity
 from training.monitoring.trackers import open_trackers
 from training.monitoring.watchdog import Watchdog, report_stall
-from training.preflight.packing_check import find_leak
+from training.preflight.flattening_check import find_leak
 from training.run.folder import RunFolder
 from training.run.progress import Progress
 from training.run.run_log import log_to_file

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from apps.access.roles import Role
-from storage import versioned
+from storage import versioned_json
 from storage.durable import DamagedFileError
 
 logger = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class KeyFile:
 def _parse_content(path: Path, content: bytes) -> tuple[Mapping[str, object], list[object]]:
     """Return the whole object, and the list of its entries."""
     try:
-        parsed = versioned.parse_object(path, content)
+        parsed = versioned_json.parse_object(path, content)
     except DamagedFileError as exc:
         raise KeysUnreadableError(str(exc)) from exc
     old_version = parsed.pop(_OLD_VERSION_KEY, _OLD_VERSION)
@@ -153,7 +153,7 @@ def _parse_content(path: Path, content: bytes) -> tuple[Mapping[str, object], li
     entries = parsed.get(_ENTRIES_KEY)
     if not isinstance(entries, list):
         reason = f"'keys' is a {type(entries).__name__}, expected a list"
-        raise KeysUnreadableError(str(versioned.explain_invalid(path, parsed, reason)))
+        raise KeysUnreadableError(str(versioned_json.explain_invalid(path, parsed, reason)))
     return parsed, entries
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from apps.access.key_file import KeyFile, KeyRecord, KeysUnreadableError
 from apps.access.roles import Role
-from storage import versioned
+from storage import versioned_json
 from storage.durable import write_bytes
 from storage.layout import StorageLayout
 from storage.locks import lock_exclusive
@@ -197,7 +197,7 @@ class KeyStore:
             # The marker is written first, so that keys never exist without it.
             if not self._marker.exists():
                 write_bytes(self._marker, _MARKER_TEXT.encode())
-            versioned.write_object(self._path, file.to_content())
+            versioned_json.write_object(self._path, file.to_content())
 
     def _refresh(self) -> None:
         """Read the file again if it has changed."""

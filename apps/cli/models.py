@@ -115,7 +115,7 @@ def push(
 ) -> None:
     """Upload a model to the Hugging Face hub, with the token of `hf auth login` or HF_TOKEN."""
     name = run_with_api(url, lambda api: api.models.get(model_id)).id
-    from serving.store.archive import push_to_hub  # slow to import
+    from serving.store.export import push_to_hub  # slow to import
 
     with tempfile.TemporaryDirectory(prefix="tuneserve-") as folder:
         archive = Path(folder) / f"{name}.tar"
@@ -137,7 +137,7 @@ async def _fetch(
 
 
 def _pack(folder: Path, name: str) -> Iterator[bytes]:
-    from serving.store.archive import stream_folder  # slow to import
+    from serving.store.export import stream_folder  # slow to import
 
     return stream_folder(folder, name)
 

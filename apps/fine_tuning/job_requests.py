@@ -16,10 +16,10 @@ from serving.openai.protocol import (
     limit_items,
     parse_part,
 )
-from serving.openai.request_faults import translate_validation_error
+from serving.openai.validation_messages import translate_validation_error
 from storage.layout import MAX_ID_CHARACTERS
-from training.row_places import MAX_TRAIN_FILES
 from training.spec import TrainingSpec
+from training.spec_sources import MAX_TRAIN_FILES
 
 # Paths, accounts and settings of the machine, which only the operator may set.
 SERVER_SETTINGS = frozenset(

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from apps.errors import refuse_full_disk
-from apps.fine_tuning.checkpoint_export import CheckpointExporter, PublishingModel
 from apps.fine_tuning.cluster.job_runner import JobRunner
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
@@ -21,6 +20,7 @@ from apps.fine_tuning.index.run_lookup import expect_run, find_run
 from apps.fine_tuning.job_requests import parse_fine_tune
 from apps.fine_tuning.job_responses import ShownJob, describe_job
 from apps.fine_tuning.lost_runs import LostRuns
+from apps.fine_tuning.publication_tasks import CheckpointExporter, PublishingModel
 from apps.fine_tuning.reconciler import Reconciler
 from apps.fine_tuning.run_changes import RunChanges
 from apps.fine_tuning.run_processes import RunProcesses

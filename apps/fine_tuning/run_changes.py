@@ -8,7 +8,7 @@ from apps.fine_tuning.index.run_lookup import has_exports, is_resumable
 from apps.fine_tuning.lost_runs import LostRuns
 from apps.fine_tuning.run_processes import RunProcesses
 from apps.settings import UsageLimits
-from apps.usage import check_job_counts
+from apps.usage_limits import check_job_counts
 from storage.layout import StorageLayout
 from storage.tombstones import bury_folder, remove_tombstones
 from training.run import run_state

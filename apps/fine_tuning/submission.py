@@ -24,7 +24,7 @@ from apps.fine_tuning.validation.row_validation import (
     prepare_rows,
 )
 from apps.settings import UsageLimits
-from apps.usage import check_job_counts, check_job_size, check_model_room
+from apps.usage_limits import check_job_counts, check_job_size, check_model_room
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from storage import durable

@@ -1,1 +1,1 @@
-"""Shared parts of the HTTP API: request bodies, response schemas, API description, readiness."""
+"""The HTTP API: its application, request bodies, streams, uploads and clients of deployments."""

@@ -13,12 +13,12 @@ from ray.serve.handle import DeploymentHandle
 from starlette.routing import Route
 
 from apps.access.audit import AuditLog
+from apps.access.exposure_check import check_exposure, find_serve_host
 from apps.access.gate import Gate, read_api_key
 from apps.access.keys import KeyStore
 from apps.access.rate_limit import RateLimiter
 from apps.access.roles import Permission, requires
 from apps.access.settings import AccessSettings
-from apps.access.start import check_exposure, find_serve_host
 from apps.errors import install_error_handlers
 from apps.file_store import FileStore
 from apps.http_api.dependencies import Services

@@ -18,7 +18,7 @@ from apps.errors import ApiError
 from apps.file_index import FileObject
 from apps.file_store import FileStore, Purpose, make_safe_name
 from apps.settings import UsageLimits
-from apps.usage import IncomingBytes, check_stored_files
+from apps.usage_limits import IncomingBytes, check_stored_files
 from storage.layout import UPLOAD_PREFIX, StorageLayout
 from storage.locks import lock_exclusive
 from storage.scratch import ScratchFolder

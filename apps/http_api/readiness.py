@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from apps.http_api.dependencies import Services
-from storage.free_space import check_writable
+from storage.writable_check import check_writable
 from system.threads import DedicatedThread
 
 logger = logging.getLogger(__name__)

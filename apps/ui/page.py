@@ -16,8 +16,8 @@ from apps.ui import markup
 from apps.ui.chat import build_chat_page
 from apps.ui.fine_tune import build_fine_tune_page
 from apps.ui.protection.access import PageGuard
-from apps.ui.protection.exposure import RouteGuard
 from apps.ui.protection.key_check import KeyCheck
+from apps.ui.protection.route_allowlist import RouteGuard
 from apps.ui.protection.unread_calls import UnreadCalls
 from apps.ui.protection.uploads import UPLOAD_LIFETIME_S, UploadFolder
 from apps.ui.protection.visitor import find_visitor_key

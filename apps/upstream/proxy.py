@@ -13,7 +13,7 @@ import httpx
 from apps.errors import ApiError
 from apps.settings import UpstreamSettings
 from apps.sse import DONE, read_data
-from apps.upstream.server import UnreachableError, Upstream
+from apps.upstream.upstream_client import UnreachableError, Upstream
 from serving.errors import (
     DeadlineExceededError,
     InvalidRequestError,

@@ -11,9 +11,9 @@ from typing import TypedDict
 from pydantic import BaseModel, ConfigDict, Field
 from ray.serve import Application
 
+from apps.access.exposure_check import check_exposure, find_serve_host
 from apps.access.gate import Gate, read_api_key
 from apps.access.keys import KeyStore
-from apps.access.start import check_exposure, find_serve_host
 from model_files.refused_keys import check_keys
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.serve_peers.load import Ask, measure
-from serving.cpu.malloc import prepare_process
 from serving.cpu.packed_linear import pack_linear_layers
 from serving.cpu.paged_attention import use_attention_by_request
+from serving.engine.process_settings import prepare_process
 
 
 @dataclass(frozen=True)

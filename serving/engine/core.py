@@ -8,7 +8,6 @@ from pathlib import Path
 from transformers import ContinuousBatchingConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from model_files.end_ids import list_end_ids
-from serving.cpu.malloc import prepare_process
 from serving.cpu.packed_linear import pack_linear_layers
 from serving.engine.continuous_batching import LikelihoodRecorder, start_manager
 from serving.engine.messages import (
@@ -20,6 +19,7 @@ from serving.engine.messages import (
     ReportHandler,
     Scoring,
 )
+from serving.engine.process_settings import prepare_process
 from serving.engine.prompt_logprobs import score_tokens
 from serving.engine.sampling import Sampling
 from serving.errors import EngineDeadError

@@ -15,7 +15,7 @@ from serving.openai.protocol import (
     limit_items,
     parse_part,
 )
-from serving.openai.request_faults import shorten
+from serving.openai.validation_messages import shorten
 from templating.arguments import MAX_ARGUMENT_CHARACTERS, MAX_ARGUMENTS, check_request_arguments
 
 MAX_MESSAGES = 512

@@ -13,7 +13,7 @@ from serving.openai.protocol import (
     Neutral,
     parse_part,
 )
-from serving.openai.request_faults import shorten
+from serving.openai.validation_messages import shorten
 
 MAX_PROMPTS = 128
 

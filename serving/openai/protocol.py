@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from serving.errors import InvalidRequestError
-from serving.openai.request_faults import (
+from serving.openai.validation_messages import (
     describe_boolean,
     describe_unknown_keys,
     describe_unsupported,

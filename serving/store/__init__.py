@@ -1,1 +1,1 @@
-"""Checks and inspection of models before they are published or loaded."""
+"""The model store: published models, aliases, their checks and their import."""

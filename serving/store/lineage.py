@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storage.durable import DamagedFileError
 from storage.lineage_file import LINEAGE_NAME, MAX_LINEAGE_BYTES, read_lineage_file
-from storage.versioned import NewerFormatError, explain_invalid
+from storage.versioned_json import NewerFormatError, explain_invalid
 
 _MAX_IMPORTED_BYTES = 1 << 20
 

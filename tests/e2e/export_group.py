@@ -21,7 +21,7 @@ from training.checkpoint.reference_logits import PROBE_NAME, take_probe
 from training.data.token_table import TokenTable
 from training.engine import Place, start_engine, take_step
 from training.model import load_model
-from training.preflight.packing_check import find_leak
+from training.preflight.flattening_check import find_leak
 from training.spec import TrainingSpec
 
 VOCABULARY = 160

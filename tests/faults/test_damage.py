@@ -16,7 +16,7 @@ from apps.file_store import FileStore
 from apps.fine_tuning.queue import RunQueue
 from apps.fine_tuning.validation.row_validation import check_file
 from apps.http_api.app import build_http
-from serving.store.alias_events import HandoverEvent, HandoverLog
+from serving.store.handover_log import HandoverEvent, HandoverLog
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from tests.apps.conftest import NotedJobs, build_services, create_run

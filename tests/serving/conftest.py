@@ -20,7 +20,7 @@ from serving.loading.loading import load_tokenizer
 from serving.openai.chat import parse_chat_request
 from serving.openai.completion import parse_completion_request
 from serving.settings import EngineSettings
-from serving.store.alias_events import HandoverLog
+from serving.store.handover_log import HandoverLog
 from serving.store.model_store import ModelStore
 from serving.wire import AnswerOrigin, Piece, TextRequest
 from storage import durable

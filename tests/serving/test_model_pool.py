@@ -17,7 +17,7 @@ from serving.errors import (
 from serving.generator import GeneratorReplica
 from serving.loading.memory import estimate_memory
 from serving.settings import EngineSettings
-from serving.store.alias_events import HandoverLog
+from serving.store.handover_log import HandoverLog
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from tests.damage import damage

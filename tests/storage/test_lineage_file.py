@@ -7,7 +7,7 @@ import pytest
 
 from storage.durable import DamagedFileError
 from storage.lineage_file import read_lineage_file
-from storage.versioned import NewerFormatError
+from storage.versioned_json import NewerFormatError
 
 
 def write(folder: Path, value: Any) -> Path:

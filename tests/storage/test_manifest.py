@@ -7,7 +7,7 @@ import pytest
 from storage import durable
 from storage.durable import DamagedDirectoryError
 from storage.manifest import ListedFile, read_manifest, verify_directory
-from storage.versioned import NewerFormatError
+from storage.versioned_json import NewerFormatError
 
 
 @pytest.fixture

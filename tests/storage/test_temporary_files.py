@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from storage import durable
-from storage.free_space import PROBE_PREFIX
 from storage.layout import StorageLayout, open_storage
 from storage.temporary_files import MIN_AGE_S, remove_old_temporaries
+from storage.writable_check import PROBE_PREFIX
 
 REPLACED = [
     "aliases.json",

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from training.row_places import HubDataset
 from training.spec import TrainingSpec, describe_validation_error, load_spec
+from training.spec_sources import HubDataset
 from training.stored_spec import read_stored_spec
 
 MINIMAL = {"base_model": "m", "train_file": "rows.jsonl"}

@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from storage import durable, versioned
+from storage import durable, versioned_json
 from storage.durable import DamagedFileError
 from storage.layout import new_id
 from storage.locks import lock_shared
 from storage.manifest import parse_listed_files
 from storage.regular_file import read_regular
 from storage.tombstones import bury_folder, remove_tombstones
-from storage.versioned import NewerFormatError
+from storage.versioned_json import NewerFormatError
 from training.run.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -297,7 +297,7 @@ def _read_checkpoint(path: Path) -> Checkpoint:
         checkpoint = Checkpoint(path, world_size, Progress.model_validate(progress))
     except (ValueError, KeyError, TypeError) as exc:
         reason = f"it has no valid progress ({type(exc).__name__})"
-        raise versioned.explain_invalid(name_manifest(path, 0), first, reason) from exc
+        raise versioned_json.explain_invalid(name_manifest(path, 0), first, reason) from exc
     for rank in range(1, world_size):
         _read_manifest(name_manifest(path, rank))
     return checkpoint
@@ -305,7 +305,7 @@ def _read_checkpoint(path: Path) -> Checkpoint:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     # Not `read_object`, which treats an I/O error as damage: an older checkpoint would be used.
-    return versioned.parse_object(path, read_regular(path))
+    return versioned_json.parse_object(path, read_regular(path))
 
 
 def name_checkpoint(folder: Path, step: int) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from storage import durable, versioned
+from storage import durable, versioned_json
 from storage.locks import LockedError, lock_existing
 from storage.scratch import ScratchFolder
 from storage.tombstones import bury_folder, remove_tombstones
@@ -192,7 +192,7 @@ def _upload(staging: ScratchFolder, target: Path, manifest: Mapping[str, Any]) -
         for folder in {(target / name).parent for name in files}:
             durable.fsync_directory(folder)
         path = name_manifest(target, manifest["rank"])
-        versioned.write_object(path, {**manifest, "files": files})
+        versioned_json.write_object(path, {**manifest, "files": files})
         durable.fsync_directory(target.parent)
         if complete := read_checkpoint(target):  # ours was the last manifest
             record_complete(target.parent, complete.step)

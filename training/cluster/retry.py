@@ -15,8 +15,8 @@ import ray.exceptions
 from ray.train import UserCallback
 
 from system.machine_faults import is_out_of_room
+from training.cluster.failure_messages import choose_failure, summarise_exception
 from training.cluster.unwrapping import unwrap_user_exception
-from training.run.failures import choose_failure, summarise_exception
 from training.run.folder import RunBusyError, RunFolder
 
 # What gloo, NCCL and torch's store report when another worker or the network is lost.

@@ -17,7 +17,8 @@ from templating.errors import TemplateRefusedError
 from templating.literal_text import LiteralText
 from templating.renderer import RenderLimits, Span
 from templating.text_pieces import EncodedText, IntArray
-from training.data.chat.boundaries import PromptBoundaries, Tokenized
+from training.data.chat.learned_spans import LearnedTurn
+from training.data.chat.prompt_tokens import PromptBoundaries, Tokenized
 from training.data.chat.rendering import (
     ChatSettings,
     FaultyRow,
@@ -26,7 +27,6 @@ from training.data.chat.rendering import (
     RenderedSample,
     RowRenderer,
 )
-from training.data.chat.turns import LearnedTurn
 from training.data.faults import RowFault
 from training.data.formats import Row
 

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from storage import versioned
+from storage import versioned_json
 from storage.lineage_file import (
     LINEAGE_NAME,
     ORIGIN_KEYS,
@@ -54,7 +54,7 @@ def write_lineage(
         "packages": {name: _find_version(name) for name in _RECORDED_PACKAGES},
         "created_at": int(time.time()),
     }
-    versioned.write_object(directory / LINEAGE_NAME, lineage)
+    versioned_json.write_object(directory / LINEAGE_NAME, lineage)
     (directory / "README.md").write_text(render_model_card(lineage))
 
 

@@ -1,1 +1,1 @@
-"""What is observed while a run trains: metrics, trackers, loss trend, hanging steps."""
+"""What is observed while a run trains: metrics, trackers, loss, hanging steps, a full disk."""

@@ -1,1 +1,1 @@
-"""Checks before and during a run: task, weights, memory and disk space."""
+"""Checks before a run starts: task, weights, resources, memory and disk space."""

@@ -1,7 +1,7 @@
 """Checks before any worker of a run starts; they take seconds and start nothing.
 
 The base model's task, the format of its weights, their names and shapes, and the keys of a
-DeepSpeed configuration are checked without reading a weight. `training.preflight.free_space`
+DeepSpeed configuration are checked without reading a weight. `training.preflight.disk_and_memory`
 compares disk space and memory with what is free.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 
 from model_files import loading
-from model_files.task import check_causal_task, check_unquantised
+from model_files.trainable import check_causal_task, check_unquantised
 from model_files.weight_headers import (
     INDEX_NAME,
     WEIGHTS_NAME,

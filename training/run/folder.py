@@ -1,7 +1,7 @@
 """The folder of a run, with its record, events, metrics and requests.
 
-The `format_version` in run.json applies to all files of the folder (`storage.versioned`). spec.json
-has no version of its own: release 0.1 refuses a spec with an unknown key.
+The `format_version` in run.json applies to all files of the folder (`storage.versioned_json`).
+spec.json has no version of its own: release 0.1 refuses a spec with an unknown key.
 
 spec.json      the resolved spec
 run.json       the record: status, times, error, and which process may write it
@@ -27,7 +27,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from storage import durable, versioned
+from storage import durable, versioned_json
 from storage.locks import try_lock
 from storage.regular_file import open_regular, read_regular
 from training.run.run_events import RunEvents
@@ -69,13 +69,13 @@ class RunFolder:
         """Write a new run; it exists once its record does, which is written last."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.write_spec(spec)
-        versioned.write_object(self.record_file, record.model_dump())
+        versioned_json.write_object(self.record_file, record.model_dump())
 
     def write_spec(self, spec: TrainingSpec) -> None:
         """Replace the resolved spec; keys of a newer version that the file has are kept."""
         unknown: dict[str, Any] = {}
         if self.spec_file.exists():
-            before = versioned.read_object(self.spec_file)
+            before = versioned_json.read_object(self.spec_file)
             unknown = {key: value for key, value in before.items() if key not in _SPEC_KEYS}
         durable.write_json(self.spec_file, {**spec.model_dump(mode="json"), **unknown})
 
@@ -84,15 +84,17 @@ class RunFolder:
 
         Raises `FileNotFoundError`, or `DamagedFileError` for a spec that this version cannot use.
         """
-        value = versioned.read_object(self.spec_file)
-        value.pop(versioned.FORMAT_KEY, None)
+        value = versioned_json.read_object(self.spec_file)
+        value.pop(versioned_json.FORMAT_KEY, None)
         try:
             return read_stored_spec(value, self.path.name)
         except ValidationError as exc:
             # The version in run.json is that of the release that wrote the spec.
-            record = versioned.read_object(self.record_file) if self.record_file.exists() else {}
+            record = (
+                versioned_json.read_object(self.record_file) if self.record_file.exists() else {}
+            )
             reason = describe_validation_error(exc)
-            raise versioned.explain_invalid(self.spec_file, record, reason) from exc
+            raise versioned_json.explain_invalid(self.spec_file, record, reason) from exc
 
     def read_data_summary(self) -> dict[str, Any]:
         """Read the summary of the rows: their format, counts and hash."""
@@ -115,7 +117,7 @@ class RunFolder:
         """
         assert changes.keys() <= RunRecord.model_fields.keys(), changes.keys()
         record = RunRecord.model_validate({**self.read_record().model_dump(), **changes})
-        versioned.write_object(self.record_file, record.model_dump())
+        versioned_json.write_object(self.record_file, record.model_dump())
         return record
 
     @contextmanager

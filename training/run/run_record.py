@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from storage import versioned
+from storage import versioned_json
 from training.spec import describe_validation_error
 
 RunStatus = Literal[
@@ -103,8 +103,8 @@ def read_run_record(path: Path) -> RunRecord:
     Raises `FileNotFoundError` if there is no such run, and `DamagedFileError` for a record that
     cannot be read or has values that this version does not know.
     """
-    value = versioned.read_object(path)
+    value = versioned_json.read_object(path)
     try:
         return RunRecord.model_validate(value)
     except ValidationError as exc:
-        raise versioned.explain_invalid(path, value, describe_validation_error(exc)) from exc
+        raise versioned_json.explain_invalid(path, value, describe_validation_error(exc)) from exc

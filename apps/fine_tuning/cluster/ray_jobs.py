@@ -14,9 +14,9 @@ import ray
 import ray.exceptions
 from ray.job_submission import JobStatus, JobSubmissionClient
 
-from apps.fine_tuning.checkpoint_export import execute_export
 from apps.fine_tuning.cluster.job_runner import JobState
 from apps.fine_tuning.cluster.tasks import Task
+from apps.fine_tuning.publication_tasks import execute_export
 from apps.fine_tuning.validation.row_validation import check_file, check_job
 from storage.layout import open_storage
 from storage.privacy import keep_files_private
@@ -104,7 +104,7 @@ class RayJobRunner:
         if info.status == JobStatus.STOPPED:
             return "it was stopped"
         if info.error_type is not None and info.message:  # Ray's supervisor of the job failed
-            from training.run.failures import summarise_exception  # slow to import
+            from training.cluster.failure_messages import summarise_exception  # slow to import
 
             return summarise_exception(RuntimeError(info.message))
         return None
@@ -135,7 +135,7 @@ class RayJobRunner:
         return not ended
 
     def _record_failure(self, kind: str, subject: str, ended: "ray.ObjectRef[None]") -> None:
-        from training.run.failures import summarise_exception  # slow to import
+        from training.cluster.failure_messages import summarise_exception  # slow to import
 
         try:
             ray.get(ended)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
 
-from storage import durable, versioned
+from storage import durable, versioned_json
 from storage.durable import DamagedFileError
 from storage.file_cache import ParsedFileCache
 from storage.layout import StorageLayout
@@ -96,5 +96,5 @@ def _list_manifests(checkpoint: str) -> Iterator[str]:
 
 def _measure_listed(path: Path) -> int:
     """Return the bytes of all files that a manifest lists."""
-    manifest = versioned.parse_object(path, read_regular(path))
+    manifest = versioned_json.parse_object(path, read_regular(path))
     return sum(file.size_bytes for file in parse_listed_files(path, manifest).values())

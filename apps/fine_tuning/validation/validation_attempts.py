@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from apps.fine_tuning.cluster.tasks import Task
-from storage import versioned
+from storage import versioned_json
 from storage.durable import DamagedFileError
 from storage.layout import StorageLayout
 
@@ -54,7 +54,7 @@ class AttemptCounter:
         """Return the attempts of a check; none if they cannot be read, which is logged."""
         path = self._name_file(task)
         try:
-            value = versioned.read_object(path)
+            value = versioned_json.read_object(path)
             found = _StoredAttempts.model_validate(value)
         except (FileNotFoundError, NotADirectoryError):
             return Attempts(0, 0.0)
@@ -94,7 +94,7 @@ class AttemptCounter:
         stored = _StoredAttempts(
             num_tries=attempts.num_attempts, last_try_at=attempts.last_attempt_at
         )
-        versioned.write_object(self._name_file(task), stored.model_dump())
+        versioned_json.write_object(self._name_file(task), stored.model_dump())
 
     def _name_file(self, task: Task) -> Path:
         is_file = task.kind == "check_file"

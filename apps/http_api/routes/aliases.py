@@ -13,8 +13,8 @@ from apps.fine_tuning.index.run_lookup import check_unreserved
 from apps.http_api.json_body import JsonBody
 from apps.http_api.routes import ServicesOf, describe_body
 from serving.openai.protocol import MAX_MODEL_CHARACTERS, RequestPart, parse_part
-from serving.store.alias_events import HandoverLog
 from serving.store.aliases import Alias, find_alias
+from serving.store.handover_log import HandoverLog
 
 router = APIRouter(prefix="/v1/aliases")
 

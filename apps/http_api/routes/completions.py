@@ -6,9 +6,9 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from apps.access.roles import Permission, requires
-from apps.http_api.checkpoint_models import ensure_model
 from apps.http_api.completion_responses import respond
 from apps.http_api.json_body import JsonBody
+from apps.http_api.publish_on_demand import ensure_model
 from apps.http_api.routes import GeneratorOf, PrincipalOf, ServicesOf, describe_body
 from serving.openai.chunks import CompletionChunks
 from serving.openai.completion import CompletionRequest, parse_completion_request

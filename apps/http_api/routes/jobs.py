@@ -19,7 +19,7 @@ from apps.http_api.pagination import After, Limit, cut_page, describe_page
 from apps.http_api.routes import ServicesOf, describe_body
 from storage.durable import DamagedFileError
 from storage.layout import read_creation_time
-from storage.versioned import NewerFormatError
+from storage.versioned_json import NewerFormatError
 from training.run.folder import RunFolder
 
 router = APIRouter(prefix="/v1/fine_tuning")

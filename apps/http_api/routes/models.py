@@ -16,14 +16,14 @@ from apps.fine_tuning.index.run_lookup import (
 )
 from apps.http_api.closing_response import ClosingResponse
 from apps.http_api.dependencies import Services
-from apps.http_api.model_upload import IncomingModel
+from apps.http_api.model_import import IncomingModel
 from apps.http_api.routes import ServicesOf
 from serving.store.aliases import Alias, find_names
-from serving.store.archive import ArchiveFormat, stream_archive
+from serving.store.export import ArchiveFormat, stream_archive
 from serving.store.model_reader import find_roots
 from serving.store.stored_model import StoredModel
 from storage.durable import DamagedDirectoryError
-from storage.versioned import NewerFormatError
+from storage.versioned_json import NewerFormatError
 from system.threads import DedicatedThread
 
 router = APIRouter(prefix="/v1/models")

@@ -3,10 +3,10 @@
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from apps.access.exposure_check import ExposedError, check_exposure
 from apps.access.gate import Gate
 from apps.access.keys import KeyStore
 from apps.access.roles import Role
-from apps.access.start import ExposedError, check_exposure
 from storage.layout import StorageLayout
 from tests.apps.access.conftest import Connect
 from tests.apps.conftest import AppClient

@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM
 from apps.access.keys import KeyStore
 from apps.access.roles import Role
 from apps.errors import ApiError
-from apps.fine_tuning.checkpoint_export import execute_export
 from apps.fine_tuning.cluster.tasks import Task
 from apps.fine_tuning.index.run_lookup import name_model
+from apps.fine_tuning.publication_tasks import execute_export
 from apps.fine_tuning.publishing import (
     list_run_checkpoints,
     name_checkpoint_model,
@@ -402,7 +402,7 @@ async def test_a_checkpoint_that_cannot_become_a_model_says_so(
 async def test_a_model_that_takes_long_is_to_be_asked_again(
     client: httpx.AsyncClient, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("apps.http_api.checkpoint_models.WAIT_S", 0.2)
+    monkeypatch.setattr("apps.http_api.publish_on_demand.WAIT_S", 0.2)
     late = await chat(client, name_checkpoint_model(run, 10))
     assert (late.status_code, late.json()["error"]["code"]) == (503, "model_not_ready")
 

@@ -8,7 +8,7 @@ from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.job_responses import describe_job
 from apps.fine_tuning.queue import RunQueue
 from tests.apps.conftest import NotedJobs, create_run
-from training.preflight.full_disk import pause_until_room
+from training.monitoring.full_disk_pause import pause_until_room
 from training.run import run_state
 
 pytestmark = pytest.mark.anyio

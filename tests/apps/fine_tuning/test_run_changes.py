@@ -12,7 +12,7 @@ from apps.fine_tuning.queue import RunQueue
 from storage.layout import StorageLayout
 from tests.apps.conftest import NotedJobs, create_run
 from tests.apps.fine_tuning.conftest import FIGURES
-from training.preflight.full_disk import pause_until_room
+from training.monitoring.full_disk_pause import pause_until_room
 from training.run.run_events import MAX_EVENTS_BYTES
 from training.run.run_record import RunError, RunStatus
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from apps.http_api.model_upload import IncomingModel
+from apps.http_api.model_import import IncomingModel
 from serving.store.stored_model import StoredModel
 from tests.apps.http_api.routes.test_models import make_tar
 

@@ -19,9 +19,9 @@ from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
 from apps.middleware.body_limit import MAX_TEXT_BYTES
 from apps.settings import UpstreamSettings
-from apps.upstream import proxy, server
+from apps.upstream import proxy, upstream_client
 from apps.upstream.proxy import UpstreamProxy
-from apps.upstream.server import find_upstream_key
+from apps.upstream.upstream_client import find_upstream_key
 from serving.errors import ModelInUseError
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
@@ -255,7 +255,7 @@ async def test_while_a_server_does_not_list_the_last_listing_holds_for_a_time(
     wrong: Any,
 ) -> None:
     client = await open_client(stub.url)
-    monkeypatch.setattr(server, "LISTING_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(upstream_client, "LISTING_TIMEOUT_S", 0.2)
     store.roll_back_alias("latest")
     refusals = {"down": refuse_plainly(500, "no"), "garbled": refuse_plainly(200, "<html>")}
     if wrong == "slow":
@@ -264,7 +264,7 @@ async def test_while_a_server_does_not_list_the_last_listing_holds_for_a_time(
         stub.listing_refusal = refusals[wrong] if isinstance(wrong, str) else JSONResponse(wrong)
     await have_asked(stub)
     assert (await ask(client)).headers["x-model-id"] == "tiny"
-    monkeypatch.setattr(server, "LISTING_AGE_S", 0.0)
+    monkeypatch.setattr(upstream_client, "LISTING_AGE_S", 0.0)
     answer = await ask(client)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "upstream_unavailable")
     assert "a server does not answer" in answer.json()["error"]["message"]
@@ -273,7 +273,7 @@ async def test_while_a_server_does_not_list_the_last_listing_holds_for_a_time(
 async def test_a_server_that_hangs_delays_nobody(
     open_client: Open, stub: StubServer, other: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "LISTING_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(upstream_client, "LISTING_TIMEOUT_S", 1.0)
     monkeypatch.setattr(proxy, "LISTING_INTERVAL_S", 0.01)
     other.listing_delay_s = 2.0
     client = await open_client(other.url, stub.url)

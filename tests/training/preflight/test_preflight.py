@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from model_files.task import check_causal_task, check_unquantised
+from model_files.trainable import check_causal_task, check_unquantised
 from storage import durable
 from tests.tiny_model import build_tiny_model
 from training.__main__ import main

@@ -17,8 +17,8 @@ from templating.renderer import BatchRenderer, ChatTemplates, Rendering, RenderJ
 from templating.text_pieces import restore_literals
 from training.data.chat.call_ids import add_call_ids
 from training.data.chat.end_tokens import EndTokens
+from training.data.chat.learned_spans import LearnedTurns, Sample, SampleBuilder
 from training.data.chat.reasoning import ReasoningUse
-from training.data.chat.turns import LearnedTurns, Sample, SampleBuilder
 from training.data.faults import RowFault
 from training.data.formats import Row
 from training.data.row_limits import MAX_PROTECTED_BYTES, MAX_TEXT_BYTES, check_size

@@ -21,7 +21,7 @@ from apps.fine_tuning.index.run_lookup import name_model
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
 from apps.http_api.routes.models import put_model
-from serving.store.archive import stream_archive
+from serving.store.export import stream_archive
 from serving.store.import_process import ImportCheckError
 from storage import durable
 from tests.apps.conftest import add_job
@@ -509,7 +509,7 @@ async def test_a_chain_of_headers_is_refused(client: httpx.AsyncClient) -> None:
 async def test_folders_that_an_archive_only_implies_are_counted(
     client: httpx.AsyncClient, source: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("apps.http_api.model_upload._MAX_ENTRIES", 100)
+    monkeypatch.setattr("apps.http_api.model_import._MAX_ENTRIES", 100)
     buffer = io.BytesIO()
     names = [f"{number}/a/b/c/d/e/x" for number in range(50)]
     if kind == "zip":

@@ -21,10 +21,10 @@ from apps.fine_tuning.index.run_lookup import (
 )
 from apps.fine_tuning.publishing import find_checkpoint, name_checkpoint_model, publish_checkpoint
 from apps.settings import UsageLimits
-from apps.usage import check_model_room
+from apps.usage_limits import check_model_room
 from serving.errors import OverloadedError
 from serving.store.model_store import ModelStore
-from storage import versioned
+from storage import versioned_json
 from storage.layout import StorageLayout, check_id, is_plain_name
 from system.fault_log import FaultLog
 from training.run.folder import RunFolder
@@ -105,7 +105,7 @@ class CheckpointExporter:
             run.events.add(f"Publishing step {checkpoint.step} as {model_id}")
             note = name_export_note(run, model_id)
             note.parent.mkdir(exist_ok=True)
-            versioned.write_object(note, {"step": checkpoint.step})
+            versioned_json.write_object(note, {"step": checkpoint.step})
             self._find_noted()[run_id, model_id] = run
             task = Task("export", model_id, (run_id, checkpoint.step))
             self._runner.start_task(self._layout.root, task)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from training.preflight.packing_check import find_leak
+from training.preflight.flattening_check import find_leak
 
 SMALL: dict[str, Any] = {
     "vocab_size": 96,

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from system.free_resources import Memory, measure_gpu_memory, measure_host_memory
-from training.preflight.free_space import check_room
+from training.preflight.disk_and_memory import check_room
 from training.preflight.resources import ResourceError
 from training.run.folder import RunFolder
 from training.spec import TrainingSpec
@@ -12,6 +12,8 @@ from training.spec import TrainingSpec
 NODES = [{"CPU": 2.0}]
 PLENTY = 1 << 40
 NUM = 1_000_000
+
+MODULE = "training.preflight.disk_and_memory"
 
 
 @pytest.fixture
@@ -30,15 +32,11 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "gpus": [Memory(PLENTY, PLENTY)],
         "one disk": True,
     }
-    monkeypatch.setattr("training.preflight.free_space.count_parameters", lambda _: NUM)
-    monkeypatch.setattr("training.preflight.free_space.measure_free_disk", lambda _: limits["disk"])
-    monkeypatch.setattr(
-        "training.preflight.free_space.measure_host_memory", lambda: limits["memory"]
-    )
-    monkeypatch.setattr("training.preflight.free_space.measure_gpu_memory", lambda: limits["gpus"])
-    monkeypatch.setattr(
-        "training.preflight.free_space.are_on_one_disk", lambda *_: limits["one disk"]
-    )
+    monkeypatch.setattr(f"{MODULE}.count_parameters", lambda _: NUM)
+    monkeypatch.setattr(f"{MODULE}.measure_free_disk", lambda _: limits["disk"])
+    monkeypatch.setattr(f"{MODULE}.measure_host_memory", lambda: limits["memory"])
+    monkeypatch.setattr(f"{MODULE}.measure_gpu_memory", lambda: limits["gpus"])
+    monkeypatch.setattr(f"{MODULE}.are_on_one_disk", lambda *_: limits["one disk"])
     return limits
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from threading import Thread
 
-from serving.store.alias_events import HandoverEvent, HandoverLog
+from serving.store.handover_log import HandoverEvent, HandoverLog
 
 MAX_BYTES = 4_000
 

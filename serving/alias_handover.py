@@ -18,7 +18,7 @@ from serving.errors import (
 from serving.handover_outcomes import HandoverOutcomes
 from serving.metrics import GeneratorMetrics
 from serving.model_pool import ModelPool
-from serving.store.alias_events import HandoverLog
+from serving.store.handover_log import HandoverLog
 from serving.store.model_names import LATEST_ALIAS
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel

@@ -1,6 +1,6 @@
 import pytest
 
-from training.run.failures import choose_failure, summarise_exception
+from training.cluster.failure_messages import choose_failure, summarise_exception
 
 LOST = RuntimeError("[pair.cc:534] Connection closed by peer [192.0.2.7]:4711")
 

@@ -15,7 +15,7 @@ from typing import IO
 from apps.errors import ApiError, invalid_input, refuse_full_disk
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.settings import UsageLimits
-from apps.usage import IncomingBytes, check_model_room
+from apps.usage_limits import IncomingBytes, check_model_room
 from serving.store.import_process import ModelRefusedError
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel

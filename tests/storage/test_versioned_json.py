@@ -7,7 +7,7 @@ import pytest
 
 from storage.durable import DamagedFileError
 from storage.format_version import CURRENT_FORMAT, FormatVersion
-from storage.versioned import NewerFormatError, explain_invalid, read_object, write_object
+from storage.versioned_json import NewerFormatError, explain_invalid, read_object, write_object
 
 
 def test_written_object_has_version_and_is_read(tmp_path: Path) -> None:

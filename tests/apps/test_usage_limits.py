@@ -10,7 +10,7 @@ from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.queue import RunQueue
 from apps.http_api.app import build_http
 from apps.settings import UsageLimits
-from serving.store.archive import stream_archive
+from serving.store.export import stream_archive
 from serving.store.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout

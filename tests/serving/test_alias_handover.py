@@ -12,8 +12,8 @@ from serving import handover_outcomes
 from serving.engine.engine import Engine
 from serving.errors import EngineDeadError, EngineLostError, ModelInUseError, ModelNotFoundError
 from serving.settings import EngineSettings
-from serving.store.alias_events import HandoverLog
 from serving.store.aliases import Alias
+from serving.store.handover_log import HandoverLog
 from serving.store.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout

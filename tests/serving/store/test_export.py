@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from serving.errors import ModelInUseError, ModelNotFoundError
-from serving.store.archive import ArchiveFormat, push_to_hub, stream_archive
+from serving.store.export import ArchiveFormat, push_to_hub, stream_archive
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from storage.durable import DamagedDirectoryError

@@ -7,8 +7,8 @@ import pytest
 
 from system.free_resources import has_room
 from training.launch import TrainingFailedError, execute_run
-from training.preflight.free_space import check_room
-from training.preflight.full_disk import pause_until_room
+from training.monitoring.full_disk_pause import pause_until_room
+from training.preflight.disk_and_memory import check_room
 from training.run.folder import RunFolder
 from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
@@ -64,7 +64,7 @@ def test_resumed_run_passes_disk_space_check(
         monkeypatch.setattr(f"training.preflight.{module}.count_parameters", lambda _: 10_000_000)
     pause_until_room(run, SPEC, FULL)
     free = run.read_record().needed_bytes
-    monkeypatch.setattr("training.preflight.free_space.measure_free_disk", lambda _: free)
+    monkeypatch.setattr("training.preflight.disk_and_memory.measure_free_disk", lambda _: free)
     check_room(run, SPEC.model_copy(update={"precision": "fp32"}), [{"CPU": 2.0}], on_gpu=False)
 
 
@@ -88,7 +88,7 @@ def test_unrecorded_pause_leaves_record_unchanged(
         raise FULL
 
     monkeypatch.setattr("training.run.folder.durable.append_json_line", fail)
-    monkeypatch.setattr("training.run.folder.versioned.write_object", fail)
+    monkeypatch.setattr("training.run.folder.versioned_json.write_object", fail)
     pause_until_room(run, SPEC, FULL)
     assert run.read_record().status == "running", "the queue resumes a run with this status"
 
