@@ -116,4 +116,4 @@ def test_ctrl_c_ends_the_watching_of_a_job(capsys: pytest.CaptureFixture[str]) -
             ended.set()
             serving.join()
     assert stopped.value.exit_code == 130
-    assert "ftjob-1 goes on" in capsys.readouterr().err
+    assert "stopped watching; ftjob-1 continues" in capsys.readouterr().err

@@ -161,7 +161,7 @@ def test_elsewhere_than_on_a_terminal_events_are_printed(
     happening.join()
     assert exit_code == code
     assert [f"step {step}" in said for step in (1, 2, 3)] == [True] * 3
-    assert ("tiny is there" in said) == (status == "succeeded")
+    assert ("tiny is ready" in said) == (status == "succeeded")
 
 
 def test_events_are_json_lines_if_asked_for(call: Call, run: RunFolder) -> None:
