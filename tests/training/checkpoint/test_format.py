@@ -237,7 +237,7 @@ def test_run_with_incomplete_first_checkpoint_starts_at_step_0(
 
 
 @pytest.mark.parametrize(
-    ("unseen", "found"),
+    ("invisible", "found"),
     [
         (
             "checkpoint_*/manifest-00001.json",
