@@ -29,6 +29,7 @@ import yaml
 
 from training.base_model import load_tokenizer
 from training.batching import BatchPlan, EpochPlan, plan_epoch
+from training.cluster.ray_train import CPU_WORKER_ENV
 from training.collate import IGNORED_LABEL
 from training.data.faults import RowFault
 from training.data.formats import KNOWN_KEYS, Row, choose_parser
@@ -37,7 +38,7 @@ from training.data.readers import RowFile
 from training.data.token_table import TokenTable
 from training.deepspeed.config import build_deepspeed_config
 from training.deepspeed.cpu_op import ensure_cpu_op
-from training.launch import CPU_WORKER_ENV, disable_progress_bars
+from training.launch import disable_progress_bars
 from training.model import DTYPES, find_hidden_size
 from training.run.folder import RunFolder
 from training.spec import TrainingSpec, load_spec

@@ -130,15 +130,17 @@ def _run_command(options: argparse.Namespace, console: Console) -> int:
 
 
 def _fine_tune(options: argparse.Namespace, console: Console) -> Path | None:
-    from training import launch  # slow to import; --help is not
+    # These are slow to import; --help is not.
     from training.data.prepare import link_data, prepare_data
+    from training.launch import disable_progress_bars
+    from training.monitoring.data_report import report_data
     from training.preflight.preflight import check_settings
 
     run = RunFolder(Path(options.output).resolve())
     _check_output(run)
     spec = load_spec(options.spec)
     check_trackers(spec)
-    launch.disable_progress_bars()
+    disable_progress_bars()
     check_settings(spec)  # before the rows are read, which may take long
     with show_bytes(console, "Reading and tokenising the rows") as on_progress:
         data = prepare_data(spec, options.cache, on_progress)
@@ -149,7 +151,7 @@ def _fine_tune(options: argparse.Namespace, console: Console) -> Path | None:
             for request in (run.cancel_file, run.pause_file):
                 request.unlink(missing_ok=True)
             link_data(data, run.data)
-            launch.report_data(run, data.summary)
+            report_data(run, data.summary)
             run.create(spec, RunRecord(id=run.path.name, created_at=int(time.time()), writer="job"))
         return _execute(run, reopened or spec, console, options.pause_timeout)
 

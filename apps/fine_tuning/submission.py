@@ -31,8 +31,8 @@ from storage import durable
 from storage.layout import StorageLayout, new_id
 from storage.scratch import build_in_scratch
 from system.library_imports import import_transformers
-from training import launch
 from training.data.faults import DataError
+from training.monitoring.data_report import report_data
 from training.preflight.resources import ResourceError, check_resources
 from training.run.folder import RunFolder
 from training.run.run_record import RunRecord
@@ -233,7 +233,7 @@ class JobCreator:
                 run.events.add("Checking the files")
             else:
                 link_data(prepared, run.data)
-                launch.report_data(run, prepared.summary)
+                report_data(run, prepared.summary)
                 run.events.add("Queued", code="queued")
             run.create(spec, record)
             with self._lock:

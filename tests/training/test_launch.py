@@ -6,12 +6,11 @@ from threading import Event
 
 import pytest
 import ray
-import ray.exceptions
-import ray.train
 
 from tests.tiny_model import build_tiny_model
 from training.base_model import UnknownModelError, find_revision
-from training.launch import ClusterLostError, _fit_and_restart, execute_run
+from training.cluster.ray_train import ClusterLostError
+from training.launch import execute_run
 from training.run.folder import RunFolder
 from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
@@ -74,36 +73,3 @@ def test_run_with_unreadable_base_model_lineage_fails(
     run.create(spec, RunRecord(id="run", created_at=1, writer="job"))
     with pytest.raises(UnknownModelError, match="lineage of the base model 'base'.*format is 2.0"):
         execute_run(run, spec)
-
-
-class FailingTrainer:
-    """A trainer whose first calls of `fit` fail, each with one of the given errors."""
-
-    def __init__(self, *errors: Exception) -> None:
-        self._errors = list(errors)
-
-    def fit(self) -> str:
-        if self._errors:
-            raise ray.train.ControllerError(self._errors.pop(0))
-        return "result"
-
-
-LOST = ray.exceptions.ActorDiedError()
-
-
-def test_worker_that_ends_at_start_is_replaced(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    assert _fit_and_restart(FailingTrainer(LOST, LOST), run, max_failures=2) == "result"
-    events = run.events.read()
-    assert [event["level"] for event in events] == ["warn", "warn"]
-    assert all("A worker was lost as it started" in event["message"] for event in events)
-
-
-@pytest.mark.parametrize(
-    ("errors", "max_failures"), [([LOST], 0), ([LOST, LOST], 1), ([ValueError("other")], 3)]
-)
-def test_repeated_failure_ends_training(
-    tmp_path: Path, errors: list[Exception], max_failures: int
-) -> None:
-    with pytest.raises(ray.train.ControllerError):
-        _fit_and_restart(FailingTrainer(*errors), RunFolder(tmp_path), max_failures)

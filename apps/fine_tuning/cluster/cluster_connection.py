@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from threading import Timer
 
 from training.cluster.cluster_state import describe_unreachable
-from training.launch import ClusterLostError
+from training.cluster.ray_train import ClusterLostError
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from storage.layout import StorageLayout, open_storage
 from storage.privacy import keep_files_private
 from system.threads import lower_process_priority
 from training import launch
+from training.cluster.ray_train import ClusterLostError
 from training.run import run_state
 from training.run.folder import RunFolder
 from training.run.lease import hold_lease
@@ -61,7 +62,7 @@ def execute_queued_run(layout: StorageLayout, run: RunFolder, job_id: str) -> in
         try:
             with connect_to_cluster():
                 return _compute_and_publish(layout, run, job_id)
-        except launch.ClusterLostError as exc:
+        except ClusterLostError as exc:
             logger.exception("run %s was interrupted", record.id)
             print(exc, file=sys.stderr)  # noqa: T201 - the queue reads it and reports it
             return 1
@@ -77,7 +78,7 @@ def _compute_and_publish(layout: StorageLayout, run: RunFolder, job_id: str) -> 
             logger.error("job %s may not publish run %s any more", job_id, record.id)
             return 1
         ModelStore(layout).publish(run.model, name_model(record))
-    except launch.ClusterLostError:
+    except ClusterLostError:
         raise
     except Exception as exc:  # noqa: BLE001 - the process ends here; its record must state why
         launch.fail_run(run, exc)

@@ -22,8 +22,9 @@ from storage import durable
 from storage.layout import StorageLayout
 from system.byte_progress import OnBytes
 from system.library_imports import import_transformers
-from training import launch
 from training.data.faults import DataError
+from training.launch import disable_progress_bars
+from training.monitoring.data_report import report_data
 from training.run.folder import RunFolder
 from training.spec import SettingError, TrainingSpec
 
@@ -142,7 +143,7 @@ def check_job(layout: StorageLayout, run_id: str) -> None:
 
     run = find_run(layout, run_id)
     spec = run.read_spec()
-    launch.disable_progress_bars()
+    disable_progress_bars()
     reported_at = 0.0
 
     def report_progress(num_done: int, num_all: int) -> None:
@@ -168,7 +169,7 @@ def check_job(layout: StorageLayout, run_id: str) -> None:
         refusal: Refusal = {"code": code, "message": message, "param": param}
         durable.write_json(run.path / _REFUSAL_NAME, refusal)
     else:
-        launch.report_data(run, prepared.summary)
+        report_data(run, prepared.summary)
         link_data(prepared, run.data)
     finally:
         (run.path / _PROGRESS_NAME).unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from training.data.faults import DataError
 from training.data.prepare import VALIDATION_TABLE, prepare_data
 from training.data.preview import preview_rows
 from training.data.token_table import TokenTable
-from training.launch import report_data
+from training.monitoring.data_report import report_data
 from training.run.folder import RunFolder
 from training.spec import TrainingSpec
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from system.free_resources import has_room
-from training.launch import TrainingFailedError, execute_run
+from training.cluster.ray_train import TrainingFailedError
+from training.launch import execute_run
 from training.monitoring.full_disk_pause import pause_until_room
 from training.preflight.disk_and_memory import check_room
 from training.run.folder import RunFolder
