@@ -1,6 +1,7 @@
-"""Imports between folders point one way; docs/architecture.md has the table."""
+"""Imports between folders point one way, and docs/architecture/ names every module."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ ALLOWED: dict[str, set[str]] = {
     "examples": set(),
 }
 
+# A module in backticks, as documentation names it.
+MODULE_PATH = re.compile(rf"`((?:{'|'.join(sorted(ALLOWED))}|benchmarks|tests)/[\w/.-]*\.py)`")
 
 # The modules that may import private parts of libraries, which they wrap for all others.
 ADAPTERS = {
@@ -80,6 +83,29 @@ def test_deployments_import_no_slow_libraries() -> None:
 def test_each_folder_has_tests() -> None:
     for folder in ALLOWED.keys() - {"examples"}:
         assert list((ROOT / "tests" / folder).rglob("test_*.py")), folder
+
+
+@pytest.mark.parametrize("folder", sorted(ALLOWED.keys() - {"examples"}))
+def test_page_of_folder_names_every_module(folder: str) -> None:
+    modules = {
+        str(file.relative_to(ROOT))
+        for file in (ROOT / folder).rglob("*.py")
+        if file.name not in ("__init__.py", "__main__.py")
+    }
+    page = ROOT / "docs" / "architecture" / f"{folder}.md"
+    assert modules
+    assert sorted(modules - set(MODULE_PATH.findall(page.read_text()))) == []
+
+
+def test_modules_that_documents_name_exist() -> None:
+    documents = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    named = {
+        (str(document.relative_to(ROOT)), module)
+        for document in documents
+        for module in MODULE_PATH.findall(document.read_text())
+    }
+    assert len(named) > 300
+    assert sorted(pair for pair in named if not (ROOT / pair[1]).is_file()) == []
 
 
 def test_only_adapters_import_private_parts_of_libraries() -> None:
