@@ -1,5 +1,5 @@
 """The files that Tuneserve stores on disk: their layout, and durable writes.
 
-This is the lowest layer: it depends on no other package of Tuneserve, on no model and on no HTTP.
+It depends on no model, on no HTTP, and on no other package of Tuneserve but `system`.
 `storage.durable` writes files that survive a crash; `storage.layout` names them.
 """
