@@ -64,13 +64,14 @@ async def _draw(api: ApiClient, job_id: str) -> None:
     outputs = api.job_outputs
 
     async def read() -> tuple[Job, list[Metrics], list[Event]]:
-        job = await api.jobs.get(job_id)
-        updated = await outputs.update_metrics(job_id, metrics)
-        return job, updated, await outputs.list_events(job_id, _NUM_EVENTS)
+        job = await api.retry_when_back(lambda: api.jobs.get(job_id))
+        updated = await api.retry_when_back(lambda: outputs.update_metrics(job_id, metrics))
+        listed = await api.retry_when_back(lambda: outputs.list_events(job_id, _NUM_EVENTS))
+        return job, updated, listed
 
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            job, metrics, events = await api.retry_when_back(read)
+            job, metrics, events = await read()
             drawn = draw_job(job, metrics, events[::-1], console.width)
             live.update(drawn, refresh=True)
             if job.is_final:

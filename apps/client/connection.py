@@ -142,14 +142,18 @@ class ApiConnection:
 
     @asynccontextmanager
     async def stream(self, request: ApiRequest) -> AsyncGenerator[httpx.Response, None]:
-        """Send a request, and stream the response; raises `ConnectionLostError` once it began."""
+        """Send a request, and stream the response; raises `ConnectionLostError` once it has begun.
+
+        A response that refuses the request is read at once, and raises as `send` does.
+        """
         with _translate_errors(self.url):
             response = await self._http.send(self._build(request), stream=True)
         try:
-            with _translate_errors(self.url, has_begun=True):
-                if not response.is_success:
+            if not response.is_success:
+                with _translate_errors(self.url):
                     await response.aread()
-                    _check(response)
+                _check(response)
+            with _translate_errors(self.url, has_begun=True):
                 yield response
         finally:
             await response.aclose()

@@ -42,14 +42,16 @@ def read_resource(kind: type[AnyResource], value: object) -> AnyResource:
     try:
         return _parse(kind, value)
     except ValidationError as exc:
-        wrong = {fault["loc"][0] for fault in exc.errors() if fault["loc"]}
+        faults = exc.errors()
+    wrong = {fault["loc"][0] for fault in faults if fault["loc"]}
     try:
         if not isinstance(value, Mapping):
             raise UnexpectedResponseError(f"found {str(value)[:100]!r}, expected an object")
         kept = {name: value[name] for name in value if name not in wrong}
         resource = _parse(kind, kept)
     except ValidationError as exc:
-        fault = exc.errors()[0]
+        needed = {fault["loc"][0] for fault in exc.errors() if fault["loc"]}
+        fault = next(fault for fault in faults if not fault["loc"] or fault["loc"][0] in needed)
         field = ".".join(map(str, fault["loc"]))
         raise UnexpectedResponseError(f"{kind.__name__}.{field}: {fault['msg']}") from exc
     resource._raw = value
@@ -75,9 +77,9 @@ def _parse(kind: type[AnyResource], value: object) -> AnyResource:
 
 
 class Access(Resource):
-    """The key of a request and its permissions."""
+    """The key of a request and its permissions; access is never decided without the key."""
 
-    key: str | None = None
+    key: str | None
     permissions: tuple[str, ...] = ()
 
 
@@ -115,7 +117,7 @@ class File(Resource):
     """An uploaded file of rows."""
 
     id: str
-    filename: str
+    filename: str = ""
     bytes: int = 0
     created_at: int = 0
     status: str | None = None
@@ -188,14 +190,14 @@ class Job(Resource):
 
     id: str
     status: str
-    model: str
+    model: str = ""
     fine_tuned_model: str | None = None
-    training_file: str
+    training_file: str = ""
     training_filename: str | None = None
     validation_file: str | None = None
     result_files: tuple[str, ...] = ()
     training: Mapping[str, object] = {}
-    created_at: int
+    created_at: int = 0
     started_at: int | None = None
     finished_at: int | None = None
     estimated_finish: int | None = None
@@ -237,7 +239,7 @@ class Metrics(Resource):
     """The metrics of one optimizer step."""
 
     step: int
-    num_steps: int
+    num_steps: int = 0
     loss: float | None = None
     eval_loss: float | None = None
     tokens_per_s: float = 0.0
@@ -255,8 +257,8 @@ class JobCheckpoint(Resource):
     """A checkpoint that a job still has."""
 
     id: str
-    step_number: int
-    fine_tuned_model_checkpoint: str
+    step_number: int = 0
+    fine_tuned_model_checkpoint: str = ""
     metrics: CheckpointMetrics = CheckpointMetrics()
 
 

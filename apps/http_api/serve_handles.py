@@ -37,10 +37,8 @@ class RemoteText:
     ) -> None:
         # A piece of a response costs a third by gRPC of what it costs as a Ray object, and pickle
         # a quarter of cloudpickle, which calls Python code for every object.
-        self._handle = handle.options(
-            _by_reference=False, request_serialization="pickle", response_serialization="pickle"
-        )
-        self._streaming_handle = self._handle.options(stream=True)
+        self._handle = handle.options(_by_reference=False, request_serialization="pickle")
+        self._streaming_handle = self._handle.options(stream=True, response_serialization="pickle")
         self._models = models
         self._timeout_s = timeout_s
         self._may_sleep = may_sleep

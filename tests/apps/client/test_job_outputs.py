@@ -91,3 +91,10 @@ def test_a_log_that_is_not_followed_and_cut_is_an_error() -> None:
     server = ScriptedServer(answer(write_chunk("one\n"), headers="x-log-offset: 5\r\n"))
     with pytest.raises(ConnectionLostError):
         collect(server.url, lambda api: api.job_outputs.stream_log("ftjob-1", 64, follow=False), [])
+
+
+def test_refusal_whose_body_is_cut_is_reported_and_not_followed() -> None:
+    """Previously, the followed log then ended with an `UnboundLocalError`."""
+    server = ScriptedServer(answer(write_chunk('{"err'), status="503 Service Unavailable"))
+    with pytest.raises(ApiUnreachableError):
+        collect(server.url, lambda api: api.job_outputs.stream_log("ftjob-1", 64, follow=True), [])

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from apps.client.errors import UnexpectedResponseError
-from apps.client.resources import Job, Metrics, Model, read_resource, read_resources
+from apps.client.resources import Access, Job, Metrics, Model, read_resource, read_resources
 
 JOB = {"id": "ftjob-1", "status": "running", "model": "m", "training_file": "f", "created_at": 1}
 
@@ -24,6 +24,16 @@ def test_an_odd_value_is_ignored_unless_it_is_needed() -> None:
         read_resource(Job, {**JOB, "status": 3})
     with pytest.raises(UnexpectedResponseError, match=r"^found 'job', expected an object$"):
         read_resource(Job, "job")
+    # As an API of another release may send it for a mix of files.
+    assert read_resource(Job, {**JOB, "training_file": None}).training_file == ""
+
+
+def test_access_is_not_read_without_the_key() -> None:
+    """An unexpected key must not look like a request that needs none."""
+    assert read_resource(Access, {"key": None, "permissions": []}).key is None
+    for odd in ({"permissions": []}, {"key": {"name": "a"}, "permissions": []}):
+        with pytest.raises(UnexpectedResponseError, match=r"^Access\.key: "):
+            read_resource(Access, odd)
 
 
 def test_an_entry_that_cannot_be_read_does_not_hide_the_others(

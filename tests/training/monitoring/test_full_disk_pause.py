@@ -61,8 +61,8 @@ def test_paused_run_waits_for_disk_space(run: RunFolder, monkeypatch: pytest.Mon
 def test_resumed_run_passes_disk_space_check(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("full_disk", "free_space"):
-        monkeypatch.setattr(f"training.preflight.{module}.count_parameters", lambda _: 10_000_000)
+    for module in ("monitoring.full_disk_pause", "preflight.disk_and_memory"):
+        monkeypatch.setattr(f"training.{module}.count_parameters", lambda _: 10_000_000)
     pause_until_room(run, SPEC, FULL)
     free = run.read_record().needed_bytes
     monkeypatch.setattr("training.preflight.disk_and_memory.measure_free_disk", lambda _: free)

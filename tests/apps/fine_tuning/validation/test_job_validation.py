@@ -111,7 +111,7 @@ async def test_a_check_whose_process_dies_is_repeated_a_limited_number_of_times(
     for number, pause_s in enumerate((5.0, 30.0, 120.0, 600.0), 1):
         assert scheduler.reconcile_job(run) == "its files are being checked"
         jobs.running.clear()
-        assert "to be checked again" in str(scheduler.reconcile_job(run))
+        assert "will be checked again" in str(scheduler.reconcile_job(run))
         assert len(jobs.tasks) == number
         now += pause_s
     assert scheduler.reconcile_job(run) == "its files are being checked"
