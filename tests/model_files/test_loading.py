@@ -159,14 +159,14 @@ def test_special_tokens_of_old_models_are_found(tmp_path: Path) -> None:
 
 def test_directory_without_tokenizer_json_is_rejected(model: Path) -> None:
     (model / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match=r"'model' has no tokenizer\.json; convert its tokenizer"):
+    with pytest.raises(ValueError, match=r"^'model' has no tokenizer\.json; convert its tokenizer"):
         load_tokenizer(model)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"model": {"type": "none"}}', b"\xff"])
 def test_unreadable_tokenizer_raises_value_error(model: Path, content: bytes) -> None:
     (model / "tokenizer.json").write_bytes(content)
-    with pytest.raises(ValueError, match="the tokenizer failed: "):
+    with pytest.raises(ValueError, match="^the tokenizer failed: "):
         load_tokenizer(model)
 
 

@@ -53,7 +53,7 @@ def test_truncated_file_is_named(model: Path, share: float) -> None:
     path = model / "model.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(ValueError, match="model.safetensors .*; copy or download it again"):
+    with pytest.raises(ValueError, match="^model.safetensors .*; copy or download it again$"):
         read_weight_headers(model)
 
 
@@ -62,7 +62,7 @@ def test_truncated_file_is_named(model: Path, share: float) -> None:
 )
 def test_invalid_header_is_named(model: Path, header: bytes) -> None:
     (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(ValueError, match="model.safetensors is no safetensors file"):
+    with pytest.raises(ValueError, match="^model.safetensors is no safetensors file"):
         read_weight_headers(model)
 
 

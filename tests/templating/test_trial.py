@@ -46,7 +46,7 @@ def test_usable_templates_are_accepted(template: str | None, tmp_path: Path) -> 
 
 def test_invalid_tokenizer_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("[1]")
-    with pytest.raises(ValueError, match="tokenizer_config.json holds a list"):
+    with pytest.raises(ValueError, match="^tokenizer_config.json holds a list"):
         try_chat_template(tmp_path)
 
 

@@ -181,8 +181,8 @@ def test_flattened_micro_batches_are_nearly_full() -> None:
 def test_row_longer_than_micro_batch_is_rejected(layout: BatchLayout) -> None:
     with pytest.raises(
         ValueError,
-        match="a row has 300 tokens, more than micro_batch_tokens 256; raise micro_batch_tokens or "
-        "lower max_length",
+        match="^a row has 300 tokens, more than micro_batch_tokens 256; raise micro_batch_tokens "
+        "or lower max_length$",
     ):
         plan_epoch(np.array([9, 300], dtype=np.int32), replace(PLAN, layout=layout), 0)
     assert len(plan_epoch(np.array([256], dtype=np.int32), replace(PLAN, layout=layout), 0)) == 1

@@ -31,7 +31,7 @@ def test_duplicate_key_is_rejected_by_name(
 def test_duplicate_key_of_deepspeed_file_is_rejected_by_name(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1, "stage": 2}}')
     (tmp_path / "spec.yaml").write_text("base_model: m\ntrain_file: r\ndeepspeed: ds.json\n")
-    with pytest.raises(ValueError, match="ds.json: the key 'stage' is there twice, with 1 and 2"):
+    with pytest.raises(ValueError, match="^ds.json: the key 'stage' is there twice, with 1 and 2"):
         load_spec(tmp_path / "spec.yaml")
 
 

@@ -151,7 +151,7 @@ def test_another_base_model_of_the_same_name_is_refused(
 
 
 def test_a_checkpoint_that_is_gone_is_told(layout: StorageLayout, run: RunFolder) -> None:
-    with pytest.raises(CheckpointError, match="the checkpoint of step 11 is gone"):
+    with pytest.raises(CheckpointError, match="^the checkpoint of step 11 is gone$"):
         publish_checkpoint(layout, run.path.name, 11, "mine")
 
 
@@ -298,7 +298,7 @@ async def test_a_second_application_takes_no_exports(
 ) -> None:
     await queue.reconcile()
     other = RunQueue(layout, NotedJobs())
-    with closing(other), pytest.raises(ApiError, match="another application"):
+    with closing(other), pytest.raises(ApiError, match="^another application"):
         await begin(other, run, "mine")
 
 

@@ -24,7 +24,7 @@ async def test_slow_creations_delay_neither_a_pass_nor_a_cancellation(
         raise ApiError(400, "not today")
 
     async def create() -> None:
-        with pytest.raises(ApiError, match="not today"):
+        with pytest.raises(ApiError, match="^not today$"):
             await create_run(queue, file_id)
 
     monkeypatch.setattr("apps.fine_tuning.submission.prepare_rows", wait)

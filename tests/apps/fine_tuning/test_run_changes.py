@@ -186,5 +186,5 @@ async def test_only_a_run_that_has_ended_is_deleted(
     await queue.cancel(run.path.name)
     await queue.delete(run.path.name)
     assert not run.path.exists()
-    with pytest.raises(ApiError, match="there is no job"):
+    with pytest.raises(ApiError, match="^there is no job"):
         await queue.delete(run.path.name)

@@ -41,7 +41,7 @@ async def test_two_applications_on_one_storage_do_not_share_its_runs(
         await create_run(other, file_id)
         await other.reconcile()
         for change in (other.cancel, other.pause, other.resume, other.delete):
-            with pytest.raises(ApiError, match="another application manages"):
+            with pytest.raises(ApiError, match="^another application manages"):
                 await change(run.path.name)
     assert run.read_record().status == "running"
     assert not run.is_cancel_requested

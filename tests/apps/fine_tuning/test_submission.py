@@ -75,7 +75,7 @@ async def test_bad_rows_are_named_before_a_job_exists(
     FileStore(layout).add("file-bad", rows.read_bytes(), "bad.jsonl")
     with pytest.raises(
         ApiError,
-        match=r"bad.jsonl: 1 of 2 rows .*'completion' is missing, .* \(line 2\)",
+        match=r"^bad.jsonl: 1 of 2 rows .*'completion' is missing, .* \(line 2\)$",
     ) as caught:
         await queue.create({"model": "tiny", "training_file": "file-bad"})
     assert caught.value.param == "training_file"
@@ -152,7 +152,7 @@ async def test_a_file_is_not_deleted_while_a_job_that_needs_it_is_created(
     await create_run(queue, file_id)
     assert [refusal.status for refusal in refusals] == [409]
     FileStore(layout).delete(file_id)
-    with pytest.raises(ApiError, match="there is no file"):
+    with pytest.raises(ApiError, match="^there is no file"):
         await create_run(queue, file_id)
 
 

@@ -152,5 +152,8 @@ def test_a_tokenizer_that_panics_refuses_the_request_and_the_row(
         asyncio.run(encoders[-1].encode(chat[:1]))
     assert (caught.value.code, caught.value.param) == ("tokenizer_failed", "messages")
     for row in (Row(1, messages=tuple(chat), learned=(False, True)), Row(1, text="fox")):
-        with RowEncoder(tokenizer) as rows, pytest.raises(ValueError, match="the tokenizer failed"):
+        with (
+            RowEncoder(tokenizer) as rows,
+            pytest.raises(ValueError, match="^the tokenizer failed"),
+        ):
             list(rows.encode([[row]]))

@@ -48,7 +48,7 @@ def test_non_finite_loss_is_never_best(loss: float) -> None:
 
 
 def test_choose_result_without_checkpoints_raises() -> None:
-    with pytest.raises(CheckpointError, match="no complete checkpoint is on disk"):
+    with pytest.raises(CheckpointError, match="^no complete checkpoint is on disk$"):
         choose_result([], "last")
 
 

@@ -470,10 +470,10 @@ def test_broken_row_of_large_array_is_reported_with_line(
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no file at .*gone.jsonl': expected rows as JSONL"):
+    with pytest.raises(DataError, match="^no file at .*gone.jsonl': expected rows as JSONL"):
         list(RowFile(tmp_path / "gone.jsonl").read())
     (tmp_path / "rows").mkdir()
-    with pytest.raises(DataError, match="'rows' is a folder: expected a file of rows"):
+    with pytest.raises(DataError, match="^'rows' is a folder: expected a file of rows$"):
         list(RowFile(tmp_path / "rows").read())
 
 

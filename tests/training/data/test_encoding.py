@@ -143,7 +143,7 @@ def test_answer_omitted_by_template_is_rejected(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     omitting = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    with pytest.raises(RowFault, match="the content of message 2 is missing"):
+    with pytest.raises(RowFault, match="^the content of message 2 is missing"):
         encode(chat(QUESTION, ANSWER), with_template(tokenizer, omitting))
 
 
@@ -162,7 +162,7 @@ def test_tools_are_rendered_and_tool_calls_are_learned(
 
 def test_unrendered_tool_call_is_rejected(tokenizer: PreTrainedTokenizerBase) -> None:
     omitting = TOOL_TEMPLATE.replace("<call>{{ c.function | tojson }}</call>", "")
-    with pytest.raises(RowFault, match="the tool 'count_loaves' or a call of it is missing"):
+    with pytest.raises(RowFault, match="^the tool 'count_loaves' or a call of it is missing"):
         encode(chat(QUESTION, CALL, tools=[TOOL]), with_template(tokenizer, omitting))
 
 
@@ -215,7 +215,7 @@ def test_prompt_and_answer_are_joined_without_template(
     assert str(tokenizer.decode(row.input_ids.tolist())) == (
         f"{QUESTION['content']}{ANSWER['content']}<|im_end|>"
     )
-    with pytest.raises(RowFault, match="the base model has no chat template, so only rows of one"):
+    with pytest.raises(RowFault, match="^the base model has no chat template, so only rows of one"):
         encode(chat(SYSTEM, QUESTION, ANSWER), base)
 
 

@@ -179,7 +179,7 @@ def test_unknown_keys_are_named_unless_empty() -> None:
 def test_mapped_column_is_used_instead_of_its_key() -> None:
     record = {"question": "a", "prompt": "old", "label": "0", "images": ["b"]}
     parser = choose_parser(record, "auto", {"prompt": "question", "completion": "label"})
-    with pytest.raises(RowFault, match="it has 'images': images, audio and video cannot be"):
+    with pytest.raises(RowFault, match="^it has 'images': images, audio and video cannot be"):
         parser.parse(1, record)
     assert parser.parse(1, {**record, "images": None}).ignored == ("prompt",)
 

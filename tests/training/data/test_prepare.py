@@ -150,7 +150,7 @@ def test_damaged_cache_entry_is_rebuilt(
 
 def test_rejected_rows_leave_no_cache_entry(tiny_model: Path, rows: Path, cache: Path) -> None:
     write_rows(rows, [*make_records(3), {"prompt": "x", "completion": ""}])
-    with pytest.raises(DataError, match="rows.jsonl: 1 of 4 rows cannot be used"):
+    with pytest.raises(DataError, match="^rows.jsonl: 1 of 4 rows cannot be used"):
         prepare_data(make_spec(tiny_model, train_file=rows), cache)
     assert list(cache.iterdir()) == []
 
@@ -345,7 +345,7 @@ def test_files_of_folder_are_read_in_order(
     assert prepare_data(spec, cache).summary["cache"] == "hit"
     with (folder / "b.jsonl").open("a") as file:
         file.write('{"prompt": 3}\n')
-    with pytest.raises(DataError, match="b.jsonl: 1 of 2 rows cannot be used") as caught:
+    with pytest.raises(DataError, match="^b.jsonl: 1 of 2 rows cannot be used") as caught:
         prepare_data(spec, cache)
     assert caught.value.role == "training"
 
@@ -386,7 +386,7 @@ def test_max_rows_limits_rows_of_each_file(
 
 def test_single_row_cannot_be_split(tiny_model: Path, rows: Path, cache: Path) -> None:
     write_rows(rows, make_records(1))
-    with pytest.raises(DataError, match="rows.jsonl: 1 row is too few to hold out a validation"):
+    with pytest.raises(DataError, match="^rows.jsonl: 1 row is too few to hold out a validation"):
         prepare_data(make_spec(tiny_model, train_file=rows, validation_fraction=0.1), cache)
     write_rows(rows, make_records(2))
     spec = make_spec(tiny_model, train_file=rows, validation_fraction=0.01)
@@ -401,10 +401,10 @@ def test_validation_file_is_checked_completely(
     spec = make_spec(tiny_model, train_file=rows, validation_file=other)
     assert prepare_data(spec, cache).summary["validation"]["num_rows"] == 3
     write_rows(other, [*make_records(1), {"prompt": "x", "completion": 3}])
-    with pytest.raises(DataError, match="heldout.jsonl: 1 of 2 rows .* is 3, expected text"):
+    with pytest.raises(DataError, match="^heldout.jsonl: 1 of 2 rows .* is 3, expected text"):
         prepare_data(spec, cache)
     write_rows(other, [{"prompt": "x"}])  # parsed in the format of the training rows
-    with pytest.raises(DataError, match="heldout.jsonl: .* 'completion' is missing"):
+    with pytest.raises(DataError, match="^heldout.jsonl: .* 'completion' is missing"):
         prepare_data(spec, cache)
 
 
@@ -489,7 +489,7 @@ def test_data_set_in_folder_is_read(
 
 def test_unknown_data_set_is_named(tiny_model: Path, cache: Path) -> None:
     spec = make_spec(tiny_model, train_dataset={"id": "no/such-data"})
-    with pytest.raises(DataError, match="the data set 'no/such-data' .* cannot be loaded"):
+    with pytest.raises(DataError, match="^the data set 'no/such-data' .* cannot be loaded"):
         prepare_data(spec, cache)
 
 
@@ -505,12 +505,14 @@ def test_preview_reads_only_shown_rows(tiny_model: Path, rows: Path) -> None:
 
 def test_unknown_base_model_is_named(rows: Path, cache: Path) -> None:
     spec = make_spec(Path("no/such-model"), train_file=rows)
-    with pytest.raises(UnknownModelError, match="base_model 'no/such-model' is neither the folder"):
+    with pytest.raises(
+        UnknownModelError, match="^base_model 'no/such-model' is neither the folder"
+    ):
         prepare_data(spec, cache)
 
 
 def test_max_length_over_context_is_rejected(tiny_model: Path, rows: Path, cache: Path) -> None:
-    with pytest.raises(ValueError, match="max_length is 512, but .* a context of 128 tokens"):
+    with pytest.raises(ValueError, match="^max_length is 512, but .* a context of 128 tokens"):
         prepare_data(make_spec(tiny_model, train_file=rows, max_length=512), cache)
 
 

@@ -153,5 +153,5 @@ def test_rows_without_remaining_answers_are_rejected(model: Path, tmp_path: Path
 def test_file_matched_by_two_entries_is_rejected(model: Path, rows: Path, tmp_path: Path) -> None:
     mixed = [{"file": str(rows)}, {"file": str(rows.parent / "*.jsonl"), "weight": 2}]
     spec = TrainingSpec.model_validate({"base_model": str(model), "train_files": mixed})
-    with pytest.raises(DataError, match=r"rows.jsonl is named by 'rows.jsonl' and by '\*.jsonl'"):
+    with pytest.raises(DataError, match=r"^rows.jsonl is named by 'rows.jsonl' and by '\*.jsonl'"):
         prepare_data(spec, tmp_path / "cache")

@@ -157,7 +157,7 @@ def test_weights_that_do_not_match_architecture_are_named(
     with pytest.raises(ConsolidationError, match=r"no place for \['model\.more'\]"):
         export(extra, base, tmp_path / "m")
     other = write_whole(tmp_path / "other", trained, **{"model.norm.weight": torch.ones(3)})
-    with pytest.raises(ConsolidationError, match=r"'model\.norm\.weight' has the shape \(3,\)"):
+    with pytest.raises(ConsolidationError, match=r"^'model\.norm\.weight' has the shape \(3,\)"):
         export(other, base, tmp_path / "m")
     shards = start_checkpoint(tmp_path / "less", trained)
     module = {name: t for name, t in trained.state_dict().items() if name != "model.norm.weight"}
@@ -273,7 +273,7 @@ def test_expert_with_only_zeros_is_rejected(base: Path, tmp_path: Path) -> None:
 def test_unknown_shard_format_raises_shards_error(base: Path, trained: Any, tmp_path: Path) -> None:
     checkpoint = write_sharded(tmp_path / "c", trained, 2)
     torch.save({"odd": 1}, checkpoint / "state" / "zero_pp_rank_0_mp_rank_00_model_states.pt")
-    with pytest.raises(ShardsError, match="'state' is not what DeepSpeed writes: KeyError: "):
+    with pytest.raises(ShardsError, match="^'state' is not what DeepSpeed writes: KeyError: "):
         export(checkpoint, base, tmp_path / "model")
 
 

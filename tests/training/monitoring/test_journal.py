@@ -297,7 +297,7 @@ def test_exception_of_body_reaches_trackers_and_caller(
             assert is_open.wait(10)
             raise ValueError("the step failed")
 
-    with pytest.raises(ValueError, match="the step failed"):
+    with pytest.raises(ValueError, match="^the step failed$"):
         fail_step()
     assert len(seen) == 1
 

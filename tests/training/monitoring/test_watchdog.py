@@ -145,6 +145,6 @@ def test_watchdog_stops_with_watched_body(watchdog: Watchdog) -> None:
         with watchdog.watch():
             raise ValueError("the step failed")
 
-    with pytest.raises(ValueError, match="the step failed"):
+    with pytest.raises(ValueError, match="^the step failed$"):
         fail()
     assert watchdog._is_over.is_set()

@@ -53,13 +53,13 @@ def test_elastic_run_needs_min_workers() -> None:
         "m", Path("f"), num_workers=8, min_workers=2, save_every_steps=9, cpus_per_worker=1
     )
     check_resources(spec, [{"CPU": 2.0}])
-    with pytest.raises(ResourceError, match="2 workers × 1 CPUs = 2 CPUs"):
+    with pytest.raises(ResourceError, match="^2 workers × 1 CPUs = 2 CPUs"):
         check_resources(spec, [{"CPU": 1.0}])
 
 
 def test_fp16_needs_gpus() -> None:
     spec = make_spec("m", Path("f"), precision="fp16", num_workers=1)
-    with pytest.raises(ResourceError, match="precision is 'fp16', which needs GPUs"):
+    with pytest.raises(ResourceError, match="^precision is 'fp16', which needs GPUs"):
         check_resources(spec, [{"CPU": 2.0}])
     check_resources(spec, [{"CPU": 2.0, "GPU": 1.0}])
 

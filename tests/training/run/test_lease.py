@@ -47,7 +47,7 @@ def test_one_process_at_a_time_computes_a_run(
     run: RunFolder, holder: "subprocess.Popen[bytes]"
 ) -> None:
     assert LeaseWatch().is_alive(run)
-    with pytest.raises(RunBusyError, match="another process computes"), hold_lease(run):
+    with pytest.raises(RunBusyError, match="^another process computes"), hold_lease(run):
         pass
 
 

@@ -156,7 +156,7 @@ def test_a_precision_left_open_stays_as_it_was_settled(tmp_path: Path) -> None:
 
 def test_other_rows_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path, "failed")
-    with pytest.raises(RerunError, match="the rows have changed since run 'run-1' was started"):
+    with pytest.raises(RerunError, match="^the rows have changed since run 'run-1' was started"):
         reopen_run(run, make_spec(), "cd" * 32)
     assert run.read_record().status == "failed"
 
@@ -165,7 +165,7 @@ def test_other_rows_are_refused(tmp_path: Path) -> None:
 def test_a_run_is_not_shortened(tmp_path: Path, status: RunStatus) -> None:
     run = make_run(tmp_path, status)
     with pytest.raises(
-        RerunError, match="epochs was 3 and is 2: a run can be extended, not shortened"
+        RerunError, match="^epochs was 3 and is 2: a run can be extended, not shortened$"
     ):
         reopen_run(run, make_spec(epochs=2), SHA256)
 
@@ -217,7 +217,8 @@ def test_files_of_a_mix_may_lie_elsewhere_but_not_weigh_more(tmp_path: Path) -> 
 def test_a_finished_run_wants_more_epochs(tmp_path: Path) -> None:
     run = make_run(tmp_path, "succeeded")
     with pytest.raises(
-        RerunError, match="run 'run-1' has succeeded already, with 3 epochs; raise epochs to extend"
+        RerunError,
+        match="^run 'run-1' has succeeded already, with 3 epochs; raise epochs to extend",
     ):
         reopen_run(run, make_spec(keep_checkpoints=5), SHA256)
     assert run.read_record().status == "succeeded"
@@ -271,7 +272,7 @@ def test_the_same_model_is_put_aside_once(tmp_path: Path) -> None:
 def test_a_run_whose_checkpoints_are_gone_is_not_extended(tmp_path: Path) -> None:
     run = make_run(tmp_path, "succeeded")
     shutil.rmtree(run.ray)
-    with pytest.raises(RerunError, match="the checkpoints of run 'run-1' are gone"):
+    with pytest.raises(RerunError, match="^the checkpoints of run 'run-1' are gone"):
         reopen_run(run, make_spec(epochs=4), SHA256)
     assert run.read_record().status == "succeeded"
     assert len(run.metrics.read()) == 6

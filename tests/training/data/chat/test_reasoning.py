@@ -64,12 +64,12 @@ def test_dropped_reasoning_is_not_in_row(name: str, answer: dict[str, Any]) -> N
 
 
 def test_reasoning_after_prompt_without_reasoning_is_rejected() -> None:
-    with pytest.raises(RowFault, match="message 2 has reasoning, but the prompt.*template_argum"):
+    with pytest.raises(RowFault, match="^message 2 has reasoning, but the prompt.*template_argum"):
         learn("deepseek v3.1", KEYED)
 
 
 def test_reasoning_for_model_without_reasoning_is_rejected() -> None:
-    with pytest.raises(RowFault, match="message 2 has reasoning, which .* does not write"):
+    with pytest.raises(RowFault, match="^message 2 has reasoning, which .* does not write"):
         show_reasoning("assistant:", "Twelve.", "I count.", "Twelve.", "{{ messages }}", 1)
 
 
@@ -110,5 +110,5 @@ def test_answer_that_begins_like_its_prompt_is_learned_completely(name: str, con
 @pytest.mark.parametrize("name", ["deepseek r1", "qwen 3"])
 def test_answer_with_reasoning_tags_is_rejected_if_template_cuts_it(name: str) -> None:
     content = "The tag <think> begins and </think> ends the reasoning of a model."
-    with pytest.raises(RowFault, match="the content of message 2 is missing"):
+    with pytest.raises(RowFault, match="^the content of message 2 is missing"):
         learn(name, {"role": "assistant", "content": content})
