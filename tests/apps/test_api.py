@@ -10,7 +10,7 @@ import pytest
     ("former", "current"),
     [("apps.api", "apps.deployments"), ("apps.vllm", "apps.upstream.vllm_app")],
 )
-def test_a_former_import_path_works_with_a_warning(
+def test_former_import_path_works_with_warning(
     former: str, current: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, former, raising=False)

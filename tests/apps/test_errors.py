@@ -36,20 +36,20 @@ def fail_validation() -> ValidationError:
     return caught.value
 
 
-def raise_elsewhere(failure: Exception) -> Exception:
+def wrap_as_ray_error(failure: Exception) -> Exception:
     wrap: Any = RayTaskError
     wrapped: Exception = wrap("answer", "a traceback", failure).as_instanceof_cause()
     return wrapped
 
 
-@pytest.mark.parametrize("is_elsewhere", [False, True])
+@pytest.mark.parametrize("is_remote", [False, True])
 @pytest.mark.parametrize(
     "failure", [ValueError("value must be >0, got 0"), UnicodeError("x"), fail_validation()]
 )
-async def test_a_bug_is_never_the_clients_error(
-    services: Services, caplog: pytest.LogCaptureFixture, failure: Exception, is_elsewhere: bool
+async def test_internal_error_gets_500_without_its_message(
+    services: Services, caplog: pytest.LogCaptureFixture, failure: Exception, is_remote: bool
 ) -> None:
-    cast(Echo, services.text).failure = raise_elsewhere(failure) if is_elsewhere else failure
+    cast(Echo, services.text).failure = wrap_as_ray_error(failure) if is_remote else failure
     transport = httpx.ASGITransport(build_http(services, None), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
         body = {"model": "tiny", "prompt": "x"}
@@ -63,7 +63,7 @@ async def test_a_bug_is_never_the_clients_error(
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-request-id": "a:b"}, {"x-request-id": "no name"}])
-async def test_a_failed_request_has_one_id(
+async def test_failed_request_has_same_id_in_response_and_log(
     services: Services, caplog: pytest.LogCaptureFixture, headers: dict[str, str]
 ) -> None:
     caplog.set_level(logging.INFO, logger="apps")
@@ -78,14 +78,14 @@ async def test_a_failed_request_has_one_id(
     assert f"id={request_id}" in caplog.text
 
 
-async def test_a_failure_without_a_request_id_gets_one(caplog: pytest.LogCaptureFixture) -> None:
+async def test_error_without_request_id_gets_one(caplog: pytest.LogCaptureFixture) -> None:
     answer = to_response(ValueError("inside"))
     request_id = answer.headers["x-request-id"]
     assert f"request {request_id} failed" in caplog.text
     assert request_id.encode() in answer.body
 
 
-def test_invalid_input_is_translated_where_it_is_validated() -> None:
+def test_validation_errors_become_invalid_input_errors() -> None:
     with pytest.raises(InvalidInputError, match=r"^too long") as caught, invalid_input("name"):
         raise ValueError("too long")
     assert (caught.value.status, caught.value.param) == (400, "name")
@@ -98,7 +98,7 @@ def test_invalid_input_is_translated_where_it_is_validated() -> None:
     assert (type(again), again.param, str(again)) == (InvalidInputError, "value", str(caught.value))
 
 
-async def test_messages_are_bounded_and_can_be_sent() -> None:
+async def test_error_messages_are_bounded_and_encodable() -> None:
     body = to_response(ApiError(400, "\ud800" * 10_000)).body
     assert len(body) < 30_000
 
@@ -129,7 +129,7 @@ class _Handle:
     "refusal",
     [InvalidInputError("bad row", param="training_file"), InvalidRequestError("bad", param="x")],
 )
-async def test_the_queue_returns_what_it_refuses(
+async def test_queue_returns_expected_errors_and_raises_bugs(
     refusal: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

@@ -55,7 +55,7 @@ assert not failures
 """
 
 
-def test_every_thread_gets_the_whole_package(tmp_path: Path, tiny_model: Path) -> None:
+def test_concurrent_imports_of_transformers_succeed(tmp_path: Path, tiny_model: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", _SCRIPT, tiny_model, tmp_path / "storage"], check=True, timeout=240
     )

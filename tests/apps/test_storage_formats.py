@@ -72,7 +72,7 @@ async def list_jobs(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
     return {job["id"]: job for job in answer.json()["data"]}
 
 
-async def test_a_storage_folder_of_release_0_1_is_read_and_used(
+async def test_storage_of_release_0_1_is_read_and_used(
     client: httpx.AsyncClient, queue: RunQueue, layout: StorageLayout, jobs: NotedJobs
 ) -> None:
     listed = await list_jobs(client)
@@ -100,7 +100,7 @@ async def test_a_storage_folder_of_release_0_1_is_read_and_used(
     assert RunFolder(layout.run(PAUSED)).read_record().num_starts == 1
 
 
-async def test_a_model_and_a_checkpoint_of_release_0_1_are_read_and_used(
+async def test_model_and_checkpoint_of_release_0_1_are_read_and_used(
     client: httpx.AsyncClient, layout: StorageLayout
 ) -> None:
     model = (await client.get(f"/v1/models/{TUNED}")).json()
@@ -118,7 +118,7 @@ async def test_a_model_and_a_checkpoint_of_release_0_1_are_read_and_used(
     assert find_damage(checkpoint, 0, 1) is None
 
 
-async def test_what_is_stored_says_its_format(queue: RunQueue, layout: StorageLayout) -> None:
+async def test_stored_files_have_format_version(queue: RunQueue, layout: StorageLayout) -> None:
     job = await queue.create({"model": "tiny", "training_file": GOOD_FILE})
     FileStore(layout).add("file-new", b"{}", "new.jsonl")
     FileStore(layout).record_check("file-new", "processed", None, None)
@@ -138,7 +138,7 @@ async def test_what_is_stored_says_its_format(queue: RunQueue, layout: StorageLa
     assert "format_version" not in durable.read_json(run.spec_file)
 
 
-async def test_what_a_newer_minor_version_added_is_ignored_and_kept(
+async def test_unknown_fields_of_newer_minor_version_are_ignored_and_kept(
     client: httpx.AsyncClient,
     queue: RunQueue,
     layout: StorageLayout,
@@ -170,7 +170,7 @@ async def test_what_a_newer_minor_version_added_is_ignored_and_kept(
     assert durable.read_json(run.spec_file)["rank"] == 8
 
 
-async def test_an_unknown_value_of_a_newer_version_keeps_a_job_in_sight(
+async def test_job_with_unknown_value_of_newer_version_is_listed(
     client: httpx.AsyncClient, queue: RunQueue, layout: StorageLayout, jobs: NotedJobs
 ) -> None:
     queued, failed = RunFolder(layout.run(QUEUED)), RunFolder(layout.run(FAILED))
@@ -193,7 +193,7 @@ async def test_an_unknown_value_of_a_newer_version_keeps_a_job_in_sight(
     assert (await client.post(f"{JOBS}/{QUEUED}/cancel")).json()["status"] == "cancelled"
 
 
-async def test_a_job_with_a_request_of_a_newer_version_is_not_cloned(
+async def test_job_with_request_of_newer_version_is_not_cloned(
     client: httpx.AsyncClient, layout: StorageLayout
 ) -> None:
     run = RunFolder(layout.run(QUEUED))
@@ -204,7 +204,7 @@ async def test_a_job_with_a_request_of_a_newer_version_is_not_cloned(
     assert "'dpo'" in refused.json()["error"]["message"]
 
 
-async def test_a_newer_major_version_is_shown_with_the_reason_and_never_touched(
+async def test_files_of_newer_major_version_are_reported_and_unchanged(
     client: httpx.AsyncClient, queue: RunQueue, layout: StorageLayout, jobs: NotedJobs
 ) -> None:
     run, file = RunFolder(layout.run(QUEUED)), layout.file(GOOD_FILE) / "file.json"
@@ -233,7 +233,7 @@ def list_versioned_model_files(layout: StorageLayout) -> list[Path]:
     return [model / "lineage.json", model / "manifest.json", checkpoint / "manifest-00000.json"]
 
 
-async def test_a_model_and_a_checkpoint_of_a_newer_minor_version_are_used(
+async def test_model_and_checkpoint_of_newer_minor_version_are_used(
     client: httpx.AsyncClient, layout: StorageLayout
 ) -> None:
     lineage, manifest, checkpoint = list_versioned_model_files(layout)
@@ -251,7 +251,7 @@ async def test_a_model_and_a_checkpoint_of_a_newer_minor_version_are_used(
     assert [found["step_number"] for found in checkpoints] == [2]
 
 
-async def test_a_model_and_a_checkpoint_of_a_newer_major_version_are_refused_by_that_name(
+async def test_model_and_checkpoint_of_newer_major_version_are_refused(
     client: httpx.AsyncClient, layout: StorageLayout, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = list_versioned_model_files(layout)
@@ -273,7 +273,7 @@ async def test_a_model_and_a_checkpoint_of_a_newer_major_version_are_refused_by_
     assert [durable.read_json(path) for path in files] == written
 
 
-async def test_stored_values_above_a_limit_that_was_lowered_are_reduced(
+async def test_stored_values_above_lowered_limit_are_reduced(
     client: httpx.AsyncClient, layout: StorageLayout
 ) -> None:
     change(RunFolder(layout.run(QUEUED)).spec_file, keep_checkpoints=10**6, threads_per_worker=1024)

@@ -68,7 +68,7 @@ def check_refusal(answer: httpx.Response, status: int, code: str, *words: str) -
         assert word in error["message"]
 
 
-async def test_more_unfinished_jobs_than_allowed_are_refused(
+async def test_unfinished_jobs_beyond_limit_are_refused(
     client: httpx.AsyncClient, file_id: str
 ) -> None:
     first, _ = [(await create(client, file_id)).json()["id"] for _ in range(2)]
@@ -81,7 +81,7 @@ async def test_more_unfinished_jobs_than_allowed_are_refused(
     check_refusal(refused, 429, "too_many_unfinished_jobs")
 
 
-async def test_more_jobs_on_record_than_allowed_are_refused(
+async def test_recorded_jobs_beyond_limit_are_refused(
     client: httpx.AsyncClient, file_id: str
 ) -> None:
     for _ in range(3):
@@ -92,7 +92,7 @@ async def test_more_jobs_on_record_than_allowed_are_refused(
     assert (await create(client, file_id)).status_code == 200
 
 
-async def test_more_files_than_allowed_are_refused(client: httpx.AsyncClient) -> None:
+async def test_files_beyond_limit_are_refused(client: httpx.AsyncClient) -> None:
     for _ in range(3):
         last = (await upload(client)).json()["id"]
     check_refusal(await upload(client), 409, "too_many_files", "max_files is 3")
@@ -100,7 +100,7 @@ async def test_more_files_than_allowed_are_refused(client: httpx.AsyncClient) ->
     assert (await upload(client)).status_code == 200
 
 
-async def test_more_bytes_than_allowed_are_refused(
+async def test_stored_bytes_beyond_limit_are_refused(
     client: httpx.AsyncClient, layout: StorageLayout
 ) -> None:
     first = (await upload(client, ROWS * 6)).json()["id"]
@@ -114,7 +114,7 @@ async def test_more_bytes_than_allowed_are_refused(
     ("name", "value", "limit"),
     [("num_workers", 3, 2), ("threads_per_worker", 5, 4), ("keep_checkpoints", 6, 5)],
 )
-async def test_a_job_that_asks_for_too_much_is_refused(
+async def test_training_settings_beyond_limit_are_refused(
     client: httpx.AsyncClient, file_id: str, name: str, value: int, limit: int
 ) -> None:
     refused = await create(client, file_id, training={name: value})
@@ -152,7 +152,7 @@ def add_checkpoint(run: RunFolder, step: int, size_bytes: int) -> Path:
     return folder
 
 
-def test_models_and_checkpoints_are_measured_by_their_manifests(
+def test_model_store_size_is_measured_from_manifests(
     layout: StorageLayout, tiny_model: Path
 ) -> None:
     sizes = ModelSizes(layout)
@@ -169,7 +169,7 @@ def test_models_and_checkpoints_are_measured_by_their_manifests(
     assert sizes.measure() == size_bytes
 
 
-def test_a_manifest_that_cannot_be_read_is_logged_once_and_stops_no_measurement(
+def test_unreadable_manifest_is_logged_once_and_skipped(
     layout: StorageLayout, tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ModelStore(layout).add(tiny_model, "other")
@@ -179,7 +179,7 @@ def test_a_manifest_that_cannot_be_read_is_logged_once_and_stops_no_measurement(
     assert len([m for m in caplog.messages if "its files are not counted" in m]) == 1
 
 
-async def test_a_job_and_a_checkpoint_beyond_the_bytes_of_models_are_refused(
+async def test_jobs_and_exports_beyond_model_store_limit_are_refused(
     layout: StorageLayout, jobs: NotedJobs, file_id: str
 ) -> None:
     size_bytes = ModelSizes(layout).measure_model("tiny")
@@ -199,7 +199,7 @@ async def test_a_job_and_a_checkpoint_beyond_the_bytes_of_models_are_refused(
         check_refusal(refused, 507, "model_store_full", *words)
 
 
-async def test_an_import_beyond_the_bytes_of_models_is_refused_and_leaves_nothing(
+async def test_import_beyond_model_store_limit_leaves_no_files(
     layout: StorageLayout, jobs: NotedJobs
 ) -> None:
     size_bytes = ModelSizes(layout).measure()

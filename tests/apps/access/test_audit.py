@@ -32,7 +32,7 @@ def entry(**changes: Any) -> AuditEntry:
     return AuditEntry(**{"request_id": "r", "reason": None, **fields, **more, **changes})
 
 
-async def test_every_change_has_a_line_with_key_subject_and_outcome(
+async def test_each_change_writes_audit_line_with_key_subject_and_outcome(
     keys: KeyStore, connect: Connect, layout: StorageLayout, file_id: str
 ) -> None:
     created = keys.create("ann", Role.ADMIN)
@@ -71,7 +71,7 @@ async def test_every_change_has_a_line_with_key_subject_and_outcome(
     assert stat.S_IMODE(layout.access.audit.stat().st_mode) == 0o600
 
 
-async def test_a_long_id_is_shortened(
+async def test_long_id_is_shortened_in_audit_line(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     async with connect(keys.create("ann", Role.TRAIN).text) as client:
@@ -79,7 +79,7 @@ async def test_a_long_id_is_shortened(
     assert len(layout.access.audit.read_text()) < 1000
 
 
-async def test_every_refused_request_has_a_line(
+async def test_each_refused_request_writes_audit_line(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     async with connect(keys.create("bob", Role.READ, requests_per_minute=1).text) as client:
@@ -99,7 +99,7 @@ async def test_every_refused_request_has_a_line(
     assert "hush" not in layout.access.audit.read_text()
 
 
-async def test_an_expired_or_revoked_key_is_named(
+async def test_audit_line_names_expired_or_revoked_key(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     expired = keys.create("old", Role.READ, expires_at=1.0)
@@ -116,7 +116,7 @@ async def test_an_expired_or_revoked_key_is_named(
     ]
 
 
-async def test_what_a_request_made_is_recorded_beside_what_it_was_about(
+async def test_audit_line_has_id_of_created_resource_and_subject(
     keys: KeyStore, connect: Connect, layout: StorageLayout, file_id: str
 ) -> None:
     async with connect(keys.create("ann", Role.ADMIN).text) as client:
@@ -135,7 +135,7 @@ async def test_what_a_request_made_is_recorded_beside_what_it_was_about(
     ]
 
 
-async def test_a_flood_of_one_key_hides_no_refusal_of_another(
+async def test_many_refusals_of_one_key_do_not_hide_refusals_of_another_key(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     ann, bob = keys.create("ann", Role.READ).text, keys.create("bob", Role.READ).text
@@ -148,7 +148,7 @@ async def test_a_flood_of_one_key_hides_no_refusal_of_another(
     assert all(counts[name] >= FAILURES_PER_MINUTE for name in (None, "ann", "bob")), counts
 
 
-async def test_failed_changes_are_sampled_as_refusals_are(
+async def test_failed_changes_are_sampled_like_refusals(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     num_requests = FAILURES_PER_MINUTE + 50
@@ -163,7 +163,7 @@ async def test_failed_changes_are_sampled_as_refusals_are(
     assert lines[-1]["outcome"] == "done"
 
 
-def test_the_number_of_keys_whose_failures_are_counted_is_limited(layout: StorageLayout) -> None:
+def test_memory_for_failure_counts_of_keys_is_bounded(layout: StorageLayout) -> None:
     audit = AuditLog(layout)
     tracemalloc.start()
     for number in range(20_000):
@@ -173,7 +173,7 @@ def test_the_number_of_keys_whose_failures_are_counted_is_limited(layout: Storag
     assert size < 1_000_000
 
 
-async def test_a_line_has_a_limited_size_whatever_the_path_is_made_of(
+async def test_audit_line_size_is_bounded_for_any_path(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     async with connect(keys.create("ann", Role.ADMIN).text) as client:
@@ -184,7 +184,9 @@ async def test_a_line_has_a_limited_size_whatever_the_path_is_made_of(
     assert max(map(len, lines)) < 1000
 
 
-async def test_a_refused_websocket_has_a_line(layout: StorageLayout, services: Services) -> None:
+async def test_refused_websocket_writes_audit_line(
+    layout: StorageLayout, services: Services
+) -> None:
     app = build_http(services, "s3cret")
     sent: list[Message] = []
 
@@ -202,7 +204,7 @@ async def test_a_refused_websocket_has_a_line(layout: StorageLayout, services: S
     assert (line["reason"], line["client"], line["status"]) == ("websocket", "10.0.0.9", 403)
 
 
-async def test_a_flood_of_wrong_keys_is_limited_and_its_lines_are_counted(
+async def test_wrong_keys_are_rate_limited_and_suppressed_lines_are_counted(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     key = keys.create("ann", Role.ADMIN).text
@@ -224,7 +226,7 @@ async def test_a_flood_of_wrong_keys_is_limited_and_its_lines_are_counted(
     assert lines[-1]["outcome"] == "done", "a change is never left out"
 
 
-def test_the_log_is_rotated_and_older_files_go(layout: StorageLayout) -> None:
+def test_audit_log_is_rotated_and_oldest_files_are_removed(layout: StorageLayout) -> None:
     audit = AuditLog(layout, max_bytes=10_000, num_old=2)
     for number in range(300):
         audit.write(entry(subject=f"alias-{number}"))
@@ -237,7 +239,7 @@ def test_the_log_is_rotated_and_older_files_go(layout: StorageLayout) -> None:
     assert rest == [f"alias-{number}" for number in range(300 - len(rest), 300)]
 
 
-async def test_a_line_that_cannot_be_written_is_an_error_in_the_log(
+async def test_failed_write_of_audit_line_is_logged_as_error(
     keys: KeyStore, connect: Connect, layout: StorageLayout, caplog: pytest.LogCaptureFixture
 ) -> None:
     layout.access.audit.mkdir()
@@ -249,7 +251,7 @@ async def test_a_line_that_cannot_be_written_is_an_error_in_the_log(
     assert "/v1/aliases/best" in errors[0].getMessage()
 
 
-async def test_the_access_line_names_path_status_and_key_but_no_query(
+async def test_access_log_line_has_path_status_and_key_but_no_query(
     keys: KeyStore, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="apps")
@@ -267,7 +269,7 @@ async def test_the_access_line_names_path_status_and_key_but_no_query(
     assert "\n" not in lines[1]
 
 
-def test_a_refused_request_does_not_wait_for_a_line_that_is_being_written(
+def test_refused_request_does_not_wait_for_write_of_audit_line(
     layout: StorageLayout,
 ) -> None:
     audit = AuditLog(layout, max_bytes=1)

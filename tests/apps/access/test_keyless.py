@@ -44,7 +44,7 @@ LOCAL = {"client": ("127.0.0.1", 5), "base_url": "http://127.0.0.1:8000"}
         ({"x-request-id": "mine", "x-stainless-lang": "python"}, 200),
     ],
 )
-async def test_who_gets_in_without_a_key(
+async def test_keyless_request_is_admitted_only_from_local_program(
     headers: dict[str, str], status: int, connect: Connect
 ) -> None:
     async with connect(**LOCAL) as client:
@@ -72,14 +72,14 @@ async def test_who_gets_in_without_a_key(
         "Tailscale-User-Login",
     ],
 )
-async def test_a_forwarded_request_is_refused(header: str, connect: Connect) -> None:
+async def test_keyless_forwarded_request_is_refused(header: str, connect: Connect) -> None:
     async with connect(**LOCAL) as client:
         answer = await client.get("/v1/models", headers={header: "127.0.0.1"})
     assert answer.status_code == 403
     assert header.lower() in answer.json()["error"]["message"]
 
 
-async def test_what_nginx_sends_by_default_is_refused(connect: Connect) -> None:
+async def test_keyless_http_1_0_request_of_nginx_is_refused(connect: Connect) -> None:
     """Only HTTP/1.0 reveals the proxy: nginx adds no header, and our own address is the host."""
     async with connect(**LOCAL) as client:
         app = client.app
@@ -93,7 +93,7 @@ async def test_what_nginx_sends_by_default_is_refused(connect: Connect) -> None:
     assert "HTTP/1.0" in answer.json()["error"]["message"]
 
 
-async def test_another_machine_does_not_get_in_by_calling_itself_localhost(
+async def test_keyless_remote_request_with_localhost_header_is_refused(
     connect: Connect,
 ) -> None:
     for address, status in (("127.0.0.1", 200), ("::1", 200), ("10.0.0.9", 403)):
@@ -102,13 +102,13 @@ async def test_another_machine_does_not_get_in_by_calling_itself_localhost(
         assert answer.status_code == status
 
 
-async def test_forwarded_requests_are_served_with_a_key(connect: Connect, keys: KeyStore) -> None:
+async def test_forwarded_request_with_valid_key_is_served(connect: Connect, keys: KeyStore) -> None:
     async with connect(keys.create("ann", Role.READ).text) as client:
         answer = await client.get("/v1/models", headers={"x-forwarded-for": "192.0.2.1"})
     assert answer.status_code == 200
 
 
-async def test_with_require_key_nobody_gets_in_before_there_is_one(
+async def test_require_key_refuses_keyless_requests_before_first_key_exists(
     connect: Connect, keys: KeyStore
 ) -> None:
     async with connect(require_key=True, **LOCAL) as client:
@@ -119,7 +119,9 @@ async def test_with_require_key_nobody_gets_in_before_there_is_one(
         assert (await client.get("/v1/models", headers=headers)).status_code == 200
 
 
-async def test_the_first_key_closes_a_running_application(connect: Connect, keys: KeyStore) -> None:
+async def test_first_key_ends_keyless_access_to_running_application(
+    connect: Connect, keys: KeyStore
+) -> None:
     async with connect(**LOCAL) as client:
         assert (await client.get("/v1/models")).status_code == 200
         keys.create("ann", Role.READ)
@@ -127,17 +129,17 @@ async def test_the_first_key_closes_a_running_application(connect: Connect, keys
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "box.example", ""])
-def test_an_open_port_without_a_key_does_not_start(host: str, layout: StorageLayout) -> None:
+def test_public_address_without_key_raises(host: str, layout: StorageLayout) -> None:
     with pytest.raises(ExposedError, match=r"^Ray Serve listens on .* no API key exists; expected"):
         check_exposure(Gate(None, KeyStore(layout)), host)
 
 
 @pytest.mark.parametrize("host", [None, "127.0.0.1", "localhost", "::1", "127.8.0.1"])
-def test_this_machine_alone_needs_no_key(host: str | None, layout: StorageLayout) -> None:
+def test_loopback_address_without_key_is_accepted(host: str | None, layout: StorageLayout) -> None:
     check_exposure(Gate(None, KeyStore(layout)), host)
 
 
-def test_an_open_port_with_any_key_starts(layout: StorageLayout) -> None:
+def test_public_address_with_any_key_is_accepted(layout: StorageLayout) -> None:
     check_exposure(Gate("k" * 32, KeyStore(layout)), "0.0.0.0")
     check_exposure(Gate(None, KeyStore(layout), require_key=True), "0.0.0.0")
     KeyStore(layout).create("ann", Role.READ)

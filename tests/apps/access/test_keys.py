@@ -20,9 +20,7 @@ pytestmark = pytest.mark.anyio
 LOCAL = {"client": ("127.0.0.1", 5), "base_url": "http://localhost"}
 
 
-def test_the_file_has_no_key_and_belongs_to_its_owner_alone(
-    keys: KeyStore, layout: StorageLayout
-) -> None:
+def test_key_file_is_private_and_contains_no_secret(keys: KeyStore, layout: StorageLayout) -> None:
     created = keys.create("ann", Role.CHAT, requests_per_minute=3)
     secret = created.text.removeprefix(f"ts-{created.record.id}-")
     assert len(secret) >= 43, "256 bits"
@@ -31,7 +29,7 @@ def test_the_file_has_no_key_and_belongs_to_its_owner_alone(
     assert json.loads(layout.access.keys.read_text())["format_version"] == "1.0"
 
 
-def test_a_key_is_found_by_its_whole_text(keys: KeyStore) -> None:
+def test_find_key_requires_full_key_text(keys: KeyStore) -> None:
     created = keys.create("ann", Role.CHAT)
     assert keys.find(created.text) == created.record
     other = keys.create("bob", Role.ADMIN)
@@ -41,12 +39,12 @@ def test_a_key_is_found_by_its_whole_text(keys: KeyStore) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "x" * 65, "é", "a\n"])
-def test_a_name_must_be_plain(name: str, keys: KeyStore) -> None:
+def test_invalid_key_name_raises(name: str, keys: KeyStore) -> None:
     with pytest.raises(ValueError, match=r"^'.*' is not a valid key name: expected 1 to 64"):
         keys.create(name, Role.READ)
 
 
-def test_two_active_keys_have_two_names(keys: KeyStore) -> None:
+def test_name_of_active_key_cannot_be_reused(keys: KeyStore) -> None:
     keys.create("ann", Role.READ)
     with pytest.raises(
         ValueError, match=r"^an active key is named 'ann'; .* 'tuneserve keys rotate ann'$"
@@ -58,7 +56,7 @@ def test_two_active_keys_have_two_names(keys: KeyStore) -> None:
         keys.revoke("bob")
 
 
-async def test_a_running_application_follows_creation_rotation_and_revocation(
+async def test_running_application_applies_creation_rotation_and_revocation(
     keys: KeyStore, connect: Connect
 ) -> None:
     old = keys.create("ci", Role.READ, tokens_per_minute=7).text
@@ -78,7 +76,7 @@ async def test_a_running_application_follows_creation_rotation_and_revocation(
         assert await ask(newest.text) == 401
 
 
-def test_revoking_by_name_ends_the_grace_period_of_a_rotation(keys: KeyStore) -> None:
+def test_revoke_by_name_ends_grace_period_of_rotated_key(keys: KeyStore) -> None:
     old = keys.create("ci", Role.READ)
     new = keys.rotate("ci", grace_s=7 * 86_400)
     other = keys.create("other", Role.READ)
@@ -87,14 +85,14 @@ def test_revoking_by_name_ends_the_grace_period_of_a_rotation(keys: KeyStore) ->
     assert states == {old.record.id: True, new.record.id: True, other.record.id: False}
 
 
-def test_revoking_by_id_ends_one_key(keys: KeyStore) -> None:
+def test_revoke_by_id_revokes_one_key(keys: KeyStore) -> None:
     old = keys.create("ci", Role.READ)
     new = keys.rotate("ci", grace_s=3600)
     assert [record.id for record in keys.revoke(old.record.id)] == [old.record.id]
     assert [record.id for record in keys.revoke("ci")] == [new.record.id]
 
 
-def test_a_second_rotation_ends_the_grace_period_of_the_first(keys: KeyStore) -> None:
+def test_second_rotation_ends_grace_period_of_first(keys: KeyStore) -> None:
     keys.create("ci", Role.READ)
     keys.rotate("ci", grace_s=7 * 86_400)
     newest = keys.rotate("ci")
@@ -102,14 +100,14 @@ def test_a_second_rotation_ends_the_grace_period_of_the_first(keys: KeyStore) ->
     assert active == [newest.record.id]
 
 
-async def test_an_expired_key_is_refused_by_its_name(keys: KeyStore, connect: Connect) -> None:
+async def test_expired_key_error_names_key_and_expiry(keys: KeyStore, connect: Connect) -> None:
     async with connect(keys.create("old", Role.ADMIN, expires_at=1.0).text) as client:
         error = (await client.get("/v1/models")).json()["error"]
     assert error["code"] == "expired_api_key"
     assert "'old' expired at 1970-01-01" in error["message"]
 
 
-async def test_the_environments_key_is_an_administrators(connect: Connect) -> None:
+async def test_environment_key_has_admin_role(connect: Connect) -> None:
     async with connect("s3cret", api_key="s3cret") as client:
         assert (await client.get("/v1/access")).json()["role"] == "admin"
         assert (await client.get("/v1/models")).status_code == 200
@@ -118,7 +116,7 @@ async def test_the_environments_key_is_an_administrators(connect: Connect) -> No
         assert (await client.get("/healthz")).status_code == 200
 
 
-async def test_a_damaged_file_lets_nobody_in_but_the_environments_key(
+async def test_damaged_key_file_admits_only_environment_key(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     key = keys.create("ann", Role.READ).text
@@ -141,7 +139,7 @@ async def test_a_damaged_file_lets_nobody_in_but_the_environments_key(
             KeyStore(layout).list_keys()
 
 
-async def test_a_read_error_that_passes_refuses_keys_only_while_it_lasts(
+async def test_transient_read_error_refuses_keys_only_while_it_lasts(
     keys: KeyStore, connect: Connect, layout: StorageLayout, tmp_path: Path
 ) -> None:
     async with connect(keys.create("ann", Role.READ).text) as client:
@@ -154,7 +152,7 @@ async def test_a_read_error_that_passes_refuses_keys_only_while_it_lasts(
         assert (await client.get("/v1/models")).status_code == 200
 
 
-async def test_a_read_error_that_passes_does_not_make_keys_necessary(
+async def test_transient_read_error_does_not_enable_key_requirement(
     connect: Connect, layout: StorageLayout
 ) -> None:
     async with connect(**LOCAL) as client:
@@ -164,7 +162,7 @@ async def test_a_read_error_that_passes_does_not_make_keys_necessary(
         assert (await client.get("/v1/models")).status_code == 200
 
 
-async def test_deeply_nested_content_is_damage(
+async def test_deeply_nested_key_file_is_reported_as_damaged(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     key = keys.create("ann", Role.READ).text
@@ -178,7 +176,7 @@ async def test_deeply_nested_content_is_damage(
 
 
 @pytest.mark.parametrize("is_running", [True, False])
-async def test_removing_the_file_does_not_open_the_application(
+async def test_removed_key_file_does_not_enable_keyless_access(
     is_running: bool, keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     keys.create("ann", Role.READ)
@@ -189,7 +187,7 @@ async def test_removing_the_file_does_not_open_the_application(
         assert (await client.get("/v1/models")).status_code == 401
 
 
-async def test_removing_the_marker_too_opens_the_next_application(
+async def test_removed_key_file_and_marker_enable_keyless_access(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     keys.create("ann", Role.READ)
@@ -199,7 +197,7 @@ async def test_removing_the_marker_too_opens_the_next_application(
         assert (await client.get("/v1/models")).status_code == 200
 
 
-def test_keys_in_the_storage_of_another_user_are_not_changed(
+def test_keys_in_storage_of_another_user_are_not_changed(
     keys: KeyStore, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Previously, the command run with sudo wrote a file that the application could not read."""
@@ -219,7 +217,7 @@ def test_keys_in_the_storage_of_another_user_are_not_changed(
     assert [record.name for record in keys.list_keys()] == ["ann"]
 
 
-def test_revoking_the_last_key_does_not_open_the_application(
+def test_revoking_last_key_does_not_enable_keyless_access(
     keys: KeyStore, layout: StorageLayout
 ) -> None:
     keys.create("ann", Role.READ)
@@ -227,7 +225,7 @@ def test_revoking_the_last_key_does_not_open_the_application(
     assert KeyStore(layout).has_keys()
 
 
-def test_what_a_later_release_wrote_is_kept_and_hurts_no_other_key(
+def test_unknown_fields_and_roles_of_later_release_are_kept(
     keys: KeyStore, layout: StorageLayout
 ) -> None:
     created = keys.create("ann", Role.READ)
@@ -258,7 +256,7 @@ def multiply_keys(layout: StorageLayout, num_keys: int, **changes: Any) -> None:
     layout.access.keys.write_text(json.dumps({**content, "keys": [first, *copies]}))
 
 
-def test_one_active_key_more_than_there_may_be_is_refused(
+def test_creating_key_beyond_limit_of_active_keys_raises(
     keys: KeyStore, layout: StorageLayout
 ) -> None:
     keys.create("key-0", Role.READ)
@@ -272,9 +270,7 @@ def test_one_active_key_more_than_there_may_be_is_refused(
     keys.create("one-more", Role.READ)
 
 
-def test_keys_that_have_ended_are_dropped_beyond_a_number(
-    keys: KeyStore, layout: StorageLayout
-) -> None:
+def test_oldest_ended_keys_are_dropped_beyond_limit(keys: KeyStore, layout: StorageLayout) -> None:
     active = keys.create("key-0", Role.READ)
     multiply_keys(layout, 1_501, revoked_at=5.0)
     keys.create("one-more", Role.READ)
@@ -285,7 +281,7 @@ def test_keys_that_have_ended_are_dropped_beyond_a_number(
     assert keys.find(active.text) == active.record
 
 
-async def test_a_newer_minor_version_locks_no_key_out_and_is_kept(
+async def test_key_file_of_newer_minor_version_is_used_and_kept(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     key = keys.create("ann", Role.READ).text
@@ -299,7 +295,9 @@ async def test_a_newer_minor_version_locks_no_key_out_and_is_kept(
     assert (kept["format_version"], kept["groups"]) == ("1.7", ["new"])
 
 
-async def test_a_newer_major_version_is_named(keys: KeyStore, layout: StorageLayout) -> None:
+async def test_key_file_of_newer_major_version_raises(
+    keys: KeyStore, layout: StorageLayout
+) -> None:
     keys.create("ann", Role.READ)
     content = json.loads(layout.access.keys.read_text())
     layout.access.keys.write_text(json.dumps({**content, "format_version": "2.0"}))
@@ -314,7 +312,7 @@ async def test_a_newer_major_version_is_named(keys: KeyStore, layout: StorageLay
     assert json.loads(layout.access.keys.read_text())["format_version"] == "2.0"
 
 
-def test_a_file_with_the_version_key_of_before_is_read_and_changed(
+def test_key_file_with_former_version_field_is_read_and_migrated(
     keys: KeyStore, layout: StorageLayout
 ) -> None:
     created = keys.create("ann", Role.READ)
@@ -328,13 +326,13 @@ def test_a_file_with_the_version_key_of_before_is_read_and_changed(
     assert "version" not in after
 
 
-def test_keys_that_are_made_at_once_are_all_there(layout: StorageLayout) -> None:
+def test_concurrently_created_keys_are_all_stored(layout: StorageLayout) -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda n: KeyStore(layout).create(f"k{n}", Role.READ), range(16)))
     assert len(KeyStore(layout).list_keys()) == 16
 
 
-def test_a_file_of_the_same_size_and_time_is_read_again(
+def test_replaced_key_file_of_same_size_and_time_is_read_again(
     keys: KeyStore, layout: StorageLayout
 ) -> None:
     """The file is replaced, so its inode differs."""

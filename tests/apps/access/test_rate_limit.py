@@ -23,7 +23,7 @@ CHAT = {"model": "latest", "messages": [{"role": "user", "content": "one two"}]}
 NUM_TOKENS = 5  # of the prompt and the answer, as the fake generator counts them
 
 
-async def test_requests_beyond_the_limit_are_answered_429(keys: KeyStore, connect: Connect) -> None:
+async def test_request_beyond_rate_limit_gets_429(keys: KeyStore, connect: Connect) -> None:
     limited = keys.create("ann", Role.READ, requests_per_minute=2).text
     free = keys.create("bob", Role.READ).text
     async with connect(limited) as client:
@@ -45,7 +45,7 @@ async def test_requests_beyond_the_limit_are_answered_429(keys: KeyStore, connec
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
-async def test_tokens_are_those_of_the_answer(
+async def test_token_usage_counts_prompt_and_completion_tokens(
     path: str, is_streamed: bool, keys: KeyStore, connect: Connect
 ) -> None:
     asked = CHAT if path.startswith("chat") else {"model": "latest", "prompt": "one two"}
@@ -60,7 +60,9 @@ async def test_tokens_are_those_of_the_answer(
     assert 2 * NUM_TOKENS - num_refilled <= num_used <= 2 * NUM_TOKENS
 
 
-async def test_debt_must_be_paid_before_the_next_answer(keys: KeyStore, connect: Connect) -> None:
+async def test_negative_token_balance_refuses_next_generation_request(
+    keys: KeyStore, connect: Connect
+) -> None:
     key = keys.create("ann", Role.CHAT, tokens_per_minute=NUM_TOKENS - 2).text
     async with connect(key) as client:
         assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
@@ -70,7 +72,7 @@ async def test_debt_must_be_paid_before_the_next_answer(keys: KeyStore, connect:
         assert (await client.get("/v1/models")).status_code == 200, "it costs no tokens"
 
 
-async def test_what_is_refused_costs_no_tokens(keys: KeyStore, connect: Connect) -> None:
+async def test_refused_generation_request_uses_no_tokens(keys: KeyStore, connect: Connect) -> None:
     key = keys.create("ann", Role.CHAT, tokens_per_minute=1000).text
     async with connect(key) as client:
         for _ in range(3):
@@ -81,12 +83,12 @@ async def test_what_is_refused_costs_no_tokens(keys: KeyStore, connect: Connect)
 
 
 @pytest.mark.parametrize("names_length", [True, False])
-async def test_a_stream_that_is_left_early_costs_what_was_sent(
+async def test_disconnected_stream_uses_tokens_of_sent_text(
     keys: KeyStore, services: Services, connect: Connect, names_length: bool
 ) -> None:
     key = keys.create("ann", Role.CHAT, tokens_per_minute=1000).text
     async with connect(key) as client:
-        await leave_early(
+        await disconnect_from_stream(
             client.app,
             key,
             b'{"model": "latest", "stream": true, "messages": '
@@ -98,7 +100,7 @@ async def test_a_stream_that_is_left_early_costs_what_was_sent(
 
 
 @pytest.mark.parametrize("error", [ApiError(504, "too slow"), asyncio.CancelledError()])
-async def test_an_answer_that_came_too_late_costs_its_prompt(
+async def test_timed_out_or_cancelled_request_uses_prompt_tokens(
     keys: KeyStore,
     services: Services,
     connect: Connect,
@@ -120,7 +122,7 @@ async def test_an_answer_that_came_too_late_costs_its_prompt(
     assert int(models.headers["x-ratelimit-remaining-tokens"]) < 1000 - 400
 
 
-async def leave_early(app: Any, key: str, body: bytes, *, names_length: bool) -> None:
+async def disconnect_from_stream(app: Any, key: str, body: bytes, *, names_length: bool) -> None:
     """Request a stream and disconnect after its beginning; without a length the body is chunked."""
     length = [(b"content-length", str(len(body)).encode())] if names_length else []
     scope = {
@@ -143,7 +145,7 @@ async def leave_early(app: Any, key: str, body: bytes, *, names_length: bool) ->
         await app(scope, receive, send)
 
 
-async def test_the_openai_client_raises_its_own_error(keys: KeyStore, connect: Connect) -> None:
+async def test_openai_client_raises_rate_limit_error(keys: KeyStore, connect: Connect) -> None:
     key = keys.create("ann", Role.CHAT, requests_per_minute=1).text
     async with connect(key) as http:
         client = openai.AsyncOpenAI(
@@ -160,7 +162,7 @@ async def test_the_openai_client_raises_its_own_error(keys: KeyStore, connect: C
             await client.models.list()
 
 
-def test_limits_refill_evenly_and_follow_a_change_of_the_key() -> None:
+def test_rate_limit_refills_evenly_and_follows_changed_key() -> None:
     now = 0.0
     limiter = RateLimiter(lambda: now)
     buckets = limiter.find(Principal("ann", Role.CHAT, "id", requests_per_minute=60))
@@ -181,5 +183,5 @@ def test_limits_refill_evenly_and_follow_a_change_of_the_key() -> None:
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(0, "0ms"), (0.25, "250ms"), (4.2, "5s"), (72, "1m12s")]
 )
-def test_durations_are_written_as_openai_does(seconds: float, shown: str) -> None:
+def test_durations_have_openai_format(seconds: float, shown: str) -> None:
     assert show_duration(seconds) == shown

@@ -39,9 +39,7 @@ def fill(path: str) -> str:
 
 
 @pytest.mark.parametrize("has_upstreams", [False, True])
-async def test_every_route_declares_what_it_requires(
-    has_upstreams: bool, services: Services
-) -> None:
+async def test_each_route_declares_its_permission(has_upstreams: bool, services: Services) -> None:
     if has_upstreams:
         upstream = UpstreamSettings(url="http://127.0.0.1:9")
         upstream_proxy = UpstreamProxy(services.models, [upstream], timeout_s=1)
@@ -51,7 +49,7 @@ async def test_every_route_declares_what_it_requires(
     assert [(method, path) for method, path, permission in routes if permission is None] == []
 
 
-async def test_every_route_refuses_who_has_no_valid_key(
+async def test_each_route_refuses_invalid_key(
     services: Services, keys: KeyStore, connect: Connect
 ) -> None:
     expired = keys.create("expired", Role.ADMIN, expires_at=1.0).text
@@ -81,7 +79,7 @@ async def test_every_route_refuses_who_has_no_valid_key(
 
 
 @pytest.mark.parametrize("role", Role)
-async def test_every_route_is_open_to_the_roles_that_have_its_permission(
+async def test_each_route_admits_only_roles_with_its_permission(
     role: Role, services: Services, keys: KeyStore, connect: Connect
 ) -> None:
     async with connect(keys.create(role.value, role).text) as client:
@@ -98,7 +96,7 @@ async def test_every_route_is_open_to_the_roles_that_have_its_permission(
             assert permission.value in error["message"]
 
 
-async def test_unknown_routes_and_methods_answer_as_usual_with_a_key(
+async def test_unknown_route_and_method_with_valid_key_get_404_and_405(
     keys: KeyStore, connect: Connect
 ) -> None:
     async with connect(keys.create("reader", Role.READ).text) as client:
@@ -107,7 +105,7 @@ async def test_unknown_routes_and_methods_answer_as_usual_with_a_key(
         assert (await client.head("/openapi.json")).status_code == 200
 
 
-async def test_a_route_that_declares_nothing_is_closed_to_everybody(services: Services) -> None:
+async def test_route_without_declared_permission_is_refused(services: Services) -> None:
     app = FastAPI()
 
     @app.get("/forgotten")
@@ -125,7 +123,7 @@ async def test_a_route_that_declares_nothing_is_closed_to_everybody(services: Se
     assert answer.json()["error"]["code"] == "undeclared_route"
 
 
-async def test_a_websocket_is_refused(services: Services) -> None:
+async def test_websocket_connection_is_refused(services: Services) -> None:
     sent: list[Any] = []
 
     async def receive() -> dict[str, str]:
@@ -141,14 +139,16 @@ async def test_a_websocket_is_refused(services: Services) -> None:
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
-async def test_a_key_shows_what_it_may_do(keys: KeyStore, connect: Connect) -> None:
+async def test_access_route_shows_role_and_permissions_of_key(
+    keys: KeyStore, connect: Connect
+) -> None:
     async with connect(keys.create("ann", Role.CHAT).text) as client:
         shown = (await client.get("/v1/access")).json()
     assert (shown["key"], shown["role"]) == ("ann", "chat")
     assert shown["permissions"] == ["any key", "models.read", "text.generate"]
 
 
-def test_the_documents_table_is_the_real_one() -> None:
+def test_documented_role_table_matches_permissions() -> None:
     rows = re.findall(
         r"^\| `([\w. ]+)` \|.*\|(.*)\|(.*)\|(.*)\|(.*)\|$", DOCUMENT.read_text(), re.M
     )
@@ -161,7 +161,7 @@ def test_the_documents_table_is_the_real_one() -> None:
     }
 
 
-def test_the_documents_list_of_routes_is_the_real_one(services: Services) -> None:
+def test_documented_route_list_matches_routes(services: Services) -> None:
     section = DOCUMENT.read_text().split("## HTTP routes")[1].split("\n## ")[0]
     documented = re.findall(r"^\| ([A-Z, ]+) \| `([^`]+)` \| `?([^`|]+)`? \|$", section, re.M)
     found = {

@@ -101,7 +101,7 @@ async def run(queue: RunQueue, jobs: NotedJobs, file_id: str) -> RunFolder:
     return run
 
 
-async def test_what_was_backed_up_is_restored_and_continues(
+async def test_restored_backup_matches_storage_and_its_run_resumes(
     layout: StorageLayout, run: RunFolder, jobs: NotedJobs, tmp_path: Path
 ) -> None:
     (layout.root / "keys.json").write_text("{}")
@@ -134,7 +134,7 @@ async def test_what_was_backed_up_is_restored_and_continues(
     assert cluster.started == [run.path.name]
 
 
-async def test_everything_restored_is_private(
+async def test_backup_and_restored_files_are_private(
     layout: StorageLayout, run: RunFolder, tmp_path: Path
 ) -> None:
     expect("backup", tmp_path / "backups", layout.root)
@@ -145,7 +145,7 @@ async def test_everything_restored_is_private(
             assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
 
-def test_a_second_backup_copies_what_has_changed(layout: StorageLayout, tmp_path: Path) -> None:
+def test_second_backup_copies_only_changes(layout: StorageLayout, tmp_path: Path) -> None:
     backups = tmp_path / "backups"
     expect("backup", backups, layout.root)
     FileStore(layout).add("file-new", b"new", "new.jsonl")
@@ -162,7 +162,7 @@ def test_a_second_backup_copies_what_has_changed(layout: StorageLayout, tmp_path
     assert list_files(tmp_path / "new") == list_files(layout.root)
 
 
-def test_a_damaged_backup_is_not_restored(layout: StorageLayout, tmp_path: Path) -> None:
+def test_damaged_backup_is_not_restored(layout: StorageLayout, tmp_path: Path) -> None:
     expect("backup", tmp_path / "backups", layout.root)
     (snapshot,) = (tmp_path / "backups").iterdir()
     weights = snapshot / "content/models/tiny/model.safetensors"
@@ -198,7 +198,7 @@ def change_version(manifest: Path) -> None:
         (lambda manifest: manifest.write_text("{"), "cannot be read"),
     ],
 )
-def test_a_manifest_that_cannot_be_used_is_refused(
+def test_invalid_manifest_is_refused(
     layout: StorageLayout, tmp_path: Path, change: Callable[[Path], None], message: str
 ) -> None:
     expect("backup", tmp_path / "backups", layout.root)
@@ -210,7 +210,7 @@ def test_a_manifest_that_cannot_be_used_is_refused(
     assert not (tmp_path / "restored").exists()
 
 
-async def test_nothing_is_restored_over_what_is_there(
+async def test_restore_into_storage_in_use_is_refused(
     layout: StorageLayout, queue: RunQueue, tmp_path: Path
 ) -> None:
     expect("backup", tmp_path / "backups", layout.root)
@@ -224,7 +224,7 @@ async def test_nothing_is_restored_over_what_is_there(
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_what_is_no_file_of_a_backup_is_not_read(
+def test_link_or_pipe_in_backup_is_refused(
     layout: StorageLayout, tmp_path: Path, kind: str
 ) -> None:
     expect("backup", tmp_path / "backups", layout.root)
@@ -243,7 +243,7 @@ def test_what_is_no_file_of_a_backup_is_not_read(
 
 
 @pytest.mark.parametrize("place", ["models", ".", "backups/daily"])
-def test_a_backup_goes_outside_of_the_storage(layout: StorageLayout, place: str) -> None:
+def test_backup_inside_storage_is_refused(layout: StorageLayout, place: str) -> None:
     before = sorted(layout.root.rglob("*"))
     status, output = call("backup", layout.root / place, layout.root)
     assert status == 1
@@ -251,11 +251,11 @@ def test_a_backup_goes_outside_of_the_storage(layout: StorageLayout, place: str)
     assert sorted(layout.root.rglob("*")) == before
 
 
-def test_what_is_no_storage_is_not_backed_up(tmp_path: Path) -> None:
+def test_backup_of_folder_that_is_no_storage_is_refused(tmp_path: Path) -> None:
     assert "is no storage root" in call("backup", tmp_path / "backups", tmp_path / "none")[1]
 
 
-def test_a_backup_is_consistent_while_models_come_and_go(
+def test_backup_is_consistent_while_models_are_added_and_deleted(
     layout: StorageLayout, tiny_model: Path, tmp_path: Path
 ) -> None:
     """The alias in every snapshot points to a model in that snapshot, which is undamaged."""
@@ -285,7 +285,7 @@ def test_a_backup_is_consistent_while_models_come_and_go(
         ModelStore(open_storage(restored)).resolve("latest").verify()
 
 
-def test_a_log_that_is_rotated_meanwhile_fails_no_backup(
+def test_backup_succeeds_when_log_is_rotated_during_copy(
     layout: StorageLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout.access.audit.write_text("{}\n")
@@ -331,7 +331,7 @@ def list_content(backups: Path) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("place", ["files", "runs/ftjob-000001/data", "models/tiny"])
-def test_hidden_folders_that_are_removed_meanwhile_fail_no_backup(
+def test_backup_succeeds_when_hidden_folder_is_removed_during_copy(
     layout: StorageLayout, tmp_path: Path, place: str
 ) -> None:
     """Folders of uploads in progress appear and disappear at any time."""
@@ -342,7 +342,9 @@ def test_hidden_folders_that_are_removed_meanwhile_fail_no_backup(
         expect("backup", tmp_path / "backups", layout.root)
 
 
-def test_backups_succeed_while_uploads_come_and_go(layout: StorageLayout, tmp_path: Path) -> None:
+def test_backup_succeeds_while_uploads_are_added_and_deleted(
+    layout: StorageLayout, tmp_path: Path
+) -> None:
     store = FileStore(layout)
     record: NewFile = {"filename": "rows.jsonl", "purpose": "fine-tune", "bytes": 4}
     has_ended = threading.Event()
@@ -369,7 +371,7 @@ def test_backups_succeed_while_uploads_come_and_go(layout: StorageLayout, tmp_pa
         writer.join()
 
 
-def test_a_folder_that_vanishes_from_a_run_does_not_drop_the_run(
+def test_run_is_backed_up_when_one_of_its_folders_disappears(
     layout: StorageLayout, tmp_path: Path
 ) -> None:
     run = add_job(layout, "tiny")
@@ -385,7 +387,7 @@ def test_a_folder_that_vanishes_from_a_run_does_not_drop_the_run(
 
 
 @pytest.mark.parametrize("kind", ["file", "run"])
-def test_of_what_is_deleted_while_it_is_copied_nothing_is_left(
+def test_entry_deleted_during_copy_is_removed_from_backup(
     layout: StorageLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     run = add_job(layout, "tiny")
@@ -407,7 +409,7 @@ def test_of_what_is_deleted_while_it_is_copied_nothing_is_left(
 
 
 @pytest.mark.parametrize("place", ["runs/ftjob-000001/data", "files/file-old", "models/broken"])
-def test_an_unreadable_entry_is_left_out_and_named(
+def test_unreadable_entry_is_skipped_and_named(
     layout: StorageLayout, tiny_model: Path, tmp_path: Path, place: str
 ) -> None:
     (add_job(layout, "tiny").path / "data").mkdir(exist_ok=True)
@@ -429,7 +431,7 @@ def test_an_unreadable_entry_is_left_out_and_named(
     )
 
 
-def test_a_run_whose_record_cannot_be_read_is_left_out_and_named(
+def test_run_with_unreadable_record_is_skipped_and_named(
     layout: StorageLayout, tmp_path: Path
 ) -> None:
     run = add_job(layout, "tiny")
@@ -440,7 +442,7 @@ def test_a_run_whose_record_cannot_be_read_is_left_out_and_named(
     assert f"the snapshot does not have runs/{run.path.name}: " in output
 
 
-def test_a_fault_of_the_disk_with_the_backup_fails_the_backup(
+def test_write_error_fails_backup(
     layout: StorageLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -454,7 +456,7 @@ def test_a_fault_of_the_disk_with_the_backup_fails_the_backup(
 
 
 @pytest.mark.parametrize("change", [change_version, lambda manifest: manifest.write_text("{")])
-def test_a_snapshot_that_cannot_be_read_stops_neither_backups_nor_restores(
+def test_unreadable_snapshot_is_skipped_by_backup_and_restore(
     layout: StorageLayout,
     tmp_path: Path,
     change: Callable[[Path], None],
@@ -476,7 +478,9 @@ def test_a_snapshot_that_cannot_be_read_stops_neither_backups_nor_restores(
     assert "unchanged since the last" in expect("backup", backups, layout.root)
 
 
-def test_an_empty_root_is_filled_and_not_replaced(layout: StorageLayout, tmp_path: Path) -> None:
+def test_empty_target_folder_is_filled_and_not_replaced(
+    layout: StorageLayout, tmp_path: Path
+) -> None:
     """It may be a mount point, which cannot be replaced, or its parent may not be writable."""
     expect("backup", tmp_path / "backups", layout.root)
     root = tmp_path / "mount"
@@ -490,7 +494,7 @@ def test_an_empty_root_is_filled_and_not_replaced(layout: StorageLayout, tmp_pat
     assert sorted(tmp_path.iterdir()) == beside
 
 
-def test_a_refused_restore_leaves_an_empty_root_empty(
+def test_refused_restore_leaves_empty_target_folder_empty(
     layout: StorageLayout, tmp_path: Path
 ) -> None:
     expect("backup", tmp_path / "backups", layout.root)
@@ -502,7 +506,7 @@ def test_a_refused_restore_leaves_an_empty_root_empty(
     assert list(root.iterdir()) == []
 
 
-def test_a_restore_says_that_revoked_keys_are_valid_again(
+def test_restore_warns_that_revoked_keys_are_valid_again(
     layout: StorageLayout, tmp_path: Path
 ) -> None:
     keys = KeyStore(layout)
@@ -518,7 +522,7 @@ def test_a_restore_says_that_revoked_keys_are_valid_again(
     assert (tmp_path / "restored" / layout.access.keys_marker.name).is_file()
 
 
-def test_both_files_of_the_aliases_are_of_one_moment(
+def test_alias_file_and_its_copy_are_backed_up_consistently(
     layout: StorageLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = ModelStore(layout)

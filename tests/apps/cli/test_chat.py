@@ -9,7 +9,7 @@ from tests.apps.cli.conftest import Call
 from tests.apps.conftest import Echo
 
 
-def test_a_question_is_answered(call: Call) -> None:
+def test_chat_prints_answer(call: Call) -> None:
     assert call("chat", "one two") == (0, "one two")
     assert call("chat", given="three four") == (0, "three four")
     answer = json.loads(call("chat", "one", "--json", "-m", "tiny", "--temperature", "0")[1])
@@ -20,11 +20,13 @@ def test_a_question_is_answered(call: Call) -> None:
     ("arguments", "message"),
     [(("chat", "x", "-m", "nobody"), "'nobody'"), (("chat", "--json"), "--json needs a question")],
 )
-def test_what_cannot_be_asked_is_said(call: Call, arguments: tuple[str, ...], message: str) -> None:
+def test_invalid_chat_command_prints_error(
+    call: Call, arguments: tuple[str, ...], message: str
+) -> None:
     status, said = call(*arguments)
     assert (status, message in said) == (1, True)
 
 
-def test_a_refusal_is_said(call: Call, services: Services) -> None:
+def test_refused_chat_prints_error(call: Call, services: Services) -> None:
     cast(Echo, services.text).failure = OverloadedError("no room now")
     assert call("chat", "x") == (1, "error: no room now")

@@ -35,7 +35,7 @@ def fail(url: str, capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().err.split())
 
 
-def test_an_application_that_cannot_be_reached_is_named_with_the_reason(
+def test_unreachable_application_error_has_url_and_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -47,12 +47,12 @@ def test_an_application_that_cannot_be_reached_is_named_with_the_reason(
     )
 
 
-def test_another_server_is_told_from_an_application(capsys: pytest.CaptureFixture[str]) -> None:
+def test_response_of_foreign_server_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     url = ScriptedServer(answer(write_chunk("<html>"), LAST_CHUNK)).url
     assert fail(url, capsys) == f"error: the server at {url} is not Tuneserve"
 
 
-def test_a_key_that_is_missing_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_key_error_names_environment_variable(capsys: pytest.CaptureFixture[str]) -> None:
     body = write_chunk('{"error": {"message": "a key is needed"}}')
     url = ScriptedServer(answer(body, LAST_CHUNK, status="401 Unauthorized")).url
     expected = "error: a key is needed; set TUNESERVE_API_KEY to the application's key"
@@ -60,41 +60,39 @@ def test_a_key_that_is_missing_is_asked_for(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "x", "ftp://127.0.0.1"])
-def test_a_url_that_cannot_be_used_is_named(call: Call, url: str) -> None:
+def test_invalid_url_error_names_option(call: Call, url: str) -> None:
     status, said = call("jobs", "list", "--url", url)
     assert (status, said.startswith(f"error: --url {url!r}: ")) == (1, True)
 
 
-def test_a_key_that_cannot_be_sent_is_refused(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_ascii_key_is_refused(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNESERVE_API_KEY", "schlüssel")
     status, said = call("jobs", "list")
     assert (status, "TUNESERVE_API_KEY" in said) == (1, True)
 
 
 @pytest.mark.parametrize("identifier", ["../../models/m", "prod#2", "a?b", "a/b"])
-def test_an_id_cannot_address_another_route(call: Call, identifier: str) -> None:
+def test_id_with_path_characters_cannot_address_another_route(call: Call, identifier: str) -> None:
     status, said = call("models", "delete", identifier)
     assert (status, "error: " in said) == (1, True)
 
 
 @pytest.mark.parametrize("identifier", ["", ".", ".."])
-def test_what_cannot_be_an_id_is_named(call: Call, identifier: str) -> None:
+def test_invalid_id_error_names_id(call: Call, identifier: str) -> None:
     assert call("jobs", "delete", identifier) == (1, f"error: {identifier!r} is no id")
 
 
-def test_no_proxy_gets_what_is_for_this_machine(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_requests_bypass_proxy(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     assert call("models", "list")[0] == 0
 
 
-def test_a_file_that_cannot_be_written_is_named(call: Call) -> None:
+def test_unwritable_export_file_error_names_path(call: Call) -> None:
     status, said = call("models", "export", "tiny", "/nowhere/at/all.tar")
     assert (status, "error: " in said, "/nowhere/at" in said) == (1, True, True)
 
 
-def test_ctrl_c_ends_the_watching_of_a_job(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_stops_watching_job(capsys: pytest.CaptureFixture[str]) -> None:
     """The server sends one event and leaves the stream open."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         ended = threading.Event()

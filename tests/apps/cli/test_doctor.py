@@ -37,7 +37,7 @@ def find(deploy: Path, subject: str) -> tuple[str, str]:
     return found.verdict, found.text
 
 
-def test_everything_is_looked_at(tmp_path: Path) -> None:
+def test_doctor_reports_on_all_subjects(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -51,7 +51,7 @@ def test_everything_is_looked_at(tmp_path: Path) -> None:
     assert done.exit_code == ("fault" in found.values())
 
 
-def test_what_is_wrong_is_named_with_what_to_do(
+def test_doctor_fault_has_value_found_and_instruction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as taken:
@@ -70,7 +70,7 @@ def test_what_is_wrong_is_named_with_what_to_do(
     assert "s3cret" not in find(deploy, "access")[1]
 
 
-def test_our_own_running_application_is_no_conflict(tmp_path: Path, url: str) -> None:
+def test_running_application_on_port_is_no_fault(tmp_path: Path, url: str) -> None:
     port = int(url.rpartition(":")[2])
     deploy = write_settings(tmp_path, port, tmp_path / "storage")
     assert find(deploy, "port") == ("good", "Tuneserve is running on it")
@@ -86,14 +86,14 @@ def test_our_own_running_application_is_no_conflict(tmp_path: Path, url: str) ->
         {"status": "draining", "requests_in_progress": 1},
     ],
 )
-def test_our_own_application_is_known_before_and_after_it_can_work(
+def test_application_that_starts_or_drains_is_recognized(
     body: dict[str, Any],
 ) -> None:
     with serve_answer(503, json.dumps(body).encode()) as port:
         assert preflight.is_application_running(port)
 
 
-def test_another_program_on_the_port_is(tmp_path: Path) -> None:
+def test_foreign_program_on_port_is_fault(tmp_path: Path) -> None:
     with serve_answer(200, b'["ok"]') as port:
         verdict, text = find(write_settings(tmp_path, port, tmp_path / "storage"), "port")
     assert (verdict, "another program" in text) == ("fault", True)
@@ -118,17 +118,17 @@ def serve_answer(status: int, body: bytes) -> Iterator[int]:
         server.shutdown()
 
 
-def test_a_storage_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
+def test_unwritable_storage_is_fault(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     verdict, text = find(write_settings(tmp_path, 1, tmp_path / "file" / "storage"), "storage")
     assert (verdict, "cannot be written" in text) == ("fault", True)
 
 
-def test_without_settings_it_looks_at_the_rest(tmp_path: Path) -> None:
+def test_missing_deploy_file_is_note(tmp_path: Path) -> None:
     assert find(tmp_path / "deploy.yaml", "settings")[0] == "note"
 
 
-def test_a_faulty_deploy_file_is_a_fault_and_no_storage_is_examined(tmp_path: Path) -> None:
+def test_invalid_deploy_file_is_fault_and_storage_is_not_examined(tmp_path: Path) -> None:
     deploy = tmp_path / "deploy.yaml"
     deploy.write_text("applications: {")
     verdict, text = find(deploy, "settings")

@@ -15,7 +15,7 @@ def rows(tmp_path: Path) -> Path:
     return tmp_path / "rows.jsonl"
 
 
-def test_a_file_goes_there_and_back(
+def test_file_is_uploaded_downloaded_and_deleted(
     call: Call, services: Services, rows: Path, tmp_path: Path
 ) -> None:
     status, file_id = call("files", "upload", str(rows))
@@ -35,14 +35,14 @@ def test_a_file_goes_there_and_back(
     assert not [path for path in tmp_path.iterdir() if "new" in path.name]
 
 
-def test_what_a_check_found_is_shown(call: Call, services: Services) -> None:
+def test_file_show_prints_validation_error(call: Call, services: Services) -> None:
     services.files.add("file-bad", b'{"text": 3}\n', "bad.jsonl")
     services.files.record_check("file-bad", "error", "'text' is 3, expected text (line 1)", None)
     status, shown = call("files", "show", "file-bad")
     assert (status, "error" in shown, "(line 1)" in shown) == (0, True, True)
 
 
-def test_keys_that_are_not_used_are_shown(call: Call, services: Services) -> None:
+def test_file_show_prints_ignored_keys(call: Call, services: Services) -> None:
     services.files.add("file-keys", ROWS.encode(), "rows.jsonl")
     found = {"num_rows": 3, "format": "chat", "num_tokens": 9, "model": "m", "learned_share": 0.5}
     note = services.files.record_check
@@ -52,7 +52,7 @@ def test_keys_that_are_not_used_are_shown(call: Call, services: Services) -> Non
     assert "not used" not in call("files", "show", "file-keys")[1]
 
 
-def test_a_file_that_is_not_here_cannot_be_sent(call: Call) -> None:
+def test_upload_of_missing_file_prints_error(call: Call) -> None:
     assert call("files", "upload", "nowhere.jsonl") == (
         1,
         "error: there is no file 'nowhere.jsonl'",

@@ -47,7 +47,7 @@ def add_step(run: RunFolder, step: int, loss: float, **more: float) -> None:
     run.metrics.add({"step": step, "loss": loss, **REST, **more})
 
 
-def test_a_job_is_begun_with_settings_paused_resumed_and_cancelled(
+def test_job_is_created_with_settings_paused_resumed_and_cancelled(
     call: Call, services: Services, rows: Path
 ) -> None:
     file_id = call("files", "upload", str(rows))[1]
@@ -72,7 +72,7 @@ def test_a_job_is_begun_with_settings_paused_resumed_and_cancelled(
     assert call("jobs", "checkpoints", cloned)[0] == 0
 
 
-def test_files_are_mixed_by_weight(
+def test_training_files_are_mixed_by_weight(
     call: Call, services: Services, rows: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "c=1.jsonl").write_text(ROWS)
@@ -101,27 +101,29 @@ def test_files_are_mixed_by_weight(
         (("logs", "ftjob-none"), "there is no job 'ftjob-none'"),
     ],
 )
-def test_what_cannot_be_is_said(call: Call, arguments: tuple[str, ...], message: str) -> None:
+def test_invalid_jobs_command_prints_error(
+    call: Call, arguments: tuple[str, ...], message: str
+) -> None:
     status, said = call("jobs", *arguments)
     assert status == 1
     assert said.startswith("error: ")
     assert message in said
 
 
-def test_an_application_that_is_not_there_is_named(call: Call) -> None:
+def test_unreachable_application_error_has_url(call: Call) -> None:
     status, said = call("jobs", "list", "--url", "http://127.0.0.1:9")
     assert status == 1
     assert "http://127.0.0.1:9 cannot be reached" in said
     assert "tuneserve run" in said
 
 
-def test_what_is_no_json_number_is_sent_as_text(call: Call, rows: Path) -> None:
+def test_nan_setting_is_sent_as_text(call: Call, rows: Path) -> None:
     assert read_settings(["learning_rate=NaN"]) == {"learning_rate": "NaN"}
     status, said = call("jobs", "create", str(rows), "--set", "learning_rate=NaN")
     assert (status, "learning_rate" in said) == (1, True)
 
 
-def test_settings_are_json_or_text() -> None:
+def test_settings_are_parsed_as_json_or_text() -> None:
     given = ["epochs=3", "keep=best", "adam_betas=[0.9, 0.99]", "columns={}", "format=a=b"]
     assert read_settings(given) == {
         "epochs": 3,
@@ -135,10 +137,10 @@ def test_settings_are_json_or_text() -> None:
 # Watching
 
 
-def tell(run: RunFolder, status: str) -> threading.Thread:
+def simulate_run(run: RunFolder, status: str) -> threading.Thread:
     """Start a thread that takes three steps of a job, with events and log lines, and ends it."""
 
-    def happen() -> None:
+    def simulate() -> None:
         for step in range(1, 4):
             time.sleep(0.1)
             add_step(run, step, 2.0 / step)
@@ -147,25 +149,25 @@ def tell(run: RunFolder, status: str) -> threading.Thread:
                 log.write(f"line {step}\n")
         run.update_record(status=status, model_id="tiny")
 
-    thread = threading.Thread(target=happen)
+    thread = threading.Thread(target=simulate)
     thread.start()
     return thread
 
 
 @pytest.mark.parametrize(("status", "code"), [("succeeded", 0), ("failed", 1), ("cancelled", 1)])
-def test_elsewhere_than_on_a_terminal_events_are_printed(
+def test_watch_without_terminal_prints_events(
     call: Call, run: RunFolder, status: str, code: int
 ) -> None:
-    happening = tell(run, status)
+    simulation = simulate_run(run, status)
     exit_code, said = call("jobs", "watch", run.path.name)
-    happening.join()
+    simulation.join()
     assert exit_code == code
     assert [f"step {step}" in said for step in (1, 2, 3)] == [True] * 3
     assert ("tiny is ready" in said) == (status == "succeeded")
 
 
-def test_events_are_json_lines_if_asked_for(call: Call, run: RunFolder) -> None:
-    tell(run, "succeeded").join()
+def test_watch_with_json_option_prints_events_as_json(call: Call, run: RunFolder) -> None:
+    simulate_run(run, "succeeded").join()
     exit_code, said = call("jobs", "watch", run.path.name, "--json")
     decoder, events = json.JSONDecoder(), []
     while said:
@@ -176,34 +178,32 @@ def test_events_are_json_lines_if_asked_for(call: Call, run: RunFolder) -> None:
     assert [event["id"] for event in events] == [event["id"] for event in run.events.read()]
 
 
-def test_a_log_is_printed_to_the_jobs_end(call: Call, run: RunFolder) -> None:
-    happening = tell(run, "succeeded")
+def test_followed_log_is_printed_until_job_ends(call: Call, run: RunFolder) -> None:
+    simulation = simulate_run(run, "succeeded")
     assert call("jobs", "logs", run.path.name, "--follow") == (0, "line 1 line 2 line 3")
-    happening.join()
+    simulation.join()
     assert call("jobs", "logs", run.path.name, "--tail", "7") == (0, "line 3")
 
 
 @pytest.mark.parametrize("services", [{"max_stream_age_s": 0.0}], indirect=True)
-def test_a_followed_log_that_ended_by_age_is_resumed(call: Call, run: RunFolder) -> None:
-    happening = tell(run, "succeeded")
+def test_followed_log_resumes_after_maximum_stream_age(call: Call, run: RunFolder) -> None:
+    simulation = simulate_run(run, "succeeded")
     assert call("jobs", "logs", run.path.name, "--follow") == (0, "line 1 line 2 line 3")
-    happening.join()
+    simulation.join()
 
 
-def test_events_are_followed_to_the_end(url: str, run: RunFolder) -> None:
+def test_events_are_followed_until_job_ends(url: str, run: RunFolder) -> None:
     async def follow() -> list[str]:
         async with ApiClient(url) as api:
             events = api.job_outputs.follow_events(run.path.name)
             found = [(await anext(events)).id]
-            await asyncio.to_thread(lambda: tell(run, "succeeded").join())
+            await asyncio.to_thread(lambda: simulate_run(run, "succeeded").join())
             return [*found, *[event.id async for event in events]]
 
     assert asyncio.run(follow()) == [event["id"] for event in run.events.read()]
 
 
-def test_metrics_are_read_once_and_again_where_a_resume_rolled_them_back(
-    url: str, run: RunFolder
-) -> None:
+def test_metrics_update_reads_only_changed_steps(url: str, run: RunFolder) -> None:
     def update(known: list[Metrics]) -> list[Metrics]:
         async def read() -> list[Metrics]:
             async with ApiClient(url) as api:
@@ -225,7 +225,7 @@ def test_metrics_are_read_once_and_again_where_a_resume_rolled_them_back(
     update(known)
 
 
-def test_a_job_is_drawn_with_a_bar_a_curve_and_its_events(run: RunFolder) -> None:
+def test_drawn_job_has_progress_bar_curve_and_queue_position(run: RunFolder) -> None:
     for step in range(1, 31):
         add_step(run, step, 4.0 / step, **({"eval_loss": 3.0 / step} if step % 10 == 0 else {}))
     run.update_record(status="running")

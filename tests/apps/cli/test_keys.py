@@ -27,7 +27,7 @@ def ask(storage: Path, *arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
-def test_a_key_is_shown_once_alone_on_standard_output(tmp_path: Path) -> None:
+def test_created_key_is_printed_once_on_standard_output(tmp_path: Path) -> None:
     result = run(tmp_path, "create", "ci", "--role", "train", "--expires", "90d")
     assert result.exit_code == 0
     key = result.stdout.strip()
@@ -41,7 +41,7 @@ def test_a_key_is_shown_once_alone_on_standard_output(tmp_path: Path) -> None:
     assert "ci" in listed.stdout
 
 
-def test_keys_are_listed_rotated_and_revoked_for_programs(tmp_path: Path) -> None:
+def test_keys_are_listed_rotated_and_revoked_with_json_output(tmp_path: Path) -> None:
     limits = ("--requests-per-minute", "60", "--tokens-per-minute", "1000")
     created = ask(tmp_path, "create", "ci", "--role", "chat", *limits)
     assert (created["requests_per_minute"], created["tokens_per_minute"]) == (60, 1000)
@@ -65,7 +65,7 @@ def test_keys_are_listed_rotated_and_revoked_for_programs(tmp_path: Path) -> Non
         (("rotate", "nobody", "--grace", "x"), "expected a number and m, h, d or w"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_keys_command_prints_error(
     arguments: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     result = run(tmp_path, *arguments)
@@ -74,7 +74,7 @@ def test_what_cannot_be_is_refused(
     assert not (tmp_path / "keys.json").exists()
 
 
-def test_the_deploy_file_names_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_is_read_from_deploy_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     root = tmp_path / "here"
     Path("deploy.yaml").write_text(f"applications:\n- args:\n    storage: {root}\n")
@@ -85,7 +85,7 @@ def test_the_deploy_file_names_the_storage(tmp_path: Path, monkeypatch: pytest.M
     assert missing.exit_code == 1
 
 
-def test_revoking_a_name_names_every_key_that_it_ends(tmp_path: Path) -> None:
+def test_revoke_by_name_prints_each_revoked_key(tmp_path: Path) -> None:
     created = ask(tmp_path, "create", "ci", "--role", "read")
     rotated = ask(tmp_path, "rotate", "ci", "--grace", "7d")
     revoked = run(tmp_path, "revoke", "ci").output
@@ -94,7 +94,7 @@ def test_revoking_a_name_names_every_key_that_it_ends(tmp_path: Path) -> None:
     assert [each["state"] for each in ask(tmp_path, "list")] == ["revoked", "revoked"]
 
 
-def test_every_change_has_a_line_in_the_audit_log(tmp_path: Path) -> None:
+def test_each_key_change_writes_audit_line(tmp_path: Path) -> None:
     created = ask(tmp_path, "create", "ci", "--role", "read")
     rotated = ask(tmp_path, "rotate", "ci", "--grace", "7d")
     ask(tmp_path, "list")
@@ -114,9 +114,7 @@ def test_every_change_has_a_line_in_the_audit_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("list",), ("rotate", "ann"), ("revoke", "ann")])
-def test_only_creating_a_key_makes_a_storage_folder(
-    arguments: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_only_create_makes_storage_folder(arguments: tuple[str, ...], tmp_path: Path) -> None:
     storage = tmp_path / "storage"
     result = run(storage, *arguments)
     assert result.exit_code == 1
@@ -135,7 +133,7 @@ def test_only_creating_a_key_makes_a_storage_folder(
         ("applications:\n- args: {storage: 7}\n", "'storage' is 7"),
     ],
 )
-def test_a_faulty_deploy_file_does_not_mean_the_default_storage(
+def test_invalid_deploy_file_does_not_select_default_storage(
     content: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -148,7 +146,7 @@ def test_a_faulty_deploy_file_does_not_mean_the_default_storage(
     assert not (tmp_path / "home").exists()
 
 
-def test_a_deploy_file_that_names_no_storage_means_the_default_one(tmp_path: Path) -> None:
+def test_deploy_file_without_storage_selects_default_storage(tmp_path: Path) -> None:
     deploy = tmp_path / "deploy.yaml"
     for content in ("applications: []\n", "applications:\n- args:\n- {name: page}\n"):
         deploy.write_text(content)
@@ -156,7 +154,7 @@ def test_a_deploy_file_that_names_no_storage_means_the_default_one(tmp_path: Pat
     assert find_storage(tmp_path / "none.yaml") == Path("~/.tuneserve").expanduser()
 
 
-def test_times_are_read() -> None:
+def test_durations_and_expiries_are_parsed() -> None:
     assert [read_duration(given) for given in ("30m", "12h", "90d", "2w")] == [
         1800.0,
         43_200.0,

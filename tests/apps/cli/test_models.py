@@ -17,7 +17,7 @@ def store(services: Services) -> ModelStore:
     return services.models
 
 
-def test_a_model_is_added_promoted_rolled_back_and_deleted(
+def test_model_is_added_promoted_rolled_back_and_deleted(
     call: Call, store: ModelStore, tiny_model: Path
 ) -> None:
     assert call("models", "add", str(tiny_model), "mine") == (0, "added mine")
@@ -34,7 +34,7 @@ def test_a_model_is_added_promoted_rolled_back_and_deleted(
     assert call("models", "show", "latest")[0] == 0
 
 
-def test_an_export_is_whole_or_not_there(
+def test_failed_export_leaves_no_file(
     call: Call, layout: StorageLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -49,7 +49,7 @@ def test_an_export_is_whole_or_not_there(
     assert [path.name for path in tmp_path.glob("*.*")] == ["tiny.tar"]
 
 
-def test_an_archive_goes_in_as_a_folder_does(
+def test_model_archive_is_imported_like_folder(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -58,7 +58,7 @@ def test_an_archive_goes_in_as_a_folder_does(
     assert call("models", "verify", "again")[0] == 0
 
 
-def test_a_damaged_model_is_told_of(call: Call, layout: StorageLayout) -> None:
+def test_verify_of_damaged_model_names_file(call: Call, layout: StorageLayout) -> None:
     config = layout.model("tiny") / "config.json"
     config.write_text(config.read_text() + " ")
     status, said = call("models", "verify", "tiny")
@@ -78,13 +78,13 @@ def test_a_damaged_model_is_told_of(call: Call, layout: StorageLayout) -> None:
         ("show", "nope"),
     ],
 )
-def test_what_cannot_be_done_is_said(call: Call, arguments: tuple[str, ...]) -> None:
+def test_invalid_models_command_prints_error(call: Call, arguments: tuple[str, ...]) -> None:
     status, said = call("models", *arguments)
     assert status == 1
     assert said.startswith("error: ")
 
 
-def test_an_alias_takes_no_name_that_a_job_needs(call: Call, layout: StorageLayout) -> None:
+def test_alias_cannot_take_model_name_reserved_by_job(call: Call, layout: StorageLayout) -> None:
     record = add_job(layout, "tiny").read_record()
     status, said = call("models", "promote", name_model(record), "tiny")
     assert (status, "is what job 'ftjob-000001' calls its model" in said) == (1, True)

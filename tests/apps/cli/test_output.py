@@ -16,7 +16,7 @@ HOSTILE = "a\x1b[2Jb\x9b31mc\x07\u202edcba\ud800"
 HARMLESS = "a\\u001b[2Jb\\u009b31mc\\u0007\\u202edcba\\ud800"
 
 
-def test_what_a_terminal_would_obey_is_written_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     assert escape_controls(HOSTILE) == HARMLESS
     assert escape_controls("two lines\n\tof Brötchen 🥨") == "two lines\n\tof Brötchen 🥨"
     say(HOSTILE)
@@ -28,7 +28,7 @@ def test_what_a_terminal_would_obey_is_written_out(capsys: pytest.CaptureFixture
     assert json.loads(printed) == {"text": HOSTILE}
 
 
-def test_names_are_not_markup_and_no_signs_become_pictures(
+def test_file_names_are_printed_without_markup_or_emoji(
     call: Call, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "rows[/b][link=http://x]y[/link]:100:\x1b[2J.jsonl"
@@ -42,7 +42,7 @@ def test_names_are_not_markup_and_no_signs_become_pictures(
         assert "rows[/b][link=http://x]y[/link]:100:\\u001b[2J.jsonl" in shown
 
 
-def test_elsewhere_than_on_a_terminal_nothing_is_cut_off(
+def test_output_without_terminal_is_not_truncated(
     call: Call, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
@@ -53,7 +53,7 @@ def test_elsewhere_than_on_a_terminal_nothing_is_cut_off(
     assert (status, said) == (1, f"error: there is no file 'file-{'none' * 20}'")
 
 
-def test_text_is_whole_where_a_piece_ends_within_a_character() -> None:
+def test_text_split_within_characters_is_decoded() -> None:
     async def cut() -> AsyncIterator[bytes]:
         for byte in "Brötchen 🥨".encode():
             yield bytes([byte])
@@ -65,5 +65,5 @@ def test_text_is_whole_where_a_piece_ends_within_a_character() -> None:
 
 
 @pytest.mark.parametrize(("loss", "width"), [(float("nan"), 90), (None, 90), (1.0, 16), (1.0, 0)])
-def test_no_curve_is_better_than_a_wrong_one(loss: float | None, width: int) -> None:
+def test_curve_is_empty_without_finite_loss_or_enough_width(loss: float | None, width: int) -> None:
     assert draw_curve([Metrics(step=1, num_steps=1, loss=loss)], width) == ""

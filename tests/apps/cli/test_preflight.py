@@ -21,11 +21,11 @@ from training.spec import TrainingSpec
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_machine_that_has_everything_has_no_faults(tmp_path: Path) -> None:
+def test_preflight_of_complete_machine_has_no_faults(tmp_path: Path) -> None:
     assert list(preflight.find_faults(tmp_path / ".venv", None)) == []
 
 
-def test_a_busy_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_port_is_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -37,7 +37,7 @@ def test_a_busy_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert f"port {port} is in use" in fault
 
 
-def test_a_cluster_that_has_died_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_ray_cluster_is_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert list(preflight.check_cluster()) == []
@@ -56,20 +56,20 @@ def test_a_cluster_that_has_died_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(preflight.check_cluster()) == [], "the file is not looked at"
 
 
-def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_is_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     (fault,) = preflight.check_compiler()
     assert "no C++ compiler 'no-such-compiler' was found" in fault
     assert "apt-get install g++" in fault
 
 
-def test_too_little_disk_is_named(tmp_path: Path) -> None:
+def test_insufficient_disk_space_is_fault(tmp_path: Path) -> None:
     (fault,) = preflight.check_disk(tmp_path, 10**18)
     assert "GB are free in" in fault
     assert "1000000000 GB are needed" in fault
 
 
-def test_it_needs_nothing_but_python() -> None:
+def test_preflight_runs_with_standard_library_only() -> None:
     command = [
         sys.executable,
         "-S",
@@ -80,11 +80,11 @@ def test_it_needs_nothing_but_python() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_port_that_ships_is_found() -> None:
+def test_port_of_shipped_deploy_file_is_8000() -> None:
     assert preflight.read_port(ROOT / "deploy.yaml") == 8000
 
 
-def test_init_writes_a_deploy_file_once(tmp_path: Path) -> None:
+def test_init_does_not_overwrite_deploy_file(tmp_path: Path) -> None:
     first = CliRunner().invoke(cli, ["init", str(tmp_path)])
     assert first.exit_code == 0
     assert (tmp_path / "deploy.yaml").read_text() == (ROOT / "deploy.yaml").read_text()
@@ -92,12 +92,12 @@ def test_init_writes_a_deploy_file_once(tmp_path: Path) -> None:
     assert second.exit_code == 1
 
 
-def test_the_bundled_settings_are_a_valid_spec() -> None:
+def test_bundled_settings_are_valid_training_spec() -> None:
     settings = read_demonstration_settings()
     TrainingSpec.model_validate({**settings, "base_model": "m", "train_file": "f"})
 
 
-def test_the_bundled_model_is_small_and_becomes_latest(tmp_path: Path) -> None:
+def test_bundled_model_is_small_and_becomes_latest(tmp_path: Path) -> None:
     folder = find_bundled("tuneserve-demo")
     assert sum(path.stat().st_size for path in folder.iterdir()) < 15_000_000
     store = ModelStore(open_storage(tmp_path))
@@ -107,14 +107,14 @@ def test_the_bundled_model_is_small_and_becomes_latest(tmp_path: Path) -> None:
     assert store.resolve("latest").id == "tuneserve-demo"
 
 
-def test_a_base_model_that_cannot_be_had_is_named(tmp_path: Path) -> None:
+def test_unavailable_base_model_raises(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"^base_models: 'mine' cannot be had from 'no/such-model'"
     ):
         install_base_models(ModelStore(open_storage(tmp_path)), {"mine": "no/such-model"})
 
 
-def test_an_entry_that_is_no_model_does_not_stop_the_start(
+def test_invalid_base_model_entry_is_skipped_at_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     layout = open_storage(tmp_path)
@@ -128,7 +128,7 @@ def test_an_entry_that_is_no_model_does_not_stop_the_start(
     assert store.resolve("latest").id == "tuneserve-demo"
 
 
-def test_a_base_model_that_claims_too_much_is_refused(tmp_path: Path) -> None:
+def test_base_model_with_excessive_hidden_size_is_refused(tmp_path: Path) -> None:
     source = Path(shutil.copytree(find_bundled("tuneserve-demo"), tmp_path / "source"))
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**config, "hidden_size": 2**40}))
@@ -138,5 +138,5 @@ def test_a_base_model_that_claims_too_much_is_refused(tmp_path: Path) -> None:
     assert store.list_models() == []
 
 
-def test_the_bundled_model_passes_the_check_of_imports() -> None:
+def test_bundled_model_passes_import_check() -> None:
     assert check_import(find_bundled("tuneserve-demo")).weight_bytes > 1_000_000

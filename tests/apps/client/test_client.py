@@ -35,7 +35,7 @@ async def read_answer(client: ApiClient, question: str) -> list[Piece]:
     return [piece async for piece in stream]
 
 
-def test_lists_are_typed_and_unknown_keys_ignored(api: StubApi) -> None:
+def test_list_response_is_typed_and_unknown_keys_are_ignored(api: StubApi) -> None:
     tuned, base = ask(api.url, lambda client: client.models.list_all())
     assert (tuned.id, tuned.aliases, base.base, base.demonstration) == (
         "base-tuned",
@@ -45,18 +45,18 @@ def test_lists_are_typed_and_unknown_keys_ignored(api: StubApi) -> None:
     )
 
 
-def test_the_key_is_sent_only_if_there_is_one(api: StubApi) -> None:
+def test_authorization_header_is_sent_only_with_key(api: StubApi) -> None:
     ask(api.url, lambda client: client.files.list_all())
     ask(api.url, lambda client: client.files.list_all(), "secret")
     assert api.keys == [None, "Bearer secret"]
 
 
-def test_an_upload_keeps_its_name(api: StubApi) -> None:
+def test_upload_sends_filename(api: StubApi) -> None:
     file = ask(api.url, lambda client: client.files.upload("rows.jsonl", BytesIO(b"{}")))
     assert file.filename == "rows.jsonl"
 
 
-def test_an_error_carries_the_message_of_the_api(api: StubApi) -> None:
+def test_refused_request_raises_with_api_message(api: StubApi) -> None:
     with pytest.raises(RequestRefusedError, match=r"^learning_rate is 0: it should be") as caught:
         ask(
             api.url,
@@ -65,12 +65,12 @@ def test_an_error_carries_the_message_of_the_api(api: StubApi) -> None:
     assert caught.value.status == 400
 
 
-def test_absent_values_of_a_job_are_not_sent(api: StubApi) -> None:
+def test_none_values_of_job_request_are_not_sent(api: StubApi) -> None:
     ask(api.url, lambda client: client.jobs.create({**JOB, "suffix": None}))
     assert api.bodies == [JOB]
 
 
-def test_an_answer_is_streamed_and_names_its_model(api: StubApi) -> None:
+def test_answer_is_streamed_with_model_id(api: StubApi) -> None:
     pieces = ask(api.url, lambda client: read_answer(client, "hello"))
     assert "".join(piece.text for piece in pieces).startswith("Hello there ")
     assert {piece.model for piece in pieces} == {"base-tuned"}
@@ -80,7 +80,7 @@ def test_an_answer_is_streamed_and_names_its_model(api: StubApi) -> None:
     assert api.bodies[-1]["stream_options"] == {"include_usage": True}
 
 
-def test_defaults_of_the_api_are_not_overwritten(api: StubApi) -> None:
+def test_unset_sampling_parameters_are_not_sent(api: StubApi) -> None:
     async def read(client: ApiClient) -> list[Piece]:
         return [piece async for piece in client.text.stream_chat("latest", [_ask("hello")])]
 
@@ -88,7 +88,7 @@ def test_defaults_of_the_api_are_not_overwritten(api: StubApi) -> None:
     assert api.bodies[-1].keys() == {"model", "messages", "stream"}
 
 
-def test_an_error_in_the_middle_of_an_answer_is_raised(api: StubApi) -> None:
+def test_error_event_in_stream_raises(api: StubApi) -> None:
     with pytest.raises(AnswerFailedError, match=r"^the model was unloaded$"):
         ask(api.url, lambda client: read_answer(client, "break"))
 

@@ -61,18 +61,18 @@ def find_free_port() -> int:
 # The reasons, as of the operating system
 
 
-def test_a_refused_connection_has_the_reason_of_the_system() -> None:
+def test_refused_connection_error_has_reason_of_operating_system() -> None:
     failed = fail(f"http://127.0.0.1:{find_free_port()}")
     assert isinstance(failed, ApiUnreachableError)
     assert str(failed).endswith("Connection refused")
 
 
-def test_a_host_with_several_addresses_has_the_reason_of_the_last_one() -> None:
+def test_error_of_host_with_several_addresses_has_reason_of_last_attempt() -> None:
     failed = fail(f"http://localhost:{find_free_port()}")
     assert str(failed).endswith("Connection refused")
 
 
-def test_an_unknown_host_has_the_reason_of_dns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_host_error_has_reason_of_dns(monkeypatch: pytest.MonkeyPatch) -> None:
     def find_none(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -82,13 +82,13 @@ def test_an_unknown_host_has_the_reason_of_dns(monkeypatch: pytest.MonkeyPatch) 
     assert str(failed) == f"[Errno {int(socket.EAI_NONAME)}] Name or service not known"
 
 
-def test_a_server_without_tls_has_the_reason_of_tls() -> None:
+def test_tls_handshake_error_has_reason_of_tls() -> None:
     failed = fail(ScriptedServer(b"HTTP/1.1 400 no\r\n\r\n").url.replace("http:", "https:"))
     assert isinstance(failed, ApiUnreachableError)
     assert str(failed).startswith("[SSL: ")
 
 
-def test_a_certificate_error_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificate_error_has_reason_of_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusing(httpx.AsyncBaseTransport):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
             try:
@@ -100,27 +100,27 @@ def test_a_certificate_error_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> N
     assert "certificate verify failed: self-signed" in str(failed)
 
 
-def test_a_server_that_does_not_answer_in_time_is_a_timeout() -> None:
+def test_late_response_raises_timeout_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         failed = fail(f"http://127.0.0.1:{silent.getsockname()[1]}", request_s=0.1)
     assert isinstance(failed, ApiTimeoutError)
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "x", "ftp://127.0.0.1", "http://a b"])
-def test_a_url_that_cannot_be_used_is_named(url: str) -> None:
+def test_invalid_url_raises_with_url(url: str) -> None:
     failed = fail(url)
     assert isinstance(failed, InvalidUrlError | ApiUnreachableError)
     assert failed.url == url
     assert str(failed)
 
 
-def test_a_query_that_is_too_long_for_a_url_is_an_error_of_the_client() -> None:
+def test_query_beyond_url_limit_raises_invalid_url_error() -> None:
     request = ApiRequest("GET", "/v1/models", query={"x": "a" * 100_000})
     with pytest.raises(InvalidUrlError):
         run("http://127.0.0.1:9", lambda connection: connection.send(request))
 
 
-def test_a_proxy_is_never_used_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loopback_requests_bypass_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = ScriptedServer(answer_json('{"through": "proxy"}'))
     monkeypatch.setenv("HTTP_PROXY", proxy.url)
     monkeypatch.delenv("NO_PROXY", raising=False)
@@ -144,19 +144,19 @@ def test_a_proxy_is_never_used_for_this_machine(monkeypatch: pytest.MonkeyPatch)
         ("<html>", "the answer was 409 Conflict", None),
     ],
 )
-def test_a_refusal_has_the_message_of_the_api(body: str, message: str, code: str | None) -> None:
+def test_refusal_has_api_message_and_code(body: str, message: str, code: str | None) -> None:
     failed = fail(ScriptedServer(answer(write_chunk(body), LAST_CHUNK, status="409 Conflict")).url)
     assert isinstance(failed, RequestRefusedError)
     assert (str(failed), failed.status, failed.code) == (message, 409, code)
 
 
 @pytest.mark.parametrize("body", ["<html>", "[]", "null", "[" * 100_000])
-def test_another_server_is_told_from_the_api(body: str) -> None:
+def test_response_of_foreign_server_raises(body: str) -> None:
     failed = fail(ScriptedServer(answer(write_chunk(body), LAST_CHUNK)).url)
     assert isinstance(failed, UnexpectedResponseError)
 
 
-def test_a_list_is_read_page_by_page() -> None:
+def test_list_is_read_page_by_page() -> None:
     pages = [
         '{"data": [{"id": "a"}, {"id": "b"}], "has_more": true}',
         '{"data": [{"id": "c"}], "has_more": true}',
@@ -171,7 +171,7 @@ def test_a_list_is_read_page_by_page() -> None:
     assert entries == [{"id": "a"}]
 
 
-def test_a_connection_that_is_lost_in_the_middle_is_told_from_one_that_cannot_be_made() -> None:
+def test_lost_connection_and_failed_connection_raise_different_errors() -> None:
     async def read(connection: ApiConnection) -> list[bytes]:
         async with connection.stream(REQUEST) as response:
             return [piece async for piece in response.aiter_bytes()]
@@ -189,8 +189,8 @@ async def read_once(connection: ApiConnection) -> object:
     return await connection.retry_when_back(lambda: connection.read_object(REQUEST))
 
 
-@pytest.mark.usefixtures("short_patience")
-def test_a_request_is_repeated_once_the_api_is_healthy_again() -> None:
+@pytest.mark.usefixtures("short_retry_timeout")
+def test_request_is_retried_after_api_is_healthy_again() -> None:
     away = answer(LAST_CHUNK, status="503 Service Unavailable")
     server = ScriptedServer(away, away, answer_json("{}"), answer_json('{"id": "x"}'))
     assert run(server.url, read_once) == {"id": "x"}
@@ -198,15 +198,15 @@ def test_a_request_is_repeated_once_the_api_is_healthy_again() -> None:
     assert paths == ["/v1/models", "/healthz", "/healthz", "/v1/models"]
 
 
-@pytest.mark.usefixtures("short_patience")
-def test_a_refusal_is_not_repeated() -> None:
+@pytest.mark.usefixtures("short_retry_timeout")
+def test_refused_request_is_not_retried() -> None:
     refusing = ScriptedServer(answer(LAST_CHUNK, status="404 Not Found"))
     with pytest.raises(RequestRefusedError):
         run(refusing.url, read_once)
 
 
-@pytest.mark.usefixtures("short_patience")
-def test_an_api_that_does_not_come_back_is_an_error() -> None:
+@pytest.mark.usefixtures("short_retry_timeout")
+def test_retry_raises_when_api_stays_unreachable() -> None:
     with pytest.raises(ApiUnreachableError):
         run(f"http://127.0.0.1:{find_free_port()}", read_once)
 
@@ -215,19 +215,19 @@ def test_an_api_that_does_not_come_back_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("identifier", ["../../models/m", "prod#2", "a?b", "a/b"])
-def test_an_id_cannot_address_another_route(identifier: str) -> None:
+def test_id_with_path_characters_cannot_address_another_route(identifier: str) -> None:
     path = httpx.URL("http://x").join(join_path("/v1/models", identifier)).raw_path.decode()
     assert path.startswith("/v1/models/")
     assert path.count("/") == 3
 
 
 @pytest.mark.parametrize("identifier", ["", ".", ".."])
-def test_what_cannot_be_an_id_is_refused(identifier: str) -> None:
+def test_invalid_id_raises(identifier: str) -> None:
     with pytest.raises(InvalidIdError):
         join_path("/v1/models", identifier)
 
 
-def test_an_upload_is_streamed() -> None:
+def test_upload_is_streamed() -> None:
     received = []
 
     async def archive() -> AsyncIterator[bytes]:

@@ -19,7 +19,7 @@ from tests.apps.client.scripted_server import (
     write_event,
 )
 
-pytestmark = pytest.mark.usefixtures("short_patience")
+pytestmark = pytest.mark.usefixtures("short_retry_timeout")
 
 PATH = "/v1/fine_tuning/jobs/ftjob-1"
 Item = TypeVar("Item")
@@ -46,7 +46,7 @@ def collect(
     return found
 
 
-def test_events_are_complete_although_every_response_is_cut() -> None:
+def test_followed_events_are_complete_after_lost_connections() -> None:
     healthy = answer_json("{}")
     server = ScriptedServer(
         answer(write_event(1), write_event(2)[:-5]),
@@ -61,7 +61,7 @@ def test_events_are_complete_although_every_response_is_cut() -> None:
     assert ["last-event-id: e1" in asked[1], "last-event-id: e3" in asked[2]] == [True, True]
 
 
-def test_an_api_that_does_not_come_back_is_an_error() -> None:
+def test_followed_events_raise_when_api_stays_unreachable() -> None:
     server = ScriptedServer(answer(write_event(1)))
     events: list[Event] = []
     with pytest.raises(ApiUnreachableError):
@@ -69,7 +69,7 @@ def test_an_api_that_does_not_come_back_is_an_error() -> None:
     assert [event.id for event in events] == ["e1"]
 
 
-def test_a_followed_log_is_complete_although_a_response_is_cut() -> None:
+def test_followed_log_is_complete_after_lost_connection() -> None:
     server = ScriptedServer(
         answer(write_chunk("one\n"), headers="x-log-offset: 5\r\n"),
         answer_json("{}"),
@@ -87,13 +87,13 @@ def test_a_followed_log_is_complete_although_a_response_is_cut() -> None:
     assert ["offset=9" in asked[1], "offset=13" in asked[2]] == [True, True]
 
 
-def test_a_log_that_is_not_followed_and_cut_is_an_error() -> None:
+def test_lost_connection_raises_for_log_that_is_not_followed() -> None:
     server = ScriptedServer(answer(write_chunk("one\n"), headers="x-log-offset: 5\r\n"))
     with pytest.raises(ConnectionLostError):
         collect(server.url, lambda api: api.job_outputs.stream_log("ftjob-1", 64, follow=False), [])
 
 
-def test_refusal_whose_body_is_cut_is_reported_and_not_followed() -> None:
+def test_refusal_with_truncated_body_ends_followed_log_with_error() -> None:
     """Previously, the followed log then ended with an `UnboundLocalError`."""
     server = ScriptedServer(answer(write_chunk('{"err'), status="503 Service Unavailable"))
     with pytest.raises(ApiUnreachableError):

@@ -10,14 +10,14 @@ from apps.client.resources import Access, Job, Metrics, Model, read_resource, re
 JOB = {"id": "ftjob-1", "status": "running", "model": "m", "training_file": "f", "created_at": 1}
 
 
-def test_unknown_keys_are_kept_only_as_they_were_sent() -> None:
+def test_unknown_keys_are_kept_only_in_raw_response() -> None:
     sent = {**JOB, "colour": "red"}
     job = read_resource(Job, sent)
     assert job.raw == sent
     assert "colour" not in job.model_dump()
 
 
-def test_an_odd_value_is_ignored_unless_it_is_needed() -> None:
+def test_invalid_optional_value_is_ignored_and_required_one_raises() -> None:
     job = read_resource(Job, {**JOB, "progress": {"step": "third"}, "result_files": 3})
     assert (job.progress, job.result_files, job.raw["result_files"]) == (None, (), 3)
     with pytest.raises(UnexpectedResponseError, match=r"^Job\.status: "):
@@ -28,7 +28,7 @@ def test_an_odd_value_is_ignored_unless_it_is_needed() -> None:
     assert read_resource(Job, {**JOB, "training_file": None}).training_file == ""
 
 
-def test_access_is_not_read_without_the_key() -> None:
+def test_access_response_without_valid_key_field_raises() -> None:
     """An unexpected key must not look like a request that needs none."""
     assert read_resource(Access, {"key": None, "permissions": []}).key is None
     for odd in ({"permissions": []}, {"key": {"name": "a"}, "permissions": []}):
@@ -36,7 +36,7 @@ def test_access_is_not_read_without_the_key() -> None:
             read_resource(Access, odd)
 
 
-def test_an_entry_that_cannot_be_read_does_not_hide_the_others(
+def test_unreadable_list_entry_is_skipped_with_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -45,12 +45,12 @@ def test_an_entry_that_cannot_be_read_does_not_hide_the_others(
     assert len(caplog.records) == 2
 
 
-def test_steps_without_a_finite_loss_are_kept() -> None:
+def test_metrics_with_null_loss_are_kept() -> None:
     sent = [{"step": 1, "num_steps": 2, "loss": None}, {"step": 2, "num_steps": 2, "loss": 3.0}]
     assert [entry.loss for entry in read_resources(Metrics, sent)] == [None, 3.0]
 
 
-def test_entries_differ_if_what_was_sent_differs() -> None:
+def test_resources_with_different_raw_values_are_unequal() -> None:
     first = read_resource(Metrics, {"step": 1, "num_steps": 2, "grad_norm": 1.0})
     assert first == read_resource(Metrics, {"step": 1, "num_steps": 2, "grad_norm": 1.0})
     assert first != read_resource(Metrics, {"step": 1, "num_steps": 2, "grad_norm": 2.0})

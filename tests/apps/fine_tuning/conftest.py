@@ -24,7 +24,7 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-def nothing_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_quick_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make tasks check all files, as if they were large."""
     monkeypatch.setattr("apps.fine_tuning.validation.row_validation.MAX_QUICK_BYTES", 0)
 

@@ -33,9 +33,7 @@ def add_step(run: RunFolder, step: int, *, age_s: int = 0, remaining_s: float = 
 
 
 @pytest.mark.parametrize("status", ["succeeded", "failed", "cancelled"])
-def test_a_job_that_has_ended_reports_the_tokens_of_its_last_step(
-    run: RunFolder, status: RunStatus
-) -> None:
+def test_ended_job_reports_tokens_of_last_step(run: RunFolder, status: RunStatus) -> None:
     """Previously, a job that had been paused reported the tokens up to the pause, others none."""
     add_step(run, 3)
     change_record(run, status="paused", trained_tokens=300)
@@ -47,12 +45,12 @@ def test_a_job_that_has_ended_reports_the_tokens_of_its_last_step(
     assert describe_job(run)["trained_tokens"] == 500
 
 
-def test_a_job_that_ended_before_its_first_step_reports_no_tokens(run: RunFolder) -> None:
+def test_job_ended_before_first_step_reports_no_tokens(run: RunFolder) -> None:
     change_record(run, status="failed")
     assert describe_job(run)["trained_tokens"] is None
 
 
-def test_the_end_is_not_estimated_from_steps_before_the_job_was_resumed(run: RunFolder) -> None:
+def test_estimated_finish_ignores_steps_before_resume(run: RunFolder) -> None:
     now = int(time.time())
     add_step(run, 3, age_s=100)
     change_record(run, status="running", computing_since=now - 20)
@@ -65,7 +63,7 @@ def test_the_end_is_not_estimated_from_steps_before_the_job_was_resumed(run: Run
     assert finish >= now, "it has not ended yet"
 
 
-def test_a_run_records_when_a_step_was_taken(run: RunFolder) -> None:
+def test_metrics_record_time_of_step(run: RunFolder) -> None:
     before = int(time.time())
     run.metrics.add({"step": 1.0})
     (line,) = run.metrics.read()

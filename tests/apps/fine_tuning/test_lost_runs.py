@@ -20,7 +20,7 @@ from training.run.lease import hold_lease
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_run_killed_after_publishing_its_model_succeeds(
+async def test_run_killed_after_publishing_its_model_succeeds(
     queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, tiny_model: Path
 ) -> None:
     run = await create_run(queue, file_id)
@@ -37,7 +37,7 @@ async def test_a_run_killed_after_publishing_its_model_succeeds(
     assert ModelStore(layout).resolve("latest").id == model_id
 
 
-async def test_another_model_of_the_same_id_is_not_taken_for_the_runs_model(
+async def test_foreign_model_with_same_id_does_not_count_as_model_of_run(
     queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, tiny_model: Path
 ) -> None:
     run = await create_run(queue, file_id)
@@ -57,7 +57,7 @@ async def test_another_model_of_the_same_id_is_not_taken_for_the_runs_model(
         ("unknown", "", "the Ray cluster that its process belonged to has ended. It resumes"),
     ],
 )
-async def test_a_run_whose_job_ended_is_queued_again_at_its_position(
+async def test_run_whose_process_ended_is_queued_at_same_position(
     queue: RunQueue, jobs: NotedJobs, file_id: str, state: Any, logs: str, reason: str
 ) -> None:
     run, other = await create_run(queue, file_id), await create_run(queue, file_id)
@@ -76,16 +76,16 @@ async def test_a_run_whose_job_ended_is_queued_again_at_its_position(
     assert other.read_record().status == "queued"
 
 
-async def test_no_reason_is_reported_unless_it_was_recorded(
+async def test_interrupted_event_without_recorded_reason_says_so(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
     await lose_run(queue, jobs, run)
-    told = run.events.read()[-1]["message"]
-    assert "its process ended without a reason being recorded" in told
+    last_message = run.events.read()[-1]["message"]
+    assert "its process ended without a reason being recorded" in last_message
 
 
-async def test_a_run_lost_too_often_without_completing_a_step_fails(
+async def test_run_lost_repeatedly_without_completed_step_fails(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
@@ -107,7 +107,7 @@ async def test_a_run_lost_too_often_without_completing_a_step_fails(
     assert jobs.started == [run.path.name] * 7
 
 
-async def test_a_run_lost_at_earlier_steps_each_time_fails(
+async def test_run_lost_repeatedly_at_earlier_steps_fails(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
@@ -118,7 +118,7 @@ async def test_a_run_lost_at_earlier_steps_each_time_fails(
     assert run.read_record().status == "failed"
 
 
-async def test_a_run_whose_process_outlives_its_job_is_not_started_twice(
+async def test_run_whose_process_outlives_its_job_is_not_started_twice(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
@@ -133,7 +133,7 @@ async def test_a_run_whose_process_outlives_its_job_is_not_started_twice(
     assert list(jobs.commands) == [f"{run.path.name}-1", f"{run.path.name}-2"]
 
 
-async def test_a_run_lost_after_a_pause_request_is_paused(
+async def test_run_lost_after_pause_request_is_paused(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
@@ -145,7 +145,7 @@ async def test_a_run_lost_after_a_pause_request_is_paused(
     assert run.read_record().status == "paused"
 
 
-async def test_a_run_that_failed_and_was_resumed_during_the_pass_is_not_lost(
+async def test_run_failed_and_resumed_during_reconcile_pass_is_not_lost(
     queue: RunQueue, jobs: NotedJobs, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await create_run(queue, file_id)
@@ -165,9 +165,7 @@ async def test_a_run_that_failed_and_was_resumed_during_the_pass_is_not_lost(
     assert not any(message.startswith("Interrupted") for message in list_messages(run))
 
 
-async def test_a_process_does_not_fail_a_run_that_was_queued_again(
-    queue: RunQueue, file_id: str
-) -> None:
+async def test_former_process_cannot_fail_requeued_run(queue: RunQueue, file_id: str) -> None:
     run = await create_run(queue, file_id)
     assert run.read_record().writer == "queue"
     launch.fail_run(run, RuntimeError("an old process, late"))

@@ -104,9 +104,7 @@ def add_checkpoint(run: RunFolder, base: Path, step: int) -> Path:
     return folder
 
 
-def test_a_checkpoint_of_a_run_that_computes_becomes_a_model(
-    layout: StorageLayout, run: RunFolder
-) -> None:
+def test_checkpoint_of_active_run_is_published(layout: StorageLayout, run: RunFolder) -> None:
     model = publish_checkpoint(layout, run.path.name, 10, "mine")
     assert model.lineage.run_id == run.path.name
     assert model.lineage.checkpoint_step == 10
@@ -121,7 +119,7 @@ def test_a_checkpoint_of_a_run_that_computes_becomes_a_model(
 
 
 @pytest.mark.parametrize("fault", ["flipped", "cut", "gone"])
-def test_a_damaged_shard_is_named_and_nothing_is_published(
+def test_damaged_shard_is_named_and_prevents_publishing(
     layout: StorageLayout, run: RunFolder, fault: str
 ) -> None:
     name = "state/zero_pp_rank_1_mp_rank_00_optim_states.pt"
@@ -134,9 +132,7 @@ def test_a_damaged_shard_is_named_and_nothing_is_published(
     assert [model.id for model in ModelStore(layout).list_models()] == ["tiny"]
 
 
-def test_another_base_model_of_the_same_name_is_refused(
-    layout: StorageLayout, run: RunFolder
-) -> None:
+def test_changed_base_model_prevents_publishing(layout: StorageLayout, run: RunFolder) -> None:
     """Its tokenizer and chat template differ from those that the run was trained with."""
     run.update_record(base_revision="sha256:2")
     with pytest.raises(UnknownModelError, match="'tiny' is not the one that this run was started"):
@@ -150,12 +146,12 @@ def test_another_base_model_of_the_same_name_is_refused(
     assert str(layout.root) not in message
 
 
-def test_a_checkpoint_that_is_gone_is_told(layout: StorageLayout, run: RunFolder) -> None:
+def test_missing_checkpoint_raises(layout: StorageLayout, run: RunFolder) -> None:
     with pytest.raises(CheckpointError, match="^the checkpoint of step 11 is gone$"):
         publish_checkpoint(layout, run.path.name, 11, "mine")
 
 
-def test_a_kill_at_any_moment_leaves_no_half_model(layout: StorageLayout, run: RunFolder) -> None:
+def test_killed_export_leaves_no_partial_model(layout: StorageLayout, run: RunFolder) -> None:
     """After each kill, all stored models are complete, the alias resolves, and the id is free."""
     store = ModelStore(layout)
     store.point_alias("latest", "tiny")
@@ -248,7 +244,7 @@ async def begin(queue: RunQueue, run: RunFolder, model_id: str) -> None:
     await queue.publish_checkpoint(run.path.name, f"{run.path.name}-step-10", model_id)
 
 
-async def test_what_was_asked_for_is_told_of_once(
+async def test_export_emits_start_and_completion_events_once(
     layout: StorageLayout, queue: RunQueue, run: RunFolder, jobs: NotedJobs
 ) -> None:
     jobs.states[run.path.name] = "active"
@@ -256,15 +252,15 @@ async def test_what_was_asked_for_is_told_of_once(
     execute_export(layout, run.path.name, 10, "mine")
     jobs.running.clear()
     await queue.reconcile()
-    told = [event["message"] for event in run.events.read()]
-    assert [message for message in told if "mine" in message] == [
+    messages = [event["message"] for event in run.events.read()]
+    assert [message for message in messages if "mine" in message] == [
         "Publishing step 10 as mine",
         "Published step 10 as mine",
     ]
     ModelStore(layout).get("mine").verify()
 
 
-async def test_an_export_whose_process_died_is_told_of(
+async def test_failed_export_process_emits_error_event(
     queue: RunQueue, run: RunFolder, jobs: NotedJobs
 ) -> None:
     jobs.states[run.path.name] = "active"
@@ -282,7 +278,7 @@ async def test_an_export_whose_process_died_is_told_of(
     await begin(queue, run, "mine")
 
 
-async def test_a_foreign_model_of_the_same_id_is_not_taken_for_the_exports(
+async def test_foreign_model_with_same_id_does_not_count_as_export(
     queue: RunQueue, run: RunFolder, jobs: NotedJobs, layout: StorageLayout, tiny_model: Path
 ) -> None:
     jobs.states[run.path.name] = "active"
@@ -293,7 +289,7 @@ async def test_a_foreign_model_of_the_same_id_is_not_taken_for_the_exports(
     assert "'mine' was not published" in run.events.read()[-1]["message"]
 
 
-async def test_a_second_application_takes_no_exports(
+async def test_second_application_refuses_exports(
     queue: RunQueue, run: RunFolder, layout: StorageLayout
 ) -> None:
     await queue.reconcile()
@@ -302,7 +298,7 @@ async def test_a_second_application_takes_no_exports(
         await begin(other, run, "mine")
 
 
-async def test_a_checkpoint_stays_until_its_model_is_made(
+async def test_checkpoint_is_locked_until_its_export_ends(
     queue: RunQueue, run: RunFolder, jobs: NotedJobs
 ) -> None:
     jobs.states[run.path.name] = "active"
@@ -336,7 +332,7 @@ async def do_tasks(layout: StorageLayout, jobs: NotedJobs, num_tasks: int) -> No
             await asyncio.sleep(0.01)
 
 
-async def test_a_checkpoint_answers_by_its_name(
+async def test_request_with_checkpoint_name_publishes_checkpoint_on_demand(
     client: httpx.AsyncClient, layout: StorageLayout, run: RunFolder, jobs: NotedJobs
 ) -> None:
     listed = (await client.get(f"/v1/fine_tuning/jobs/{run.path.name}/checkpoints")).json()
@@ -363,7 +359,7 @@ async def test_a_checkpoint_answers_by_its_name(
     assert text.status_code == 200
 
 
-async def test_a_checkpoint_is_not_published_for_a_key_that_may_only_chat(
+async def test_checkpoint_is_not_published_for_key_with_chat_role(
     services: Services, layout: StorageLayout, run: RunFolder, jobs: NotedJobs
 ) -> None:
     name = name_checkpoint_model(run, 10)
@@ -388,7 +384,7 @@ async def test_a_checkpoint_is_not_published_for_a_key_that_may_only_chat(
     assert (publication["subject"], publication["created"]) == (name, name)
 
 
-async def test_a_checkpoint_that_cannot_become_a_model_says_so(
+async def test_request_with_name_of_damaged_checkpoint_gets_409(
     client: httpx.AsyncClient, layout: StorageLayout, run: RunFolder, jobs: NotedJobs
 ) -> None:
     next(run.checkpoints.glob("*/state/*model_states.pt")).write_bytes(b"nothing")
@@ -399,7 +395,7 @@ async def test_a_checkpoint_that_cannot_become_a_model_says_so(
     assert "the events of job 'ftjob-0001' tell why" in refused.json()["error"]["message"]
 
 
-async def test_a_model_that_takes_long_is_to_be_asked_again(
+async def test_request_with_checkpoint_name_gets_503_while_export_runs(
     client: httpx.AsyncClient, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("apps.http_api.publish_on_demand.WAIT_S", 0.2)
@@ -408,7 +404,7 @@ async def test_a_model_that_takes_long_is_to_be_asked_again(
 
 
 @pytest.mark.parametrize("name", ["nobody-step-10", "tiny-step-1", "x-step-", "../x-step-1"])
-async def test_a_name_like_a_checkpoints_is_no_checkpoint(
+async def test_invalid_checkpoint_name_gets_404(
     client: httpx.AsyncClient, run: RunFolder, jobs: NotedJobs, name: str
 ) -> None:
     answer = await chat(client, name)

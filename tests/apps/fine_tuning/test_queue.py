@@ -13,14 +13,14 @@ from tests.apps.conftest import create_run
 pytestmark = pytest.mark.anyio
 
 
-async def test_slow_creations_delay_neither_a_pass_nor_a_cancellation(
+async def test_slow_job_creations_do_not_delay_reconcile_pass_or_cancellation(
     queue: RunQueue, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await create_run(queue, file_id)
-    may_go_on = threading.Event()
+    may_continue = threading.Event()
 
     def wait(*_: Any) -> None:
-        may_go_on.wait(30)
+        may_continue.wait(30)
         raise ApiError(400, "not today")
 
     async def create() -> None:
@@ -37,4 +37,4 @@ async def test_slow_creations_delay_neither_a_pass_nor_a_cancellation(
                 await queue.reconcile()
                 await queue.cancel(run.path.name)
         finally:
-            may_go_on.set()
+            may_continue.set()

@@ -14,7 +14,7 @@ from training.run import run_state
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_paused_run_stays_paused(queue: RunQueue, jobs: NotedJobs, file_id: str) -> None:
+async def test_paused_run_stays_paused(queue: RunQueue, jobs: NotedJobs, file_id: str) -> None:
     run = await create_run(queue, file_id)
     await queue.reconcile()
     run.request_pause()
@@ -24,7 +24,7 @@ async def test_a_paused_run_stays_paused(queue: RunQueue, jobs: NotedJobs, file_
     assert run.read_record().status == "paused"
 
 
-async def test_a_run_that_paused_on_a_full_disk_resumes_when_there_is_room(
+async def test_run_paused_on_full_disk_resumes_when_space_is_free(
     queue: RunQueue, jobs: NotedJobs, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await create_run(queue, file_id)
@@ -45,7 +45,7 @@ async def test_a_run_that_paused_on_a_full_disk_resumes_when_there_is_room(
     assert run.read_record().needed_bytes is None
 
 
-async def test_a_shutdown_pauses_computing_runs_and_the_next_queue_resumes_them(
+async def test_shutdown_pauses_active_runs_and_next_queue_resumes_them(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run, waiting = await create_run(queue, file_id), await create_run(queue, file_id)
@@ -71,7 +71,7 @@ async def test_a_shutdown_pauses_computing_runs_and_the_next_queue_resumes_them(
     after.close()
 
 
-async def test_a_shutdown_does_not_end_the_pauses_of_users(
+async def test_shutdown_does_not_end_pauses_of_users(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run, asked = await create_run(queue, file_id), await create_run(queue, file_id, priority=9)
@@ -92,7 +92,7 @@ async def test_a_shutdown_does_not_end_the_pauses_of_users(
     after.close()
 
 
-async def test_a_run_killed_by_a_shutdown_is_queued_again(
+async def test_run_killed_by_shutdown_is_queued_again(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
@@ -108,7 +108,7 @@ async def test_a_run_killed_by_a_shutdown_is_queued_again(
     after.close()
 
 
-async def test_a_run_paused_by_a_shutdown_stays_paused_if_its_user_pauses_it(
+async def test_run_paused_by_shutdown_stays_paused_after_user_pause(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
@@ -122,7 +122,7 @@ async def test_a_run_paused_by_a_shutdown_stays_paused_if_its_user_pauses_it(
     assert run.events.read()[-1]["message"] == "Paused"
 
 
-async def test_a_shutdown_pause_ends_although_listing_the_runs_failed_at_first(
+async def test_shutdown_pause_ends_after_failed_listing_of_runs(
     queue: RunQueue, jobs: NotedJobs, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await create_run(queue, file_id)
@@ -146,7 +146,7 @@ async def test_a_shutdown_pause_ends_although_listing_the_runs_failed_at_first(
     after.close()
 
 
-async def test_a_shutdown_pause_ends_although_reading_the_record_failed_at_first(
+async def test_shutdown_pause_ends_after_failed_read_of_record(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)

@@ -24,7 +24,7 @@ def add_entry(cache: Path, name: str, size: int, used_at: int) -> None:
     os.utime(entry / durable.MANIFEST_NAME, (used_at, used_at))
 
 
-def test_the_token_cache_keeps_to_its_size(layout: StorageLayout) -> None:
+def test_token_cache_is_pruned_to_its_size_limit(layout: StorageLayout) -> None:
     for number in range(4):
         add_entry(layout.token_cache, f"entry-{number}", 10_000, number)
     enforce_retention(layout, 25_000)
@@ -33,7 +33,7 @@ def test_the_token_cache_keeps_to_its_size(layout: StorageLayout) -> None:
     assert [path.name for path in layout.token_cache.iterdir()] == ["entry-3"], "it may be in use"
 
 
-def test_only_the_setting_bounds_the_token_cache(
+def test_only_retention_setting_bounds_token_cache(
     layout: StorageLayout, tiny_model: Path, tmp_path: Path
 ) -> None:
     entry = layout.token_cache / "entry"
@@ -50,7 +50,7 @@ def test_only_the_setting_bounds_the_token_cache(
     assert not entry.exists()
 
 
-def test_it_continues_after_an_unexpected_fault(
+def test_retention_continues_after_unexpected_error(
     layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again = Event()
@@ -67,7 +67,7 @@ def test_it_continues_after_an_unexpected_fault(
     stopped.set()
 
 
-def test_what_killed_processes_left_is_removed_while_it_runs(layout: StorageLayout) -> None:
+def test_scratch_folders_of_killed_processes_are_removed(layout: StorageLayout) -> None:
     for name in (".deleted-0001", ".upload-x", ".added-x"):
         (layout.models / name).mkdir()
         (layout.models / name / ".lock").touch()  # no process holds this lock any more
@@ -79,7 +79,7 @@ def test_what_killed_processes_left_is_removed_while_it_runs(layout: StorageLayo
     assert list(layout.files.iterdir()) == []
 
 
-def test_temporary_files_of_killed_processes_are_removed_once_they_are_old(
+def test_old_temporary_files_of_killed_processes_are_removed(
     layout: StorageLayout,
 ) -> None:
     run = add_job(layout, "tiny")

@@ -14,7 +14,7 @@ from training.run.lease import hold_lease
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_queued_run_is_cancelled_without_starting(
+async def test_queued_run_is_cancelled_without_starting(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
@@ -24,7 +24,7 @@ async def test_a_queued_run_is_cancelled_without_starting(
     assert jobs.commands == {}
 
 
-async def test_a_computing_run_is_stopped_and_cancelled(
+async def test_active_run_is_stopped_and_cancelled(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
@@ -38,9 +38,7 @@ async def test_a_computing_run_is_stopped_and_cancelled(
     assert caught.value.status == 409
 
 
-async def test_a_paused_run_can_be_cancelled(
-    queue: RunQueue, jobs: NotedJobs, file_id: str
-) -> None:
+async def test_paused_run_can_be_cancelled(queue: RunQueue, jobs: NotedJobs, file_id: str) -> None:
     run = await create_run(queue, file_id)
     await queue.pause(run.path.name)
     assert (await queue.cancel(run.path.name))["status"] == "cancelled"
@@ -48,7 +46,7 @@ async def test_a_paused_run_can_be_cancelled(
         await queue.pause(run.path.name)
 
 
-async def test_a_cancellation_and_reconcile_passes_may_run_concurrently(
+async def test_cancellation_and_reconcile_passes_may_run_concurrently(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
@@ -61,7 +59,7 @@ async def test_a_cancellation_and_reconcile_passes_may_run_concurrently(
     assert run.read_record().status == "cancelled"
 
 
-async def test_a_cancelled_run_ends_only_after_its_process(
+async def test_cancelled_run_ends_only_after_its_process(
     queue: RunQueue, jobs: NotedJobs, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("apps.fine_tuning.run_changes.STOP_TIMEOUT_S", 0.2)
@@ -80,7 +78,7 @@ async def test_a_cancelled_run_ends_only_after_its_process(
     assert jobs.started == [run.path.name, other.path.name]
 
 
-async def test_a_cancellation_does_not_end_a_run_that_was_resumed_meanwhile(
+async def test_cancellation_does_not_end_run_resumed_meanwhile(
     queue: RunQueue, jobs: NotedJobs, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await create_run(queue, file_id)
@@ -101,7 +99,7 @@ async def test_a_cancellation_does_not_end_a_run_that_was_resumed_meanwhile(
     assert not any(message.startswith("Interrupted") for message in list_messages(run))
 
 
-async def test_an_interrupted_cancellation_is_completed_after_the_job_ended(
+async def test_interrupted_cancellation_is_completed_after_job_ended(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
@@ -114,7 +112,7 @@ async def test_an_interrupted_cancellation_is_completed_after_the_job_ended(
 
 
 @pytest.mark.parametrize("was_paused", [False, True])
-async def test_an_interrupted_cancellation_is_completed_and_blocks_no_other_run(
+async def test_interrupted_cancellation_is_completed_and_blocks_no_other_run(
     queue: RunQueue, jobs: NotedJobs, file_id: str, was_paused: bool
 ) -> None:
     run, other = await create_run(queue, file_id), await create_run(queue, file_id)
@@ -128,7 +126,7 @@ async def test_an_interrupted_cancellation_is_completed_and_blocks_no_other_run(
     assert jobs.started == [other.path.name]
 
 
-async def test_an_interrupted_cancellation_stops_a_computing_run(
+async def test_interrupted_cancellation_stops_active_run(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)

@@ -19,7 +19,7 @@ from training.run.run_record import RunError, RunStatus
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_queued_run_is_paused_and_resumes_at_its_position(
+async def test_queued_run_is_paused_and_resumes_at_its_position(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     first, second = await create_run(queue, file_id), await create_run(queue, file_id)
@@ -34,26 +34,24 @@ async def test_a_queued_run_is_paused_and_resumes_at_its_position(
     assert jobs.started == [first.path.name]
 
 
-async def test_repeated_pauses_add_a_bounded_number_of_events(
-    queue: RunQueue, file_id: str
-) -> None:
+async def test_repeated_pauses_add_bounded_number_of_events(queue: RunQueue, file_id: str) -> None:
     run = await create_run(queue, file_id)
     await queue.pause(run.path.name)
-    told = run.events.read()
+    events = run.events.read()
     for _ in range(3):
         await queue.pause(run.path.name)
-    assert run.events.read() == told, "nothing has changed"
+    assert run.events.read() == events, "nothing has changed"
     while run.events.path.stat().st_size < MAX_EVENTS_BYTES:
         run.events.add("x" * 200_000)
-    told = run.events.read()
-    assert (told[-1]["level"], told[-1]["data"]) == ("warn", {"max_bytes": MAX_EVENTS_BYTES})
+    events = run.events.read()
+    assert (events[-1]["level"], events[-1]["data"]) == ("warn", {"max_bytes": MAX_EVENTS_BYTES})
     for _ in range(3):
         assert (await queue.resume(run.path.name))["status"] == "queued"
         assert (await queue.pause(run.path.name))["status"] == "paused"
-    assert run.events.read() == told
+    assert run.events.read() == events
 
 
-async def test_a_computing_run_pauses_and_resumes_in_a_new_job(
+async def test_active_run_pauses_and_resumes_in_new_job(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
@@ -74,7 +72,7 @@ async def test_a_computing_run_pauses_and_resumes_in_a_new_job(
     assert caught.value.status == 409
 
 
-async def test_a_pause_request_can_be_withdrawn(
+async def test_pause_request_can_be_withdrawn(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
@@ -85,7 +83,7 @@ async def test_a_pause_request_can_be_withdrawn(
     assert not run.is_pause_requested
 
 
-async def test_a_run_that_pauses_after_the_withdrawal_resumes(
+async def test_run_that_pauses_after_withdrawn_request_resumes(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
@@ -100,7 +98,7 @@ async def test_a_run_that_pauses_after_the_withdrawal_resumes(
     assert jobs.started == [run.path.name] * 2
 
 
-async def test_a_run_that_paused_on_a_full_disk_can_be_resumed(
+async def test_run_paused_on_full_disk_can_be_resumed(
     queue: RunQueue, jobs: NotedJobs, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("system.free_resources.measure_free_disk", lambda _: 1)
@@ -117,7 +115,7 @@ async def test_a_run_that_paused_on_a_full_disk_can_be_resumed(
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled"])
-async def test_a_failed_or_cancelled_run_can_be_resumed(
+async def test_failed_or_cancelled_run_can_be_resumed(
     queue: RunQueue, jobs: NotedJobs, file_id: str, status: RunStatus
 ) -> None:
     run = await create_run(queue, file_id)
@@ -136,7 +134,7 @@ async def test_a_failed_or_cancelled_run_can_be_resumed(
     assert not run.is_pause_requested
 
 
-async def test_a_run_that_succeeded_or_has_no_rows_cannot_be_resumed(
+async def test_succeeded_run_or_run_without_rows_cannot_be_resumed(
     queue: RunQueue, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
@@ -152,16 +150,14 @@ async def test_a_run_that_succeeded_or_has_no_rows_cannot_be_resumed(
     assert (caught.value.status, caught.value.code) == (409, "job_ended")
 
 
-async def test_a_resumed_run_has_no_result_file_of_its_earlier_end(
-    queue: RunQueue, file_id: str
-) -> None:
+async def test_resumed_run_has_no_result_file_of_earlier_end(queue: RunQueue, file_id: str) -> None:
     run = await create_run(queue, file_id)
     run.metrics.add(FIGURES)
     assert (await queue.cancel(run.path.name))["result_files"]
     assert (await queue.resume(run.path.name))["result_files"] == []
 
 
-async def test_a_run_deleted_during_a_change_is_reported_as_not_found(
+async def test_run_deleted_during_change_is_reported_as_not_found(
     queue: RunQueue, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await create_run(queue, file_id)
@@ -177,7 +173,7 @@ async def test_a_run_deleted_during_a_change_is_reported_as_not_found(
     assert caught.value.status == 404
 
 
-async def test_only_a_run_that_has_ended_is_deleted(
+async def test_only_ended_run_is_deleted(
     queue: RunQueue, layout: StorageLayout, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)

@@ -20,7 +20,7 @@ from training.run.folder import RunFolder
 pytestmark = pytest.mark.anyio
 
 
-async def test_the_metrics_of_an_ended_run_are_a_file(
+async def test_metrics_of_ended_run_are_stored_as_file(
     queue: RunQueue, layout: StorageLayout, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
@@ -40,7 +40,7 @@ async def test_the_metrics_of_an_ended_run_are_a_file(
     ]
 
 
-async def test_a_run_ends_although_the_disk_is_full(
+async def test_run_ends_when_disk_is_full(
     queue: RunQueue, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await create_run(queue, file_id)
@@ -50,7 +50,7 @@ async def test_a_run_ends_although_the_disk_is_full(
     assert run.read_record().result_file is None
 
 
-async def test_an_end_that_cannot_be_recorded_adds_one_event(
+async def test_end_that_cannot_be_recorded_at_first_adds_one_event(
     queue: RunQueue, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await create_run(queue, file_id)
@@ -66,7 +66,7 @@ async def test_an_end_that_cannot_be_recorded_adds_one_event(
     assert list_messages(run).count("The fine-tune was cancelled") == 1
 
 
-async def test_a_published_model_becomes_latest_although_the_disk_is_full(
+async def test_published_model_becomes_latest_when_disk_is_full(
     queue: RunQueue,
     layout: StorageLayout,
     file_id: str,

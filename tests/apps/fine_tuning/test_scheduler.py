@@ -34,7 +34,7 @@ async def test_runs_start_in_order_one_at_a_time(
     assert jobs.started == [first.path.name, second.path.name]
 
 
-async def test_runs_start_by_priority_and_two_compute_concurrently(
+async def test_runs_start_by_priority_and_two_run_concurrently(
     layout: StorageLayout, jobs: NotedJobs, file_id: str
 ) -> None:
     with closing(RunQueue(layout, jobs, max_concurrent_runs=2)) as queue:
@@ -51,7 +51,7 @@ async def test_runs_start_by_priority_and_two_compute_concurrently(
     assert jobs.started == [runs[place].path.name for place in (2, 4, 0, 1, 3)]
 
 
-async def test_a_queued_job_shows_what_it_waits_for(
+async def test_queued_job_shows_reason_for_waiting(
     layout: StorageLayout, jobs: NotedJobs, file_id: str
 ) -> None:
     with closing(RunQueue(layout, jobs, max_concurrent_runs=3, reserved_cpus=0.5)) as queue:
@@ -59,8 +59,8 @@ async def test_a_queued_job_shows_what_it_waits_for(
         runs = [await create_run(queue, file_id, training=settings) for _ in range(3)]
         small = await create_run(queue, file_id, training={"num_workers": 1})
         await queue.reconcile()
-        told = [run.read_record().waiting_for for run in (*runs, small)]
-        assert told == [
+        reported = [run.read_record().waiting_for for run in (*runs, small)]
+        assert reported == [
             None,
             "waits for 1 CPUs, of which 0.5 are free",
             "number 2 in the queue",
@@ -74,14 +74,14 @@ async def test_a_queued_job_shows_what_it_waits_for(
     assert runs[1].read_record().waiting_for is None
 
 
-async def test_a_paused_run_waits_for_nothing(queue: RunQueue, file_id: str) -> None:
+async def test_paused_run_has_no_reason_for_waiting(queue: RunQueue, file_id: str) -> None:
     run = await create_run(queue, file_id)
     await queue.pause(run.path.name)
     record_waiting_reason(run, "number 2 in the queue")  # determined just before the pause
     assert run.read_record().waiting_for is None
 
 
-async def test_a_job_starts_from_a_path_with_a_space(
+async def test_job_command_quotes_path_with_space(
     tmp_path: Path, tiny_model: Path, jobs: NotedJobs
 ) -> None:
     layout = open_storage(tmp_path / "my data")
@@ -99,7 +99,7 @@ async def test_a_job_starts_from_a_path_with_a_space(
     ]
 
 
-async def test_a_queue_killed_before_it_started_a_job_starts_it_again(
+async def test_job_is_started_after_queue_was_killed_before_start(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
@@ -108,15 +108,17 @@ async def test_a_queue_killed_before_it_started_a_job_starts_it_again(
     assert jobs.started == [run.path.name]
 
 
-async def test_a_job_that_the_cluster_does_not_accept_is_started_again(
+async def test_job_refused_by_cluster_is_started_again(
     queue: RunQueue, jobs: NotedJobs, file_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = await create_run(queue, file_id)
     jobs.refusal = RuntimeError("no agent is available")
     for _ in range(3):
         await queue.reconcile()
-    told = [event["message"] for event in run.events.read() if event["level"] == "warn"]
-    assert told == ["The cluster cannot start it at present, trying again: no agent is available"]
+    reported = [event["message"] for event in run.events.read() if event["level"] == "warn"]
+    assert reported == [
+        "The cluster cannot start it at present, trying again: no agent is available"
+    ]
     logged = [record for record in caplog.records if "no agent is available" in record.getMessage()]
     assert [(record.levelname, record.exc_info) for record in logged] == [("ERROR", None)]
     jobs.refusal = None
@@ -124,7 +126,7 @@ async def test_a_job_that_the_cluster_does_not_accept_is_started_again(
     assert jobs.started == [run.path.name]
 
 
-async def test_a_run_cancelled_during_the_pass_is_not_started(
+async def test_run_cancelled_during_reconcile_pass_is_not_started(
     queue: RunQueue,
     jobs: NotedJobs,
     file_id: str,
@@ -146,7 +148,7 @@ async def test_a_run_cancelled_during_the_pass_is_not_started(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_unreadable_settings_of_one_run_delay_no_other_run(
+async def test_unreadable_settings_of_one_run_do_not_delay_other_runs(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run, other = await create_run(queue, file_id), await create_run(queue, file_id)
@@ -161,7 +163,7 @@ async def test_unreadable_settings_of_one_run_delay_no_other_run(
     assert jobs.started == [other.path.name, run.path.name]
 
 
-async def test_a_computing_run_with_unreadable_settings_counts_as_computing(
+async def test_active_run_with_unreadable_settings_counts_as_active(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run, other = await create_run(queue, file_id), await create_run(queue, file_id)
@@ -172,7 +174,7 @@ async def test_a_computing_run_with_unreadable_settings_counts_as_computing(
     assert other.read_record().waiting_for == "number 1 in the queue"
 
 
-async def test_a_run_that_needs_a_lost_node_waits_and_delays_no_other_run(
+async def test_run_that_needs_lost_node_waits_and_does_not_delay_other_runs(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     jobs.nodes = [{"CPU": 8.0}, {"CPU": 2.0}]

@@ -16,7 +16,7 @@ from tests.apps.conftest import NotedJobs, create_run
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_restarted_queue_reads_its_state_from_disk(
+async def test_restarted_queue_reads_its_state_from_disk(
     queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str
 ) -> None:
     runs = [await create_run(queue, file_id) for _ in range(3)]
@@ -30,7 +30,7 @@ async def test_a_restarted_queue_reads_its_state_from_disk(
     assert jobs.started == [runs[0].path.name, runs[1].path.name]
 
 
-async def test_two_applications_on_one_storage_do_not_share_its_runs(
+async def test_second_application_on_storage_does_not_manage_its_runs(
     queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
@@ -49,16 +49,16 @@ async def test_two_applications_on_one_storage_do_not_share_its_runs(
     assert jobs.started == [run.path.name]
 
 
-async def test_taking_over_a_storage_blocks_no_other_request(
+async def test_claiming_storage_does_not_block_event_loop(
     queue: RunQueue, layout: StorageLayout, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await create_run(queue, file_id)
     is_removing, may_end = threading.Event(), threading.Event()
-    were_told: list[bool] = []
+    were_released: list[bool] = []
 
     def remove_slowly(_: Path) -> None:
         is_removing.set()
-        were_told.append(may_end.wait(5))
+        were_released.append(may_end.wait(5))
 
     monkeypatch.setattr("apps.fine_tuning.queue.remove_tombstones", remove_slowly)
     async with anyio.create_task_group() as tasks:
@@ -67,12 +67,12 @@ async def test_taking_over_a_storage_blocks_no_other_request(
             while not is_removing.is_set():
                 await anyio.sleep(0.01)
         may_end.set()
-    assert were_told
-    assert all(were_told), "the event loop waited for the removal"
+    assert were_released
+    assert all(were_released), "the event loop waited for the removal"
     assert run.read_record().status == "paused"
 
 
-async def test_an_interrupted_deletion_is_completed_by_the_next_queue(
+async def test_interrupted_deletion_is_completed_by_next_queue(
     queue: RunQueue,
     layout: StorageLayout,
     jobs: NotedJobs,
@@ -93,7 +93,7 @@ async def test_an_interrupted_deletion_is_completed_by_the_next_queue(
     assert kept.data.is_dir()
 
 
-async def test_a_run_without_its_record_keeps_its_checkpoints(
+async def test_run_without_record_keeps_its_checkpoints(
     queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)

@@ -59,7 +59,7 @@ pytestmark = pytest.mark.anyio
         ({"priority": 101}, InvalidRequestError, "priority"),
     ],
 )
-async def test_what_could_not_work_is_refused_before_a_job_exists(
+async def test_invalid_job_request_is_refused_without_creating_run(
     queue: RunQueue, layout: StorageLayout, file_id: str, change: Any, error: Any, message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -67,7 +67,7 @@ async def test_what_could_not_work_is_refused_before_a_job_exists(
     assert RunIndex(layout).scan().runs == []
 
 
-async def test_bad_rows_are_named_before_a_job_exists(
+async def test_invalid_rows_are_named_without_creating_run(
     queue: RunQueue, layout: StorageLayout, tmp_path: Path
 ) -> None:
     rows = tmp_path / "bad.jsonl"
@@ -83,7 +83,9 @@ async def test_bad_rows_are_named_before_a_job_exists(
     assert RunIndex(layout).scan().runs == []
 
 
-async def test_openais_hyperparameters_become_settings(queue: RunQueue, file_id: str) -> None:
+async def test_openai_hyperparameters_are_mapped_to_training_settings(
+    queue: RunQueue, file_id: str
+) -> None:
     asked = {"n_epochs": 2, "batch_size": 8, "learning_rate_multiplier": 0.5}
     run = await create_run(
         queue,
@@ -96,7 +98,7 @@ async def test_openais_hyperparameters_become_settings(queue: RunQueue, file_id:
     assert describe_job(run)["hyperparameters"]["batch_size"] == 8
 
 
-async def test_the_job_shows_the_request_that_created_it(queue: RunQueue, file_id: str) -> None:
+async def test_job_shows_its_creation_request(queue: RunQueue, file_id: str) -> None:
     run = await create_run(queue, file_id, suffix="bakery", metadata={"team": "ovens"})
     job = describe_job(run)
     assert job["model"] == "tiny"
@@ -105,7 +107,7 @@ async def test_the_job_shows_the_request_that_created_it(queue: RunQueue, file_i
     assert "storage" not in json.dumps(job), "no path of this machine is shown"
 
 
-async def test_evaluation_rows_come_from_a_separate_file(
+async def test_validation_rows_are_read_from_separate_file(
     queue: RunQueue, layout: StorageLayout, file_id: str
 ) -> None:
     FileStore(layout).add("file-more", f"{json.dumps(ROW)}\n".encode(), "more.jsonl")
@@ -118,7 +120,7 @@ async def test_evaluation_rows_come_from_a_separate_file(
     assert caught.value.param == "validation_file"
 
 
-async def test_a_run_that_cannot_be_written_leaves_no_files(
+async def test_run_that_cannot_be_written_leaves_no_files(
     queue: RunQueue, layout: StorageLayout, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(run: RunFolder, *_: Any) -> None:
@@ -134,11 +136,11 @@ async def test_a_run_that_cannot_be_written_leaves_no_files(
     assert len(RunIndex(layout).scan().runs) == 1
 
 
-async def test_a_file_is_not_deleted_while_a_job_that_needs_it_is_created(
+async def test_file_is_not_deleted_while_job_that_needs_it_is_created(
     queue: RunQueue,
     layout: StorageLayout,
     file_id: str,
-    nothing_is_quick: None,
+    no_quick_validation: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     refusals: list[ApiError] = []
@@ -156,7 +158,7 @@ async def test_a_file_is_not_deleted_while_a_job_that_needs_it_is_created(
         await create_run(queue, file_id)
 
 
-async def test_a_job_is_refused_with_507_if_the_disk_is_full(
+async def test_job_creation_on_full_disk_gets_507(
     queue: RunQueue, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("apps.fine_tuning.submission.check_resources", fill_disk)
@@ -165,7 +167,7 @@ async def test_a_job_is_refused_with_507_if_the_disk_is_full(
     assert caught.value.status == 507
 
 
-async def test_a_preview_marks_the_learned_tokens(queue: RunQueue, file_id: str) -> None:
+async def test_preview_marks_learned_tokens(queue: RunQueue, file_id: str) -> None:
     preview = await queue.preview(file_id, "latest", 2, {})
     assert len(preview["rows"]) == 2
     assert preview["num_rows"] == 4
@@ -173,7 +175,7 @@ async def test_a_preview_marks_the_learned_tokens(queue: RunQueue, file_id: str)
     assert learned == "Twelve.<|im_end|>"
 
 
-async def test_a_preview_follows_the_settings(queue: RunQueue, layout: StorageLayout) -> None:
+async def test_preview_applies_training_settings(queue: RunQueue, layout: StorageLayout) -> None:
     rows = b'{"question": "How many?", "answer": "Twelve."}\n' * 4
     FileStore(layout).add("file-columns", rows, "rows.jsonl")
     columns = {"columns": {"prompt": "question", "completion": "answer"}}
@@ -182,13 +184,13 @@ async def test_a_preview_follows_the_settings(queue: RunQueue, layout: StorageLa
     assert learned == "Twelve.<|im_end|>"
 
 
-async def test_a_preview_refuses_settings_as_a_job_does(queue: RunQueue, file_id: str) -> None:
+async def test_preview_refuses_invalid_settings(queue: RunQueue, file_id: str) -> None:
     for training in ({f"unknown_{number}": 1 for number in range(70)}, {"epochs": "many"}):
         with pytest.raises((InvalidRequestError, InvalidInputError)):
             await queue.preview(file_id, "latest", 1, training)
 
 
-def test_defaults_come_with_their_schema(queue: RunQueue) -> None:
+def test_defaults_have_schema(queue: RunQueue) -> None:
     defaults = queue.get_defaults("latest")
     assert set(defaults["training"]) == set(defaults["schema"])
     assert "train_file" not in defaults["training"]

@@ -37,7 +37,7 @@ async def upload(
     )
 
 
-async def test_a_file_goes_in_and_comes_out_as_it_was(client: httpx.AsyncClient) -> None:
+async def test_uploaded_and_downloaded_file_match(client: httpx.AsyncClient) -> None:
     content = f"{json.dumps(ROW)}\n".encode()
     file = FileObject.model_validate((await upload(client, content, "my rows.jsonl")).json())
     assert (file.bytes, file.filename) == (len(content), "my rows.jsonl")
@@ -55,7 +55,7 @@ async def test_a_file_goes_in_and_comes_out_as_it_was(client: httpx.AsyncClient)
         (b"x" * 10_001, 413, "larger than 10,000 bytes"),
     ],
 )
-async def test_a_bad_upload_is_refused_and_leaves_nothing(
+async def test_invalid_upload_is_refused_and_leaves_no_files(
     client: httpx.AsyncClient, services: Services, content: bytes, status: int, message: str
 ) -> None:
     answer = await upload(client, content)
@@ -67,7 +67,7 @@ async def test_a_bad_upload_is_refused_and_leaves_nothing(
 @pytest.mark.parametrize(
     "name", ["../../evil", "..", "a/b.jsonl", "file.json", "/etc/passwd", "ü\x00"]
 )
-async def test_a_clients_file_name_leads_nowhere(
+async def test_client_filename_cannot_escape_file_folder(
     client: httpx.AsyncClient, services: Services, name: str
 ) -> None:
     answer = await upload(client, b'{"text": "x"}\n', name)
@@ -77,7 +77,7 @@ async def test_a_clients_file_name_leads_nowhere(
     assert path.name != "file.json"
 
 
-async def test_a_job_has_openais_shape(client: httpx.AsyncClient) -> None:
+async def test_job_has_openai_format(client: httpx.AsyncClient) -> None:
     file = (await upload(client, f"{json.dumps(ROW)}\n".encode())).json()
     answer = await client.post(
         "/v1/fine_tuning/jobs", json={"model": "latest", "training_file": file["id"]}
@@ -97,7 +97,7 @@ async def test_a_job_has_openais_shape(client: httpx.AsyncClient) -> None:
     assert cancelled.json()["status"] == "cancelled"
 
 
-async def test_pages_of_a_list_join(client: httpx.AsyncClient) -> None:
+async def test_pages_of_job_list_cover_all_jobs(client: httpx.AsyncClient) -> None:
     file = (await upload(client, f"{json.dumps(ROW)}\n".encode())).json()
     body = {"model": "tiny", "training_file": file["id"]}
     made = [(await client.post("/v1/fine_tuning/jobs", json=body)).json()["id"] for _ in range(5)]
@@ -126,7 +126,7 @@ async def test_pages_of_a_list_join(client: httpx.AsyncClient) -> None:
         ({"training": {"num_workers": 99}}, 400, None, "99 workers"),
     ],
 )
-async def test_errors_of_a_job_have_openais_shape(
+async def test_job_errors_have_openai_format(
     client: httpx.AsyncClient, body: Any, status: int, param: str | None, message: str
 ) -> None:
     file = (await upload(client, f"{json.dumps(ROW)}\n".encode())).json()
@@ -139,7 +139,7 @@ async def test_errors_of_a_job_have_openais_shape(
     assert message in error["message"]
 
 
-async def test_models_tell_where_they_came_from(client: httpx.AsyncClient) -> None:
+async def test_model_response_has_aliases_and_base(client: httpx.AsyncClient) -> None:
     (model,) = (await client.get("/v1/models")).json()["data"]
     assert Model.model_validate(model).id == "tiny"
     assert model["aliases"] == ["latest"]
@@ -147,14 +147,14 @@ async def test_models_tell_where_they_came_from(client: httpx.AsyncClient) -> No
     assert (await client.get("/v1/models/latest")).json()["id"] == "tiny"
 
 
-async def test_a_chat_names_its_model(client: httpx.AsyncClient) -> None:
+async def test_chat_response_names_its_model(client: httpx.AsyncClient) -> None:
     answer = await client.post("/v1/chat/completions", json=CHAT)
     assert answer.headers["x-model-id"] == "tiny"
     assert answer.json()["model"] == "tiny"
     assert answer.json()["choices"][0]["message"]["content"] == "one two "
 
 
-async def test_a_stream_ends_with_done(client: httpx.AsyncClient) -> None:
+async def test_chat_stream_ends_with_done(client: httpx.AsyncClient) -> None:
     answer = await client.post("/v1/chat/completions", json={**CHAT, "stream": True})
     events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
     assert events[-1] == "[DONE]"
@@ -162,7 +162,7 @@ async def test_a_stream_ends_with_done(client: httpx.AsyncClient) -> None:
     assert "".join(delta.get("content", "") for delta in deltas) == "one two "
 
 
-def _raise_elsewhere(failure: Exception) -> Exception:
+def _wrap_as_ray_error(failure: Exception) -> Exception:
     """Return an exception as Ray passes it on from another process."""
     wrap: Any = RayTaskError
     wrapped: Exception = wrap("answer", "a secret traceback", failure).as_instanceof_cause()
@@ -176,14 +176,14 @@ def _raise_elsewhere(failure: Exception) -> Exception:
         (OverloadedError("full", retry_after_s=7), 429),
         (DeadlineExceededError("late"), 504),
         (EngineDeadError("dead"), 503),
-        (_raise_elsewhere(EngineDeadError("dead")), 503),
-        (_raise_elsewhere(RuntimeError("secret inside")), 500),
+        (_wrap_as_ray_error(EngineDeadError("dead")), 503),
+        (_wrap_as_ray_error(RuntimeError("secret inside")), 500),
         (RayActorError(), 503),
         (BackPressureError(num_queued_requests=9, max_queued_requests=9), 429),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_failures_of_a_chat_have_their_status(
+async def test_generator_errors_are_mapped_to_http_status(
     client: httpx.AsyncClient, services: Services, failure: Exception, status: int, stream: bool
 ) -> None:
     cast(Echo, services.text).failure = failure
@@ -194,7 +194,7 @@ async def test_failures_of_a_chat_have_their_status(
         assert answer.headers["retry-after"] == ("7" if "full" in str(failure) else "1")
 
 
-async def test_what_nobody_expected_is_a_failure_of_the_application(services: Services) -> None:
+async def test_unexpected_error_gets_500_without_details(services: Services) -> None:
     cast(Echo, services.text).failure = RuntimeError("secret inside")
     transport = httpx.ASGITransport(build_http(services, None), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
@@ -204,14 +204,14 @@ async def test_what_nobody_expected_is_a_failure_of_the_application(services: Se
 
 
 @pytest.mark.parametrize("body", ["", "{", "[]", '"x"'])
-async def test_a_body_that_is_no_object_is_refused(client: httpx.AsyncClient, body: str) -> None:
+async def test_body_that_is_no_json_object_is_refused(client: httpx.AsyncClient, body: str) -> None:
     for path in ("/v1/chat/completions", "/v1/fine_tuning/jobs"):
         answer = await client.post(path, content=body, headers={"content-type": "application/json"})
         assert answer.status_code == 400
         assert answer.json()["error"]["message"]
 
 
-async def test_no_answer_tells_of_the_servers_inside(client: httpx.AsyncClient) -> None:
+async def test_invalid_query_error_has_no_internal_details(client: httpx.AsyncClient) -> None:
     for path in ("/v1/fine_tuning/jobs?limit=0", "/v1/files/x/preview?rows=99"):
         answer = await client.get(path)
         assert answer.status_code == 400
@@ -219,19 +219,19 @@ async def test_no_answer_tells_of_the_servers_inside(client: httpx.AsyncClient) 
         assert "it should be" in answer.json()["error"]["message"]
 
 
-async def test_a_body_beyond_all_limits_has_the_same_shape(client: httpx.AsyncClient) -> None:
+async def test_oversized_body_error_has_openai_format(client: httpx.AsyncClient) -> None:
     answer = await upload(client, b"x" * 500_000)
     assert answer.status_code == 413
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_an_unknown_path_has_the_same_shape(client: httpx.AsyncClient) -> None:
+async def test_unknown_path_error_has_openai_format(client: httpx.AsyncClient) -> None:
     answer = await client.get("/v1/nothing")
     assert answer.status_code == 404
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_a_completion_goes_on_with_a_text(client: httpx.AsyncClient) -> None:
+async def test_completion_returns_choices_and_usage(client: httpx.AsyncClient) -> None:
     body = {"model": "latest", "prompt": "one two", "n": 2}
     answer = await client.post("/v1/completions", json=body)
     assert answer.headers["x-model-id"] == "tiny"
@@ -245,7 +245,9 @@ async def test_a_completion_goes_on_with_a_text(client: httpx.AsyncClient) -> No
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
-async def test_a_stream_counts_if_it_is_asked_to(client: httpx.AsyncClient, path: str) -> None:
+async def test_stream_with_include_usage_ends_with_usage(
+    client: httpx.AsyncClient, path: str
+) -> None:
     options = {"stream": True, "n": 2, "stream_options": {"include_usage": True}}
     ask = CHAT if path.startswith("chat") else {"model": "latest", "prompt": "one two"}
     answer = await client.post(f"/v1/{path}", json={**ask, **options})
@@ -259,7 +261,7 @@ async def test_a_stream_counts_if_it_is_asked_to(client: httpx.AsyncClient, path
     assert ends == [0, 1]
 
 
-async def test_only_files_and_models_may_be_large(client: httpx.AsyncClient) -> None:
+async def test_oversized_json_body_gets_413(client: httpx.AsyncClient) -> None:
     limits = {
         "chat/completions": MAX_TEXT_BYTES,
         "completions": MAX_TEXT_BYTES,

@@ -52,7 +52,7 @@ async def send(client: httpx.AsyncClient, *pieces: bytes) -> httpx.Response:
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1_000])
-async def test_a_form_may_come_in_any_pieces(
+async def test_form_may_arrive_in_pieces_of_any_size(
     client: httpx.AsyncClient, services: Services, size: int
 ) -> None:
     whole = part("file", ROW * 20, "rows.jsonl") + PURPOSE + END
@@ -86,7 +86,7 @@ async def test_a_form_may_come_in_any_pieces(
         ((PURPOSE, part("file", ROW, "a")[:-6] + b"\xc3\r\n", END), "is not text"),
     ],
 )
-async def test_a_form_that_is_wrong_is_refused_and_leaves_nothing(
+async def test_invalid_form_is_refused_and_leaves_no_files(
     client: httpx.AsyncClient, layout: StorageLayout, pieces: tuple[bytes, ...], message: str
 ) -> None:
     answer = await send(client, *pieces)
@@ -115,7 +115,7 @@ PACKED = pack_rows(30)
 
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("size", [1, 10_000])
-async def test_packed_files_are_taken_as_they_are(
+async def test_compressed_files_are_stored_unchanged(
     client: httpx.AsyncClient, services: Services, name: str, size: int
 ) -> None:
     whole = PURPOSE + part("file", PACKED[name], name) + END
@@ -129,7 +129,7 @@ async def test_packed_files_are_taken_as_they_are(
 
 
 @pytest.mark.parametrize("name", PACKED)
-async def test_a_file_that_unpacks_to_too_much_is_refused_and_leaves_nothing(
+async def test_file_that_expands_beyond_limit_is_refused_and_leaves_no_files(
     client: httpx.AsyncClient, services: Services, layout: StorageLayout, name: str
 ) -> None:
     content = pack_rows(1000)[name]
@@ -159,7 +159,7 @@ async def test_a_file_that_unpacks_to_too_much_is_refused_and_leaves_nothing(
         value if isinstance(value, str) else ""
     ),  # no bytes: gzip writes the time into them
 )
-async def test_a_packed_file_that_is_broken_is_refused_and_leaves_nothing(
+async def test_damaged_compressed_file_is_refused_and_leaves_no_files(
     client: httpx.AsyncClient, layout: StorageLayout, content: bytes, message: str
 ) -> None:
     answer = await send(client, PURPOSE, part("file", content, "rows"), END)
@@ -169,20 +169,22 @@ async def test_a_packed_file_that_is_broken_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("kind", ["application/json", "multipart/form-data", "", "text/plain"])
-async def test_only_a_form_is_taken(client: httpx.AsyncClient, kind: str) -> None:
+async def test_body_that_is_no_multipart_form_is_refused(
+    client: httpx.AsyncClient, kind: str
+) -> None:
     answer = await client.post("/v1/files", content=b"{}", headers={"content-type": kind})
     assert answer.status_code == 400
     assert "expected multipart/form-data" in answer.json()["error"]["message"]
 
 
-async def test_a_boundary_that_is_too_long_is_the_senders_fault(client: httpx.AsyncClient) -> None:
+async def test_overlong_boundary_gets_400(client: httpx.AsyncClient) -> None:
     kind = f"multipart/form-data; boundary={'b' * 5000}"
     answer = await client.post("/v1/files", content=b"--b--", headers={"content-type": kind})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "content-type"
 
 
-async def test_an_upload_that_breaks_off_leaves_nothing(
+async def test_interrupted_upload_leaves_no_files(
     client: httpx.AsyncClient, layout: StorageLayout
 ) -> None:
     async def stream() -> AsyncIterator[bytes]:
@@ -194,7 +196,7 @@ async def test_an_upload_that_breaks_off_leaves_nothing(
     assert list(layout.files.iterdir()) == []
 
 
-async def test_what_a_killed_process_left_goes_with_the_next_upload(
+async def test_scratch_folder_of_killed_process_is_removed_by_next_upload(
     client: httpx.AsyncClient, layout: StorageLayout
 ) -> None:
     left = layout.files / ".upload-left" / "content"
@@ -207,7 +209,7 @@ async def test_what_a_killed_process_left_goes_with_the_next_upload(
     assert [path.name for path in layout.files.iterdir()] == [answer.json()["id"]]
 
 
-async def test_the_disk_may_be_full(
+async def test_upload_on_full_disk_gets_507_and_leaves_no_files(
     client: httpx.AsyncClient, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Path.open
@@ -223,7 +225,7 @@ async def test_the_disk_may_be_full(
     assert list(layout.files.iterdir()) == []
 
 
-async def test_writing_goes_on_beside_the_event_loop(
+async def test_form_is_parsed_outside_event_loop_thread(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsers = set()
@@ -239,7 +241,7 @@ async def test_writing_goes_on_beside_the_event_loop(
     assert threading.main_thread() not in parsers
 
 
-async def test_unfinished_uploads_count_as_stored_bytes(services: Services) -> None:
+async def test_unfinished_uploads_count_toward_storage_limit(services: Services) -> None:
     limits = services.limits.model_copy(update={"max_stored_bytes": 600_000})
     piece = part("file", ROW * 30_000, "rows.jsonl")[:400_000]
 

@@ -106,7 +106,7 @@ EXPENSIVE = [
 @pytest.mark.parametrize(
     ("path", "body", "message"), EXPENSIVE, ids=[str(n) for n in range(len(EXPENSIVE))]
 )
-async def test_an_expensive_body_is_refused_at_once_in_a_few_words(
+async def test_expensive_body_is_refused_quickly_with_short_error(
     client: httpx.AsyncClient, path: str, body: bytes, message: str
 ) -> None:
     assert len(body) <= MAX_TEXT_BYTES
@@ -118,7 +118,7 @@ async def test_an_expensive_body_is_refused_at_once_in_a_few_words(
 
 
 @pytest.mark.parametrize("step", ["parse", "validate"])
-async def test_a_large_body_that_is_valid_does_not_keep_others_waiting(
+async def test_large_valid_body_does_not_block_other_requests(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     may_end = threading.Event()
@@ -158,7 +158,7 @@ async def test_a_large_body_that_is_valid_does_not_keep_others_waiting(
         (b'{"a":"\\\\","b":"\\"["}', "'a', 'b' are not known parameters"),
     ],
 )
-async def test_what_is_no_json_object_is_refused(
+async def test_invalid_json_body_error_names_reason(
     client: httpx.AsyncClient, body: bytes, message: str
 ) -> None:
     status, error = await post(client, CHATS, body)
@@ -167,7 +167,7 @@ async def test_what_is_no_json_object_is_refused(
 
 
 @pytest.mark.parametrize("headers", [{}, {"content-type": "text/plain"}])
-async def test_a_body_of_another_type_is_refused(
+async def test_body_with_other_content_type_gets_415(
     client: httpx.AsyncClient, headers: dict[str, str]
 ) -> None:
     for path in (CHATS, JOBS):
@@ -186,7 +186,7 @@ async def test_a_body_of_another_type_is_refused(
         ("/v1/aliases/a", rb'{"model":"\ud800"}', "model"),
     ],
 )
-async def test_half_a_surrogate_pair_is_refused(
+async def test_unpaired_surrogate_is_refused(
     client: httpx.AsyncClient, path: str, body: bytes, param: str
 ) -> None:
     method = "PUT" if "aliases" in path else "POST"
@@ -196,13 +196,13 @@ async def test_half_a_surrogate_pair_is_refused(
     assert "half of a surrogate pair" in answer.json()["error"]["message"]
 
 
-async def test_whole_characters_may_be_escaped(client: httpx.AsyncClient) -> None:
+async def test_escaped_characters_are_decoded(client: httpx.AsyncClient) -> None:
     body = {"model": "tiny", "prompt": "\N{CROISSANT} \\ud800"}
     answer = await client.post(TEXTS, content=json.dumps(body).encode(), headers=JSON)
     assert answer.json()["choices"][0]["text"] == "\N{CROISSANT} \\ud800 "
 
 
-async def test_an_answer_can_be_sent_back_as_a_client_keeps_it(client: httpx.AsyncClient) -> None:
+async def test_response_message_is_accepted_as_request_message(client: httpx.AsyncClient) -> None:
     ask = {"role": "user", "content": "one two"}
     answer = await client.post(CHATS, json={"model": "tiny", "messages": [ask]})
     message = ChatCompletion.model_validate(answer.json()).choices[0].message

@@ -14,7 +14,7 @@ def page(ids: list[str], after: str | None, descending: bool | None = None) -> l
     return list(cut_page(ids, str, 2, after, descending=descending)[0])
 
 
-def test_pages_follow_one_another() -> None:
+def test_pages_follow_cursor() -> None:
     ids = ["a", "b", "c"]
     assert cut_page(ids, str, 2, None) == (["a", "b"], True)
     assert cut_page(ids, str, 2, "b") == (["c"], False)
@@ -24,21 +24,21 @@ def test_pages_follow_one_another() -> None:
 
 
 @pytest.mark.parametrize("descending", [False, True])
-def test_a_page_goes_on_after_an_entry_that_was_deleted(descending: bool) -> None:
+def test_page_continues_after_deleted_entry(descending: bool) -> None:
     ids = sorted((new_id("file") for _ in range(5)), reverse=descending)
     for number in range(5):
         left = [one for one in ids if one != ids[number]]
         assert page(left, ids[number], descending) == ids[number + 1 : number + 3]
 
 
-def test_an_entry_of_another_kind_of_id_is_not_lost_beside_a_deleted_one() -> None:
+def test_entry_with_foreign_id_is_not_skipped_after_deleted_entry() -> None:
     first, deleted, last = (new_id("file") for _ in range(3))
     assert page([first, "file-ftjob-x", last], deleted, descending=False) == ["file-ftjob-x", last]
     with pytest.raises(ApiError, match=r"^there is no entry 'file-ftjob-y'"):
         page([first, last], "file-ftjob-y", descending=False)
 
 
-def test_a_page_goes_on_after_a_checkpoint_that_was_superseded() -> None:
+def test_page_continues_after_superseded_checkpoint() -> None:
     ids = [name_checkpoint(JOB, step) for step in (100, 90, 8)]
 
     def ask(after: str) -> list[str]:

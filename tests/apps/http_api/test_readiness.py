@@ -36,11 +36,11 @@ async def read_checks(client: httpx.AsyncClient, status: int) -> dict[str, str]:
     return dict(answer.json()["checks"])
 
 
-async def test_everything_is_ready(client: httpx.AsyncClient) -> None:
+async def test_application_with_working_components_is_ready(client: httpx.AsyncClient) -> None:
     assert await read_checks(client, 200) == READY
 
 
-async def test_a_read_only_disk_is_not_ready(
+async def test_read_only_disk_is_not_ready_and_logged_once(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(**_: Any) -> None:
@@ -54,21 +54,21 @@ async def test_a_read_only_disk_is_not_ready(
     assert message.startswith("not ready: storage: OSError")
 
 
-async def test_a_full_disk_is_not_ready(services: Services) -> None:
+async def test_full_disk_is_not_ready(services: Services) -> None:
     free_bytes = shutil.disk_usage(services.layout.root).free
     full = replace(services, min_free_bytes=2 * free_bytes)
     async with open_client(full) as client:
         assert await read_checks(client, 503) == {**READY, "storage": "failed"}
 
 
-async def test_a_storage_folder_that_is_gone_is_not_ready(
+async def test_missing_storage_folder_is_not_ready(
     client: httpx.AsyncClient, services: Services
 ) -> None:
     shutil.rmtree(services.layout.root)
     assert await read_checks(client, 503) == {**READY, "storage": "failed"}
 
 
-async def test_damaged_aliases_are_no_fault_of_the_client(
+async def test_damaged_alias_files_are_not_ready(
     client: httpx.AsyncClient, services: Services
 ) -> None:
     services.layout.store.aliases.write_text('{"latest": {"his')
@@ -80,7 +80,7 @@ async def test_damaged_aliases_are_no_fault_of_the_client(
         assert await read_checks(other, 503) == {**READY, "storage": "failed"}
 
 
-async def test_a_generator_that_fails_is_named(services: Services) -> None:
+async def test_failed_generator_is_named_without_details(services: Services) -> None:
     assert isinstance(services.text, Echo)
     services.text.failure = RuntimeError("a secret of the inside")
     async with open_client(services, "s3cret") as client:
@@ -88,7 +88,7 @@ async def test_a_generator_that_fails_is_named(services: Services) -> None:
         assert "secret" not in (await client.get("/healthz")).text
 
 
-async def test_a_disk_that_hangs_keeps_one_thread_and_no_client(
+async def test_hanging_disk_occupies_one_thread_and_no_client(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readiness, "CHECK_TIMEOUT_S", 0.2)

@@ -16,7 +16,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def test_streams_do_not_take_the_slots_of_others(
+async def test_streams_do_not_occupy_slots_of_other_requests(
     client: httpx.AsyncClient, layout: StorageLayout
 ) -> None:
     """Previously, streams of a paused job occupied all slots of the API, even of health checks."""
@@ -39,7 +39,7 @@ async def test_streams_do_not_take_the_slots_of_others(
     assert (await client.get(f"{path}/logs?follow=true")).status_code == 200
 
 
-async def test_a_stream_ends_at_its_greatest_age(layout: StorageLayout) -> None:
+async def test_event_stream_ends_at_maximum_age(layout: StorageLayout) -> None:
     run = add_job(layout, "tiny")
     run.events.add("one")
     run.events.add("two")
@@ -48,7 +48,7 @@ async def test_a_stream_ends_at_its_greatest_age(layout: StorageLayout) -> None:
     assert piece.startswith("id: ftevent-ftjob-000001-000002\n")
 
 
-async def test_a_followed_log_ends_at_its_greatest_age(layout: StorageLayout) -> None:
+async def test_followed_log_ends_at_maximum_age(layout: StorageLayout) -> None:
     run = add_job(layout, "tiny")
     run.update_record(status="paused")
     run.log_file.write_bytes(b"x" * 3_000_000)
@@ -61,7 +61,7 @@ async def test_a_followed_log_ends_at_its_greatest_age(layout: StorageLayout) ->
     assert received == 3_000_000
 
 
-async def test_following_events_reads_only_what_is_new(
+async def test_followed_events_are_read_incrementally(
     layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = add_job(layout, "tiny")
@@ -79,7 +79,7 @@ async def test_following_events_reads_only_what_is_new(
     assert "second" in piece
 
 
-async def test_a_log_is_followed_into_its_next_part(
+async def test_log_is_followed_across_rotation(
     layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = add_job(layout, "tiny")
@@ -95,7 +95,7 @@ async def test_a_log_is_followed_into_its_next_part(
         assert b"".join([piece async for piece in stream]) == b"two\nthree\nfour\n"
 
 
-async def test_a_client_is_told_which_part_of_a_log_is_gone(
+async def test_log_offset_header_shows_removed_part(
     client: httpx.AsyncClient, layout: StorageLayout
 ) -> None:
     run = add_job(layout, "tiny")

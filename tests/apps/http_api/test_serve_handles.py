@@ -114,21 +114,21 @@ async def stream(handle: Handle, timeout_s: float = 5.0) -> list[Any]:
     return [item async for item in text.stream(REQUEST, BODY, "id")]
 
 
-async def test_a_stream_that_has_not_begun_is_asked_of_another() -> None:
+async def test_stream_is_retried_before_first_item() -> None:
     handle = Handle([DEAD], [ONE, TWO])
     assert await stream(handle) == [ONE, TWO]
     assert all(made.is_cancelled for made in handle.made)
 
 
 @pytest.mark.parametrize("plans", [[[ONE, DEAD], [ONE]], [[DEAD], [DEAD], [ONE]]])
-async def test_a_stream_that_has_begun_or_failed_twice_ends(plans: list[Any]) -> None:
+async def test_stream_is_not_retried_after_first_item_or_second_failure(plans: list[Any]) -> None:
     handle = Handle(*plans)
     with pytest.raises(ActorUnavailableError):
         await stream(handle)
     assert len(handle.made) == len(plans) - 1
 
 
-async def test_an_answer_is_asked_for_once_more() -> None:
+async def test_whole_answer_is_retried_once() -> None:
     handle = Handle(DEAD, ANSWER)
     assert await make_text(handle).answer(REQUEST, BODY, "id") == ANSWER
     with pytest.raises(ActorUnavailableError):
@@ -138,7 +138,7 @@ async def test_an_answer_is_asked_for_once_more() -> None:
 @pytest.mark.parametrize(
     ("log_texts", "logged_body"), [(False, None), (True, str(BODY))], ids=["no texts", "texts"]
 )
-async def test_generators_receive_the_body_for_their_log_only_with_log_texts(
+async def test_generator_receives_body_only_with_log_texts(
     log_texts: bool, logged_body: str | None
 ) -> None:
     handle = Handle(ANSWER, [ONE])
@@ -152,7 +152,7 @@ async def test_generators_receive_the_body_for_their_log_only_with_log_texts(
     ]
 
 
-async def test_nothing_outlives_its_deadline() -> None:
+async def test_requests_are_cancelled_at_deadline() -> None:
     for plan in ([30.0], [ONE, 30.0]):
         handle = Handle(plan)
         with pytest.raises(DeadlineExceededError, match=r"^no complete answer within 0\.05 s$"):
@@ -164,7 +164,7 @@ async def test_nothing_outlives_its_deadline() -> None:
     assert handle.made[0].is_cancelled
 
 
-async def test_who_leaves_is_not_asked_for_again() -> None:
+async def test_cancelled_request_is_not_retried() -> None:
     handle = Handle(30.0)
     task = asyncio.create_task(make_text(handle).answer(REQUEST, BODY, "id"))
     await asyncio.sleep(0)
@@ -188,7 +188,7 @@ def make_status(state: str, num_running: int) -> ServeStatus:
 
 
 @pytest.mark.parametrize(
-    ("state", "num_running", "may_sleep", "is_well"),
+    ("state", "num_running", "may_sleep", "is_healthy"),
     [
         ("HEALTHY", 1, False, True),
         ("UPDATING", 1, False, True),
@@ -197,8 +197,8 @@ def make_status(state: str, num_running: int) -> ServeStatus:
         ("UNHEALTHY", 1, False, False),
     ],
 )
-async def test_health_is_what_the_controller_found(
-    monkeypatch: pytest.MonkeyPatch, state: str, num_running: int, may_sleep: bool, is_well: bool
+async def test_health_follows_deployment_status_and_is_cached(
+    monkeypatch: pytest.MonkeyPatch, state: str, num_running: int, may_sleep: bool, is_healthy: bool
 ) -> None:
     """A health request to a generator would be queued behind its generation requests."""
     reads: list[int] = []
@@ -211,13 +211,13 @@ async def test_health_is_what_the_controller_found(
     health = DeploymentHealth()
     checks = [health.check("tuneserve", "Generator", may_sleep=may_sleep) for _ in range(20)]
     found = await asyncio.gather(*checks, return_exceptions=True)
-    assert {type(one) for one in found} == {type(None) if is_well else UnhealthyDeploymentError}
+    assert {type(one) for one in found} == {type(None) if is_healthy else UnhealthyDeploymentError}
     assert len(reads) == 1, "it is asked for every client"
     with pytest.raises(UnhealthyDeploymentError, match=r"^Queue is not deployed"):
         await health.check("tuneserve", "Queue")
 
 
-async def test_a_full_queue_does_not_make_a_generator_unhealthy(
+async def test_full_queue_does_not_make_generator_unhealthy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(serve, "status", lambda: make_status("HEALTHY", 1))

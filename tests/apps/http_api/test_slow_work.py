@@ -43,7 +43,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 @pytest.mark.parametrize("kind", ["verify", "import"])
-async def test_others_are_answered_meanwhile(
+async def test_slow_work_does_not_block_other_requests(
     client: httpx.AsyncClient, work: threading.Event, tiny_model: Path, kind: str
 ) -> None:
     archive = make_tar(tiny_model)

@@ -18,7 +18,9 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def test_only_administrators_get_in_and_refusals_have_a_line(layout: StorageLayout) -> None:
+async def test_admin_guard_admits_only_admin_keys_and_audits_refusals(
+    layout: StorageLayout,
+) -> None:
     keys = KeyStore(layout)
     admin, chat = keys.create("ann", Role.ADMIN).text, keys.create("bob", Role.CHAT).text
     guard = AdminGuard(PlainTextResponse("answer"), str(layout.root), require_key=False)

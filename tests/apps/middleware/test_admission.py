@@ -39,14 +39,14 @@ class Hanging:
         await send({"type": "http.response.body", "body": b""})
 
 
-async def test_one_key_does_not_take_all_slots(
+async def test_one_key_cannot_occupy_all_slots(
     keys: KeyStore, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "MAX_ORDINARY_PER_KEY", MAX_ORDINARY)
     may_end = threading.Event()
     monkeypatch.setattr(ModelStore, "list_models", lambda _: may_end.wait(20) and [])
     client = connect(keys.create("one", Role.CHAT).text)
-    other = connect_beside(client, keys.create("other", Role.CHAT).text)
+    other = connect_second_client(client, keys.create("other", Role.CHAT).text)
     async with client, other:
         tasks = [asyncio.create_task(client.get("/v1/models")) for _ in range(MAX_ORDINARY)]
         async with asyncio.timeout(20):
@@ -59,7 +59,7 @@ async def test_one_key_does_not_take_all_slots(
             assert (await client.get("/v1/access")).status_code == 200
 
 
-async def test_the_environments_key_has_a_share_too(
+async def test_environment_key_has_slot_limit(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "MAX_ORDINARY_PER_KEY", 0)
@@ -69,14 +69,14 @@ async def test_the_environments_key_has_a_share_too(
         assert "requests of this key are open" in refused.json()["error"]["message"]
 
 
-async def test_one_key_does_not_take_all_streams(
+async def test_one_key_cannot_occupy_all_streams(
     keys: KeyStore, connect: Connect, layout: StorageLayout
 ) -> None:
     run = add_job(layout, "tiny")
     run.update_record(status="paused")
     events = f"/v1/fine_tuning/jobs/{run.path.name}/events?stream=true"
     client = connect(keys.create("one", Role.READ).text)
-    other = connect_beside(client, keys.create("other", Role.READ).text)
+    other = connect_second_client(client, keys.create("other", Role.READ).text)
     async with client, other, asyncio.timeout(20):
         tasks = {asyncio.create_task(client.get(events, timeout=60)) for _ in range(2)}
         ended, open_streams = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -89,12 +89,14 @@ async def test_one_key_does_not_take_all_streams(
             assert (await task).is_success
 
 
-def connect_beside(client: AppClient, key: str) -> AppClient:
+def connect_second_client(client: AppClient, key: str) -> AppClient:
     """Return another client of the same application."""
     return AppClient(client.app, str(client.base_url), headers={"authorization": f"Bearer {key}"})
 
 
-async def test_full_slots_of_one_class_leave_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_slots_of_one_class_do_not_block_other_classes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(admission, "MAX_ORDINARY_REQUESTS", MAX_ORDINARY)
     hanging = Hanging()
     transport = httpx.ASGITransport(Admission(hanging, MAX_STREAMS))

@@ -23,7 +23,7 @@ async def read_all(scope: Scope, receive: Receive, send: Send) -> None:
     await PlainTextResponse(body)(scope, receive, send)
 
 
-async def read_and_cover_up(scope: Scope, receive: Receive, send: Send) -> None:
+async def read_and_replace_error(scope: Scope, receive: Receive, send: Send) -> None:
     """Replace an exception by a status of 400, as a framework does with unknown exceptions."""
     try:
         await read_all(scope, receive, send)
@@ -70,20 +70,20 @@ def read_error(body: bytes) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("length", [None, 10])
-async def test_a_body_within_the_limit_is_handed_on(length: int | None) -> None:
+async def test_body_within_limit_is_forwarded(length: int | None) -> None:
     assert await Exchange(b"12345", b"67890", length=length).run(read_all) == (200, b"1234567890")
 
 
-async def test_a_body_that_says_it_is_too_long_is_not_read() -> None:
+async def test_body_with_excessive_content_length_is_not_read() -> None:
     exchange = Exchange(b"12345678901", length=11)
     status, body = await exchange.run(read_all)
     assert (status, exchange.num_unread) == (413, 1)
     assert read_error(body)["message"] == "the request has 11 bytes; expected at most 10"
 
 
-@pytest.mark.parametrize("app", [read_all, read_and_cover_up])
+@pytest.mark.parametrize("app", [read_all, read_and_replace_error])
 @pytest.mark.parametrize("length", [None, 5])
-async def test_of_any_other_nothing_is_read_beyond_the_limit(
+async def test_body_without_valid_length_is_read_only_to_limit(
     app: ASGIApp, length: int | None
 ) -> None:
     exchange = Exchange(b"12345", b"678901", b"2", b"3", length=length)
@@ -94,14 +94,14 @@ async def test_of_any_other_nothing_is_read_beyond_the_limit(
     assert error["type"] == "invalid_request_error"
 
 
-async def test_an_answer_that_has_begun_is_not_followed_by_another() -> None:
+async def test_body_limit_does_not_send_second_response_start() -> None:
     exchange = Exchange(b"12345678901")
     with pytest.raises(HTTPException):
         await exchange.run(answer_first)
     assert [message["type"] for message in exchange.sent] == ["http.response.start"]
 
 
-async def test_some_paths_have_limits_of_their_own() -> None:
+async def test_paths_may_have_own_limits() -> None:
     limits = {"/large": 20}
     assert (await Exchange(b"x" * 15, path="/large/one").run(read_all, limits))[0] == 200
     assert (await Exchange(b"x" * 21, path="/large/one").run(read_all, limits))[0] == 413

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from apps.middleware.connection_limits import read_connection_limits
 from apps.middleware.proxy import build_middlewares
 
-PATIENCE_S = 5.0
+TIMEOUT_S = 5.0
 BODY_HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
 
 
@@ -42,17 +42,17 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     )
     thread = threading.Thread(target=server.run)
     thread.start()
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not server.started:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
 
 
 def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+    return socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -64,7 +64,7 @@ def read_all(connection: socket.socket) -> bytes:
     return received
 
 
-def test_headers_without_end_are_refused(port: int) -> None:
+def test_endless_headers_are_refused(port: int) -> None:
     with connect(port) as client:
         client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nx-long: ")
         num_sent = 0
@@ -76,13 +76,13 @@ def test_headers_without_end_are_refused(port: int) -> None:
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nhost: x\r\n"])
-def test_a_half_open_connection_is_closed(port: int, begun: bytes) -> None:
+def test_half_open_connection_is_closed(port: int, begun: bytes) -> None:
     with connect(port) as client:
         client.sendall(begun)
         assert read_all(client).startswith(b"HTTP/1.1 408")
 
 
-def test_an_empty_line_after_a_request_does_not_keep_a_connection_open(port: int) -> None:
+def test_empty_line_after_request_does_not_keep_connection_open(port: int) -> None:
     with connect(port) as client:
         client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
@@ -90,7 +90,7 @@ def test_an_empty_line_after_a_request_does_not_keep_a_connection_open(port: int
         assert b"HTTP/1.1 408" in read_all(client)
 
 
-def test_an_empty_line_during_a_response_does_not_cut_it(port: int) -> None:
+def test_empty_line_during_response_does_not_interrupt_it(port: int) -> None:
     with connect(port) as client:
         client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         time.sleep(0.05)
@@ -98,7 +98,7 @@ def test_an_empty_line_during_a_response_does_not_cut_it(port: int) -> None:
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_pipelined_requests_are_answered_however_many_arrive_at_once(port: int) -> None:
+def test_pipelined_requests_are_all_answered(port: int) -> None:
     with connect(port) as client:
         client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 3)
         received = b""
@@ -109,7 +109,7 @@ def test_pipelined_requests_are_answered_however_many_arrive_at_once(port: int) 
 
 
 @pytest.mark.parametrize("trailers", [b"a:b\r\n" * 10_000, b"a:" + b"b" * 65536])
-def test_trailers_without_end_are_refused(port: int, trailers: bytes) -> None:
+def test_endless_trailers_are_refused(port: int, trailers: bytes) -> None:
     with connect(port) as client:
         head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
         client.sendall(head + b"5\r\nhello\r\n0\r\n")
@@ -121,13 +121,13 @@ def test_trailers_without_end_are_refused(port: int, trailers: bytes) -> None:
         assert read_all(client)[:12] in (b"HTTP/1.1 431", b"")
 
 
-def test_an_idle_body_is_not_waited_for(port: int) -> None:
+def test_idle_body_times_out(port: int) -> None:
     with connect(port) as client:
         client.sendall(BODY_HEAD + b"a" * 50)
         assert read_all(client).startswith(b"HTTP/1.1 408")
 
 
-def test_a_slow_body_and_a_slow_application_are(port: int) -> None:
+def test_slow_body_and_slow_application_do_not_time_out(port: int) -> None:
     with connect(port) as client:
         client.sendall(BODY_HEAD)
         for _ in range(5):
@@ -138,21 +138,21 @@ def test_a_slow_body_and_a_slow_application_are(port: int) -> None:
     assert slow.text == "1000000"
 
 
-def test_a_kept_connection_has_the_time_of_a_request_anew(port: int) -> None:
+def test_header_timeout_restarts_for_kept_alive_connection(port: int) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
         for _ in range(2):
             assert client.get("/").text == "0"
             time.sleep(0.4)  # longer than the header timeout
 
 
-def test_too_many_connections_are_refused(port: int) -> None:
+def test_connection_beyond_limit_gets_503(port: int) -> None:
     clients = [connect(port) for _ in range(6)]
     assert read_all(clients[-1]).startswith(b"HTTP/1.1 503")
     for client in clients:
         client.close()
 
 
-def test_a_limit_out_of_range_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_out_of_range_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNESERVE_HTTP_HEADER_TIMEOUT_S", "0")
     with pytest.raises(ValidationError, match="header_timeout_s"):
         read_connection_limits()

@@ -39,7 +39,7 @@ class Gated:
         return int(answer.json()["requests_in_progress"])
 
 
-async def test_requests_in_progress_finish_and_new_ones_are_refused(tmp_path: Path) -> None:
+async def test_draining_refuses_new_requests_and_completes_active_ones(tmp_path: Path) -> None:
     gated = Gated(tmp_path)
     begun = asyncio.create_task(gated.client.post("/v1/chat/completions"))
     await asyncio.sleep(0)
@@ -57,7 +57,9 @@ async def test_requests_in_progress_finish_and_new_ones_are_refused(tmp_path: Pa
 @pytest.mark.parametrize(
     "path", ["/ui/gradio_api/heartbeat/abc", "/v1/fine_tuning/jobs/ftjob-1/events"]
 )
-async def test_what_never_ends_by_itself_is_not_waited_for(tmp_path: Path, path: str) -> None:
+async def test_endless_streams_do_not_count_as_requests_in_progress(
+    tmp_path: Path, path: str
+) -> None:
     gated = Gated(tmp_path)
     begun = asyncio.create_task(gated.client.get(path))
     await asyncio.sleep(0)
@@ -67,7 +69,7 @@ async def test_what_never_ends_by_itself_is_not_waited_for(tmp_path: Path, path:
     assert (await begun).status_code == 200
 
 
-async def test_the_process_counts_as_alive_while_it_drains(tmp_path: Path) -> None:
+async def test_draining_application_is_alive_and_not_ready(tmp_path: Path) -> None:
     gated = Gated(tmp_path)
     gated.may_answer.set()
     gated.signal.begin()
@@ -75,7 +77,7 @@ async def test_the_process_counts_as_alive_while_it_drains(tmp_path: Path) -> No
     assert (await gated.client.get("/readyz")).status_code == 503
 
 
-async def test_the_proxys_middleware_follows_the_signal_of_its_environment(
+async def test_proxy_middleware_reads_drain_signal_from_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(DRAIN_FOLDER_VARIABLE, str(tmp_path))

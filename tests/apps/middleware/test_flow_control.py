@@ -96,30 +96,30 @@ async def send(app: ASGIApp, path: str = "/v1/files", num_pieces: int = 300) -> 
         return await client.post(path, content=make_body(num_pieces))
 
 
-async def test_a_body_is_read_a_window_ahead_and_no_more() -> None:
+async def test_body_is_read_at_most_one_window_ahead() -> None:
     proxy = EagerProxy(ConsumptionReporting(SlowApplication()))
     answer = await send(WindowedReading(proxy))
     assert answer.text == str(300 * len(PIECE))
     assert 5_000 < proxy.most <= 10_000 + 2_000 + len(PIECE)
 
 
-async def test_without_the_proxys_half_all_is_read_at_once() -> None:
+async def test_body_is_read_at_once_without_proxy_middleware() -> None:
     proxy = EagerProxy(ConsumptionReporting(SlowApplication()))
     assert (await send(proxy)).text == str(300 * len(PIECE))
     assert proxy.most > 100_000
 
 
-async def test_other_requests_are_left_alone() -> None:
+async def test_body_of_other_path_is_forwarded() -> None:
     proxy = EagerProxy(SlowApplication())
     assert (await send(WindowedReading(proxy), "/ui/upload")).text == str(300 * len(PIECE))
 
 
-async def test_an_application_may_answer_before_it_has_read() -> None:
+async def test_application_may_respond_before_reading_body() -> None:
     proxy = EagerProxy(ConsumptionReporting(SlowApplication(reads=False)))
     assert (await send(WindowedReading(proxy))).text == "0"
 
 
-async def test_a_client_cannot_mark_its_requests() -> None:
+async def test_client_cannot_set_window_header() -> None:
     application = SlowApplication()
     app = WindowedReading(EagerProxy(ConsumptionReporting(application)))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
@@ -128,7 +128,7 @@ async def test_a_client_cannot_mark_its_requests() -> None:
     assert application.headers.count(b"x-tuneserve-window") == 1
 
 
-def test_serve_finds_the_proxys_half() -> None:
+def test_serve_loads_proxy_middleware() -> None:
     from ray.serve._private.http_util import validate_http_proxy_callback_return
 
     found = validate_http_proxy_callback_return(build_middlewares())
@@ -214,7 +214,7 @@ class Client:
             await app(scope, self.receive, self.send)
 
 
-async def test_an_answer_is_made_a_window_ahead_and_no_more() -> None:
+async def test_response_is_produced_at_most_one_window_ahead() -> None:
     replica, client = EndlessQueue(WindowedSending(answer_at_once)), Client()
     await client.ask(DeliveryReporting(replica))
     assert client.num_bytes == 300 * len(PIECE)
@@ -222,18 +222,18 @@ async def test_an_answer_is_made_a_window_ahead_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("path", [CONTENT, "/v1/models"])
-async def test_without_the_proxys_half_all_is_made_at_once(path: str) -> None:
+async def test_response_is_produced_at_once_without_proxy_middleware(path: str) -> None:
     replica, client = EndlessQueue(WindowedSending(answer_at_once)), Client()
     await client.ask(DeliveryReporting(replica) if path != CONTENT else replica, path)
     assert client.num_bytes == 300 * len(PIECE)
     assert replica.most > 100_000
 
 
-async def test_who_has_gone_is_not_waited_for() -> None:
+async def test_disconnected_client_ends_response() -> None:
     await Client(num_pieces=20).ask(DeliveryReporting(WindowedSending(answer_at_once)))
 
 
-async def test_a_replica_that_ended_over_a_body_is_told_as_such() -> None:
+async def test_replica_that_ends_while_reading_body_gets_503() -> None:
     async def end_early(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
 
@@ -242,6 +242,6 @@ async def test_a_replica_that_ended_over_a_body_is_told_as_such() -> None:
     assert "try again" in answer.json()["error"]["message"]
 
 
-async def test_another_applications_paths_are_not_ours() -> None:
+async def test_body_to_other_application_is_forwarded() -> None:
     proxy = EagerProxy(SlowApplication())
     assert (await send(WindowedReading(proxy), "/other/v1/files")).text == str(300 * len(PIECE))

@@ -60,12 +60,12 @@ async def send_pieces(app: ASGIApp, num_pieces: int, path: str = "/v1/x") -> htt
         return await client.post(path, content=give())
 
 
-async def test_a_body_within_the_limit_passes() -> None:
+async def test_body_within_limit_passes() -> None:
     answer = await send_pieces(BodyCap(Reader()), MAX_BYTES // len(PIECE))
     assert (answer.status_code, answer.text) == (200, str(MAX_BYTES))
 
 
-async def test_no_more_of_a_body_is_read_than_the_limit() -> None:
+async def test_body_is_read_only_to_limit() -> None:
     reader = Reader()
     answer = await send_pieces(BodyCap(reader), 10_000)
     assert answer.status_code == 413
@@ -74,14 +74,14 @@ async def test_no_more_of_a_body_is_read_than_the_limit() -> None:
     assert reader.is_disconnected
 
 
-async def test_an_answer_that_has_begun_is_kept() -> None:
+async def test_started_response_is_kept() -> None:
     reader = Reader(answers_first=True)
     assert (await send_pieces(BodyCap(reader), 10_000)).status_code == 200
     assert reader.num_bytes <= MAX_BYTES
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/models/new", "/ui/gradio_api/upload"])
-async def test_large_bodies_are_limited_by_their_windows(path: str) -> None:
+async def test_large_bodies_of_windowed_paths_pass(path: str) -> None:
     answer = await send_pieces(BodyCap(Reader()), 1000, path)
     assert answer.text == str(1000 * len(PIECE))
 
@@ -97,7 +97,9 @@ async def test_large_bodies_are_limited_by_their_windows(path: str) -> None:
         ((b"x-other", b"1 -- DELETE"), True),
     ],
 )
-async def test_only_request_ids_pass_as_such(header: tuple[bytes, bytes], is_kept: bool) -> None:
+async def test_invalid_request_id_header_is_removed(
+    header: tuple[bytes, bytes], is_kept: bool
+) -> None:
     scope = await find_scope({"headers": [header]})
     assert scope["headers"] == ([header] if is_kept else [])
 
@@ -112,7 +114,7 @@ async def test_only_request_ids_pass_as_such(header: tuple[bytes, bytes], is_kep
         (None, None),
     ],
 )
-async def test_only_addresses_are_clients(
+async def test_invalid_client_address_is_replaced(
     client: tuple[str, int] | None, expected: tuple[str, int] | None
 ) -> None:
     assert (await find_scope({"headers": [], "client": client}))["client"] == expected

@@ -26,7 +26,7 @@ from apps.middleware.auth import AccessControl
 CONFIGURATION = Path(__file__).parents[3] / "examples" / "nginx.conf"
 NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 KEY = "s3cret"
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 STREAM = "/v1/fine_tuning/jobs/job/events"
 
 pytestmark = pytest.mark.skipif(
@@ -68,7 +68,7 @@ def find_port() -> int:
 
 
 def wait_for_port(port: int) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         with suppress(OSError):
             socket.create_connection(("127.0.0.1", port), 1).close()
@@ -125,7 +125,7 @@ def port(stub: Stub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     )
     thread = threading.Thread(target=upstream.run)
     thread.start()
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not upstream.started:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -140,16 +140,16 @@ def port(stub: Stub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         yield port
     finally:
         nginx.terminate()
-        nginx.communicate(timeout=PATIENCE_S)
+        nginx.communicate(timeout=TIMEOUT_S)
         upstream.should_exit = True
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
 
 
 @pytest.fixture
 def client(port: int) -> Iterator[httpx.Client]:
     headers = {"authorization": f"Bearer {KEY}"}
     url = f"https://127.0.0.1:{port}"
-    with httpx.Client(base_url=url, headers=headers, verify=False, timeout=PATIENCE_S) as client:
+    with httpx.Client(base_url=url, headers=headers, verify=False, timeout=TIMEOUT_S) as client:
         yield client
 
 
@@ -157,7 +157,7 @@ def connect(port: int) -> ssl.SSLSocket:
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    plain = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+    plain = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
     return context.wrap_socket(plain)
 
 
@@ -170,7 +170,9 @@ def read_all(connection: ssl.SSLSocket) -> bytes:
     return received
 
 
-def test_the_key_and_the_address_arrive_and_serves_own_headers_do_not(client: httpx.Client) -> None:
+def test_nginx_forwards_key_and_client_address_and_drops_serve_headers(
+    client: httpx.Client,
+) -> None:
     obeyed = (
         *("x-request-timeout-seconds", "x-request-disconnect-disabled"),
         *("serve_multiplexed_model_id", "serve-multiplexed-model-id", "x-tuneserve-window"),
@@ -185,7 +187,7 @@ def test_the_key_and_the_address_arrive_and_serves_own_headers_do_not(client: ht
     assert client.get("/v1/models", headers={"authorization": "Bearer no"}).status_code == 401
 
 
-def test_a_stream_is_not_buffered(client: httpx.Client, stub: Stub) -> None:
+def test_nginx_does_not_buffer_streams(client: httpx.Client, stub: Stub) -> None:
     with client.stream("GET", STREAM) as response:
         lines = response.iter_lines()
         assert next(lines) == "data: first"
@@ -194,13 +196,13 @@ def test_a_stream_is_not_buffered(client: httpx.Client, stub: Stub) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/models/mine", "/ui/gradio_api/upload"])
-def test_uploads_may_be_large_and_arrive_while_they_are_sent(
+def test_nginx_streams_large_uploads(
     client: httpx.Client, port: int, stub: Stub, path: str
 ) -> None:
     def send() -> Iterator[bytes]:
         for number in range(12):
             if number == 2:
-                deadline = time.monotonic() + PATIENCE_S
+                deadline = time.monotonic() + TIMEOUT_S
                 while path not in stub.begun:
                     assert time.monotonic() < deadline, "nginx keeps the body to itself"
                     time.sleep(0.01)
@@ -213,12 +215,12 @@ def test_uploads_may_be_large_and_arrive_while_they_are_sent(
         assert connection.recv(1000).startswith(b"HTTP/1.1 413")
 
 
-def test_other_bodies_may_not(client: httpx.Client) -> None:
+def test_nginx_refuses_large_bodies_of_other_paths(client: httpx.Client) -> None:
     assert client.post("/v1/chat/completions", content=bytes(9_000_000)).status_code == 413
     assert client.post("/v1/files/x", content=bytes(9_000_000)).status_code == 413
 
 
-def test_long_headers_are_refused(client: httpx.Client) -> None:
+def test_nginx_refuses_long_headers(client: httpx.Client) -> None:
     assert client.get("/", headers={"x-long": "a" * 20_000}).status_code == 400
 
 
@@ -230,7 +232,7 @@ def test_long_headers_are_refused(client: httpx.Client) -> None:
         b"content-length: 900\r\n\r\nsome",
     ],
 )
-def test_half_a_request_is_not_waited_for(port: int, begun: bytes) -> None:
+def test_nginx_closes_connection_with_incomplete_request(port: int, begun: bytes) -> None:
     with connect(port) as connection:
         connection.sendall(begun)
         begin = time.monotonic()
@@ -238,9 +240,7 @@ def test_half_a_request_is_not_waited_for(port: int, begun: bytes) -> None:
         assert time.monotonic() - begin < 5
 
 
-def test_one_client_has_a_limited_number_of_connections(
-    client: httpx.Client, port: int, stub: Stub
-) -> None:
+def test_nginx_limits_connections_per_client(client: httpx.Client, port: int, stub: Stub) -> None:
     stub.may_end.clear()
     head = f"GET {STREAM} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n\r\n"
     held = [connect(port) for _ in range(4)]

@@ -16,7 +16,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def answer_as_the_proxy(scope: Scope, receive: Receive, send: Send) -> None:
+async def answer_as_serve_proxy(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer as Serve's proxy does before any application is deployed."""
     text = f"Path '{scope['path']}' not found. Ping http://.../-/routes for available routes."
     for message in convert_object_to_asgi_messages(text, status_code=404):
@@ -29,14 +29,14 @@ async def get(app: object, path: str) -> httpx.Response:
         return await client.get(path)
 
 
-async def test_a_client_is_asked_to_try_again_while_the_application_starts() -> None:
-    answer = await get(StartingGate(answer_as_the_proxy), "/v1/fine_tuning/jobs/ftjob-1")
+async def test_request_during_start_gets_503_with_retry_after() -> None:
+    answer = await get(StartingGate(answer_as_serve_proxy), "/v1/fine_tuning/jobs/ftjob-1")
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) > 0
     assert answer.json()["error"]["code"] == "starting"
 
 
-async def test_a_request_for_the_server_as_a_whole_is_never_starting() -> None:
+async def test_server_wide_options_request_gets_404_during_start() -> None:
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -46,17 +46,17 @@ async def test_a_request_for_the_server_as_a_whole_is_never_starting() -> None:
         sent.append(message)
 
     scope = {"type": "http", "method": "OPTIONS", "path": "*", "headers": []}
-    await StartingGate(answer_as_the_proxy)(scope, receive, send)
+    await StartingGate(answer_as_serve_proxy)(scope, receive, send)
     assert sent[0]["status"] == 404
 
 
 @pytest.mark.parametrize("text", ["Not Found", ""])
-async def test_a_404_of_an_application_stays(text: str) -> None:
+async def test_application_404_is_unchanged(text: str) -> None:
     answer = await get(StartingGate(PlainTextResponse(text, 404)), "/ui/none")
     assert (answer.status_code, answer.text) == (404, text)
     answer = await get(StartingGate(FastAPI()), "/v1/none")
     assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
 
 
-def test_serves_proxy_loads_it() -> None:
+def test_serve_proxy_loads_starting_gate() -> None:
     assert "Middleware(StartingGate)" in map(repr, build_middlewares())

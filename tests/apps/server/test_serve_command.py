@@ -8,7 +8,7 @@ from apps.server import serve_command
 
 
 @pytest.mark.parametrize(("joins_cluster", "expected"), [(False, 0), (True, 52365)])
-def test_a_cluster_of_its_own_has_a_free_agent_port(
+def test_own_cluster_gets_free_agent_port(
     joins_cluster: bool, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ports = []

@@ -21,7 +21,7 @@ def write_log(path: Path, text: str, max_bytes: int = 10_000, num_old_files: int
     return log
 
 
-def test_a_start_keeps_the_log_of_the_one_before(tmp_path: Path) -> None:
+def test_start_keeps_log_of_previous_start(tmp_path: Path) -> None:
     path = tmp_path / "deploy.log"
     for number in range(4):
         write_log(path, f"start {number}\n")
@@ -33,7 +33,7 @@ def test_a_start_keeps_the_log_of_the_one_before(tmp_path: Path) -> None:
     }
 
 
-def test_a_log_is_rotated_by_size(tmp_path: Path) -> None:
+def test_log_is_rotated_by_size(tmp_path: Path) -> None:
     lines = [f"line {number:04}" for number in range(400)]
     log = write_log(tmp_path / "deploy.log", "\n".join(lines), max_bytes=1000)
     assert all(file.stat().st_size <= 1000 for file in tmp_path.iterdir())
@@ -42,7 +42,7 @@ def test_a_log_is_rotated_by_size(tmp_path: Path) -> None:
     assert (tmp_path / "deploy.log").read_text().splitlines()[-1] == lines[-1]
 
 
-def test_only_the_owner_reads_it(tmp_path: Path) -> None:
+def test_log_files_are_private_to_owner(tmp_path: Path) -> None:
     path = tmp_path / "deploy.log"
     path.write_text("of an earlier version\n")
     path.chmod(0o644)

@@ -23,7 +23,7 @@ from apps.server.server_process import (
 BINDING = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
-def test_rays_logs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_log_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = build_environment()
     num_files = 1 + int(environment["RAY_ROTATION_BACKUP_COUNT"])
     assert int(environment["RAY_ROTATION_MAX_BYTES"]) * num_files <= 100_000_000
@@ -46,11 +46,11 @@ def recorded_cluster(tmp_path: Path) -> None:
     (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:6379")
 
 
-def test_a_cluster_of_our_own_listens_to_this_machine_alone() -> None:
+def test_own_cluster_listens_only_on_loopback_address() -> None:
     assert build_environment()[BINDING] == "0"
 
 
-def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_of_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BINDING, "1")
     monkeypatch.setenv("RAY_worker_niceness", "7")
     environment = build_environment()
@@ -59,7 +59,7 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:6379", "auto"])
-def test_a_cluster_that_is_named_is_joined_as_it_is(
+def test_named_cluster_is_joined_without_loopback_setting(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
@@ -67,7 +67,7 @@ def test_a_cluster_that_is_named_is_joined_as_it_is(
 
 
 @pytest.mark.usefixtures("recorded_cluster")
-def test_so_is_one_that_is_there_unless_one_of_our_own_is_wanted(
+def test_running_cluster_is_joined_unless_own_cluster_is_requested(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert BINDING not in build_environment()
@@ -75,7 +75,7 @@ def test_so_is_one_that_is_there_unless_one_of_our_own_is_wanted(
     assert BINDING in build_environment()
 
 
-def test_rays_token_is_for_us_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_token_file_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     token = tmp_path / ".ray" / "auth_token"
     keep_token_private()
@@ -88,7 +88,7 @@ def test_rays_token_is_for_us_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert token.read_text() == content
 
 
-def test_a_token_that_the_user_named_is_left_alone(
+def test_token_file_named_by_user_is_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = tmp_path / "token"
@@ -101,7 +101,7 @@ def test_a_token_that_the_user_named_is_left_alone(
     assert not (tmp_path / ".ray").exists()
 
 
-def test_a_server_ends_with_a_supervisor_that_is_killed() -> None:
+def test_server_ends_with_killed_supervisor() -> None:
     program = (
         "import sys\n"
         "from apps.server.server_process import start_server\n"
@@ -116,7 +116,7 @@ def test_a_server_ends_with_a_supervisor_that_is_killed() -> None:
     assert not psutil.wait_procs([server], timeout=10)[1]
 
 
-def test_stopping_a_server_ends_its_family() -> None:
+def test_stop_server_ends_its_child_processes() -> None:
     sleep = "import time; time.sleep(60)"
     program = (
         "import subprocess, sys, time\n"
@@ -132,7 +132,7 @@ def test_stopping_a_server_ends_its_family() -> None:
     assert not psutil.wait_procs([child], timeout=10)[1]
 
 
-def test_a_second_signal_shortens_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_signal_shortens_wait_for_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second signal arrives during the wait for a server that ignores the first one."""
     monkeypatch.setattr("apps.server.server_process.URGENT_TIMEOUT_S", 0.1)
     program = (
@@ -152,7 +152,7 @@ def test_a_second_signal_shortens_the_wait(monkeypatch: pytest.MonkeyPatch) -> N
     assert server.returncode == -signal.SIGKILL
 
 
-def test_the_first_signal_asks_to_stop_and_the_second_is_noted() -> None:
+def test_first_signal_requests_stop_and_second_is_recorded() -> None:
     program = (
         "import os, signal\n"
         "from apps.server.stop_signals import StopRequested, StopSignals\n"
@@ -177,7 +177,7 @@ def paused_runs(tmp_path: Path) -> DrainSignal:
     return signal_folder
 
 
-def test_a_proxy_that_does_not_respond_is_busy_and_not_drained(
+def test_unresponsive_proxy_is_not_drained(
     paused_runs: DrainSignal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("apps.server.server_process._HEALTH_TIMEOUT_S", 0.1)
@@ -188,7 +188,7 @@ def test_a_proxy_that_does_not_respond_is_busy_and_not_drained(
     assert not left.is_done
 
 
-def test_a_proxy_that_has_ended_has_no_requests_left(paused_runs: DrainSignal) -> None:
+def test_ended_proxy_has_no_requests_in_progress(paused_runs: DrainSignal) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
     left = drain_server(url, paused_runs, 5.0, is_over=lambda: False)

@@ -19,12 +19,12 @@ def read_unit() -> configparser.SectionProxy:
     return parser["Service"]
 
 
-def test_one_process_without_memory_does_not_end_the_application() -> None:
+def test_unit_continues_after_oom_kill_of_one_process() -> None:
     """By default systemd stops a unit if the kernel's OOM killer kills one of its processes."""
     assert read_unit()["OOMPolicy"] == "continue"
 
 
-def test_the_application_has_longer_to_stop_than_it_drains() -> None:
+def test_unit_stop_timeout_exceeds_drain_timeout() -> None:
     service = read_unit()
     command = service["ExecStart"].split()
     drain_timeout_s = float(command[command.index("--drain-timeout") + 1])
@@ -32,7 +32,7 @@ def test_the_application_has_longer_to_stop_than_it_drains() -> None:
 
 
 @pytest.mark.skipif(ANALYZE is None, reason="systemd is not installed")
-def test_systemd_accepts_every_setting(tmp_path: Path) -> None:
+def test_systemd_accepts_each_setting(tmp_path: Path) -> None:
     assert ANALYZE is not None
     unit = tmp_path / UNIT.name
     text = UNIT.read_text()

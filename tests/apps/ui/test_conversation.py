@@ -21,7 +21,7 @@ async def collect_answer(
     return [step async for step in answer(client, asked, 0.0, 16)]
 
 
-def test_an_answer_grows_and_then_names_its_model(api: StubApi) -> None:
+def test_streamed_answer_ends_with_note_of_its_model(api: StubApi) -> None:
     steps = ask(api, lambda client: collect_answer(client, "hello"))
     grown = [step.conversation.turns[-1].text for step in steps[:3]]
     assert grown[0] == "Hello "
@@ -36,7 +36,7 @@ def test_an_answer_grows_and_then_names_its_model(api: StubApi) -> None:
     assert [step.note for step in steps if step.note] == []
 
 
-def test_what_the_page_adds_to_an_answer_is_not_sent_back() -> None:
+def test_notes_of_page_are_not_sent_to_api() -> None:
     turns = (Turn("user", "Hi"), Turn("assistant", "Hello", note="x"), Turn("user", "And now?"))
     assert Conversation(turns).to_messages() == [
         {"role": "user", "content": "Hi"},
@@ -45,12 +45,12 @@ def test_what_the_page_adds_to_an_answer_is_not_sent_back() -> None:
     ]
 
 
-def test_a_refused_chat_is_an_error_for_the_page(api: StubApi) -> None:
+def test_refused_chat_raises(api: StubApi) -> None:
     with pytest.raises(RequestRefusedError, match=r"^all places are taken$"):
         ask(api, lambda client: collect_answer(client, "busy"))
 
 
-def test_a_model_that_is_not_the_one_shown_is_named(api: StubApi) -> None:
+def test_note_names_model_that_differs_from_displayed_one(api: StubApi) -> None:
     """This happens while the model that an alias points to is not yet loaded."""
     api.answering_models = ["older"]
     steps = ask(api, lambda client: collect_answer(client, "hello"))
@@ -61,7 +61,7 @@ def test_a_model_that_is_not_the_one_shown_is_named(api: StubApi) -> None:
 
 
 @pytest.mark.parametrize("second", ["newer", "base-tuned"])
-def test_a_conversation_has_the_answers_of_one_model(api: StubApi, second: str) -> None:
+def test_answer_of_other_model_starts_new_conversation(api: StubApi, second: str) -> None:
     """Replicas may have different models loaded, so any of them may give the second answer."""
     api.answering_models = ["newer", second]
     steps = ask(api, lambda client: collect_answer(client, "second", ANSWERED))
@@ -73,7 +73,7 @@ def test_a_conversation_has_the_answers_of_one_model(api: StubApi, second: str) 
     assert [len(body["messages"]) for body in api.bodies] == [3, 1]
 
 
-def test_a_conversation_stays_where_the_same_model_answers_under_another_alias(
+def test_conversation_continues_when_only_alias_moved(
     api: StubApi,
 ) -> None:
     api.answering_models = ["base-tuned"]
@@ -83,7 +83,7 @@ def test_a_conversation_stays_where_the_same_model_answers_under_another_alias(
     assert steps[0].note.startswith("latest pointed to newer when you asked")
 
 
-def test_a_question_is_taken_once_and_its_answer_can_be_stopped() -> None:
+def test_question_is_taken_once_and_its_answer_can_be_stopped() -> None:
     chat, asked = OpenChat(), BEGUN.add(Turn("user", "hello"))
     assert chat.take_question() is None
     chat.ask(asked)
@@ -99,7 +99,7 @@ def test_a_question_is_taken_once_and_its_answer_can_be_stopped() -> None:
     assert chat.conversation is grown
 
 
-def test_an_answer_does_not_come_back_into_another_conversation() -> None:
+def test_answer_is_not_added_to_another_conversation() -> None:
     chat, asked = OpenChat(), BEGUN.add(Turn("user", "hello"))
     chat.ask(asked)
     chat.take_question()

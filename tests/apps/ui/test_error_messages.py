@@ -52,7 +52,7 @@ def test_errors_are_described_for_visitors(exc: ApiClientError, message: str) ->
     assert describe_error(exc) == message
 
 
-def test_a_page_of_another_server_is_described(api: StubApi) -> None:
+def test_response_of_foreign_server_is_described(api: StubApi) -> None:
     async def list_models() -> None:
         async with ApiClient(f"{api.url}/elsewhere") as client:
             await client.models.list_all()

@@ -19,18 +19,18 @@ def page(api: StubApi) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", ["/", "/runs", "/chat", "/runs?run=ftjob-1"])
-def test_each_page_has_its_address_below_the_prefix(page: str, path: str) -> None:
+def test_each_page_has_its_url_below_prefix(page: str, path: str) -> None:
     answer = httpx.get(page + path)
     assert answer.status_code == 200
     assert f'"root":"{page}"' in answer.text
 
 
-def test_a_trailing_slash_leads_to_the_page(page: str) -> None:
+def test_trailing_slash_redirects_to_page(page: str) -> None:
     answer = httpx.get(f"{page}/runs/", follow_redirects=True)
     assert (answer.status_code, str(answer.url)) == (200, f"{page}/runs")
 
 
-def test_nothing_is_loaded_from_elsewhere(page: str) -> None:
+def test_page_loads_no_external_resources(page: str) -> None:
     answer = httpx.get(f"{page}/")
     loaded = re.findall(r'(?:src|href)="(https?:[^"]*)"', answer.text)
     assert loaded == []
@@ -39,6 +39,6 @@ def test_nothing_is_loaded_from_elsewhere(page: str) -> None:
     assert "@import" not in httpx.get(f"{page}/theme.css").text
 
 
-def test_a_misspelt_setting_is_refused() -> None:
+def test_unknown_setting_is_refused() -> None:
     with pytest.raises(ValidationError, match="api_ulr"):
         UiSettings.model_validate({"api_ulr": "http://127.0.0.1:8000"})

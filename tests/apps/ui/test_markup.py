@@ -36,7 +36,7 @@ def find_tags(html: str) -> set[str]:
     return set(re.findall(r"<([a-z]\w*)", html))
 
 
-def test_a_preview_shows_counts_and_marks_what_is_learned() -> None:
+def test_preview_shows_counts_and_marks_learned_tokens() -> None:
     html = markup.render_preview(
         make_preview([Token(text="<|im_start|>", learned=False), Token(text="yes", learned=True)])
     )
@@ -47,13 +47,13 @@ def test_a_preview_shows_counts_and_marks_what_is_learned() -> None:
     assert '<span class="ts-token ts-context ts-special">&lt;|im_start|&gt;</span>' in html
 
 
-def test_a_long_row_is_cut_and_says_so() -> None:
+def test_long_row_is_truncated_with_note() -> None:
     html = markup.render_preview(make_preview([Token(text="a", learned=True)] * 200))
     assert html.count("<mark") == markup.MAX_SHOWN_TOKENS + 1  # plus one in the legend
     assert "40 more tokens" in html
 
 
-def test_a_preview_names_the_keys_that_are_not_used() -> None:
+def test_preview_lists_ignored_keys() -> None:
     counts = {"id": 3, "source": 1200, HOSTILE: 1, **{f"key{place:02}": 2 for place in range(20)}}
     html = markup.render_preview(make_preview([], ignored_keys=counts))
     assert "not used, with how many rows have them: source (1,200), id (3), key00 (2)" in html
@@ -85,13 +85,13 @@ def test_a_preview_names_the_keys_that_are_not_used() -> None:
         ),
     ],
 )
-def test_hostile_content_stays_text(html: str) -> None:
+def test_hostile_content_is_escaped(html: str) -> None:
     assert "img" not in find_tags(html)
     assert HOSTILE not in html
     assert not re.search(r'="[^"]*onerror=alert\(1\)&gt;"\w', html)
 
 
-def test_a_running_run_shows_its_progress() -> None:
+def test_active_run_shows_progress() -> None:
     progress = Progress(step=3, num_steps=12, loss=1.23456, tokens_per_s=1234.5, remaining_s=75)
     html = markup.render_run(make_job(progress=progress), "Training")
     for part in ("3 of 12", "1.235", "1,234", "1 min 15 s", 'value="0.2500"', "rows.jsonl"):
@@ -100,18 +100,18 @@ def test_a_running_run_shows_its_progress() -> None:
     assert "chat-with-it" not in html
 
 
-def test_before_the_first_step_a_run_shows_its_stage() -> None:
+def test_run_before_first_step_shows_its_stage() -> None:
     html = markup.render_run(make_job(status="queued"), "Starting workers")
     assert '<p id="run-stage" class="ts-stage">Starting workers</p>' in html
     assert "<progress" not in html
 
 
-def test_a_finished_run_leads_to_its_chat() -> None:
+def test_succeeded_run_links_to_chat() -> None:
     job = make_job(status="succeeded", fine_tuned_model="base/tuned 1")
     assert 'href="./chat?model=base/tuned%201"' in markup.render_run(job, "")
 
 
-def test_the_list_links_to_each_run_and_marks_the_selected_one() -> None:
+def test_run_list_links_to_each_run_and_marks_selected_run() -> None:
     jobs = [make_job(id="ftjob-2"), make_job(id="ftjob-1", status="failed")]
     html = markup.render_run_list(jobs, "ftjob-1")
     assert 'href="./runs?run=ftjob-2"' in html
@@ -119,7 +119,7 @@ def test_the_list_links_to_each_run_and_marks_the_selected_one() -> None:
     assert html.count("aria-current") == 1
 
 
-def test_events_leave_out_the_figures_of_steps() -> None:
+def test_metrics_events_are_not_shown() -> None:
     events = [
         Event(id="1", created_at=0, message="Training started"),
         Event(id="2", created_at=0, message="step 1", type="metrics"),
@@ -133,11 +133,11 @@ def test_events_leave_out_the_figures_of_steps() -> None:
     ("seconds", "words"),
     [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
 )
-def test_durations_read_like_words(seconds: float, words: str) -> None:
+def test_durations_are_formatted(seconds: float, words: str) -> None:
     assert markup.format_duration(seconds) == words
 
 
-def test_the_duration_runs_until_the_end() -> None:
+def test_duration_ends_with_run() -> None:
     assert markup.measure_duration(make_job(started_at=100, finished_at=160)) == 60
     assert markup.measure_duration(make_job(status="queued")) == 0
     assert 4 < markup.measure_duration(make_job(started_at=int(time.time()) - 5)) < 8

@@ -14,7 +14,7 @@ from tests.apps.stub_api import HOSTILE, STEPS, StubApi, ask
 PROGRESS = {"step": 2, "num_steps": STEPS, "loss": 3.0, "tokens_per_s": 10.0, "remaining_s": 3.0}
 
 
-def test_without_a_choice_the_running_run_is_shown(api: StubApi) -> None:
+def test_active_run_is_shown_by_default(api: StubApi) -> None:
     api.add_job("ftjob-1", "running", progress=PROGRESS)
     api.add_job("ftjob-2", "queued")
     view = ask(api, lambda client: runs.read_view(client, ""))
@@ -25,7 +25,7 @@ def test_without_a_choice_the_running_run_is_shown(api: StubApi) -> None:
     assert HOSTILE in view.log  # not escaped, because a text field shows it
 
 
-def test_a_chosen_run_stays_chosen(api: StubApi) -> None:
+def test_selected_run_stays_selected(api: StubApi) -> None:
     api.add_job("ftjob-1", "succeeded", fine_tuned_model="base-tuned")
     api.add_job("ftjob-2", "failed", error={"message": "loss is nan"})
     view = ask(api, lambda client: runs.read_view(client, "ftjob-1"))
@@ -34,7 +34,7 @@ def test_a_chosen_run_stays_chosen(api: StubApi) -> None:
     assert view.interval_s == runs.IDLE_INTERVAL_S
 
 
-def test_a_run_that_is_not_there_is_named_beside_the_list(api: StubApi) -> None:
+def test_unknown_run_is_reported_beside_run_list(api: StubApi) -> None:
     api.add_job("ftjob-1", "failed")
     view = ask(api, lambda client: runs.read_view(client, "ftjob-9"))
     assert view.notice == "There is no job 'ftjob-9'"
@@ -42,12 +42,12 @@ def test_a_run_that_is_not_there_is_named_beside_the_list(api: StubApi) -> None:
     assert view.run == ""
 
 
-def test_no_runs_at_all_lead_to_the_start(api: StubApi) -> None:
+def test_empty_run_list_shows_text(api: StubApi) -> None:
     view = ask(api, lambda client: runs.read_view(client, ""))
     assert "No runs yet" in view.run_list
 
 
-def test_a_cancel_under_way_shows_in_every_browser(api: StubApi) -> None:
+def test_requested_cancellation_is_shown_until_it_ends_or_times_out(api: StubApi) -> None:
     api.add_job("ftjob-1", "running")
     api.add_event("ftjob-1", "Cancelling", code="cancel_requested")
     assert ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_cancelling
@@ -58,7 +58,7 @@ def test_a_cancel_under_way_shows_in_every_browser(api: StubApi) -> None:
     assert not ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_cancelling
 
 
-def test_a_paused_run_offers_to_go_on(api: StubApi) -> None:
+def test_paused_run_can_be_resumed(api: StubApi) -> None:
     api.add_job("ftjob-1", "running")
     api.add_event("ftjob-1", "Pausing after this step", code="pause_requested")
     assert ask(api, lambda client: runs.read_view(client, "ftjob-1")).is_pausing
@@ -69,13 +69,13 @@ def test_a_paused_run_offers_to_go_on(api: StubApi) -> None:
     assert ask(api, lambda client: client.jobs.resume("ftjob-1")).is_active
 
 
-def test_a_run_says_what_it_waits_for(api: StubApi) -> None:
+def test_queued_run_shows_reason_for_waiting(api: StubApi) -> None:
     api.add_job("ftjob-1", "queued", waiting_for="number 2 in the queue")
     view = ask(api, lambda client: runs.read_view(client, "ftjob-1"))
     assert "Waiting: number 2 in the queue" in view.run
 
 
-def test_each_kind_of_setting_gets_its_field(api: StubApi) -> None:
+def test_each_type_of_setting_has_its_field(api: StubApi) -> None:
     async def build(client: ApiClient) -> dict[str, Component]:
         defaults = await client.jobs.get_defaults("base")
         with gr.Blocks(analytics_enabled=False):
@@ -96,7 +96,7 @@ def test_each_kind_of_setting_gets_its_field(api: StubApi) -> None:
     assert fields["learning_rate"].elem_id == "setting-learning-rate"
 
 
-def test_menus_name_the_alias_the_base_and_the_handbook(api: StubApi) -> None:
+def test_menus_name_alias_base_model_and_handbook(api: StubApi) -> None:
     models = ask(api, lambda client: client.models.list_all())
     assert chat.list_choices(models) == [
         ("latest → base-tuned", "latest"),
@@ -108,14 +108,14 @@ def test_menus_name_the_alias_the_base_and_the_handbook(api: StubApi) -> None:
     assert fine_tune.list_file_choices(files)[0] == ("The bundled handbook", "file-handbook")
 
 
-def test_a_model_is_found_by_its_alias() -> None:
+def test_model_is_found_by_alias() -> None:
     model = Model(id="tuned", aliases=("latest",))
     assert chat.find_model([model], "latest") is model
     assert chat.find_model([model], "gone") is None
 
 
 @pytest.mark.parametrize("num_steps", [100, 100_000])
-def test_a_tick_asks_for_a_limited_part_of_a_long_run(api: StubApi, num_steps: int) -> None:
+def test_refresh_requests_bounded_part_of_long_run(api: StubApi, num_steps: int) -> None:
     api.add_job("ftjob-1", "running", progress={"step": num_steps, "num_steps": num_steps})
     for step in range(num_steps // 100):
         api.add_event("ftjob-1", f"Saved a checkpoint at step {step}")
@@ -136,7 +136,7 @@ def view_run(api: StubApi, run_id: str, known: KnownEvents = NO_EVENTS) -> View:
     return ask(api, lambda client: runs.read_view(client, run_id, known))
 
 
-def test_a_tick_adds_new_events_to_those_that_the_page_has(api: StubApi) -> None:
+def test_refresh_adds_new_events_to_known_events(api: StubApi) -> None:
     api.add_job("ftjob-1", "running")
     known = NO_EVENTS
     for number in range(250):
@@ -149,7 +149,7 @@ def test_a_tick_adds_new_events_to_those_that_the_page_has(api: StubApi) -> None
     assert all(message in view.events for message in expected)
 
 
-def test_events_are_asked_for_anew_where_those_that_the_page_has_are_no_longer_there(
+def test_refresh_reads_all_events_when_known_events_were_removed(
     api: StubApi,
 ) -> None:
     api.add_job("ftjob-1", "running")
@@ -161,7 +161,7 @@ def test_events_are_asked_for_anew_where_those_that_the_page_has_are_no_longer_t
     assert [event.message for event in view.known.events] == ["event 0."]
 
 
-def test_another_run_does_not_show_the_events_of_the_one_before(api: StubApi) -> None:
+def test_view_of_other_run_does_not_show_former_events(api: StubApi) -> None:
     for name in ("ftjob-1", "ftjob-2"):
         api.add_job(name, "running")
         api.add_event(name, f"{name} has started")

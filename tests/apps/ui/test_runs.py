@@ -18,7 +18,7 @@ def visitor(api: StubApi) -> Iterator[PageCaller]:
         visitor.close()
 
 
-def count_bytes_of_a_tick(visitor: PageCaller, api: StubApi) -> int:
+def count_refresh_bytes(visitor: PageCaller, api: StubApi) -> int:
     """Return the number of bytes that the API sends for the second tick of an open page."""
     session = uuid.uuid4().hex
     refresh, size = visitor.find_function("refresh"), 0
@@ -30,15 +30,15 @@ def count_bytes_of_a_tick(visitor: PageCaller, api: StubApi) -> int:
     return size
 
 
-def test_a_tick_costs_no_more_however_much_has_happened(visitor: PageCaller, api: StubApi) -> None:
+def test_refresh_size_does_not_grow_with_history(visitor: PageCaller, api: StubApi) -> None:
     for number in range(100):
         api.add_job(f"ftjob-{number + 2}", "succeeded")
     api.add_job("ftjob-1", "running", progress={"step": 1000, "num_steps": 2000})
     api.add_event("ftjob-1", "Training started")
-    before = count_bytes_of_a_tick(visitor, api)
+    before = count_refresh_bytes(visitor, api)
     api.files += [{**api.files[0], "id": f"file-{number}"} for number in range(3000)]
     for number in range(3000):
         api.add_event("ftjob-1", f"Saved a checkpoint at step {number}")
         api.add_job(f"ftjob-{number + 200}", "succeeded")
-    assert count_bytes_of_a_tick(visitor, api) < 1.1 * before
+    assert count_refresh_bytes(visitor, api) < 1.1 * before
     assert "files" not in dict(api.queries)

@@ -26,7 +26,7 @@ def test_only_changed_settings_are_sent() -> None:
     assert collect({"learning_rate": 0}) == {"learning_rate": 0}
 
 
-def test_what_is_left_as_it_was_is_no_change() -> None:
+def test_unchanged_fields_are_no_changes() -> None:
     """For every type of value, the page reads back the same value that it shows."""
     shown = {key: build_setting(key, SCHEMAS[key], value).value for key, value in DEFAULTS.items()}
     assert collect(shown) == {}
@@ -35,7 +35,7 @@ def test_what_is_left_as_it_was_is_no_change() -> None:
 
 
 @pytest.mark.parametrize("typed", [2.5, 2.0, 3])
-def test_a_number_is_sent_as_it_was_typed(typed: float) -> None:
+def test_number_is_sent_as_typed(typed: float) -> None:
     """The API rejects half an epoch; the page does not round it."""
     field = build_setting("epochs", SCHEMAS["epochs"], 4)
     assert isinstance(field, gr.Number)
@@ -43,33 +43,33 @@ def test_a_number_is_sent_as_it_was_typed(typed: float) -> None:
 
 
 @pytest.mark.parametrize(("key", "empty"), [("learning_rate", None), ("adam_betas", " ")])
-def test_an_empty_field_is_not_the_default(key: str, empty: str | None) -> None:
+def test_empty_required_field_raises(key: str, empty: str | None) -> None:
     with pytest.raises(ValueError, match=rf"^{key[:4].capitalize()}.* is empty.*default is"):
         collect({key: empty})
 
 
-def test_an_emptied_field_of_a_setting_that_may_be_unset_unsets_it() -> None:
+def test_empty_optional_field_unsets_setting() -> None:
     defaults = {**DEFAULTS, "max_length": 512}
     assert collect_changes(defaults, SCHEMAS, {"max_length": ""}) == {"max_length": None}
 
 
 @pytest.mark.parametrize("key", sorted(SCHEMAS))
-def test_the_examples_of_a_description_can_be_typed(key: str) -> None:
+def test_examples_in_descriptions_are_valid_input(key: str) -> None:
     for example in re.findall(r"[\[{].*[\]}]", SCHEMAS[key].get("description", "")):
         read = read_setting(key, SCHEMAS[key], DEFAULTS[key], example)
         rows = {} if key == "train_files" else {"train_file": "-"}
         TrainingSpec.model_validate({"base_model": "-", **rows, key: read})
 
 
-def test_the_description_of_columns_has_an_example() -> None:
+def test_description_of_columns_has_example() -> None:
     assert '{"prompt": "question"' in SCHEMAS["columns"]["description"]
 
 
-def test_what_is_no_json_is_explained() -> None:
+def test_invalid_json_raises_with_hint() -> None:
     with pytest.raises(ValueError, match=r"^Columns is not JSON.*double quotes"):
         collect({"columns": "{'prompt': 'question'}"})
 
 
 @pytest.mark.parametrize("typed", ["six", "1_000", "nan", "NaN", "true", "null", '"64"'])
-def test_a_text_that_is_no_number_stays_for_the_api_to_refuse(typed: str) -> None:
+def test_text_that_is_no_number_is_sent_unchanged(typed: str) -> None:
     assert collect({"max_length": typed}) == {"max_length": typed}

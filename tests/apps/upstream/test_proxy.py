@@ -125,7 +125,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
         (["tiny", "unknown"], "tiny"),
     ],
 )
-async def test_an_alias_stands_for_the_newest_of_its_models_that_is_there(
+async def test_alias_resolves_to_newest_of_its_models_on_upstream(
     open_client: Open, stub: StubServer, listed: list[str], answering: str
 ) -> None:
     stub.models = listed
@@ -135,7 +135,7 @@ async def test_an_alias_stands_for_the_newest_of_its_models_that_is_there(
     assert [asked["model"] for asked in stub.asked] == [answering]
 
 
-async def test_an_alias_does_not_go_back_to_what_was_undone(
+async def test_alias_does_not_resolve_to_rolled_back_model(
     open_client: Open, stub: StubServer, store: ModelStore
 ) -> None:
     store.roll_back_alias("latest")
@@ -143,9 +143,7 @@ async def test_an_alias_does_not_go_back_to_what_was_undone(
     assert (await ask(await open_client(stub.url))).headers["x-model-id"] == "tiny"
 
 
-async def test_a_model_that_is_named_is_the_one_or_none(
-    open_client: Open, stub: StubServer
-) -> None:
+async def test_named_model_without_upstream_gets_503(open_client: Open, stub: StubServer) -> None:
     client = await open_client(stub.url)
     refused = await ask(client, model="third")
     assert refused.status_code == 503
@@ -156,7 +154,7 @@ async def test_a_model_that_is_named_is_the_one_or_none(
     assert stub.asked == []
 
 
-async def test_each_request_goes_to_a_server_that_has_the_model(
+async def test_request_is_sent_to_upstream_that_has_model(
     open_client: Open, stub: StubServer, other: StubServer
 ) -> None:
     other.models = ["third"]
@@ -166,7 +164,7 @@ async def test_each_request_goes_to_a_server_that_has_the_model(
     assert [len(server.asked) for server in (stub, other)] == [1, 1]
 
 
-async def test_a_place_where_nothing_is_deployed_has_no_models(
+async def test_upstream_without_application_has_no_models(
     open_client: Open, stub: StubServer, other: StubServer
 ) -> None:
     other.listing_refusal = refuse_plainly(404, "not found")
@@ -174,7 +172,7 @@ async def test_a_place_where_nothing_is_deployed_has_no_models(
     assert answer.headers["x-model-id"] == "tiny"
 
 
-async def test_a_model_that_has_just_gone_is_looked_for_again(
+async def test_model_unloaded_by_upstream_is_resolved_again(
     open_client: Open, stub: StubServer
 ) -> None:
     stub.models = ["tiny", "third"]
@@ -185,30 +183,34 @@ async def test_a_model_that_has_just_gone_is_looked_for_again(
     assert [asked["model"] for asked in stub.asked] == ["third", "third", "tiny"]
 
 
-async def test_what_a_server_has_cannot_be_deleted(
-    open_client: Open, stub: StubServer, store: ModelStore, asked_often: None
+async def test_model_on_upstream_is_not_deleted(
+    open_client: Open, stub: StubServer, store: ModelStore, short_listing_interval: None
 ) -> None:
     stub.models = ["tiny", "second", "third"]
     await open_client(stub.url)
     with pytest.raises(ModelInUseError):
         store.delete("second")
     stub.models = ["third"]
-    await have_asked(stub)
+    await wait_for_listing(stub)
     store.delete("second")
     assert not store.has("second")
 
 
-async def test_what_another_server_still_has_is_held(
-    open_client: Open, stub: StubServer, other: StubServer, store: ModelStore, asked_often: None
+async def test_model_on_second_upstream_is_not_deleted(
+    open_client: Open,
+    stub: StubServer,
+    other: StubServer,
+    store: ModelStore,
+    short_listing_interval: None,
 ) -> None:
     stub.models = other.models = ["second"]
     await open_client(stub.url, other.url)
     stub.models = []
-    await have_asked(stub)
+    await wait_for_listing(stub)
     with pytest.raises(ModelInUseError):
         store.delete("second")
     other.listing_refusal = refuse_plainly(404, "not found")
-    await have_asked(other)
+    await wait_for_listing(other)
     store.delete("second")
 
 
@@ -216,29 +218,29 @@ async def test_what_another_server_still_has_is_held(
 
 
 @pytest.fixture
-def asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_listing_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy, "LISTING_INTERVAL_S", 0.01)
 
 
-async def have_asked(stub: StubServer) -> None:
+async def wait_for_listing(stub: StubServer) -> None:
     """Wait until a model list that is requested after this call has been read."""
     number = stub.num_listings + 3
     await wait_until(lambda: stub.num_listings >= number)
 
 
-async def test_requests_do_not_ask_for_listings(open_client: Open, stub: StubServer) -> None:
+async def test_requests_do_not_list_upstream_models(open_client: Open, stub: StubServer) -> None:
     client = await open_client(stub.url)
     answers = await asyncio.gather(*(ask(client) for _ in range(8)))
     assert {answer.status_code for answer in answers} == {200}
     assert stub.num_listings == 1
 
 
-async def test_a_new_model_is_noticed_without_being_asked_for(
-    open_client: Open, stub: StubServer, asked_often: None
+async def test_new_upstream_model_is_detected_by_polling(
+    open_client: Open, stub: StubServer, short_listing_interval: None
 ) -> None:
     client = await open_client(stub.url)
     stub.models = ["tiny", "third"]
-    await have_asked(stub)
+    await wait_for_listing(stub)
     assert (await ask(client)).headers["x-model-id"] == "third"
 
 
@@ -246,12 +248,12 @@ WRONG_LISTINGS = [{"data": None}, {"data": [{}]}, {"data": ["tiny"]}, {"models":
 
 
 @pytest.mark.parametrize("wrong", [*WRONG_LISTINGS, "down", "garbled", "slow"], ids=str)
-async def test_while_a_server_does_not_list_the_last_listing_holds_for_a_time(
+async def test_last_listing_is_used_until_it_expires(
     open_client: Open,
     stub: StubServer,
     store: ModelStore,
     monkeypatch: pytest.MonkeyPatch,
-    asked_often: None,
+    short_listing_interval: None,
     wrong: Any,
 ) -> None:
     client = await open_client(stub.url)
@@ -262,7 +264,7 @@ async def test_while_a_server_does_not_list_the_last_listing_holds_for_a_time(
         stub.listing_delay_s = 1.0
     else:
         stub.listing_refusal = refusals[wrong] if isinstance(wrong, str) else JSONResponse(wrong)
-    await have_asked(stub)
+    await wait_for_listing(stub)
     assert (await ask(client)).headers["x-model-id"] == "tiny"
     monkeypatch.setattr(upstream_client, "LISTING_AGE_S", 0.0)
     answer = await ask(client)
@@ -270,7 +272,7 @@ async def test_while_a_server_does_not_list_the_last_listing_holds_for_a_time(
     assert "a server does not answer" in answer.json()["error"]["message"]
 
 
-async def test_a_server_that_hangs_delays_nobody(
+async def test_hanging_upstream_does_not_delay_other_requests(
     open_client: Open, stub: StubServer, other: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upstream_client, "LISTING_TIMEOUT_S", 1.0)
@@ -284,9 +286,7 @@ async def test_a_server_that_hangs_delays_nobody(
     assert time.monotonic() - began < 0.9
 
 
-async def test_a_server_that_went_down_is_passed_over_at_once(
-    open_client: Open, stub: StubServer
-) -> None:
+async def test_unreachable_upstream_is_skipped_at_once(open_client: Open, stub: StubServer) -> None:
     with serve_stub() as first:
         first.models = ["tiny", "third"]
         client = await open_client(first.url, stub.url)
@@ -295,14 +295,14 @@ async def test_a_server_that_went_down_is_passed_over_at_once(
     assert stub.num_listings == 1, "nobody had to ask again"
 
 
-async def test_serve_opens_and_closes_it(
+async def test_serve_lifespan_opens_and_closes_upstream_proxy(
     services: Services, store: ModelStore, stub: StubServer
 ) -> None:
     upstream_proxy = UpstreamProxy(store, [UpstreamSettings(url=stub.url)], timeout_s=TIMEOUT_S)
     app = build_http(replace(services, text=upstream_proxy), None)
     incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     outgoing: asyncio.Queue[Any] = asyncio.Queue()
-    living = asyncio.create_task(app({"type": "lifespan"}, incoming.get, outgoing.put))
+    lifespan = asyncio.create_task(app({"type": "lifespan"}, incoming.get, outgoing.put))
     await incoming.put({"type": "lifespan.startup"})
     assert (await outgoing.get())["type"] == "lifespan.startup.complete"
     await upstream_proxy.check()
@@ -311,14 +311,14 @@ async def test_serve_opens_and_closes_it(
         store.delete("tiny")
     await incoming.put({"type": "lifespan.shutdown"})
     assert (await outgoing.get())["type"] == "lifespan.shutdown.complete"
-    await living
+    await lifespan
     store.delete("tiny")
 
 
 # Responses
 
 
-async def test_an_answer_is_handed_back_with_its_origin(
+async def test_answer_is_forwarded_with_origin_of_its_model(
     open_client: Open, stub: StubServer, store: ModelStore
 ) -> None:
     answer = await ask(await open_client(stub.url), temperature=0.5, tools=[{"type": "function"}])
@@ -330,7 +330,7 @@ async def test_an_answer_is_handed_back_with_its_origin(
     assert asked == {**CHAT, **expected}
 
 
-async def test_the_headers_are_those_of_our_own_answers(
+async def test_forwarded_answer_has_headers_of_own_answer(
     open_client: Open, services: Services, stub: StubServer, store: ModelStore, tmp_path: Path
 ) -> None:
     folder = build_tiny_model(tmp_path / "traced")
@@ -348,7 +348,7 @@ async def test_the_headers_are_those_of_our_own_answers(
     assert expected.headers["x-checkpoint"] == "step-7"
 
 
-async def test_completions_are_handed_on_too(open_client: Open, stub: StubServer) -> None:
+async def test_completions_are_forwarded(open_client: Open, stub: StubServer) -> None:
     body = {"model": "tiny", "prompt": "Hello", "echo": True}
     client = await open_client(stub.url)
     answer = await client.post("/v1/completions", json=body)
@@ -356,7 +356,7 @@ async def test_completions_are_handed_on_too(open_client: Open, stub: StubServer
     assert stub.asked == [body]
 
 
-async def test_a_stream_names_its_model_in_every_chunk(
+async def test_each_chunk_of_stream_names_its_model(
     open_client: Open, stub: StubServer, store: ModelStore
 ) -> None:
     answer = await ask(await open_client(stub.url), stream=True)
@@ -369,7 +369,7 @@ async def test_a_stream_names_its_model_in_every_chunk(
     assert answer.headers["content-type"].startswith("text/event-stream")
 
 
-async def test_a_stream_comes_as_it_is_made(store: ModelStore, stub: StubServer) -> None:
+async def test_stream_is_forwarded_without_buffering(store: ModelStore, stub: StubServer) -> None:
     stub.words, stub.delay_s = [str(number) for number in range(4)], 0.1
     async with open_proxy(store, stub.url) as upstream_proxy:
         _, chunks = await upstream_proxy.ask("/v1/chat/completions", {**CHAT, "stream": True})
@@ -379,7 +379,7 @@ async def test_a_stream_comes_as_it_is_made(store: ModelStore, stub: StubServer)
 
 
 @pytest.mark.parametrize("text", ["a\u2028b", "a\u0085b", "a\x1cb", "a\u2029", "ü€😀"])
-async def test_a_text_may_have_what_others_take_for_the_end_of_a_line(
+async def test_text_with_unicode_line_separators_is_forwarded(
     open_client: Open, stub: StubServer, text: str
 ) -> None:
     stub.words = [text, "."]
@@ -388,7 +388,7 @@ async def test_a_text_may_have_what_others_take_for_the_end_of_a_line(
     assert [chunk["choices"][0]["delta"]["content"] for chunk in chunks] == [text, "."]
 
 
-async def test_one_connection_serves_for_many_answers(open_client: Open, stub: StubServer) -> None:
+async def test_upstream_connection_is_reused(open_client: Open, stub: StubServer) -> None:
     client = await open_client(stub.url)
     for number in range(6):
         assert (await ask(client, stream=number % 3 != 0)).status_code == 200
@@ -396,7 +396,7 @@ async def test_one_connection_serves_for_many_answers(open_client: Open, stub: S
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_half_a_character_is_not_handed_on(
+async def test_unpaired_surrogate_is_replaced(
     open_client: Open, stub: StubServer, stream: bool
 ) -> None:
     stub.words = ["\ud83d", "\\ud83d", "\ud83d\ude00"]
@@ -411,7 +411,7 @@ async def test_half_a_character_is_not_handed_on(
         assert answer.json()["choices"][0]["message"]["content"] == "".join(expected)
 
 
-async def test_a_body_has_its_limit_here_too(open_client: Open, stub: StubServer) -> None:
+async def test_body_beyond_limit_is_not_forwarded(open_client: Open, stub: StubServer) -> None:
     async def send() -> AsyncIterator[bytes]:
         for _ in range(MAX_TEXT_BYTES // 1_000_000 + 1):
             yield b" " * 1_000_000
@@ -442,7 +442,7 @@ async def test_a_body_has_its_limit_here_too(open_client: Open, stub: StubServer
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_a_server_refuses_is_told_in_our_words(
+async def test_upstream_errors_are_mapped_to_status_and_message(
     open_client: Open,
     stub: StubServer,
     refusal: Response,
@@ -461,12 +461,12 @@ async def test_what_a_server_refuses_is_told_in_our_words(
         assert error["param"] == "temperature"
 
 
-async def test_when_to_come_back_is_handed_on(open_client: Open, stub: StubServer) -> None:
+async def test_retry_after_header_is_forwarded(open_client: Open, stub: StubServer) -> None:
     stub.refusal = refuse(429, "too many", **{"retry-after": "7"})
     assert (await ask(await open_client(stub.url))).headers["retry-after"] == "7"
 
 
-async def test_a_server_that_is_down_is_told_as_such(open_client: Open) -> None:
+async def test_unreachable_upstream_gets_503_and_is_not_ready(open_client: Open) -> None:
     with serve_stub() as stub:
         stub.models = ["tiny"]
         client = await open_client(stub.url)
@@ -480,14 +480,14 @@ async def test_a_server_that_is_down_is_told_as_such(open_client: Open) -> None:
         assert (await client_of_it.get("/healthz")).status_code == 503
 
 
-async def test_without_a_model_it_is_not_ready(open_client: Open, stub: StubServer) -> None:
+async def test_upstream_without_models_is_not_ready(open_client: Open, stub: StubServer) -> None:
     stub.models = []
     answer = await (await open_client(stub.url)).get("/healthz")
     assert (answer.status_code, answer.json()["checks"]["generator"]) == (503, "failed")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_nothing_is_waited_for_beyond_the_deadline(
+async def test_late_upstream_answer_gets_504_and_is_cancelled(
     open_client: Open, stub: StubServer, stream: bool
 ) -> None:
     stub.delay_s = 3.0
@@ -497,7 +497,7 @@ async def test_nothing_is_waited_for_beyond_the_deadline(
     await wait_until(lambda: stub.num_open == 0)
 
 
-async def test_a_slow_stream_ends_with_an_error(open_client: Open, stub: StubServer) -> None:
+async def test_stream_beyond_deadline_ends_with_error(open_client: Open, stub: StubServer) -> None:
     stub.words, stub.delay_s = ["x"] * 20, 0.1
     answer = await ask(await open_client(stub.url, timeout_s=0.35), stream=True)
     *chunks, last = read_events(answer)
@@ -505,9 +505,7 @@ async def test_a_slow_stream_ends_with_an_error(open_client: Open, stub: StubSer
     assert "no complete answer within 0.35 s" in last["error"]["message"]
 
 
-async def test_a_client_that_reads_slowly_is_given_the_time(
-    store: ModelStore, stub: StubServer
-) -> None:
+async def test_slow_client_does_not_exhaust_deadline(store: ModelStore, stub: StubServer) -> None:
     stub.words = ["x"] * 5
     read = []
     async with open_proxy(store, stub.url, timeout_s=0.3) as upstream_proxy:
@@ -519,7 +517,7 @@ async def test_a_client_that_reads_slowly_is_given_the_time(
     assert len(read) == 5
 
 
-async def test_a_stream_that_breaks_off_is_told_as_such(
+async def test_interrupted_upstream_stream_ends_with_error(
     open_client: Open, stub: StubServer
 ) -> None:
     stub.num_words_sent = 1
@@ -528,7 +526,7 @@ async def test_a_stream_that_breaks_off_is_told_as_such(
     assert "ended its answer too early" in error["error"]["message"]
 
 
-async def test_a_client_that_leaves_ends_the_servers_work(
+async def test_disconnected_client_cancels_upstream_request(
     services: Services, store: ModelStore, stub: StubServer
 ) -> None:
     """Only a client on a real socket can disconnect."""
@@ -565,7 +563,7 @@ async def test_a_client_that_leaves_ends_the_servers_work(
         ("http://127.0.0.1:8000", "THEIR_KEY", "theirs"),
     ],
 )
-def test_our_key_stays_on_this_machine(
+def test_own_key_is_sent_only_to_local_upstream(
     monkeypatch: pytest.MonkeyPatch, url: str, key_variable: str | None, expected: str | None
 ) -> None:
     monkeypatch.setenv("TUNESERVE_API_KEY", "ours")
@@ -575,18 +573,18 @@ def test_our_key_stays_on_this_machine(
 
 
 @pytest.mark.parametrize("url", ["http://us:er@host", "https://key@host/v", "http://h/a@b", "x"])
-def test_a_key_does_not_stand_in_a_url(url: str) -> None:
+def test_upstream_url_with_credentials_is_refused(url: str) -> None:
     with pytest.raises(ValidationError, match="url"):
         UpstreamSettings.model_validate(url)
 
 
-def test_a_key_that_is_not_there_is_named() -> None:
+def test_missing_key_variable_error_names_variable() -> None:
     settings = UpstreamSettings(url="https://models.example", key_variable="THEIR_KEY")
     with pytest.raises(ValueError, match=r"^the environment variable 'THEIR_KEY' is not set"):
         find_upstream_key(settings)
 
 
-async def test_a_server_gets_its_key_and_no_client_knows_it(
+async def test_upstream_receives_configured_key_and_not_key_of_client(
     open_client: Open, stub: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUNESERVE_API_KEY", "theirs")

@@ -42,7 +42,7 @@ def describe(layout: StorageLayout, **settings: Any) -> LLMConfig:
     return LLMConfig.model_validate(described)
 
 
-def test_a_model_is_served_from_the_store_under_its_id(layout: StorageLayout) -> None:
+def test_model_is_served_from_store_under_its_id(layout: StorageLayout) -> None:
     config = describe(layout, engine={"gpu_memory_utilization": 0.5}, accelerator_type="L4")
     loading: Any = config.model_loading_config
     assert (loading.model_id, loading.model_source) == ("tiny", str(layout.model("tiny")))
@@ -51,7 +51,7 @@ def test_a_model_is_served_from_the_store_under_its_id(layout: StorageLayout) ->
     assert config.deployment_config["num_replicas"] == 1
 
 
-def test_vllm_gets_no_model_whose_settings_name_a_file(layout: StorageLayout) -> None:
+def test_model_whose_tokenizer_settings_name_file_is_refused(layout: StorageLayout) -> None:
     """vLLM passes the directory to transformers, which opens the `vocab` of some classes."""
     source = layout.root / "source"
     shutil.copytree(layout.model("tiny"), source)
@@ -64,10 +64,10 @@ def test_vllm_gets_no_model_whose_settings_name_a_file(layout: StorageLayout) ->
         describe(layout, models=["old"])
 
 
-def test_replicas_are_as_the_operator_says(layout: StorageLayout) -> None:
-    surging = {"num_replicas": 2, "max_surge_percent": 100}
-    config = describe(layout, deployment=surging).deployment_config
-    assert surging.items() <= config.items()
+def test_replica_settings_are_passed_to_serve(layout: StorageLayout) -> None:
+    replica_settings = {"num_replicas": 2, "max_surge_percent": 100}
+    config = describe(layout, deployment=replica_settings).deployment_config
+    assert replica_settings.items() <= config.items()
     scaling = {"autoscaling_config": {"min_replicas": 1, "max_replicas": 4}}
     config = describe(layout, deployment=scaling).deployment_config
     assert "num_replicas" not in config, "Serve takes only one of the two"
@@ -78,7 +78,7 @@ def test_replicas_are_as_the_operator_says(layout: StorageLayout) -> None:
         describe(layout, deployment={"max_surge_percent": 101})
 
 
-def test_an_alias_and_an_unknown_model_are_refused(
+def test_alias_and_unknown_model_are_refused(
     layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm_app, "BASE_MODEL_TIMEOUT_S", 0.0)
@@ -88,9 +88,7 @@ def test_an_alias_and_an_unknown_model_are_refused(
         describe(layout, models=["nobody"])
 
 
-def test_a_model_that_is_just_being_added_is_waited_for(
-    layout: StorageLayout, tmp_path: Path
-) -> None:
+def test_model_being_added_is_waited_for(layout: StorageLayout, tmp_path: Path) -> None:
     folder = build_tiny_model(tmp_path / "late", seed=1)
     adding = threading.Timer(0.3, ModelStore(layout).add, (folder, "late"))
     adding.start()
@@ -99,14 +97,14 @@ def test_a_model_that_is_just_being_added_is_waited_for(
     assert loading.model_id == "late"
 
 
-def test_a_model_whose_files_have_changed_is_refused(layout: StorageLayout) -> None:
+def test_model_with_changed_files_is_refused(layout: StorageLayout) -> None:
     (layout.model("tiny") / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"^tiny: 'config\.json' differs"):
         describe(layout)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
-def test_without_vllm_it_says_what_to_install(layout: StorageLayout) -> None:
+def test_missing_vllm_error_names_install_command(layout: StorageLayout) -> None:
     with pytest.raises(
         ValueError, match=r"^vLLM cannot be used here .* pip install 'tuneserve\[vllm\]'$"
     ):
@@ -120,27 +118,27 @@ def read_deploy(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("is_uncommented", [False, True])
-def test_the_deploy_file_is_one_that_serve_and_we_take(is_uncommented: bool) -> None:
+def test_deploy_file_matches_schemas_of_serve_and_applications(is_uncommented: bool) -> None:
     text = DEPLOY.read_text()
     if is_uncommented:  # also the part that is commented out
         text = re.sub(r"^  # (?=  |- )", "  ", text, flags=re.MULTILINE)
     applications = read_deploy(text)
-    places = [name for name in applications if name.startswith("vllm")]
-    assert places == (["vllm-a", "vllm-b"] if is_uncommented else ["vllm-a"])
+    vllm_names = [name for name in applications if name.startswith("vllm")]
+    assert vllm_names == (["vllm-a", "vllm-b"] if is_uncommented else ["vllm-a"])
     api = ApplicationSettings.model_validate(applications["tuneserve"]["args"])
     UiSettings.model_validate(applications["page"]["args"])
-    for name in places:
-        place = applications[name]
-        settings = VllmSettings.model_validate(place["args"])
+    for name in vllm_names:
+        vllm_application = applications[name]
+        settings = VllmSettings.model_validate(vllm_application["args"])
         assert settings.storage == api.storage
-        url = f"http://127.0.0.1:{read_port(DEPLOY)}{place['route_prefix']}"
+        url = f"http://127.0.0.1:{read_port(DEPLOY)}{vllm_application['route_prefix']}"
         assert url in {upstream.url for upstream in api.upstreams}
     assert set(VllmSettings.model_validate(applications["vllm-a"]["args"]).models) <= set(
         api.base_models
     ), "what it starts with is there on the first start"
 
 
-def test_every_application_can_be_imported_and_built() -> None:
+def test_each_application_can_be_imported_and_validates_its_args() -> None:
     """Serve's validation before a builder runs names a wrong key in `args`."""
     for application in read_deploy(DEPLOY.read_text()).values():
         module, _, name = application["import_path"].partition(":")
@@ -151,7 +149,7 @@ def test_every_application_can_be_imported_and_built() -> None:
             )
 
 
-def test_init_writes_it(tmp_path: Path) -> None:
+def test_init_writes_vllm_deploy_file(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["init", "--vllm", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "deploy.vllm.yaml").read_text() == DEPLOY.read_text()

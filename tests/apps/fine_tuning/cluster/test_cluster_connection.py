@@ -12,7 +12,7 @@ from training.run.lease import LeaseWatch
 TIMEOUT_S = 60.0
 
 
-def test_a_process_ends_where_its_cluster_has_ended(layout: StorageLayout) -> None:
+def test_job_process_ends_when_its_cluster_has_ended(layout: StorageLayout) -> None:
     run = add_job(layout, "tiny")
     run.update_record(writer="job", job_id="job-1")
     command = [

@@ -36,7 +36,7 @@ def list_ids(reader: EventsReader, run: RunFolder, limit: int, **more: str) -> l
     return [event["id"] for event in reader.read_newest(run, limit, **more).events]
 
 
-def test_the_newest_events_are_those_of_the_whole_file(run: RunFolder) -> None:
+def test_newest_events_match_events_file(run: RunFolder) -> None:
     reader = EventsReader()
     assert reader.read_newest(run, 10) == ([], False)
     add_events(run, 1, 30)
@@ -49,7 +49,7 @@ def test_the_newest_events_are_those_of_the_whole_file(run: RunFolder) -> None:
     assert not reader.read_newest(run, 33).has_more
 
 
-def test_pages_of_events_have_each_event_once(run: RunFolder) -> None:
+def test_each_event_is_on_exactly_one_page(run: RunFolder) -> None:
     reader, seen = EventsReader(), list[str]()
     add_events(run, 1, 25)
     has_more = True
@@ -61,7 +61,7 @@ def test_pages_of_events_have_each_event_once(run: RunFolder) -> None:
     assert seen == [name_event(run, number) for number in range(25, 0, -1)]
 
 
-def test_only_the_events_after_one_are_read(run: RunFolder) -> None:
+def test_newer_than_returns_only_later_events(run: RunFolder) -> None:
     reader = EventsReader()
     add_events(run, 1, 20)
     newer = name_event(run, 17)
@@ -75,7 +75,7 @@ def test_only_the_events_after_one_are_read(run: RunFolder) -> None:
     assert reader.read_newest(run, 10, newer_than=name_event(run, 20)) == ([], False)
 
 
-def test_a_torn_line_is_skipped_and_has_no_id(run: RunFolder) -> None:
+def test_incomplete_line_is_skipped_and_has_no_id(run: RunFolder) -> None:
     reader = EventsReader()
     add_events(run, 1, 3)
     with run.events.path.open("a") as file:
@@ -91,7 +91,7 @@ def test_a_torn_line_is_skipped_and_has_no_id(run: RunFolder) -> None:
     ]
 
 
-def test_a_file_that_was_replaced_is_read_anew(run: RunFolder) -> None:
+def test_replaced_events_file_is_read_from_start(run: RunFolder) -> None:
     reader = EventsReader()
     add_events(run, 1, 50)
     reader.read_newest(run, 10)
@@ -113,14 +113,14 @@ def test_a_file_that_was_replaced_is_read_anew(run: RunFolder) -> None:
         "",
     ],
 )
-def test_an_id_that_no_event_has_is_refused(run: RunFolder, param: str, event_id: str) -> None:
+def test_unknown_event_id_is_refused(run: RunFolder, param: str, event_id: str) -> None:
     add_events(run, 1, 3)
     with pytest.raises(ApiError, match="expected the id of an event") as caught:
         EventsReader().read_newest(run, 10, **{param: event_id})
     assert (caught.value.status, caught.value.param) == (404, param)
 
 
-def test_a_long_run_costs_little_after_the_first_call(run: RunFolder) -> None:
+def test_second_read_of_long_events_file_is_fast(run: RunFolder) -> None:
     reader = EventsReader()
     add_events(run, 1, 100_000)
     reader.read_newest(run, 100)
@@ -134,7 +134,7 @@ def test_a_long_run_costs_little_after_the_first_call(run: RunFolder) -> None:
     assert min(took_s) < 0.02
 
 
-async def test_a_list_of_events_reads_only_what_was_added(
+async def test_events_route_reads_only_appended_events(
     client: httpx.AsyncClient, layout: StorageLayout
 ) -> None:
     """The events already read are damaged afterwards, so that a second read would fail."""

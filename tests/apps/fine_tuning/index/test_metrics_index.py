@@ -19,7 +19,7 @@ def write_steps(path: Path, first: int, last: int, every: int = 1000) -> None:
             file.write(json.dumps({"step": step, "loss": 2.0, "tokens": 9, **extra}) + "\n")
 
 
-async def test_metrics_are_thinned_over_http(
+async def test_metrics_route_thins_metrics(
     client: httpx.AsyncClient, layout: StorageLayout
 ) -> None:
     run = add_job(layout, "tiny")
@@ -47,7 +47,7 @@ async def test_metrics_are_thinned_over_http(
     assert (await client.get(path, params={"max_points": 1})).status_code in (400, 422)
 
 
-def test_thinning_chooses_the_same_lines_as_the_file_grows(tmp_path: Path) -> None:
+def test_thinning_selects_same_steps_as_file_grows(tmp_path: Path) -> None:
     path, reader = tmp_path / "metrics.jsonl", MetricsReader()
     write_steps(path, 1, 3000)
     before = [line["step"] for line in reader.read(path, 0, 200)]
@@ -60,7 +60,7 @@ def test_thinning_chooses_the_same_lines_as_the_file_grows(tmp_path: Path) -> No
     assert reader.read(path)[-1]["step"] == 3010
 
 
-def test_a_file_that_was_cut_back_is_read_anew(tmp_path: Path) -> None:
+def test_replaced_metrics_file_is_read_from_start(tmp_path: Path) -> None:
     path, reader = tmp_path / "metrics.jsonl", MetricsReader()
     write_steps(path, 1, 50)
     assert len(reader.read(path)) == 50
@@ -71,7 +71,7 @@ def test_a_file_that_was_cut_back_is_read_anew(tmp_path: Path) -> None:
     assert len(reader.read(path)) == 60
 
 
-def test_a_long_run_costs_little_after_the_first_call(tmp_path: Path) -> None:
+def test_second_read_of_long_metrics_file_is_fast(tmp_path: Path) -> None:
     path, reader = tmp_path / "metrics.jsonl", MetricsReader()
     write_steps(path, 1, 100_000)
     reader.read(path, 0, 500)

@@ -85,7 +85,7 @@ def list_errors(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
 # Cost
 
 
-async def test_a_pass_over_ended_runs_and_checked_files_reads_none_of_them(
+async def test_reconcile_pass_reads_no_ended_run_or_validated_file(
     queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str
 ) -> None:
     add_ended_runs(layout, 30)
@@ -103,7 +103,7 @@ async def test_a_pass_over_ended_runs_and_checked_files_reads_none_of_them(
     assert len(opened) <= 20
 
 
-async def test_a_list_of_jobs_reads_those_of_its_page(
+async def test_job_list_reads_only_records_of_its_page(
     client: httpx.AsyncClient, layout: StorageLayout
 ) -> None:
     add_ended_runs(layout, 60)
@@ -117,7 +117,7 @@ async def test_a_list_of_jobs_reads_those_of_its_page(
     }
 
 
-async def test_a_list_of_files_reads_none_that_has_not_changed(
+async def test_file_list_reads_no_unchanged_file(
     client: httpx.AsyncClient, layout: StorageLayout
 ) -> None:
     add_checked_files(layout, 40)
@@ -134,7 +134,7 @@ async def test_a_list_of_files_reads_none_that_has_not_changed(
 # Changes by other processes
 
 
-def test_every_change_of_another_process_is_seen(layout: StorageLayout) -> None:
+def test_index_detects_changes_by_other_processes(layout: StorageLayout) -> None:
     runs, index = add_ended_runs(layout, 5), RunIndex(layout)
     age(layout.runs)
     assert len(index.scan().runs) == 5
@@ -156,7 +156,7 @@ def test_every_change_of_another_process_is_seen(layout: StorageLayout) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 300, b'{"id": "x"}', b"[1]"])
-async def test_a_damaged_record_holds_up_no_other_run(
+async def test_damaged_run_record_does_not_block_other_runs(
     queue: RunQueue,
     client: httpx.AsyncClient,
     layout: StorageLayout,
@@ -191,7 +191,7 @@ async def test_a_damaged_record_holds_up_no_other_run(
     assert jobs.started == [other.path.name, broken.path.name]
 
 
-async def test_stray_entries_hold_up_no_run(
+async def test_foreign_entries_in_storage_do_not_block_runs(
     queue: RunQueue,
     client: httpx.AsyncClient,
     layout: StorageLayout,
@@ -214,7 +214,7 @@ async def test_stray_entries_hold_up_no_run(
     assert (layout.runs / "notes.txt").read_text() == "mine"
 
 
-async def test_a_fifo_in_place_of_a_record_holds_up_no_other_run(
+async def test_fifo_as_run_record_does_not_block_other_runs(
     queue: RunQueue, client: httpx.AsyncClient, jobs: NotedJobs, file_id: str
 ) -> None:
     """Previously, opening the FIFO blocked until it had a writer, and no run was started."""
@@ -227,7 +227,7 @@ async def test_a_fifo_in_place_of_a_record_holds_up_no_other_run(
     assert [job["status"] for job in listed] == ["queued", "unreadable"]
 
 
-async def test_a_record_that_a_disk_cannot_give_holds_up_no_other_run(
+async def test_disk_error_of_run_record_does_not_block_other_runs(
     queue: RunQueue,
     jobs: NotedJobs,
     file_id: str,
@@ -252,7 +252,7 @@ async def test_a_record_that_a_disk_cannot_give_holds_up_no_other_run(
     assert jobs.started == [other.path.name, broken.path.name]
 
 
-async def test_a_copy_of_a_run_is_not_started_as_that_run(
+async def test_copied_run_folder_is_not_started(
     queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
@@ -262,7 +262,7 @@ async def test_a_copy_of_a_run_is_not_started_as_that_run(
     assert jobs.started == []
 
 
-async def test_what_an_unreadable_job_may_need_is_not_deleted(
+async def test_resources_that_unreadable_job_may_need_are_not_deleted(
     queue: RunQueue, client: httpx.AsyncClient, layout: StorageLayout, file_id: str
 ) -> None:
     FileStore(layout).add("file-other", b"{}", "other.jsonl")
@@ -277,7 +277,7 @@ async def test_what_an_unreadable_job_may_need_is_not_deleted(
     assert [path.name for path in layout.files.iterdir()] == [file_id]
 
 
-async def test_a_damaged_file_is_a_fault_of_the_server_and_hides_no_other(
+async def test_damaged_file_record_gets_500_and_does_not_hide_other_files(
     queue: RunQueue,
     client: httpx.AsyncClient,
     layout: StorageLayout,
@@ -308,7 +308,7 @@ async def test_a_damaged_file_is_a_fault_of_the_server_and_hides_no_other(
     assert record.read_bytes() == b"\x00" * 100
 
 
-async def test_a_damaged_check_is_made_again(
+async def test_damaged_validation_result_is_computed_again(
     queue: RunQueue, client: httpx.AsyncClient, layout: StorageLayout, file_id: str
 ) -> None:
     (layout.file(file_id) / "check.json").write_bytes(b"{")

@@ -18,8 +18,8 @@ from tests.apps.fine_tuning.conftest import fill_disk
 pytestmark = pytest.mark.anyio
 
 
-async def test_large_files_are_checked_by_a_task_before_a_job_is_queued(
-    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, nothing_is_quick: None
+async def test_large_files_are_validated_by_task_before_job_is_queued(
+    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, no_quick_validation: None
 ) -> None:
     run = await create_run(queue, file_id)
     assert run.read_record().status == "validating_files"
@@ -37,8 +37,8 @@ async def test_large_files_are_checked_by_a_task_before_a_job_is_queued(
     assert jobs.started == [run.path.name]
 
 
-async def test_a_job_with_invalid_rows_in_a_large_file_fails_and_names_the_lines(
-    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, nothing_is_quick: None
+async def test_invalid_rows_in_large_file_fail_job_with_line_numbers(
+    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, no_quick_validation: None
 ) -> None:
     FileStore(layout).add("file-bad", b'{"text": "x"}\n{"text": 3}\n', "bad.jsonl")
     run = await create_run(queue, "file-bad")
@@ -56,7 +56,7 @@ async def test_a_job_with_invalid_rows_in_a_large_file_fails_and_names_the_lines
     assert "'text' is 3, expected text (line 2)" in job["error"]["message"]
 
 
-async def test_an_upload_is_checked_and_counted(
+async def test_upload_is_validated_and_counted(
     queue: RunQueue, layout: StorageLayout, file_id: str
 ) -> None:
     files = FileStore(layout)
@@ -76,8 +76,8 @@ async def test_an_upload_is_checked_and_counted(
     assert str(layout.root) not in bad["status_details"]
 
 
-async def test_large_uploads_are_checked_one_after_the_other(
-    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, nothing_is_quick: None
+async def test_large_uploads_are_validated_one_after_another(
+    queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, no_quick_validation: None
 ) -> None:
     FileStore(layout).add("file-x", b'{"text": "x"}\n', "x.jsonl")
     for _ in range(2):
@@ -89,21 +89,21 @@ async def test_large_uploads_are_checked_one_after_the_other(
     assert jobs.tasks[1:] == [Task("check_file", "file-x")]
 
 
-async def test_no_check_of_files_begins_while_the_application_stops(
-    queue: RunQueue, jobs: NotedJobs, file_id: str, nothing_is_quick: None
+async def test_no_file_validation_starts_during_shutdown(
+    queue: RunQueue, jobs: NotedJobs, file_id: str, no_quick_validation: None
 ) -> None:
     await create_run(queue, file_id)
     await queue.drain()
     assert jobs.tasks == []
 
 
-async def test_a_check_whose_process_dies_is_repeated_a_limited_number_of_times(
+async def test_validation_whose_process_dies_is_repeated_limited_number_of_times(
     queue: RunQueue,
     layout: StorageLayout,
     jobs: NotedJobs,
     rows: RowThread,
     file_id: str,
-    nothing_is_quick: None,
+    no_quick_validation: None,
 ) -> None:
     run = await create_run(queue, file_id)
     now = 0.0
@@ -121,12 +121,12 @@ async def test_a_check_whose_process_dies_is_repeated_a_limited_number_of_times(
     assert refusal["code"] == "interrupted"
 
 
-async def test_a_full_disk_is_no_fault_of_the_rows(
+async def test_full_disk_is_not_reported_as_invalid_rows(
     queue: RunQueue,
     layout: StorageLayout,
     jobs: NotedJobs,
     file_id: str,
-    nothing_is_quick: None,
+    no_quick_validation: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = await create_run(queue, file_id)

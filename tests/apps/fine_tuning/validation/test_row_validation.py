@@ -31,7 +31,7 @@ def add_files(layout: StorageLayout, train: bytes, validation: bytes) -> dict[st
 
 @pytest.mark.parametrize("is_quick", [True, False])
 @pytest.mark.parametrize("param", ["training_file", "validation_file"])
-async def test_files_of_one_name_are_told_apart(
+async def test_invalid_rows_report_parameter_for_files_with_same_name(
     queue: RunQueue,
     layout: StorageLayout,
     monkeypatch: pytest.MonkeyPatch,
@@ -58,7 +58,7 @@ async def test_files_of_one_name_are_told_apart(
     assert found["message"].startswith("bad.jsonl: 1 of 5 rows cannot be used")
 
 
-async def test_an_upload_is_hashed_and_tokenised_once_for_a_model(
+async def test_upload_is_hashed_and_tokenized_once_per_model(
     queue: RunQueue, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = add_files(layout, GOOD, GOOD.replace(b"Twelve", b"Eleven"))
@@ -102,16 +102,14 @@ async def test_an_upload_is_hashed_and_tokenised_once_for_a_model(
     assert sizes == [(4, None), (4, 4), (3, 1)]
 
 
-async def test_a_preview_names_the_file_as_it_was_uploaded(
-    queue: RunQueue, layout: StorageLayout
-) -> None:
+async def test_preview_error_has_uploaded_filename(queue: RunQueue, layout: StorageLayout) -> None:
     FileStore(layout).add("file-train", GOOD, "rows.jsonl")
     with pytest.raises(ApiError) as refused:
         await queue.preview("file-train", "latest", 1, {"columns": {"prompt": "nope"}})
     assert str(refused.value).startswith("rows.jsonl: ")
 
 
-async def test_keys_that_are_not_used_are_in_the_check_the_preview_and_the_events(
+async def test_ignored_keys_are_reported_by_validation_preview_and_events(
     queue: RunQueue, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{**ROW, "id": place, **({"note": "x"} if place == 3 else {})} for place in range(4)]
@@ -138,7 +136,7 @@ async def test_keys_that_are_not_used_are_in_the_check_the_preview_and_the_event
 
 
 @pytest.mark.parametrize("fault", [ValueError("of our own"), OSError(errno.EROFS, "read-only")])
-async def test_a_fault_that_is_not_in_the_rows_is_neither_the_jobs_nor_the_files(
+async def test_internal_error_is_not_reported_as_invalid_rows(
     queue: RunQueue, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
     monkeypatch.setattr("apps.fine_tuning.validation.row_validation.MAX_QUICK_BYTES", 0)
@@ -157,7 +155,7 @@ async def test_a_fault_that_is_not_in_the_rows_is_neither_the_jobs_nor_the_files
 
 
 @pytest.mark.parametrize("damage", [GOOD.replace(b"{", b"}"), GOOD[:-9], None])
-async def test_damaged_bytes_on_the_server_are_not_the_clients_fault(
+async def test_damaged_stored_file_gets_500(
     queue: RunQueue, layout: StorageLayout, damage: bytes | None
 ) -> None:
     files = FileStore(layout)

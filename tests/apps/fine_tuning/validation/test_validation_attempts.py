@@ -26,7 +26,7 @@ def uploaded(file_id: str) -> None:
     assert file_id == TASK.subject
 
 
-def test_pauses_grow_also_over_restarts(layout: StorageLayout) -> None:
+def test_retry_delays_grow_across_restarts(layout: StorageLayout) -> None:
     now = 1_000.0
 
     def restart() -> AttemptCounter:
@@ -44,12 +44,12 @@ def test_pauses_grow_also_over_restarts(layout: StorageLayout) -> None:
     assert restart().is_due(TASK), "so that it is given up at once"
 
 
-def test_a_clock_that_is_set_back_delays_nothing(layout: StorageLayout) -> None:
+def test_clock_set_back_does_not_delay_retry(layout: StorageLayout) -> None:
     AttemptCounter(layout, lambda: 1e9).count(TASK)
     assert AttemptCounter(layout, lambda: 1e6).is_due(TASK)
 
 
-def test_a_try_that_is_withdrawn_does_not_count(layout: StorageLayout) -> None:
+def test_withdrawn_attempt_does_not_count(layout: StorageLayout) -> None:
     attempts = AttemptCounter(layout, lambda: 0.0)
     for _ in range(2):
         attempts.count(TASK)
@@ -59,7 +59,7 @@ def test_a_try_that_is_withdrawn_does_not_count(layout: StorageLayout) -> None:
     assert list(layout.file(TASK.subject).glob("check_tries*")) == []
 
 
-def test_the_count_names_the_version_of_its_format(layout: StorageLayout) -> None:
+def test_attempt_count_has_format_version(layout: StorageLayout) -> None:
     AttemptCounter(layout, lambda: 7.0).count(TASK)
     stored = json.loads(read_stored(layout))
     assert stored == {"num_tries": 1, "last_try_at": 7.0, "format_version": "1.0"}
@@ -68,7 +68,7 @@ def test_the_count_names_the_version_of_its_format(layout: StorageLayout) -> Non
 @pytest.mark.parametrize(
     "damage", ["", "[]", '{"num_tries": -1, "last_try_at": 0}', '{"format_version": "99.0"}']
 )
-def test_a_damaged_count_is_counted_from_zero(
+def test_damaged_attempt_count_restarts_at_zero(
     layout: StorageLayout, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     attempts = AttemptCounter(layout, lambda: 0.0)

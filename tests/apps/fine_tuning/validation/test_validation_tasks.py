@@ -63,7 +63,7 @@ def restarting(layout: StorageLayout, jobs: NotedJobs) -> Iterator[Restarting]:
     schedulers.close()
 
 
-async def test_a_check_that_hangs_keeps_no_run_from_starting(
+async def test_hanging_validation_does_not_block_start_of_run(
     queue: RunQueue, layout: StorageLayout, jobs: NotedJobs, file_id: str, is_released: Event
 ) -> None:
     run = await create_run(queue, file_id)
@@ -74,7 +74,7 @@ async def test_a_check_that_hangs_keeps_no_run_from_starting(
     assert FileStore(layout).get(file_id)["status"] == "uploaded"
 
 
-async def test_jobs_whose_rows_take_long_keep_no_run_from_starting(
+async def test_slow_row_preparation_does_not_block_start_of_run(
     queue: RunQueue,
     jobs: NotedJobs,
     file_id: str,
@@ -98,7 +98,7 @@ async def test_jobs_whose_rows_take_long_keep_no_run_from_starting(
     assert {one.read_record().status for one in created} == {"validating_files"}
 
 
-async def test_one_small_file_is_checked_at_a_time(
+async def test_small_files_are_validated_one_at_a_time(
     queue: RunQueue, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[str] = []
@@ -118,7 +118,7 @@ async def test_one_small_file_is_checked_at_a_time(
     await reconcile_until(queue, lambda: len(begun) > 1)
 
 
-async def test_a_file_that_kills_its_check_is_not_checked_for_ever(
+async def test_file_whose_validation_kills_process_is_rejected_after_limit(
     layout: StorageLayout, restarting: Restarting, file_id: str, is_released: Event
 ) -> None:
     files = FileStore(layout)
@@ -136,7 +136,7 @@ async def test_a_file_that_kills_its_check_is_not_checked_for_ever(
     assert list(layout.file(file_id).glob("check_tries*")) == []
 
 
-async def test_a_job_whose_check_kills_the_queue_fails_in_the_end(
+async def test_job_whose_validation_kills_queue_fails_after_limit(
     queue: RunQueue,
     layout: StorageLayout,
     jobs: NotedJobs,
@@ -155,7 +155,7 @@ async def test_a_job_whose_check_kills_the_queue_fails_in_the_end(
     assert refusal["code"] == "interrupted"
 
 
-async def test_a_check_that_a_shutdown_cuts_short_is_no_failure(
+async def test_validation_interrupted_by_shutdown_does_not_count_as_attempt(
     queue: RunQueue, layout: StorageLayout, file_id: str, is_released: Event
 ) -> None:
     await queue.reconcile()
@@ -164,7 +164,7 @@ async def test_a_check_that_a_shutdown_cuts_short_is_no_failure(
     assert list(layout.file(file_id).glob("check_tries.json")) == []
 
 
-async def test_a_check_that_has_failed_before_a_shutdown_counts(
+async def test_validation_failed_before_shutdown_counts_as_attempt(
     queue: RunQueue, layout: StorageLayout, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_failed = Event()
@@ -180,7 +180,7 @@ async def test_a_check_that_has_failed_before_a_shutdown_counts(
     assert list(layout.file(file_id).glob("check_tries.json"))
 
 
-async def test_a_small_file_that_takes_long_is_left_to_a_task(
+async def test_slow_validation_of_small_file_is_moved_to_task(
     queue: RunQueue,
     layout: StorageLayout,
     jobs: NotedJobs,
@@ -200,7 +200,7 @@ async def test_a_small_file_that_takes_long_is_left_to_a_task(
     assert (len(preview["rows"]), preview["num_rows"]) == (3, 4)
 
 
-def test_the_time_counts_also_where_no_row_can_be_used(
+def test_time_limit_applies_to_unusable_rows(
     layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("apps.fine_tuning.validation.row_validation.MAX_QUICK_S", 0.0)
@@ -211,7 +211,7 @@ def test_the_time_counts_also_where_no_row_can_be_used(
         prepare_rows(layout, TrainingSpec(base_model=model, train_file=str(file)))
 
 
-async def test_a_check_that_fails_is_made_again_after_a_pause(
+async def test_failed_validation_is_retried_after_delay(
     layout: StorageLayout,
     restarting: Restarting,
     file_id: str,

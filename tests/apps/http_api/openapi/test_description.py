@@ -48,7 +48,7 @@ def list_operations(description: dict[str, Any]) -> Iterator[tuple[str, str, dic
             yield method, path, operation
 
 
-async def test_every_answer_is_described(description: dict[str, Any]) -> None:
+async def test_each_response_is_described(description: dict[str, Any]) -> None:
     for method, path, operation in list_operations(description):
         responses = operation["responses"]
         assert "422" not in responses
@@ -70,7 +70,7 @@ async def test_every_answer_is_described(description: dict[str, Any]) -> None:
         assert content.keys() == {"application/json", "text/event-stream"}
 
 
-async def test_every_reference_leads_somewhere(description: dict[str, Any]) -> None:
+async def test_each_reference_resolves(description: dict[str, Any]) -> None:
     schemas = description["components"]["schemas"]
     text = json.dumps(description)
     for part in text.split('"$ref": "')[1:]:
@@ -101,7 +101,7 @@ def find_unbounded(schema: Any, schemas: dict[str, Any], path: str) -> Iterator[
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_every_part_of_a_request_has_a_limit(description: dict[str, Any], name: str) -> None:
+async def test_each_part_of_request_has_limit(description: dict[str, Any], name: str) -> None:
     schemas = description["components"]["schemas"]
     allowed = {"ChatCompletionRequest.messages[].content|1[]"}  # extra keys are ignored
     assert set(find_unbounded(schemas[name], schemas, name)) - allowed == set()
@@ -120,7 +120,7 @@ async def test_every_part_of_a_request_has_a_limit(description: dict[str, Any], 
         ("CompletionRequest", {"model": "m", "prompt": "x", "unknown": 1}, False),
     ],
 )
-async def test_bodies_are_described_as_they_are_validated(
+async def test_described_body_validity_matches_server_validation(
     client: httpx.AsyncClient,
     description: dict[str, Any],
     name: str,
@@ -133,7 +133,7 @@ async def test_bodies_are_described_as_they_are_validated(
     assert answer.status_code == (404 if is_valid else 400), answer.text
 
 
-async def test_real_answers_are_as_described(
+async def test_responses_match_description(
     client: httpx.AsyncClient, description: dict[str, Any]
 ) -> None:
     upload = {"file": ("rows.jsonl", json.dumps(ROW).encode())}
@@ -179,7 +179,7 @@ def validate(answer: httpx.Response, description: dict[str, Any], path: str) -> 
         jsonschema.Draft202012Validator(schema).validate(answer.json())
 
 
-async def test_answers_about_what_is_broken_are_as_described(
+async def test_responses_about_damaged_resources_match_description(
     client: httpx.AsyncClient, description: dict[str, Any], services: Services
 ) -> None:
     run = services.layout.run("ftjob-186d0f3c5e0a1b2c00000001")
@@ -195,7 +195,7 @@ async def test_answers_about_what_is_broken_are_as_described(
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.json", "rows.html"])
-async def test_a_files_content_has_one_type_whatever_its_name(
+async def test_file_content_has_same_content_type_for_any_filename(
     client: httpx.AsyncClient, description: dict[str, Any], name: str
 ) -> None:
     upload = {"file": (name, json.dumps(ROW).encode())}
@@ -223,7 +223,7 @@ def serve(services: Services) -> Iterator[str]:
         thread.join(START_TIMEOUT_S)
 
 
-def test_a_generated_client_works(services: Services, tmp_path: Path) -> None:
+def test_generated_client_works(services: Services, tmp_path: Path) -> None:
     assert GENERATOR.is_dir(), "make test installs the generator; see tests/openapi-client.txt"
     config = {"post_hooks": [], "content_type_overrides": OVERRIDES}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -65,7 +65,7 @@ async def live(services: Services) -> AsyncIterator[httpx.AsyncClient]:
 # States
 
 
-async def test_a_job_is_paused_and_resumed(client: httpx.AsyncClient, run: RunFolder) -> None:
+async def test_job_is_paused_and_resumed(client: httpx.AsyncClient, run: RunFolder) -> None:
     paused = (await client.post(f"{JOBS}/{run.path.name}/pause")).json()
     resumed = (await client.post(f"{JOBS}/{run.path.name}/resume")).json()
     assert (paused["status"], resumed["status"]) == ("paused", "queued")
@@ -74,9 +74,7 @@ async def test_a_job_is_paused_and_resumed(client: httpx.AsyncClient, run: RunFo
     assert refused.json()["error"]["code"] == "job_not_paused"
 
 
-async def test_only_a_job_that_has_ended_is_deleted(
-    client: httpx.AsyncClient, run: RunFolder
-) -> None:
+async def test_only_ended_job_is_deleted(client: httpx.AsyncClient, run: RunFolder) -> None:
     url = f"{JOBS}/{run.path.name}"
     assert (await client.delete(url)).status_code == 409
     await client.post(f"{url}/cancel")
@@ -87,13 +85,15 @@ async def test_only_a_job_that_has_ended_is_deleted(
 
 
 @pytest.mark.parametrize("change", ["cancel", "pause", "resume", "clone"])
-async def test_what_is_not_there_cannot_change(client: httpx.AsyncClient, change: str) -> None:
+async def test_change_of_unknown_job_gets_404(client: httpx.AsyncClient, change: str) -> None:
     answer = await client.post(f"{JOBS}/ftjob-none/{change}", json={})
     assert answer.status_code == 404
     assert "'ftjob-none'" in answer.json()["error"]["message"]
 
 
-async def test_a_clone_differs_in_what_was_changed(client: httpx.AsyncClient, file_id: str) -> None:
+async def test_clone_differs_only_in_changed_settings(
+    client: httpx.AsyncClient, file_id: str
+) -> None:
     method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2}}}
     first = await create(
         client, file_id, method=method, suffix="a", training={"weight_decay": 0.5, "seed": 3}
@@ -119,13 +119,11 @@ async def test_a_clone_differs_in_what_was_changed(client: httpx.AsyncClient, fi
     assert "sufix" in refused.json()["error"]["message"]
 
 
-async def test_a_job_without_integrations_may_say_so(
-    client: httpx.AsyncClient, file_id: str
-) -> None:
+async def test_empty_integrations_list_is_accepted(client: httpx.AsyncClient, file_id: str) -> None:
     assert (await create(client, file_id, integrations=[]))["integrations"] is None
 
 
-async def test_openais_names_change_what_ours_have_set(
+async def test_openai_parameters_of_clone_override_training_settings(
     client: httpx.AsyncClient, file_id: str
 ) -> None:
     training = {"epochs": 4, "seed": 3, "micro_batch_size": 2}
@@ -140,7 +138,7 @@ async def test_openais_names_change_what_ours_have_set(
 
 
 @pytest.mark.parametrize("training", ["x", [1], 5])
-async def test_a_change_that_cannot_be_is_refused(
+async def test_clone_with_invalid_training_settings_is_refused(
     client: httpx.AsyncClient, file_id: str, training: Any
 ) -> None:
     first = await create(client, file_id)
@@ -152,7 +150,7 @@ async def test_a_change_that_cannot_be_is_refused(
 # Lists
 
 
-async def test_one_job_that_cannot_be_read_hides_no_other(
+async def test_unreadable_job_does_not_hide_other_jobs(
     client: httpx.AsyncClient, file_id: str, layout: StorageLayout
 ) -> None:
     whole, broken, gone = [(await create(client, file_id))["id"] for _ in range(3)]
@@ -170,9 +168,7 @@ async def test_one_job_that_cannot_be_read_hides_no_other(
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-async def test_a_page_goes_on_after_what_was_deleted_meanwhile(
-    client: httpx.AsyncClient, order: str
-) -> None:
+async def test_page_continues_after_deleted_entry(client: httpx.AsyncClient, order: str) -> None:
     for _ in range(5):
         file, fields = {"file": ("rows.jsonl", ROWS.encode())}, {"purpose": "fine-tune"}
         (await client.post("/v1/files", files=file, data=fields)).raise_for_status()
@@ -190,13 +186,13 @@ async def test_a_page_goes_on_after_what_was_deleted_meanwhile(
     assert seen == ids
 
 
-async def test_a_wrong_query_is_named_as_the_client_wrote_it(client: httpx.AsyncClient) -> None:
+async def test_invalid_query_error_names_parameter(client: httpx.AsyncClient) -> None:
     for query, name in (({"limit": "many"}, "limit"), ({"after": "none"}, "after")):
         answer = await client.get(JOBS, params=query)
         assert answer.json()["error"]["param"] == name
 
 
-async def test_jobs_are_found_by_their_metadata(client: httpx.AsyncClient, file_id: str) -> None:
+async def test_jobs_are_filtered_by_metadata(client: httpx.AsyncClient, file_id: str) -> None:
     ovens = await create(client, file_id, metadata={"team": "ovens", "try": "1"})
     await create(client, file_id, metadata={"team": "shop"})
     await create(client, file_id)
@@ -206,7 +202,7 @@ async def test_jobs_are_found_by_their_metadata(client: httpx.AsyncClient, file_
     assert none.json()["data"] == []
 
 
-async def test_files_have_pages_an_order_and_purposes(
+async def test_files_are_paged_ordered_and_filtered_by_purpose(
     client: httpx.AsyncClient, services: Services
 ) -> None:
     for name in ("file-a", "file-b", "file-c"):
@@ -226,7 +222,7 @@ async def test_files_have_pages_an_order_and_purposes(
     assert (await client.get("/v1/files", params={"after": "file-none"})).status_code == 404
 
 
-async def test_a_job_names_the_file_that_it_trains_on(
+async def test_job_keeps_name_of_deleted_training_file(
     client: httpx.AsyncClient, services: Services
 ) -> None:
     """It keeps the name after the file is deleted, so that clients need not list all files."""
@@ -240,7 +236,7 @@ async def test_a_job_names_the_file_that_it_trains_on(
         assert job["training_filename"] == "Brötchen & more.jsonl"
 
 
-async def test_a_file_that_a_job_reads_is_not_deleted(
+async def test_file_needed_by_job_is_not_deleted(
     client: httpx.AsyncClient, services: Services, file_id: str
 ) -> None:
     services.files.add("file-more", ROWS.encode(), "more.jsonl")
@@ -277,9 +273,7 @@ async def read_events(
     return events
 
 
-async def test_events_come_as_they_happen_until_the_job_ends(
-    live: httpx.AsyncClient, run: RunFolder
-) -> None:
+async def test_events_are_streamed_until_job_ends(live: httpx.AsyncClient, run: RunFolder) -> None:
     url = f"{JOBS}/{run.path.name}/events"
     reading = asyncio.create_task(read_events(live, url))
     for number in range(5):
@@ -294,21 +288,21 @@ async def test_events_come_as_they_happen_until_the_job_ends(
     assert await read_events(live, url, last=events[-1]["id"]) == []
 
 
-async def test_a_stream_that_is_cut_again_and_again_loses_and_repeats_nothing(
+async def test_interrupted_event_stream_loses_and_repeats_no_event(
     live: httpx.AsyncClient, run: RunFolder
 ) -> None:
     url = f"{JOBS}/{run.path.name}/events"
     chance = random.Random(7)
     stopped = asyncio.Event()
 
-    async def happen() -> None:
+    async def simulate() -> None:
         for number in range(300):
             run.events.add(f"event {number}")
             await asyncio.sleep(chance.uniform(0, 0.01))
         await stopped.wait()
         run.update_record(status="succeeded")
 
-    happening = asyncio.create_task(happen())
+    simulation = asyncio.create_task(simulate())
     seen: list[dict[str, Any]] = []
     for _ in range(20):
         last = seen[-1]["id"] if seen else None
@@ -316,12 +310,12 @@ async def test_a_stream_that_is_cut_again_and_again_loses_and_repeats_nothing(
             async with asyncio.timeout(3):
                 seen += await read_events(live, url, last, stop_after=chance.randint(1, 15))
     stopped.set()
-    await happening
+    await simulation
     seen += await read_events(live, url, seen[-1]["id"])
     assert [event["id"] for event in seen] == [event["id"] for event in run.events.read()]
 
 
-async def test_a_stream_goes_on_only_from_what_it_had(
+async def test_event_stream_with_unknown_last_event_id_gets_404(
     client: httpx.AsyncClient, run: RunFolder
 ) -> None:
     url = f"{JOBS}/{run.path.name}/events"
@@ -330,9 +324,7 @@ async def test_a_stream_goes_on_only_from_what_it_had(
     assert answer.status_code == 404
 
 
-async def test_a_log_is_followed_and_taken_up_where_it_was(
-    live: httpx.AsyncClient, run: RunFolder
-) -> None:
+async def test_log_is_followed_from_offset(live: httpx.AsyncClient, run: RunFolder) -> None:
     url = f"{JOBS}/{run.path.name}/logs"
     assert (await live.get(url)).text == ""
     run.log_file.write_text("one\ntwo\n")
@@ -347,7 +339,7 @@ async def test_a_log_is_followed_and_taken_up_where_it_was(
     assert (await reading).text == "two\nthree\nfour\n"
 
 
-async def test_no_part_of_a_log_is_lost_between_two_characters(
+async def test_log_read_at_any_offset_starts_at_character_boundary(
     client: httpx.AsyncClient, run: RunFolder
 ) -> None:
     url = f"{JOBS}/{run.path.name}/logs"
@@ -363,7 +355,7 @@ async def test_no_part_of_a_log_is_lost_between_two_characters(
     assert (await client.get(url, params={"offset": len(log)})).content == log
 
 
-async def test_an_event_is_one_line_to_every_client(
+async def test_event_with_line_separators_is_sent_as_one_event(
     live: httpx.AsyncClient, run: RunFolder
 ) -> None:
     message = "one\u2028two\u2029three\x85four\nfive"
@@ -373,7 +365,7 @@ async def test_an_event_is_one_line_to_every_client(
     assert events[-1]["message"] == message
 
 
-async def test_only_new_figures_are_sent(client: httpx.AsyncClient, run: RunFolder) -> None:
+async def test_metrics_are_read_after_given_step(client: httpx.AsyncClient, run: RunFolder) -> None:
     for step in (1, 2, 3):
         run.metrics.add({"step": step})
     url = f"{JOBS}/{run.path.name}/metrics"
@@ -387,7 +379,7 @@ def mix(services: Services, file_id: str) -> list[dict[str, Any]]:
     return [{"file": file_id, "weight": 2}, {"file": "file-more"}]
 
 
-async def test_a_job_learns_from_several_files_by_weight(
+async def test_job_trains_on_several_files_by_weight(
     client: httpx.AsyncClient, services: Services, file_id: str, mix: list[dict[str, Any]]
 ) -> None:
     job = await create(client, file_id, training_files=mix, validation_file="file-more")
@@ -427,7 +419,7 @@ async def test_a_job_learns_from_several_files_by_weight(
         ({"training": {"max_steps": 2, "warmup_steps": 2}}, "warmup_steps is 2, expected fewer"),
     ],
 )
-async def test_a_mix_that_cannot_be_is_refused(
+async def test_invalid_mix_of_files_is_refused(
     client: httpx.AsyncClient, mix: list[dict[str, Any]], change: dict[str, Any], message: str
 ) -> None:
     answer = await client.post(JOBS, json={"model": "tiny", "training_file": "file-rows", **change})
@@ -435,7 +427,7 @@ async def test_a_mix_that_cannot_be_is_refused(
     assert message in answer.json()["error"]["message"]
 
 
-async def test_steps_and_rows_are_limited_by_settings(
+async def test_settings_limit_steps_and_rows(
     client: httpx.AsyncClient, services: Services, file_id: str
 ) -> None:
     settings = {"max_rows": 2, "max_steps": 7, "warmup_steps": 3, "text_rows": "paragraph"}

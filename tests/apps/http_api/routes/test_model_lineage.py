@@ -23,7 +23,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def test_a_chain_of_1500_fine_tunes_is_listed(
+async def test_chain_of_1500_fine_tunes_is_listed(
     client: httpx.AsyncClient, services: Services, tiny_model: Path
 ) -> None:
     services.models.add(tiny_model, DEMONSTRATION_MODEL)
@@ -45,7 +45,7 @@ async def test_a_chain_of_1500_fine_tunes_is_listed(
 
 
 @pytest.mark.parametrize("is_chained", [False, True])
-async def test_a_list_reads_each_lineage_once_and_only_what_changed_after_that(
+async def test_model_list_reads_each_lineage_once(
     client: httpx.AsyncClient, services: Services, is_chained: bool
 ) -> None:
     names = write_chain(services.layout, "tiny", 300)
@@ -65,7 +65,7 @@ async def test_a_list_reads_each_lineage_once_and_only_what_changed_after_that(
 
 
 @pytest.mark.parametrize("depth", [1, 3, 199, 200, 1_000])
-async def test_a_nested_lineage_of_release_0_1_is_shown_flat(
+async def test_nested_lineage_of_release_0_1_is_shown_flat(
     client: httpx.AsyncClient, services: Services, depth: int
 ) -> None:
     write_nested_lineage(services.layout.model("old"), depth, root="tiny")
@@ -82,7 +82,7 @@ async def test_a_nested_lineage_of_release_0_1_is_shown_flat(
         assert "parent" not in lineage["parent"]
 
 
-async def test_a_lineage_that_cannot_be_read_is_reported_and_hides_no_model(
+async def test_unreadable_lineage_is_reported_and_does_not_hide_model(
     client: httpx.AsyncClient,
     services: Services,
     tiny_model: Path,
@@ -108,7 +108,7 @@ async def test_a_lineage_that_cannot_be_read_is_reported_and_hides_no_model(
     assert "damaged" not in logged[0]
 
 
-async def test_a_run_whose_published_model_has_an_unreadable_lineage_is_not_computed_again(
+async def test_run_with_unreadable_lineage_of_published_model_fails(
     queue: RunQueue, services: Services, jobs: NotedJobs, file_id: str, tiny_model: Path
 ) -> None:
     run = await create_run(queue, file_id)

@@ -72,7 +72,7 @@ async def read_message(answer: httpx.Response, status: int) -> str:
     return str(answer.json()["error"]["message"])
 
 
-async def test_a_model_goes_in_and_comes_out_as_it_was(
+async def test_uploaded_model_and_downloaded_archive_match(
     client: httpx.AsyncClient, services: Services, source: Path
 ) -> None:
     for model_id, content in (("a", make_tar(source)), ("b", make_zip(source))):
@@ -94,7 +94,7 @@ async def test_a_model_goes_in_and_comes_out_as_it_was(
 
 
 @pytest.mark.parametrize("fault", ["gone", "cut"])
-async def test_an_archive_of_a_damaged_model_is_a_logged_fault_of_the_server(
+async def test_archive_of_damaged_model_gets_500_and_is_logged(
     client: httpx.AsyncClient, services: Services, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(services.models.get("tiny").path / "model.safetensors", fault)
@@ -105,7 +105,7 @@ async def test_an_archive_of_a_damaged_model_is_a_logged_fault_of_the_server(
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_damage_found_on_the_way_breaks_the_connection(services: Services, kind: str) -> None:
+def test_damage_found_during_download_closes_connection(services: Services, kind: str) -> None:
     damage(services.models.get("tiny").path / "model.safetensors", "flipped")
     with (
         LocalServer(build_http(services, None)) as url,
@@ -121,7 +121,7 @@ def test_damage_found_on_the_way_breaks_the_connection(services: Services, kind:
             answer.read()
 
 
-async def test_what_could_run_code_or_lead_away_is_refused(
+async def test_unsafe_or_incomplete_model_archive_is_refused(
     client: httpx.AsyncClient, services: Services, source: Path, tmp_path: Path
 ) -> None:
     (source / "pytorch_model.bin").write_bytes(b"x")
@@ -152,7 +152,7 @@ async def test_what_could_run_code_or_lead_away_is_refused(
     assert [path.name for path in services.layout.models.iterdir()] == ["tiny"]
 
 
-async def test_an_archive_that_would_fill_the_disk_is_refused(client: httpx.AsyncClient) -> None:
+async def test_archive_that_expands_excessively_is_refused(client: httpx.AsyncClient) -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("config.json", bytes(60_000_000))
@@ -249,7 +249,7 @@ def make_huge_header(source: Path) -> bytes:
         make_deep_json,
     ],
 )
-async def test_a_broken_archive_is_the_senders_fault(
+async def test_invalid_archive_gets_400(
     client: httpx.AsyncClient, services: Services, source: Path, make: Callable[[Path], bytes]
 ) -> None:
     message = await read_message(await put(client, "a", make(source)), 400)
@@ -270,7 +270,7 @@ async def test_a_broken_archive_is_the_senders_fault(
         (errno.ENAMETOOLONG, 400),
     ],
 )
-async def test_a_fault_of_the_machine_is_not_the_archives(
+async def test_operating_system_error_during_extraction_gets_its_status(
     client: httpx.AsyncClient,
     services: Services,
     source: Path,
@@ -298,7 +298,7 @@ async def test_a_fault_of_the_machine_is_not_the_archives(
     ],
     ids=repr,
 )
-async def test_what_fails_after_the_check_of_a_model_is_not_the_archives(
+async def test_error_after_validation_of_model_gets_its_status(
     services: Services,
     source: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -320,7 +320,7 @@ async def test_what_fails_after_the_check_of_a_model_is_not_the_archives(
     ("template", "reason"),
     [("{{ 'a' * 2000000000 }}", "needed more than 256 MiB of memory"), ("{% if %}", "Expected an")],
 )
-async def test_a_model_whose_chat_template_cannot_be_used_is_refused(
+async def test_model_with_unusable_chat_template_is_refused(
     client: httpx.AsyncClient, services: Services, source: Path, template: str, reason: str
 ) -> None:
     (source / "chat_template.jinja").write_text(template)
@@ -330,7 +330,7 @@ async def test_a_model_whose_chat_template_cannot_be_used_is_refused(
     assert not services.models.has("a")
 
 
-async def test_ids_that_are_taken_are_refused_before_anything_is_sent(
+async def test_taken_or_invalid_model_id_is_refused(
     client: httpx.AsyncClient, services: Services
 ) -> None:
     """This includes the id of the model that an unfinished job is going to publish."""
@@ -346,7 +346,7 @@ async def test_ids_that_are_taken_are_refused_before_anything_is_sent(
     )
 
 
-async def test_an_alias_takes_no_name_that_a_job_needs(
+async def test_alias_cannot_take_model_name_reserved_by_job(
     client: httpx.AsyncClient, services: Services
 ) -> None:
     record = add_job(services.layout, "tiny").read_record()
@@ -357,9 +357,7 @@ async def test_an_alias_takes_no_name_that_a_job_needs(
     assert message == f"'{name}' is what job 'ftjob-000001' calls its model"
 
 
-async def test_the_lineage_is_given_as_it_was_written(
-    client: httpx.AsyncClient, source: Path
-) -> None:
+async def test_lineage_is_returned_as_stored(client: httpx.AsyncClient, source: Path) -> None:
     lineage = {"run_id": "r", "data": {"sha256": "ab", "num_rows": 3}, "spec": {"epochs": 2}}
     (source / "lineage.json").write_text(json.dumps(lineage))
     await put(client, "a", make_tar(source))
@@ -367,7 +365,7 @@ async def test_the_lineage_is_given_as_it_was_written(
     assert (await client.get("/v1/models/tiny/lineage")).json() == {}
 
 
-async def test_only_models_may_be_large(client: httpx.AsyncClient) -> None:
+async def test_large_body_is_accepted_only_for_models(client: httpx.AsyncClient) -> None:
     answer = await put(client, "a", bytes(10_000_001))
     assert "expected at most 10,000,000" in await read_message(answer, 413)
 
@@ -381,16 +379,16 @@ async def test_only_models_may_be_large(client: httpx.AsyncClient) -> None:
     assert answer.status_code == 413
 
 
-async def test_a_client_that_leaves_takes_nothing_with_it(
+async def test_completed_upload_is_published_after_client_disconnects(
     services: Services, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a complete upload the model is published, even if the client has disconnected."""
-    begun, go_on = threading.Event(), threading.Event()
+    begun, may_continue = threading.Event(), threading.Event()
     request: Any = FakeRequest(make_tar(source))
 
     def open_slowly(*arguments: Any, **options: Any) -> tarfile.TarFile:
         begun.set()
-        assert go_on.wait(60)
+        assert may_continue.wait(60)
         return tarfile.TarFile.open(*arguments, **options)
 
     monkeypatch.setattr(tarfile, "open", open_slowly)
@@ -399,7 +397,7 @@ async def test_a_client_that_leaves_takes_nothing_with_it(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    go_on.set()
+    may_continue.set()
     with anyio.fail_after(60):
         while not services.models.has("a") or list(services.layout.models.glob(".upload-*")):
             await anyio.sleep(0.01)
@@ -416,7 +414,7 @@ class FakeRequest:
         yield self._content
 
 
-async def test_an_alias_is_promoted_and_rolled_back(
+async def test_alias_is_promoted_and_rolled_back(
     client: httpx.AsyncClient, services: Services, tiny_model: Path
 ) -> None:
     services.models.add(tiny_model, "next")
@@ -442,7 +440,7 @@ async def test_an_alias_is_promoted_and_rolled_back(
     assert (await client.get("/v1/aliases/nope")).status_code == 404
 
 
-async def test_a_model_in_use_is_not_deleted(
+async def test_model_in_use_is_not_deleted(
     client: httpx.AsyncClient, services: Services, tiny_model: Path
 ) -> None:
     services.models.add(tiny_model, "other")
@@ -468,7 +466,7 @@ def make_entry(name: str, kind: bytes = tarfile.REGTYPE, content: bytes = b"") -
     return entry.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % 512)
 
 
-async def test_an_archive_with_deep_folders_is_refused_and_removed(
+async def test_archive_with_deep_folders_is_refused_and_removed(
     client: httpx.AsyncClient, services: Services
 ) -> None:
     buffer = io.BytesIO()
@@ -482,14 +480,16 @@ async def test_an_archive_with_deep_folders_is_refused_and_removed(
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-async def test_a_zip_archive_may_only_be_deflated(client: httpx.AsyncClient, method: int) -> None:
+async def test_zip_archive_with_other_compression_than_deflate_is_refused(
+    client: httpx.AsyncClient, method: int
+) -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive:
         archive.writestr("config.json", b"{}")
     assert "by method" in await read_message(await put(client, "bomb", buffer.getvalue()), 400)
 
 
-async def test_headers_of_an_archive_do_not_pile_up_in_memory(client: httpx.AsyncClient) -> None:
+async def test_archive_with_large_entry_header_is_refused(client: httpx.AsyncClient) -> None:
     attributes = b"".join(b"15 a%08d=b\n" % number for number in range(100))
     for head in (
         make_entry("x", tarfile.XHDTYPE, attributes),
@@ -499,14 +499,14 @@ async def test_headers_of_an_archive_do_not_pile_up_in_memory(client: httpx.Asyn
         assert "attributes" in await read_message(await put(client, "large", content), 400)
 
 
-async def test_a_chain_of_headers_is_refused(client: httpx.AsyncClient) -> None:
+async def test_archive_with_chain_of_headers_is_refused(client: httpx.AsyncClient) -> None:
     name = make_entry("x", tarfile.GNUTYPE_LONGNAME, b"a" * 300_000 + b"\0")
     content = name * 8 + make_entry("config.json", content=b"{}") + bytes(1024)
     assert "a header is too long" in await read_message(await put(client, "large", content), 400)
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
-async def test_folders_that_an_archive_only_implies_are_counted(
+async def test_implicit_folders_of_archive_count_toward_entry_limit(
     client: httpx.AsyncClient, source: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("apps.http_api.model_import._MAX_ENTRIES", 100)

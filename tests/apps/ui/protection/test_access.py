@@ -48,7 +48,7 @@ def open_page(page: str, key: str | None = None, **headers: str) -> httpx.Respon
     return httpx.get(f"{page}/theme.css", auth=auth, headers=headers, trust_env=False)
 
 
-def test_without_keys_only_this_machine_may_open_it(page: str) -> None:
+def test_page_without_keys_opens_only_for_local_browser(page: str) -> None:
     cases: list[tuple[dict[str, str], int]] = [
         ({}, 200),
         ({"host": "localhost"}, 200),
@@ -64,7 +64,7 @@ def test_without_keys_only_this_machine_may_open_it(page: str) -> None:
             assert open_page(page, key, **headers).status_code == status, (headers, key)
 
 
-def test_with_keys_the_page_asks_for_one(page: str, layout: StorageLayout) -> None:
+def test_page_with_keys_requires_valid_key(page: str, layout: StorageLayout) -> None:
     keys = KeyStore(layout)
     key = keys.create("ann", Role.CHAT).text
     refused = open_page(page)
@@ -77,7 +77,7 @@ def test_with_keys_the_page_asks_for_one(page: str, layout: StorageLayout) -> No
     assert open_page(page, authorization="Basic not-base64").status_code == 401
 
 
-def test_a_refused_request_is_logged_and_a_flood_is_counted(
+def test_refused_requests_are_logged_up_to_limit(
     page: str, layout: StorageLayout, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = KeyStore(layout).create("ann", Role.CHAT).text
@@ -97,7 +97,7 @@ def test_a_refused_request_is_logged_and_a_flood_is_counted(
 
 
 @pytest.mark.parametrize("is_api_up", [True, False])
-def test_the_environments_key_opens_it(
+def test_environment_key_opens_page(
     is_api_up: bool, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(API_KEY_VARIABLE, "s3cret")
@@ -109,7 +109,7 @@ def test_the_environments_key_opens_it(
             assert open_page(page, "wrong").status_code == (401 if is_api_up else 503)
 
 
-def test_require_key_holds_for_the_page(services: Services) -> None:
+def test_require_key_applies_to_page(services: Services) -> None:
     settings = AccessSettings(require_key=True)
     with (
         LocalServer(build_http(services, None, settings)) as url,
@@ -118,7 +118,7 @@ def test_require_key_holds_for_the_page(services: Services) -> None:
         assert open_page(page).status_code == 401
 
 
-def test_a_role_holds_on_the_page(api_url: str, layout: StorageLayout) -> None:
+def test_page_applies_role_of_key(api_url: str, layout: StorageLayout) -> None:
     key = KeyStore(layout).create("cy", Role.CHAT).text
     with serve_page(UiSettings(api_url=api_url)) as page, visit(page, key) as visitor:
         opened = visitor.call(visitor.find_function("open_page"), [])
@@ -126,10 +126,10 @@ def test_a_role_holds_on_the_page(api_url: str, layout: StorageLayout) -> None:
     assert "has the role" in opened.text
 
 
-def test_two_visitors_at_once_never_act_with_each_others_key() -> None:
+def test_concurrent_visitors_use_their_own_keys() -> None:
     seen: list[tuple[str, str]] = []
     with (
-        LocalServer(build_telling_api(seen)) as api,
+        LocalServer(build_key_echo_api(seen)) as api,
         serve_page(UiSettings(api_url=api, require_key=True)) as page,
         ThreadPoolExecutor(16) as pool,
     ):
@@ -159,7 +159,7 @@ def visit(page: str, key: str) -> Iterator[PageCaller]:
     visitor.close()
 
 
-def build_telling_api(seen: list[tuple[str, str]]) -> FastAPI:
+def build_key_echo_api(seen: list[tuple[str, str]]) -> FastAPI:
     """Build an API whose answers consist of the key of their request."""
     app = FastAPI()
 

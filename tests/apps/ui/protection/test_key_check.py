@@ -36,26 +36,28 @@ def ask(
         (503, "starting", Verdict.UNKNOWN),
     ],
 )
-def test_a_busy_api_does_not_make_a_key_invalid(status: int, code: str, verdict: Verdict) -> None:
+def test_unavailable_api_does_not_make_key_invalid(
+    status: int, code: str, verdict: Verdict
+) -> None:
     refusal = httpx.Response(status, json={"error": {"message": "no", "code": code}})
     assert ask(refusal, lambda keys: keys.judge("key")) is verdict
     assert ask(refusal, lambda keys: keys.may_write_files("key")) is False
 
 
 @pytest.mark.parametrize(("key", "verdict"), [("ann", Verdict.VALID), (None, Verdict.NOT_NEEDED)])
-def test_an_accepted_key_is_valid_unless_none_is_needed(key: str | None, verdict: Verdict) -> None:
+def test_accepted_key_is_valid_or_not_needed(key: str | None, verdict: Verdict) -> None:
     access = httpx.Response(200, json={"object": "access", "key": key, "permissions": []})
     assert ask(access, lambda keys: keys.judge("key")) is verdict
 
 
 @pytest.mark.parametrize("response", [httpx.Response(200, text="<html>"), httpx.ConnectError("no")])
-def test_no_answer_is_no_verdict(response: httpx.Response | Exception) -> None:
+def test_failed_key_check_has_unknown_verdict(response: httpx.Response | Exception) -> None:
     assert ask(response, lambda keys: keys.judge("key")) is Verdict.UNKNOWN
     assert ask(response, lambda keys: keys.may_write_files("key")) is False
 
 
 @pytest.mark.parametrize("permissions", [["files.write"], ["files.read"]])
-def test_a_key_may_upload_with_its_permission(permissions: list[str]) -> None:
+def test_upload_requires_files_write_permission(permissions: list[str]) -> None:
     access = httpx.Response(200, json={"key": "ann", "permissions": permissions})
     may_write = ask(access, lambda keys: keys.may_write_files("key"))
     assert may_write == ("files.write" in permissions)

@@ -63,7 +63,7 @@ def secret(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_upload_of_ones_own_is_imported(visitor: PageCaller, api: StubApi) -> None:
+def test_own_upload_is_imported_and_removed(visitor: PageCaller, api: StubApi) -> None:
     file = visitor.upload("rows.jsonl", b'{"text": "x"}')
     result = visitor.call(visitor.find_function("add_file"), [file])
     assert result.success, result.text
@@ -71,7 +71,7 @@ def test_an_upload_of_ones_own_is_imported(visitor: PageCaller, api: StubApi) ->
     assert not Path(file["path"]).exists(), "the page keeps a copy of what the API has"
 
 
-def test_the_upload_function_imports_no_other_file(
+def test_upload_function_refuses_other_files(
     visitor: PageCaller, api: StubApi, secret: Path
 ) -> None:
     before = len(api.files)
@@ -115,7 +115,7 @@ def build_foreign_inputs(path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("shape", list(build_foreign_inputs("")))
-def test_no_function_takes_a_file_of_the_server(
+def test_functions_refuse_server_files_as_input(
     visitor: PageCaller, secret: Path, shape: str, api: StubApi
 ) -> None:
     """The file is not copied to a folder of the page, from which a link could serve it."""
@@ -132,7 +132,7 @@ def test_no_function_takes_a_file_of_the_server(
     assert len(api.files) == before
 
 
-def test_a_chat_gives_no_link_to_a_file(visitor: PageCaller, secret: Path) -> None:
+def test_chat_result_contains_no_link_to_server_file(visitor: PageCaller, secret: Path) -> None:
     functions = [entry for entry in visitor.list_functions().values() if entry["inputs"]]
     history = build_foreign_inputs(str(secret))["message"]
     for function in functions:
@@ -158,7 +158,7 @@ def unguarded(api: StubApi) -> Iterator[PageCaller]:
         visitor.close()
 
 
-def test_gradio_itself_imports_only_uploads(
+def test_gradio_imports_only_uploads_without_middleware(
     unguarded: PageCaller, api: StubApi, secret: Path
 ) -> None:
     """Tested without the middleware, which might miss a new way to name a file."""
@@ -184,14 +184,12 @@ def test_gradio_itself_imports_only_uploads(
         "\0",
     ],
 )
-def test_devices_addresses_and_the_like_are_no_uploads(visitor: PageCaller, path: str) -> None:
+def test_device_and_url_paths_are_refused_as_uploads(visitor: PageCaller, path: str) -> None:
     answer = visitor.join(visitor.find_function("add_file"), [name_file(path)])
     assert answer.status_code == 400
 
 
-def test_what_lies_in_the_upload_folder_must_be_a_plain_file(
-    visitor: PageCaller, secret: Path
-) -> None:
+def test_upload_must_be_regular_file_in_upload_folder(visitor: PageCaller, secret: Path) -> None:
     """Other kinds of files in it are neither waited for (FIFOs) nor followed (links)."""
     upload = Path(visitor.upload("rows.jsonl", b"{}")["path"])
     folder = upload.parent
@@ -206,7 +204,7 @@ def test_what_lies_in_the_upload_folder_must_be_a_plain_file(
     assert visitor.join(visitor.find_function("add_file"), [name_file(str(upload))]).is_success
 
 
-def test_uploads_lie_in_a_private_folder(visitor: PageCaller) -> None:
+def test_upload_folder_is_private(visitor: PageCaller) -> None:
     upload = Path(visitor.upload("rows.jsonl", b"{}")["path"])
     root = upload.parent.parent
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
@@ -218,7 +216,7 @@ def send_upload(visitor: PageCaller, content: bytes) -> int:
     return answer.status_code
 
 
-def test_an_upload_needs_the_permission_to_write_files(
+def test_upload_without_files_write_permission_gets_403(
     visitor: PageCaller, api: StubApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "permissions", ["files.read"])
@@ -227,14 +225,14 @@ def test_an_upload_needs_the_permission_to_write_files(
     assert send_upload(visitor, b"{}") == 200
 
 
-def test_uploads_that_nobody_imports_do_not_fill_the_disk(
+def test_upload_beyond_total_size_limit_gets_507(
     visitor: PageCaller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(UploadFolder, "count_bytes", lambda _: 10**15)
     assert send_upload(visitor, b"{}") == 507
 
 
-def test_an_upload_folder_counts_what_is_young(tmp_path: Path) -> None:
+def test_upload_folder_counts_recent_files_and_removes_expired_ones(tmp_path: Path) -> None:
     uploads = UploadFolder(tmp_path)
     for name, age_s in (("new", 0), ("old", UPLOAD_LIFETIME_S + 10)):
         (uploads.path / name).write_bytes(bytes(100))
@@ -255,12 +253,14 @@ def test_an_upload_folder_counts_what_is_young(tmp_path: Path) -> None:
         ("/gradio_api/queue/data?session_hash=" + "a" * 101, 400),
     ],
 )
-def test_odd_addresses_are_refused(visitor: PageCaller, path: str, status: int) -> None:
+def test_invalid_paths_and_session_hashes_are_refused(
+    visitor: PageCaller, path: str, status: int
+) -> None:
     assert visitor.http.get(path).status_code == status
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "device", "folder", "outside"])
-def test_an_upload_folder_opens_only_its_own_plain_files(tmp_path: Path, kind: str) -> None:
+def test_upload_folder_opens_only_own_regular_files(tmp_path: Path, kind: str) -> None:
     uploads = UploadFolder(tmp_path)
     (tmp_path / "outside").write_text(SECRET)
     paths = {name: uploads.path / name for name in ("fifo", "link", "folder")}
@@ -273,7 +273,7 @@ def test_an_upload_folder_opens_only_its_own_plain_files(tmp_path: Path, kind: s
     uploads.remove()
 
 
-def test_the_folder_of_a_killed_page_is_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_upload_folder_of_killed_page_is_removed_by_next_page(tmp_path: Path) -> None:
     code = (
         "import os, pathlib; from apps.ui.protection.uploads import UploadFolder; "
         f"uploads = UploadFolder(pathlib.Path({str(tmp_path)!r})); "
@@ -285,7 +285,7 @@ def test_the_folder_of_a_killed_page_is_removed_by_the_next_one(tmp_path: Path) 
     assert list(tmp_path.rglob("rows")) == []
 
 
-def test_a_call_may_not_be_large_or_compressed(visitor: PageCaller) -> None:
+def test_large_compressed_or_deeply_nested_call_is_refused(visitor: PageCaller) -> None:
     large = visitor.join(visitor.find_function("ask"), ["x" * 2_000_000, None, None])
     assert large.status_code == 413
     headers = {"content-encoding": "gzip"}
@@ -317,7 +317,7 @@ CALL: dict[str, Any] = {"fn_index": 0, "data": [], "session_hash": "abc", "event
     ],
 )
 @pytest.mark.parametrize("route", [JOIN, "/gradio_api/cancel"])
-def test_a_call_that_gradio_cannot_answer_is_refused(
+def test_call_with_invalid_field_is_refused(
     visitor: PageCaller, route: str, change: dict[str, Any]
 ) -> None:
     answer = visitor.http.post(route, content=json.dumps({**CALL, **change}))
@@ -326,7 +326,7 @@ def test_a_call_that_gradio_cannot_answer_is_refused(
 
 @pytest.mark.parametrize("body", [b"[]", b"5", b"null", b"\xff", b"{}", b""])
 @pytest.mark.parametrize("route", [JOIN, "/gradio_api/cancel"])
-def test_a_body_that_is_no_call_is_refused(visitor: PageCaller, route: str, body: bytes) -> None:
+def test_body_that_is_no_call_is_refused(visitor: PageCaller, route: str, body: bytes) -> None:
     assert visitor.http.post(route, content=body).status_code == 400
 
 
@@ -362,7 +362,7 @@ def read_documented_routes() -> tuple[set[str], set[str]]:
     )
 
 
-def test_every_route_is_documented_as_open_or_closed(routes: set[tuple[str, str]]) -> None:
+def test_each_route_is_documented_as_open_or_closed(routes: set[tuple[str, str]]) -> None:
     """Routes that a new version of Gradio adds stay closed until they have been reviewed."""
     opened, closed = read_documented_routes()
     assert not opened & closed
@@ -370,9 +370,7 @@ def test_every_route_is_documented_as_open_or_closed(routes: set[tuple[str, str]
     assert live == opened | closed
 
 
-def test_only_the_open_routes_are_answered(
-    visitor: PageCaller, routes: set[tuple[str, str]]
-) -> None:
+def test_closed_routes_get_404(visitor: PageCaller, routes: set[tuple[str, str]]) -> None:
     opened, _ = read_documented_routes()
     for method, path in sorted(routes):
         name = f"{method} {path.rstrip('/') or '/'}"
@@ -397,18 +395,18 @@ def test_only_the_open_routes_are_answered(
         "/gradio_api/mcp/sse",
     ],
 )
-def test_other_spellings_reach_no_closed_route(visitor: PageCaller, path: str) -> None:
+def test_other_spellings_do_not_reach_closed_routes(visitor: PageCaller, path: str) -> None:
     for method in ("GET", "POST", "PUT", "OPTIONS"):
         answer = visitor.http.request(method, path)
         assert answer.status_code == 404, (method, path)
 
 
-def test_files_beside_the_assets_are_not_served(visitor: PageCaller) -> None:
+def test_files_outside_asset_folders_are_not_served(visitor: PageCaller) -> None:
     for path in ("/assets/..%2f..%2findex.html", "/static/%2e%2e/%2e%2e/routes.py", "/assets//etc"):
         assert visitor.http.get(path).status_code in (403, 404), path
 
 
-def test_every_function_is_named_and_private(visitor: PageCaller) -> None:
+def test_each_function_is_documented_and_private(visitor: PageCaller) -> None:
     """Functions are called by number through one route; docs/security.md lists each of them."""
     functions = visitor.list_functions().values()
     document = DOCUMENT.read_text().partition("## The page")[2].partition("\n## ")[0]
@@ -420,7 +418,7 @@ def test_every_function_is_named_and_private(visitor: PageCaller) -> None:
             assert f"`{name}`" in document, name
 
 
-def test_errors_that_are_not_meant_for_a_visitor_stay_in_the_log(visitor: PageCaller) -> None:
+def test_unexpected_error_details_are_not_sent_to_visitor(visitor: PageCaller) -> None:
     result = visitor.call(visitor.find_function("refresh"), [])
     assert not result.success
     assert "Traceback" not in result.text

@@ -30,7 +30,7 @@ class Kept:
         self.calls = UnreadCalls(lambda _: self.num_events, self.forgotten.append, lambda: self.now)
 
 
-def test_a_session_that_reads_nothing_has_few_calls() -> None:
+def test_calls_of_session_without_reader_are_limited() -> None:
     kept = Kept()
     assert [kept.calls.add("a") for _ in range(MAX_CALLS)] == [None] * MAX_CALLS
     assert "did not read" in (kept.calls.add("a") or "")
@@ -41,7 +41,7 @@ def test_a_session_that_reads_nothing_has_few_calls() -> None:
         assert "did not read" in (kept.calls.add("a") or "")
 
 
-def test_sessions_that_read_nothing_are_few_and_forgotten() -> None:
+def test_sessions_without_reader_are_limited_and_expire() -> None:
     kept = Kept()
     for number in range(MAX_SESSIONS):
         assert kept.calls.add(f"s{number}") is None
@@ -51,7 +51,7 @@ def test_sessions_that_read_nothing_are_few_and_forgotten() -> None:
     assert len(kept.forgotten) == MAX_SESSIONS
 
 
-def test_streams_leave_room_for_requests_and_for_other_keys() -> None:
+def test_streams_are_limited_per_key_and_in_total() -> None:
     slots = StreamSlots()
     with ExitStack() as streams:
         for _ in range(MAX_STREAMS_PER_KEY):
@@ -72,7 +72,7 @@ def visitor(api: StubApi) -> Iterator[PageCaller]:
         visitor.close()
 
 
-def test_a_visitor_that_reads_no_results_is_refused_until_it_does(visitor: PageCaller) -> None:
+def test_visitor_without_reader_is_refused_until_it_reads(visitor: PageCaller) -> None:
     function = visitor.find_function("open")
     statuses = [
         visitor.join(function, [], session_hash="greedy").status_code for _ in range(MAX_CALLS + 1)
