@@ -106,7 +106,7 @@ async def test_hand_over_under_load_drops_no_request(
     assert last_old - seen.index("new") < 6
 
 
-async def test_model_that_does_not_load_leaves_the_old_one(
+async def test_former_model_serves_when_new_one_fails_to_load(
     store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
 ) -> None:
     store.add(tiny_model, "old")
@@ -129,7 +129,7 @@ async def test_model_that_does_not_load_leaves_the_old_one(
     ("num_lost", "outcomes", "serving"),
     [(2, ["postponed", "moved"], "new"), (3, ["postponed", "refused"], "old")],
 )
-async def test_hand_over_is_retried_when_the_loading_process_ends(
+async def test_hand_over_is_retried_when_loading_process_ends(
     store: ModelStore,
     layout: StorageLayout,
     tiny_model: Path,
@@ -170,7 +170,7 @@ async def test_hand_over_is_retried_when_the_loading_process_ends(
         ("gone", r"^model 'damaged' .*model\.safetensors"),
     ],
 )
-async def test_damaged_model_is_never_loaded_and_the_old_one_serves(
+async def test_damaged_model_is_not_loaded_and_former_model_serves(
     store: ModelStore,
     layout: StorageLayout,
     tiny_model: Path,
@@ -191,7 +191,7 @@ async def test_damaged_model_is_never_loaded_and_the_old_one_serves(
             await stream_chat(replica, "damaged")
 
 
-async def test_model_that_serves_an_alias_is_not_deleted(
+async def test_model_serving_an_alias_is_not_deleted(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     """This is so even while the alias points to another model, which cannot be loaded."""
@@ -226,7 +226,7 @@ async def test_removed_alias_is_not_served(
         store.delete("a")
 
 
-async def test_damaged_aliases_stop_no_generator(
+async def test_damaged_alias_file_does_not_stop_generator(
     store: ModelStore,
     layout: StorageLayout,
     tiny_model: Path,
@@ -252,7 +252,7 @@ async def test_damaged_aliases_stop_no_generator(
         await wait_until(lambda: has_alias(replica, "old"))
 
 
-async def test_replicas_hand_over_one_after_the_other(
+async def test_replicas_hand_over_one_after_another(
     store: ModelStore,
     layout: StorageLayout,
     tiny_model: Path,
@@ -282,7 +282,7 @@ async def test_replicas_hand_over_one_after_the_other(
     assert second_started >= first_ended
 
 
-async def test_replica_that_waits_for_the_lock_follows_the_latest_move(
+async def test_replica_waiting_for_lock_follows_latest_move(
     store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path, polls: Polls
 ) -> None:
     store.add(tiny_model, "old")

@@ -24,7 +24,7 @@ _ERRORS = [
 
 
 @pytest.mark.parametrize("error", _ERRORS, ids=lambda error: type(error).__name__)
-def test_errors_cross_a_serve_handle_whole(error: ServingError) -> None:
+def test_errors_survive_pickling_and_ray_task_error(error: ServingError) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error)
     assert vars(again) == vars(error)
@@ -36,5 +36,5 @@ def test_errors_cross_a_serve_handle_whole(error: ServingError) -> None:
     assert isinstance(raised, type(error))
 
 
-def test_a_wrong_request_is_a_value_error() -> None:
+def test_invalid_request_error_is_value_error() -> None:
     assert isinstance(InvalidRequestError("a"), ValueError)

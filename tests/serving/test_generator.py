@@ -18,7 +18,7 @@ from tests.serving.conftest import list_ids, make_chat, run_replica, stream_chat
 pytestmark = pytest.mark.anyio
 
 
-async def test_answer_has_the_origin_of_its_model(
+async def test_answer_has_origin_of_its_model(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     building = Path(shutil.copytree(tiny_model, layout.models / ".building"))
@@ -55,7 +55,7 @@ async def test_answer_has_the_origin_of_its_model(
         assert base.text == tuned.text
 
 
-async def test_unknown_model_is_refused_before_the_first_item(
+async def test_unknown_model_is_refused_before_first_item(
     store: ModelStore, layout: StorageLayout
 ) -> None:
     async with run_replica(layout) as replica:
@@ -63,7 +63,7 @@ async def test_unknown_model_is_refused_before_the_first_item(
             await anext(replica.stream(make_chat("latest")))
 
 
-async def test_prompt_too_long_is_refused_before_the_first_item(
+async def test_overlong_prompt_is_refused_before_first_item(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     store.add(tiny_model, "base")
@@ -108,14 +108,14 @@ def test_settings_reject_unknown_keys() -> None:
         GeneratorSettings.model_validate({"storage": "x", "max_loaded_modles": 2})
 
 
-def test_deployment_sets_its_limits() -> None:
+def test_deployment_sets_request_limits() -> None:
     assert Generator.name == "Generator"
     assert Generator.max_ongoing_requests == 128
     assert Generator.max_queued_requests == 128
 
 
 @pytest.mark.parametrize("log_texts", [False, True])
-async def test_log_has_the_text_of_a_request_only_with_log_texts(
+async def test_request_text_is_logged_only_with_log_texts(
     store: ModelStore,
     layout: StorageLayout,
     tiny_model: Path,

@@ -10,9 +10,7 @@ from serving.store.model_store import ModelStore
 from tests.serving.conftest import find_engine_processes
 
 
-def test_an_evicted_engine_is_closed_although_the_loop_ends(
-    store: ModelStore, tiny_model: Path
-) -> None:
+def test_evicted_engine_is_closed_when_event_loop_ends(store: ModelStore, tiny_model: Path) -> None:
     model = store.add(tiny_model, "a")
     models = LoadedModels()
     models.add(LoadedModel(model, Engine.start(model.path, EngineSettings()), 1))
@@ -26,7 +24,7 @@ def test_an_evicted_engine_is_closed_although_the_loop_ends(
     assert models.list_all() == []
 
 
-def test_leased_models_are_not_idle_and_pinned_ones_are_evicted_last(
+def test_leased_models_are_not_idle_and_pinned_ones_are_last(
     store: ModelStore, tiny_model: Path
 ) -> None:
     engine = Engine.start(tiny_model, EngineSettings())

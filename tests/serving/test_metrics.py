@@ -14,7 +14,7 @@ ECHO = {"model": "a", "prompt": "one fox", "max_tokens": 0, "echo": True, "logpr
 
 
 @pytest.mark.anyio
-async def test_counting_never_changes_an_answer(
+async def test_metrics_do_not_change_answers(
     store: ModelStore,
     layout: StorageLayout,
     tiny_model: Path,
@@ -38,7 +38,7 @@ async def test_counting_never_changes_an_answer(
 
 
 @pytest.mark.anyio
-async def test_a_gauge_that_fails_does_not_end_the_watch_of_aliases(
+async def test_failing_gauge_does_not_stop_alias_polling(
     store: ModelStore, layout: StorageLayout, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_failed = 0

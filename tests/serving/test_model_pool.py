@@ -61,7 +61,7 @@ async def test_least_recently_used_idle_model_is_evicted_first(
         assert await list_ids(replica) == ["a", "b", "d"]
 
 
-async def test_busy_models_are_kept_and_one_more_is_refused(
+async def test_busy_models_are_kept_and_another_model_is_refused(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     for model_id in ("a", "b"):
@@ -103,7 +103,7 @@ def _estimate(path: Path) -> int:
     return estimate_memory(inspect_in_fork(path), EngineSettings()) + 1_000_000
 
 
-async def test_memory_limits_the_number_of_loaded_models(
+async def test_memory_limits_number_of_loaded_models(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     for model_id in ("a", "b", "c"):
@@ -115,7 +115,7 @@ async def test_memory_limits_the_number_of_loaded_models(
         assert await list_ids(replica) == ["b", "c"]
 
 
-async def test_model_larger_than_the_memory_is_refused(
+async def test_model_larger_than_memory_is_refused(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     store.add(tiny_model, "a")
@@ -127,7 +127,7 @@ async def test_model_larger_than_the_memory_is_refused(
         assert caught.value.code == "model_too_large"
 
 
-async def test_leased_model_is_not_deleted_and_a_deleted_one_is_evicted(
+async def test_leased_model_is_not_deleted_and_deleted_model_is_evicted(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     for model_id in ("a", "b"):
@@ -149,7 +149,7 @@ async def test_leased_model_is_not_deleted_and_a_deleted_one_is_evicted(
             await stream_chat(replica, "a")
 
 
-async def test_new_model_with_the_id_of_a_deleted_one_is_served(
+async def test_new_model_with_deleted_id_is_served(
     store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
 ) -> None:
     store.add(tiny_model, "a")
@@ -171,7 +171,7 @@ def run_with_memory_for_one(
     return run_replica(layout, max_loaded_bytes=_estimate(model) + 1)
 
 
-async def test_running_requests_end_before_the_old_model_is_evicted(
+async def test_running_requests_end_before_former_model_is_evicted(
     store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
 ) -> None:
     store.add(tiny_model, "old")
@@ -196,7 +196,7 @@ async def test_running_requests_end_before_the_old_model_is_evicted(
     assert "there is no room for it" in message
 
 
-async def test_process_of_an_evicted_model_ends(
+async def test_process_of_evicted_model_ends(
     store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
 ) -> None:
     store.add(tiny_model, "old")
@@ -210,7 +210,7 @@ async def test_process_of_an_evicted_model_ends(
         assert len(find_engine_processes()) == 1
 
 
-async def test_alias_waits_while_another_alias_needs_the_memory(
+async def test_alias_waits_while_another_alias_needs_memory(
     store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path
 ) -> None:
     store.add(tiny_model, "old")
@@ -239,7 +239,7 @@ async def test_alias_waits_while_another_alias_needs_the_memory(
     ],
     ids=["fails to load", "fails its inspection"],
 )
-async def test_old_model_is_loaded_again_when_the_new_one_fails(
+async def test_former_model_is_loaded_again_when_new_one_fails(
     store: ModelStore,
     layout: StorageLayout,
     tiny_model: Path,
@@ -258,7 +258,7 @@ async def test_old_model_is_loaded_again_when_the_new_one_fails(
 
 
 @pytest.mark.parametrize("fault", ["flipped", "cut"])
-async def test_old_model_is_not_drained_for_a_damaged_one(
+async def test_former_model_is_not_drained_for_damaged_model(
     store: ModelStore,
     layout: StorageLayout,
     tiny_model: Path,

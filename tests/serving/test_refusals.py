@@ -9,7 +9,7 @@ from serving.errors import InvalidRequestError, OverloadedError, ServingError
 from serving.refusals import Refusal, return_refusals, take
 
 
-def test_an_expected_exception_is_returned_and_a_bug_is_raised() -> None:
+def test_expected_error_is_returned_and_bug_is_raised() -> None:
     @return_refusals(ServingError)
     async def fail(failure: Exception | None) -> int:
         if failure is not None:
@@ -25,7 +25,7 @@ def test_an_expected_exception_is_returned_and_a_bug_is_raised() -> None:
         asyncio.run(fail(ValueError("a bug")))
 
 
-def test_a_refusal_keeps_the_attributes_of_its_error_but_no_traceback() -> None:
+def test_refusal_keeps_error_attributes_without_traceback() -> None:
     @return_refusals(ServingError)
     async def fail() -> int:
         raise OverloadedError("full", retry_after_s=7) from OSError("the cause")

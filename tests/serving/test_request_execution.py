@@ -15,7 +15,7 @@ from tests.serving.conftest import make_chat, make_request, run_replica, wait_un
 pytestmark = pytest.mark.anyio
 
 
-async def test_whole_answers_have_their_indexes(
+async def test_whole_answers_have_choice_indexes(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     store.add(tiny_model, "a")
@@ -29,7 +29,7 @@ async def test_whole_answers_have_their_indexes(
             await replica.answer(make_request({**body, "prompt": ["a"] * 6, "n": 16}))
 
 
-async def test_streamed_answers_have_their_indexes(
+async def test_streamed_answers_have_choice_indexes(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     store.add(tiny_model, "a")
@@ -58,7 +58,7 @@ async def test_streamed_answers_have_their_indexes(
     ],
     ids=["too many tokens", "unknown token", "too many characters"],
 )
-async def test_refused_prompt_is_named(
+async def test_invalid_prompt_error_names_parameter(
     store: ModelStore, layout: StorageLayout, tiny_model: Path, prompt: Any, message: str
 ) -> None:
     store.add(tiny_model, "a")
@@ -80,7 +80,7 @@ async def test_closed_stream_frees_its_capacity(
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_cancelled_request_ends_all_of_its_answers(
+async def test_cancelled_request_ends_all_its_answers(
     store: ModelStore, layout: StorageLayout, tiny_model: Path, *, is_streamed: bool
 ) -> None:
     store.add(tiny_model, "a")

@@ -70,7 +70,7 @@ def manager(tiny_model: Path) -> Iterator[ContinuousBatchingManager]:
         (ContinuousBatchingManager.pause, ["self"]),
     ],
 )
-def test_methods_have_the_same_parameters(
+def test_methods_have_expected_parameters(
     function: Callable[..., Any], parameters: list[str]
 ) -> None:
     assert list_parameters(function) == parameters
@@ -88,13 +88,13 @@ def test_methods_have_the_same_parameters(
         (sdpa_attention_forward, {"module", "query", "key", "value", "attention_mask"}),
     ],
 )
-def test_functions_accept_the_arguments_that_serving_passes(
+def test_functions_accept_arguments_that_serving_passes(
     function: Callable[..., Any], parameters: set[str]
 ) -> None:
     assert parameters <= set(list_parameters(function))
 
 
-def test_requests_have_the_fields_that_processors_read() -> None:
+def test_requests_have_fields_that_processors_read() -> None:
     assert {"request_id", "generated_tokens", "error"} <= {f.name for f in fields(GenerationOutput)}
     assert callable(GenerationOutput.is_finished)
     assert {
@@ -106,7 +106,7 @@ def test_requests_have_the_fields_that_processors_read() -> None:
     assert "state" in list_parameters(FutureRequestState)
 
 
-def test_a_running_manager_has_the_parts_that_serving_reads(
+def test_running_manager_has_attributes_that_serving_reads(
     manager: ContinuousBatchingManager,
 ) -> None:
     assert accepts_requests(manager)
@@ -130,5 +130,5 @@ def test_a_running_manager_has_the_parts_that_serving_reads(
     assert keys.shape[1] == 32, "the second dimension is the size of a page"
 
 
-def test_schedulers_are_chosen_by_name() -> None:
+def test_scheduler_mapping_contains_fifo() -> None:
     assert SCHEDULER_MAPPING["fifo"] is FIFOScheduler

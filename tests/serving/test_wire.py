@@ -21,7 +21,7 @@ MESSAGES = [{"role": "user", "content": "fox"}, {"role": "assistant"}]
         (parse_completion_request({"model": "m", "prompt": [[1, 2], [3]]}), "completion"),
     ],
 )
-def test_a_pickled_request_keeps_its_meaning(content: ValidRequest, kind: str) -> None:
+def test_pickled_request_is_equal(content: ValidRequest, kind: str) -> None:
     request = TextRequest("id", content)
     received: TextRequest = pickle.loads(pickle.dumps(request))
     assert received == request
@@ -30,7 +30,7 @@ def test_a_pickled_request_keeps_its_meaning(content: ValidRequest, kind: str) -
     assert received.content.temperature is None
 
 
-def test_a_pickled_item_keeps_its_types() -> None:
+def test_pickled_stream_item_keeps_its_types() -> None:
     token = TokenLogprob(TokenText("a", (97,)), -0.5)
     item: StreamItem = (Piece(0, "a", tokens=(token,)),), None
     received: StreamItem = pickle.loads(pickle.dumps(item))
@@ -40,7 +40,7 @@ def test_a_pickled_item_keeps_its_types() -> None:
     assert origin is None
 
 
-def test_importing_it_needs_no_library_that_computes() -> None:
+def test_import_of_wire_loads_no_heavy_library() -> None:
     slow = ["torch", "transformers", "numba", "ray"]
     program = f"import sys, serving.wire; print([name for name in {slow} if name in sys.modules])"
     found = subprocess.run(

@@ -22,7 +22,7 @@ def _attend_exactly(
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2), (3, 1)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 0.02)])
-def test_every_request_sees_its_own_places(
+def test_each_request_attends_to_its_own_positions(
     dtype: torch.dtype, tolerance: float, num_heads: int, num_kv_heads: int
 ) -> None:
     torch.manual_seed(0)
@@ -43,7 +43,7 @@ def test_every_request_sees_its_own_places(
     assert (outputs[others] == 9).all()
 
 
-def test_bf16_is_rounded_to_the_nearest() -> None:
+def test_bf16_output_is_rounded_to_nearest() -> None:
     """One position has all the weight, so the output is its value, rounded once from fp32."""
     values = torch.randn(1000, 1, 64, dtype=torch.bfloat16)
     outputs = torch.empty(1000, 1, 64, dtype=torch.bfloat16)
@@ -59,7 +59,7 @@ def test_bf16_is_rounded_to_the_nearest() -> None:
     assert torch.equal(outputs[:500], expected)
 
 
-def test_large_scores_do_not_overflow_and_nan_is_not_hidden() -> None:
+def test_large_scores_do_not_overflow_and_nan_is_propagated() -> None:
     query = torch.full((2, 1, 4), 300.0)
     keys = torch.tensor([1.0, -1.0, 0.5]).view(3, 1, 1).expand(3, 1, 4).contiguous()
     keys = torch.cat([keys, torch.full((1, 1, 4), torch.nan)])
@@ -71,7 +71,9 @@ def test_large_scores_do_not_overflow_and_nan_is_not_hidden() -> None:
     assert outputs[1].isnan().all()
 
 
-def test_many_threads_and_other_types_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_is_not_used_for_many_threads_or_other_dtypes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert can_attend(torch.zeros(1))
     assert can_attend(torch.zeros(1, dtype=torch.bfloat16))

@@ -18,7 +18,9 @@ from tests.tiny_model import build_tiny_model
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
-def test_a_packed_layer_maps_as_before(dtype: torch.dtype, tolerance: float, bias: bool) -> None:
+def test_packed_layer_computes_output_of_linear_layer(
+    dtype: torch.dtype, tolerance: float, bias: bool
+) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(48, 96, bias=bias), nn.ReLU(), nn.Linear(96, 7, bias=bias))
     model.to(dtype).requires_grad_(False)
@@ -32,14 +34,14 @@ def test_a_packed_layer_maps_as_before(dtype: torch.dtype, tolerance: float, bia
     torch.testing.assert_close(outputs, expected, rtol=0, atol=tolerance)
 
 
-def test_the_weights_themselves_are_let_go() -> None:
+def test_packing_frees_original_weight() -> None:
     model = nn.Sequential(nn.Linear(64, 64))
     weight = weakref.ref(model[0].weight)
     pack_linear_layers(model)
     assert weight() is None
 
 
-def test_what_is_more_than_a_linear_layer_is_left_alone() -> None:
+def test_subclasses_and_other_dtypes_are_not_packed() -> None:
     class Scaled(nn.Linear):
         pass
 
@@ -48,7 +50,7 @@ def test_what_is_more_than_a_linear_layer_is_left_alone() -> None:
     assert [type(layer) for layer in model] == [Scaled, nn.Linear]
 
 
-def test_a_head_that_is_tied_to_the_embedding_is_a_copy_that_counts(tiny_model: Path) -> None:
+def test_packed_copy_of_tied_head_is_computed_and_counted(tiny_model: Path) -> None:
     model: Any = load_model(tiny_model)[0]
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
@@ -64,7 +66,7 @@ def test_a_head_that_is_tied_to_the_embedding_is_a_copy_that_counts(tiny_model: 
     assert estimated > weights + embedding.nbytes
 
 
-def test_a_whole_model_in_bf16_answers_alike(tmp_path: Path) -> None:
+def test_packed_bf16_model_computes_similar_logits(tmp_path: Path) -> None:
     path = build_tiny_model(tmp_path / "model", dtype=torch.bfloat16)
     model: Any = load_model(path)[0]
     ids = torch.tensor([[5, 6, 7, 8, 9, 10]])

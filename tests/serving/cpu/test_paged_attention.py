@@ -62,7 +62,7 @@ def _cumulate(lengths: Sequence[int]) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 0.02), (torch.float16, 0.003)]
 )
-def test_what_is_masked_is_not_missed(
+def test_attention_by_request_matches_masked_attention(
     dtype: torch.dtype,
     tolerance: float,
     window: int,
@@ -99,7 +99,7 @@ def test_what_is_masked_is_not_missed(
     torch.testing.assert_close(output.double(), expected, rtol=0, atol=tolerance)
 
 
-def test_a_bias_of_places_is_for_the_whole_batch() -> None:
+def test_position_bias_uses_attention_of_whole_batch() -> None:
     query, key = torch.randn(1, _HEADS, 2, _SIZE), torch.randn(1, _HEADS, 14, _SIZE)
     mask, bias = torch.zeros(1, 1, 2, 14), torch.randn(1, _HEADS, 2, 14)
     layer = torch.nn.Module()
@@ -150,7 +150,7 @@ class TestModels:
         return folder
 
     @pytest.mark.parametrize("kind", ["a window", "a window in half of the layers"])
-    def test_answers_at_once_equal_generate(
+    def test_concurrent_answers_equal_generate(
         self,
         kind: str,
         load_engine: Callable[..., Engine],

@@ -38,7 +38,7 @@ def add_hanging(store: ModelStore, layout: StorageLayout, source: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_hanging_template_stops_only_its_own_model(
+async def test_hanging_template_blocks_only_its_own_model(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     store.add(tiny_model, "fine")
@@ -72,7 +72,7 @@ async def test_a_hanging_template_stops_only_its_own_model(
 
 
 @pytest.mark.anyio
-async def test_a_template_that_writes_half_a_surrogate_pair_refuses_the_messages(
+async def test_template_with_unpaired_surrogate_refuses_messages(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     building = Path(shutil.copytree(tiny_model, layout.models / ".odd"))
@@ -85,7 +85,7 @@ async def test_a_template_that_writes_half_a_surrogate_pair_refuses_the_messages
             await replica.answer(make_request(ask("odd")))
 
 
-def test_rendering_ends_with_the_requests_deadline(
+def test_template_rendering_stops_at_request_deadline(
     store: ModelStore, layout: StorageLayout, tiny_model: Path, load_engine: Load
 ) -> None:
     add_hanging(store, layout, tiny_model)
@@ -113,7 +113,7 @@ def encoders() -> Iterator[list[ChatEncoder]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_and_serving_agree_to_the_token(
+def test_training_and_serving_encode_chats_identically(
     kind: str, encoders: list[ChatEncoder], tmp_path: Path
 ) -> None:
     for name, template in TEMPLATES.items():
@@ -137,7 +137,7 @@ def test_training_and_serving_agree_to_the_token(
             assert len(turns) == {"chatml": 3, "llama": 4, "stripping": 0, "thinking": 3}[name]
 
 
-def test_a_tokenizer_that_panics_refuses_the_request_and_the_row(
+def test_tokenizer_panic_refuses_request_and_row(
     encoders: list[ChatEncoder],
 ) -> None:
     """A panic is no `Exception`: previously it ended the queue's loop and left requests pending."""

@@ -27,17 +27,17 @@ def _split(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("text", _TEXTS)
-def test_pieces_join_to_the_text(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+def test_pieces_join_to_text(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     assert "".join(_split(tokenizer, tokenizer(text)["input_ids"])) == text
 
 
-def test_no_piece_holds_half_a_character(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_pieces_contain_only_complete_characters(tokenizer: PreTrainedTokenizerBase) -> None:
     ids = tokenizer("日本 🦊 fox")["input_ids"]
     assert any("\ufffd" in tokenizer.decode([token_id]) for token_id in ids)
     assert all("\ufffd" not in piece for piece in _split(tokenizer, ids))
 
 
-def test_any_tokens_join_to_what_decoding_them_together_gives(
+def test_pieces_of_random_tokens_join_to_decoded_text(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     numbers = random.Random(0)
@@ -46,7 +46,7 @@ def test_any_tokens_join_to_what_decoding_them_together_gives(
         assert "".join(_split(tokenizer, ids)) == tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def test_special_tokens_are_left_out(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_special_tokens_are_skipped(tokenizer: PreTrainedTokenizerBase) -> None:
     ids = tokenizer("a<|im_end|>b<|pad|>")["input_ids"]
     assert "".join(_split(tokenizer, ids)) == "ab"
 
@@ -64,7 +64,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("text", ["\ufffd" * 2000, "<|pad|>" * 2000, "a" + "<|pad|>" * 2000 + "b"])
-def test_time_per_token_does_not_grow(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+def test_decoding_time_per_token_is_constant(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     ids = tokenizer(text)["input_ids"]
     counting = Counting(tokenizer)
     pieces = _split(counting, ids)
@@ -94,7 +94,7 @@ def _cut(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
         ("anything", [], ("anything", False)),
     ],
 )
-def test_stops_cut_the_same_however_the_text_is_split(
+def test_stop_string_is_detected_in_any_split_of_text(
     text: str, stops: list[str], expected: tuple[str, bool]
 ) -> None:
     numbers = random.Random(0)
@@ -105,7 +105,7 @@ def test_stops_cut_the_same_however_the_text_is_split(
         assert _cut(pieces, stops) == expected
 
 
-def test_text_that_cannot_become_a_stop_is_not_held_back() -> None:
+def test_text_that_cannot_be_stop_string_is_returned_at_once() -> None:
     cutter = StopCutter(["END"])
     assert [cutter.push(piece) for piece in ("ab", "cE", "N", "x", "E")] == [
         "ab",

@@ -65,9 +65,7 @@ def _answer(engine: Engine, text: str, **sampling: Any) -> tuple[str, Piece]:
     return _join(pieces), pieces[-1]
 
 
-def test_greedy_answers_at_once_equal_generate_one_by_one(
-    load_engine: Load, tiny_model: Path
-) -> None:
+def test_concurrent_greedy_answers_equal_generate(load_engine: Load, tiny_model: Path) -> None:
     engine = load_engine(max_running_requests=5)
     model, tokenizer = load_model(tiny_model)
     prompts = [_encode(engine, question) for question in _QUESTIONS]
@@ -88,7 +86,7 @@ def test_greedy_answers_at_once_equal_generate_one_by_one(
         assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
 
 
-def test_an_end_token_ends_the_answer_and_any_of_several_does(
+def test_answer_ends_at_any_of_several_end_tokens(
     load_engine: Load, tiny_model: Path, tmp_path: Path
 ) -> None:
     engine = load_engine()
@@ -115,7 +113,7 @@ def _generate_ids(path: Path, ids: Sequence[int], num_tokens: int) -> list[int]:
     return generated
 
 
-def test_stop_string_ends_the_answer_wherever_tokens_split_it(load_engine: Load) -> None:
+def test_stop_string_split_across_tokens_ends_answer(load_engine: Load) -> None:
     engine = load_engine()
     whole, last = _answer(engine, "fox", max_new_tokens=40)
     assert last.finish_reason == "length"
@@ -127,7 +125,7 @@ def test_stop_string_ends_the_answer_wherever_tokens_split_it(load_engine: Load)
         assert last.num_completion_tokens < 40
 
 
-def test_each_request_samples_by_its_own_settings(load_engine: Load) -> None:
+def test_each_request_uses_its_own_sampling_settings(load_engine: Load) -> None:
     engine = load_engine()
     ids = _encode(engine, "fox")
     greedy = [
@@ -153,7 +151,9 @@ def test_each_request_samples_by_its_own_settings(load_engine: Load) -> None:
     assert engine.is_healthy()
 
 
-def test_top_k_and_top_p_leave_only_likely_tokens(load_engine: Load, tiny_model: Path) -> None:
+def test_top_k_and_top_p_restrict_sampling_to_likely_tokens(
+    load_engine: Load, tiny_model: Path
+) -> None:
     engine = load_engine()
     ids = _encode(engine, "fox")
     model, tokenizer = load_model(tiny_model)
@@ -171,13 +171,15 @@ def test_top_k_and_top_p_leave_only_likely_tokens(load_engine: Load, tiny_model:
     assert len(asyncio.run(draw())) > 2
 
 
-def test_unset_sampling_settings_are_the_models(load_engine: Load, tiny_model: Path) -> None:
+def test_unset_sampling_settings_default_to_those_of_model(
+    load_engine: Load, tiny_model: Path
+) -> None:
     engine = load_engine()
     assert engine.fill_sampling().temperature == 0
     assert engine.fill_sampling(temperature=0.7, top_k=5) == Sampling(temperature=0.7, top_k=5)
 
 
-def test_prompt_beyond_the_context_is_refused_with_both_numbers(load_engine: Load) -> None:
+def test_prompt_beyond_context_error_has_both_lengths(load_engine: Load) -> None:
     engine = load_engine()
     assert engine.context_length == CONTEXT_LENGTH
     with pytest.raises(
@@ -187,21 +189,21 @@ def test_prompt_beyond_the_context_is_refused_with_both_numbers(load_engine: Loa
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_limit_is_what_the_context_has_left(load_engine: Load) -> None:
+def test_completion_length_is_limited_by_context(load_engine: Load) -> None:
     engine = load_engine()
     pieces = asyncio.run(_collect(engine, [5] * (CONTEXT_LENGTH - 3), Sampling(1000)))
     assert pieces[-1].finish_reason == "length"
     assert pieces[-1].num_completion_tokens == 3
 
 
-def test_context_is_no_longer_than_the_cache(load_engine: Load) -> None:
+def test_context_length_is_limited_by_cache(load_engine: Load) -> None:
     engine = load_engine(page_size=16, num_cache_blocks=4)
     assert engine.context_length == 64
     pieces = asyncio.run(_collect(engine, [5] * 60, Sampling(1000)))
     assert pieces[-1].num_completion_tokens == 4
 
 
-def test_closing_the_iterator_frees_the_slot_at_once(tiny_model: Path) -> None:
+def test_closed_iterator_frees_its_slot(tiny_model: Path) -> None:
     async def scenario(engine: Engine, scheduler: FIFOScheduler) -> None:
         ids = await engine.prompts.encode_chat([{"role": "user", "content": "fox"}])
         for _ in range(3):
@@ -216,7 +218,7 @@ def test_closing_the_iterator_frees_the_slot_at_once(tiny_model: Path) -> None:
         asyncio.run(scenario(engine, scheduler))
 
 
-def test_cancelling_the_last_request_in_a_full_cache_does_not_stall_the_rest(
+def test_cancelling_last_request_in_full_cache_does_not_stall_others(
     tiny_model: Path,
 ) -> None:
     # When the cache is full, transformers preempts a request and admits no other until one has
@@ -236,7 +238,7 @@ def test_cancelling_the_last_request_in_a_full_cache_does_not_stall_the_rest(
     assert pieces[-1].num_completion_tokens == 78
 
 
-def test_request_beyond_the_capacity_is_refused(load_engine: Load) -> None:
+def test_requests_beyond_capacity_are_refused(load_engine: Load) -> None:
     engine = load_engine(max_running_requests=2, max_queued_requests=1)
     ids = _encode(engine, "fox")
 
@@ -253,7 +255,7 @@ def test_request_beyond_the_capacity_is_refused(load_engine: Load) -> None:
     assert engine.num_active == 0
 
 
-def test_no_request_outlives_its_deadline(load_engine: Load) -> None:
+def test_requests_are_cancelled_at_deadline(load_engine: Load) -> None:
     engine = load_engine(request_timeout_s=0.02, max_running_requests=1)
 
     ids = _encode(engine, "fox")
@@ -269,7 +271,7 @@ def test_no_request_outlives_its_deadline(load_engine: Load) -> None:
     assert engine.is_healthy()
 
 
-def test_dead_engine_is_reported(load_engine: Load) -> None:
+def test_requests_to_dead_engine_raise(load_engine: Load) -> None:
     engine = load_engine()
     ids = _encode(engine, "fox")
 
@@ -287,7 +289,7 @@ def test_dead_engine_is_reported(load_engine: Load) -> None:
         asyncio.run(_collect(engine, ids, Sampling()))
 
 
-def test_chat_needs_a_template_that_takes_the_messages(
+def test_chat_without_usable_template_is_refused(
     load_engine: Load, tiny_model: Path, tmp_path: Path
 ) -> None:
     model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
@@ -303,7 +305,7 @@ def test_chat_needs_a_template_that_takes_the_messages(
 
 
 @pytest.mark.parametrize("change", ["missing", "unexpected", "shape", "garbage"])
-def test_weights_that_do_not_fit_are_refused(
+def test_weights_that_do_not_match_config_are_refused(
     change: str, load_engine: Load, tiny_model: Path, tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(tiny_model, tmp_path / "model")) / "model.safetensors"

@@ -41,7 +41,7 @@ def list_tokens(pieces: Sequence[Piece]) -> list[TokenLogprob]:
 
 @pytest.mark.parametrize("in_pieces", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_tokens_tell_how_likely_they_were(
+def test_token_logprobs_match_forward_pass(
     load_engine: Load, tiny_model: Path, in_pieces: bool, temperature: float
 ) -> None:
     """Log-probabilities are those of the model's own distribution, at any temperature."""
@@ -75,7 +75,7 @@ def test_tokens_tell_how_likely_they_were(
         assert tokenizer.decode(so_far[len(ids) :], skip_special_tokens=True) == text
 
 
-def test_a_text_is_scored_as_by_a_plain_forward_pass(
+def test_scores_of_text_match_forward_pass(
     load_engine: Load, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = load_engine()
@@ -104,7 +104,7 @@ def test_a_text_is_scored_as_by_a_plain_forward_pass(
         assert "".join(one.token.text for one in tokens) == text
 
 
-def test_scoring_has_the_same_limits(load_engine: Load) -> None:
+def test_scoring_applies_context_token_and_time_limits(load_engine: Load) -> None:
     engine = load_engine()
     for wrong in ([], [1] * 129, [10**6]):
         with pytest.raises(InvalidRequestError):
@@ -121,7 +121,7 @@ def test_scoring_has_the_same_limits(load_engine: Load) -> None:
     assert engine.is_healthy()
 
 
-def test_texts_are_scored_by_a_model_without_a_fused_attention(
+def test_model_without_fused_attention_scores_texts(
     load_engine: Load, tiny_model: Path, tmp_path: Path
 ) -> None:
     """Gemma 2 soft-caps its attention scores, for which transformers uses no fused kernel."""
@@ -153,7 +153,7 @@ def test_texts_are_scored_by_a_model_without_a_fused_attention(
     assert pieces[-1].finish_reason is not None, "it generates as before"
 
 
-def test_tokens_of_a_stop_are_not_told(tiny_model: Path) -> None:
+def test_tokens_of_stop_string_are_not_returned(tiny_model: Path) -> None:
     _, tokenizer = load_model(tiny_model)
     ids = tokenizer("the quick fox")["input_ids"]
     likelihoods = [Likelihood(-float(at), ()) for at in range(len(ids))]
@@ -173,7 +173,7 @@ def test_tokens_of_a_stop_are_not_told(tiny_model: Path) -> None:
         assert len(shown) - len(found) < 6, "all text has its tokens, except a cut one"
 
 
-def test_a_seed_draws_the_same_whatever_else_is_in_the_batch(load_engine: Load) -> None:
+def test_seeded_sampling_does_not_depend_on_batch(load_engine: Load) -> None:
     engine = load_engine()
     ids = engine.prompts.encode_text("fox")
 
@@ -198,7 +198,7 @@ def join(pieces: Sequence[Piece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-def test_noise_of_seeds_draws_from_the_softmax() -> None:
+def test_seeded_gumbel_noise_samples_from_softmax() -> None:
     scores = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf])
     num_draws = 40_000
     keys = torch.arange(num_draws, dtype=torch.int32).unsqueeze(-1) * 53_231 & 0x7FFFFFFF
@@ -213,7 +213,7 @@ def test_noise_of_seeds_draws_from_the_softmax() -> None:
         assert both == pytest.approx(float(scores.softmax(dim=-1)[0]) ** 2, abs=0.02)
 
 
-def test_what_json_cannot_say_is_very_unlikely() -> None:
+def test_non_finite_logprobs_are_replaced_by_finite_minimum() -> None:
     inf, nan = float("inf"), float("nan")
     logits = torch.tensor([[0.0, -inf], [nan, nan]])
     impossible, broken = find_likelihoods(logits, torch.tensor([1, 0]), 2)

@@ -15,7 +15,7 @@ def requests() -> PendingRequests:
     return PendingRequests(EngineSettings(max_running_requests=1, max_queued_requests=1))
 
 
-async def test_a_finished_request_is_not_cancelled(requests: PendingRequests) -> None:
+async def test_finished_request_is_not_cancelled(requests: PendingRequests) -> None:
     cancelled: list[str] = []
     with requests.register(10.0, cancelled.append) as request:
         requests.deliver(Report([Progress(request.id, [1], [], False)], 1, 0.5))
@@ -28,7 +28,7 @@ async def test_a_finished_request_is_not_cancelled(requests: PendingRequests) ->
     assert requests.find_load() == EngineLoad(0, 0, 0.0)
 
 
-async def test_a_request_that_leaves_is_cancelled_and_forgotten(requests: PendingRequests) -> None:
+async def test_request_closed_early_is_cancelled_and_forgotten(requests: PendingRequests) -> None:
     cancelled: list[str] = []
     with requests.register(10.0, cancelled.append) as request:
         assert requests.num_active == 1
@@ -42,7 +42,7 @@ async def test_a_request_that_leaves_is_cancelled_and_forgotten(requests: Pendin
     assert request.queue.empty()
 
 
-async def test_the_end_of_the_process_is_reported_to_every_request(
+async def test_end_of_process_is_reported_to_each_request(
     requests: PendingRequests,
 ) -> None:
     cancelled: list[str] = []
@@ -54,12 +54,12 @@ async def test_the_end_of_the_process_is_reported_to_every_request(
     assert cancelled == []
 
 
-async def test_a_deadline_is_reported(requests: PendingRequests) -> None:
+async def test_reached_deadline_is_reported(requests: PendingRequests) -> None:
     with requests.register(0.0, lambda _: None) as request:
         assert await request.receive() == [None]
 
 
-async def test_capacity_limits_the_requests(requests: PendingRequests) -> None:
+async def test_capacity_limits_number_of_requests(requests: PendingRequests) -> None:
     requests.check_capacity(2)
     with pytest.raises(InvalidRequestError, match="^3 answers are wanted at once, "):
         requests.check_capacity(3)

@@ -33,7 +33,7 @@ def _add_adapter(model: Path) -> None:
         (_add_adapter, r"adapter_config\.json would have other weights loaded"),
     ],
 )
-def test_a_stored_model_that_would_harm_its_generator_is_not_loaded(
+def test_unsafe_stored_model_is_not_loaded(
     spoil: Callable[[Path], None], message: str, tmp_path: Path, tiny_model: Path
 ) -> None:
     model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
@@ -42,7 +42,7 @@ def test_a_stored_model_that_would_harm_its_generator_is_not_loaded(
         inspect_in_fork(model)
 
 
-def test_the_tokenizer_of_a_stored_model_is_counted(tiny_model: Path) -> None:
+def test_tokenizer_memory_of_stored_model_is_counted(tiny_model: Path) -> None:
     found = inspect_in_fork(tiny_model)
     assert found.tokenizer_bytes >= (tiny_model / "tokenizer.json").stat().st_size
     assert found.weight_bytes > 0

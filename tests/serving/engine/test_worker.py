@@ -64,7 +64,7 @@ async def collect(engine: Engine, ids: Sequence[int], sampling: Sampling) -> lis
     return [piece async for piece in engine.generate(ids, sampling)]
 
 
-def test_it_answers_like_a_core_in_this_process(engine: Engine, load_engine: Load) -> None:
+def test_remote_core_answers_like_local_core(engine: Engine, load_engine: Load) -> None:
     own = load_engine()
     prompts = [engine.prompts.encode_text(f"fox {number}") for number in range(6)]
     samplings = [Sampling(20), Sampling(20, temperature=1.5, seed=7, num_top_logprobs=2)]
@@ -74,7 +74,7 @@ def test_it_answers_like_a_core_in_this_process(engine: Engine, load_engine: Loa
         answers = await asyncio.gather(*asked)
         scored = await asyncio.gather(*(one.score(ids, 2) for ids in prompts))
         return [repr("".join(piece.text for piece in pieces)) for pieces in answers] + [
-            repr([(told.token, told.top and told.top[0][0]) for told in text]) for text in scored
+            repr([(item.token, item.top and item.top[0][0]) for item in text]) for text in scored
         ]
 
     assert asyncio.run(answer(engine)) == asyncio.run(answer(own))
@@ -83,7 +83,7 @@ def test_it_answers_like_a_core_in_this_process(engine: Engine, load_engine: Loa
 
 
 @pytest.mark.anyio
-async def test_a_closed_stream_frees_its_slot(tiny_model: Path) -> None:
+async def test_closed_stream_frees_its_slot(tiny_model: Path) -> None:
     engine = Engine.start(tiny_model, EngineSettings(max_running_requests=1, max_queued_requests=0))
     for _ in range(5):
         async with aclosing(engine.generate([5], LONG)) as pieces:
@@ -96,7 +96,7 @@ async def test_a_closed_stream_frees_its_slot(tiny_model: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_process_that_is_killed_fails_its_requests(engine: Engine) -> None:
+async def test_killed_process_fails_its_requests(engine: Engine) -> None:
     (process,) = find_engine_processes()
     async with aclosing(engine.generate([5], LONG)) as pieces:
         await anext(pieces)
@@ -117,7 +117,7 @@ async def test_a_process_that_is_killed_fails_its_requests(engine: Engine) -> No
 
 
 @pytest.mark.anyio
-async def test_a_request_that_cannot_start_harms_no_other(tiny_model: Path) -> None:
+async def test_failed_request_does_not_affect_other_requests(tiny_model: Path) -> None:
     engine, core = start_with_core(tiny_model)
     wrong: Any = None
     async with aclosing(engine.generate([5], LONG)) as pieces:
@@ -132,24 +132,24 @@ async def test_a_request_that_cannot_start_harms_no_other(tiny_model: Path) -> N
     engine.close()
 
 
-def test_a_process_that_dies_while_it_loads_is_reported(
+def test_process_killed_during_loading_is_reported(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.pidfd_open
 
-    def kill_it(pid: int) -> int:
+    def kill_process(pid: int) -> int:
         descriptor = real(pid)
         os.kill(pid, signal.SIGKILL)
         return descriptor
 
-    monkeypatch.setattr(os, "pidfd_open", kill_it)
+    monkeypatch.setattr(os, "pidfd_open", kill_process)
     with pytest.raises(
         EngineLostError, match="^the process that was to load model 'model' has ended$"
     ):
         Engine.start(tiny_model, SETTINGS)
 
 
-def test_a_suspended_process_blocks_no_caller(tiny_model: Path) -> None:
+def test_suspended_process_does_not_block_callers(tiny_model: Path) -> None:
     """More data is sent to the process than the connection's buffers hold."""
     engine, core = start_with_core(tiny_model, EngineSettings(num_cache_blocks=256))
     prompt = [5] * (engine.context_length - 10)
@@ -176,7 +176,7 @@ def test_a_suspended_process_blocks_no_caller(tiny_model: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_commands_while_the_process_dies_fail(tiny_model: Path) -> None:
+async def test_commands_to_dying_process_fail(tiny_model: Path) -> None:
     engine = Engine.start(tiny_model, SETTINGS)
     (process,) = find_engine_processes()
     process.kill()
@@ -186,7 +186,7 @@ async def test_commands_while_the_process_dies_fail(tiny_model: Path) -> None:
     engine.close()
 
 
-def test_the_error_of_a_score_is_reported(
+def test_scoring_error_is_reported(
     tiny_model: Path, load_engine: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -201,7 +201,7 @@ def test_the_error_of_a_score_is_reported(
         asyncio.run(engine.score([5] * 10, 0))
 
 
-def test_a_process_ends_however_many_files_are_open(tiny_model: Path) -> None:
+def test_process_ends_with_many_open_files(tiny_model: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
@@ -217,7 +217,7 @@ def test_a_process_ends_however_many_files_are_open(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.002, 0.004, 0.008, 0.016])
-def test_a_fork_server_that_dies_at_any_moment_is_replaced(delay_s: float) -> None:
+def test_fork_server_killed_between_forks_is_replaced(delay_s: float) -> None:
     """Its socket is closed some time before its exit can be detected."""
     others = find_fork_servers()
     server = ForkServer()
@@ -231,7 +231,7 @@ def test_a_fork_server_that_dies_at_any_moment_is_replaced(delay_s: float) -> No
         server.close()
 
 
-def test_a_fork_server_that_died_is_replaced(tiny_model: Path) -> None:
+def test_dead_fork_server_is_replaced(tiny_model: Path) -> None:
     fork_server.start()
     first = find_fork_server()
     first.kill()
@@ -243,13 +243,13 @@ def test_a_fork_server_that_died_is_replaced(tiny_model: Path) -> None:
     assert find_engine_processes() == []
 
 
-def test_a_fork_server_has_a_single_thread(engine: Engine) -> None:
+def test_fork_server_has_single_thread(engine: Engine) -> None:
     """A lock that another thread holds during the fork would stay locked in the new process."""
     assert find_fork_server().num_threads() == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="niceness is a thread's on Linux only")
-def test_the_generating_thread_has_a_higher_priority_than_the_loading_one(engine: Engine) -> None:
+def test_generating_thread_has_higher_priority_than_loading_thread(engine: Engine) -> None:
     (process,) = find_engine_processes()
     before = {thread.id: thread.user_time for thread in process.threads()}
     asyncio.run(collect(engine, [5], LONG))
@@ -257,7 +257,7 @@ def test_the_generating_thread_has_a_higher_priority_than_the_loading_one(engine
     assert os.getpriority(os.PRIO_PROCESS, busiest.id) == os.getpriority(os.PRIO_PROCESS, 0)
 
 
-def test_all_processes_end_when_their_owner_is_killed(tiny_model: Path) -> None:
+def test_all_processes_end_with_killed_owner(tiny_model: Path) -> None:
     program = (
         "import time; from pathlib import Path; from serving.engine.engine import Engine;"
         "from serving.settings import EngineSettings;"
@@ -275,7 +275,7 @@ def test_all_processes_end_when_their_owner_is_killed(tiny_model: Path) -> None:
     asyncio.run(wait_until(lambda: not any(process.is_running() for process in started)))
 
 
-def test_a_fork_server_ends_with_its_owner_before_it_forked() -> None:
+def test_fork_server_ends_with_owner_before_first_fork() -> None:
     here, there = socket.socketpair()
     with there:
         process = subprocess.Popen(

@@ -15,7 +15,7 @@ from tests.tiny_model import build_tiny_model
 SETTINGS = EngineSettings(num_cache_blocks=1)
 
 
-def test_weights_count_as_they_are_in_memory_not_in_the_file(tmp_path: Path) -> None:
+def test_weights_are_counted_in_loaded_dtype(tmp_path: Path) -> None:
     wide = build_tiny_model(tmp_path / "wide")
     narrow = build_tiny_model(tmp_path / "narrow")
     AutoModelForCausalLM.from_pretrained(narrow, dtype=torch.bfloat16).save_pretrained(narrow)
@@ -27,18 +27,18 @@ def test_weights_count_as_they_are_in_memory_not_in_the_file(tmp_path: Path) -> 
     assert narrow_bytes == pytest.approx(wide_bytes, rel=0.02)
 
 
-def test_replicas_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_of_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert find_default_budget(4) == pytest.approx(find_default_budget() / 4, rel=0.2)
 
 
-def test_a_gpu_is_asked_by_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_memory_is_read_by_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(memory, "GPU_QUERY", "print(1000)")
     assert find_default_budget() == 850
 
 
-def test_only_a_tied_head_has_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_tied_head_is_counted_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = inspect_model(build_tiny_model(tmp_path / "model"))
     config = AutoConfig.from_pretrained(tmp_path / "model")
@@ -48,7 +48,7 @@ def test_only_a_tied_head_has_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert difference == found.tied_head_bytes
 
 
-def test_both_processes_of_a_model_have_its_tokenizer(tmp_path: Path) -> None:
+def test_tokenizer_is_counted_for_both_processes(tmp_path: Path) -> None:
     found = inspect_model(build_tiny_model(tmp_path / "model"))
     with_tokenizer = found.model_copy(update={"tokenizer_bytes": 1_000_000})
     difference = estimate_memory(with_tokenizer, SETTINGS) - estimate_memory(found, SETTINGS)

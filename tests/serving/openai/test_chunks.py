@@ -23,7 +23,7 @@ def make_chat_chunks(**fields: Any) -> ChatChunks:
     return ChatChunks(parse_chat_request({"model": "m", "messages": messages, **fields}), HEAD)
 
 
-def test_chats_have_the_shapes_of_the_openai_package() -> None:
+def test_chat_chunks_match_openai_types() -> None:
     chunks = make_chat_chunks(logprobs=True, top_logprobs=2, **STREAM)
     built = [*chunks.build([PIECE]), *chunks.finish()]
     seen = [ChatCompletionChunk.model_validate(chunk, strict=True) for chunk in built]
@@ -34,7 +34,7 @@ def test_chats_have_the_shapes_of_the_openai_package() -> None:
     assert seen[3].usage.total_tokens == 7
 
 
-def test_chats_open_each_choice_once() -> None:
+def test_first_chat_chunk_of_each_choice_has_role() -> None:
     chunks = make_chat_chunks(n=2, stream=True)
     first = chunks.build([Piece(1, "a")])
     assert [chunk["choices"][0]["index"] for chunk in first] == [0, 1, 1]
@@ -43,7 +43,7 @@ def test_chats_open_each_choice_once() -> None:
     assert chunks.finish() == []
 
 
-def test_prompt_of_several_choices_is_counted_once() -> None:
+def test_prompt_tokens_of_several_choices_are_counted_once() -> None:
     chunks = make_chat_chunks(n=2, **STREAM)
     chunks.build([Piece(0, "a", "stop", 3, 4), Piece(1, "b", "stop", 3, 5)])
     assert chunks.finish()[0]["usage"] == {
@@ -53,7 +53,7 @@ def test_prompt_of_several_choices_is_counted_once() -> None:
     }
 
 
-def test_completions_have_the_shapes_of_the_openai_package() -> None:
+def test_completion_chunks_match_openai_types() -> None:
     body = {"model": "m", "prompt": ["a", "b"], "logprobs": 2, **STREAM}
     chunks = CompletionChunks(parse_completion_request(body), HEAD)
     (opening, other) = chunks.build([Piece(0, "12345"), Piece(1, "x", "stop", 2, 1)])

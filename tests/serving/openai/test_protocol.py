@@ -13,13 +13,13 @@ def _parse(**fields: Any) -> Any:
     return parse_chat_request({"model": "m", "messages": _HELLO, **fields})
 
 
-def test_smallest_request_leaves_everything_to_the_model() -> None:
+def test_minimal_request_leaves_settings_unset() -> None:
     request = _parse()
     assert (request.temperature, request.top_p, request.top_k) == (None, None, None)
     assert (request.max_new_tokens, request.stop, request.stream) == (None, (), False)
 
 
-def test_messages_become_what_templates_expect() -> None:
+def test_messages_are_converted_for_templates() -> None:
     request = _parse(
         messages=[
             {"role": "developer", "content": "be short"},
@@ -38,7 +38,7 @@ def test_messages_become_what_templates_expect() -> None:
     ]
 
 
-def test_the_limit_has_two_names() -> None:
+def test_max_tokens_and_max_completion_tokens_are_same_setting() -> None:
     assert _parse(max_tokens=5).max_new_tokens == 5
     assert _parse(max_completion_tokens=6).max_new_tokens == 6
     assert _parse(max_tokens=7, max_completion_tokens=7).max_new_tokens == 7
@@ -46,17 +46,17 @@ def test_the_limit_has_two_names() -> None:
         _parse(max_tokens=5, max_completion_tokens=6)
 
 
-def test_stop_is_a_string_or_a_few() -> None:
+def test_stop_is_string_or_list() -> None:
     assert _parse(stop="\n").stop == ("\n",)
     assert _parse(stop=["a", "b"]).stop == ("a", "b")
 
 
-def test_a_turn_in_which_an_assistant_said_nothing_needs_no_content() -> None:
+def test_assistant_message_without_content_becomes_empty() -> None:
     request = _parse(messages=[*_HELLO, {"role": "assistant"}, *_HELLO])
     assert request.to_template_messages()[1] == {"role": "assistant", "content": ""}
 
 
-def test_what_asks_for_nothing_is_let_through() -> None:
+def test_unsupported_parameters_with_neutral_values_are_accepted() -> None:
     _parse(tools=[], tool_choice="auto")
     _parse(n=1, logprobs=False, tools=[], frequency_penalty=0.0, seed=None, top_logprobs=None)
     _parse(response_format={"type": "text"}, user="u", metadata={"k": "v"})
@@ -102,7 +102,7 @@ def test_what_asks_for_nothing_is_let_through() -> None:
         ({"messages": [{"role": "user", "content": "a" * 600_000}] * 2}, None, "1000000"),
     ],
 )
-def test_refusals_name_what_is_wrong(
+def test_invalid_chat_request_error_names_parameter(
     fields: dict[str, Any], param: str | None, message: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
@@ -112,7 +112,7 @@ def test_refusals_name_what_is_wrong(
     assert len(caught.value.message) < 300
 
 
-def test_body_must_be_an_object() -> None:
+def test_body_that_is_no_object_is_refused() -> None:
     with pytest.raises(
         InvalidRequestError, match="^the body holds a list; expected a JSON object$"
     ):
@@ -123,7 +123,7 @@ def complete(**fields: Any) -> Any:
     return parse_completion_request({"model": "m", **fields})
 
 
-def test_prompts_are_texts_or_tokens_one_or_many() -> None:
+def test_prompt_is_one_or_several_texts_or_token_lists() -> None:
     assert complete(prompt="a").prompt == ("a",)
     assert complete(prompt=["a", "b"]).prompt == ("a", "b")
     assert complete(prompt=[1, 2]).prompt == ((1, 2),)
@@ -152,7 +152,7 @@ def test_prompts_are_texts_or_tokens_one_or_many() -> None:
         ({"prompt": "a", "messages": []}, "messages", "not a known parameter"),
     ],
 )
-def test_refusals_of_completions_name_what_is_wrong(
+def test_invalid_completion_request_error_names_parameter(
     fields: dict[str, Any], param: str | None, message: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:

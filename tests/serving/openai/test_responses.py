@@ -18,7 +18,7 @@ TOKEN = TokenLogprob(HI, -0.5, ((HI, -0.5), (TokenText("\ufffd", None), -1.0)))
 PIECE = Piece(0, "hi", "stop", tokens=(TOKEN,))
 
 
-def test_chats_have_the_shapes_of_the_openai_package() -> None:
+def test_chat_completion_matches_openai_types() -> None:
     whole = build_chat_completion(HEAD, [PIECE], USAGE, has_logprobs=True)
     parsed = ChatCompletion.model_validate(whole, strict=True)
     assert parsed.choices[0].message.content == "hi"
@@ -31,7 +31,7 @@ def test_chats_have_the_shapes_of_the_openai_package() -> None:
     assert [top.logprob for top in logprobs.content[0].top_logprobs] == [-0.5, -1.0]
 
 
-def test_completions_have_the_shapes_of_the_openai_package() -> None:
+def test_completion_matches_openai_types() -> None:
     first = TokenLogprob(HI, None)
     choice = PIECE._replace(text="hihi", tokens=(first, TOKEN))
     whole = build_completion(HEAD, [choice], USAGE, has_logprobs=True)

@@ -27,7 +27,7 @@ def roll_back(book: AliasBook, *, gone: str = "") -> str:
         return change.roll_back("latest", lambda model: model != gone).model_id
 
 
-def test_every_move_stays_on_record(book: AliasBook) -> None:
+def test_each_move_is_recorded_in_history(book: AliasBook) -> None:
     assert book.read() == {}
     point(book, "a", "b", "b", "a")
     history = book.read()["latest"].history
@@ -35,7 +35,7 @@ def test_every_move_stays_on_record(book: AliasBook) -> None:
     assert all(abs(move.at - history[0].at) < 60 for move in history)
 
 
-def test_rolling_back_goes_back_step_by_step(book: AliasBook) -> None:
+def test_rollback_goes_back_one_model_at_a_time(book: AliasBook) -> None:
     point(book, "a", "b", "c")
     assert roll_back(book) == "b"
     assert roll_back(book) == "a"
@@ -51,19 +51,19 @@ def test_rolling_back_goes_back_step_by_step(book: AliasBook) -> None:
     assert [move.is_rollback for move in moves] == [False, False, False, True, True, False, True]
 
 
-def test_deleted_models_are_passed_over(book: AliasBook) -> None:
+def test_rollback_skips_deleted_models(book: AliasBook) -> None:
     point(book, "a", "b", "c")
     assert roll_back(book, gone="b") == "a"
 
 
-def test_rolling_back_never_stays_where_it_is(book: AliasBook) -> None:
+def test_rollback_skips_current_model(book: AliasBook) -> None:
     point(book, "c", "a", "b", "a")
     assert roll_back(book, gone="b") == "c"
     with pytest.raises(ModelNotFoundError, match="^alias '.*' has no earlier model to go back to$"):
         roll_back(book)
 
 
-def test_a_removed_alias_is_gone_and_its_history_is_not(book: AliasBook, tmp_path: Path) -> None:
+def test_removed_alias_keeps_its_history(book: AliasBook, tmp_path: Path) -> None:
     point(book, "a", "b")
     with book.change() as change:
         change.remove("latest")
@@ -80,26 +80,26 @@ def test_a_removed_alias_is_gone_and_its_history_is_not(book: AliasBook, tmp_pat
     assert durable.read_json(tmp_path / "aliases.json")["latest"]["model"] == "c"
 
 
-def decide_against(change: AliasChange) -> None:
+def fail_change(change: AliasChange) -> None:
     change.point("latest", "b")
     raise ValueError("no")
 
 
-def test_a_body_that_fails_changes_nothing(book: AliasBook) -> None:
+def test_failed_change_is_not_stored(book: AliasBook) -> None:
     point(book, "a")
     with pytest.raises(ValueError, match="^no$"), book.change() as change:
-        decide_against(change)
+        fail_change(change)
     assert book.read()["latest"].model_id == "a"
 
 
-def test_files_of_before_rollbacks_are_read(book: AliasBook, tmp_path: Path) -> None:
+def test_history_without_rollback_fields_is_read(book: AliasBook, tmp_path: Path) -> None:
     history = [{"model": "a", "at": 5}]
     durable.write_json(tmp_path / "aliases.json", {"latest": {"model": "a", "history": history}})
     assert book.read()["latest"].history == (AliasMove("a", 5),)
 
 
 @pytest.mark.parametrize("content", [b"", b'{"latest": {"hist', b"[]", b"\xff\xfe", b"[" * 10**6])
-def test_a_damaged_file_is_recovered_from_its_copy(
+def test_damaged_alias_file_is_recovered_from_copy(
     book: AliasBook, tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     point(book, "a", "b")
@@ -113,7 +113,7 @@ def test_a_damaged_file_is_recovered_from_its_copy(
     assert [move.model_id for move in history] == ["a", "b", "c"]
 
 
-def test_a_missing_file_is_recovered_from_its_copy(book: AliasBook, tmp_path: Path) -> None:
+def test_missing_alias_file_is_recovered_from_copy(book: AliasBook, tmp_path: Path) -> None:
     point(book, "a", "b")
     (tmp_path / "aliases.json").unlink()
     assert book.read()["latest"].model_id == "b"
@@ -131,7 +131,7 @@ def test_a_missing_file_is_recovered_from_its_copy(book: AliasBook, tmp_path: Pa
         {"history": [{"model": "a", "at": 1}], "past_models": [7]},
     ],
 )
-def test_a_damaged_entry_does_not_lose_the_others(
+def test_damaged_entry_does_not_affect_other_entries(
     book: AliasBook, tmp_path: Path, entry: object
 ) -> None:
     point(book, "a")
@@ -148,7 +148,7 @@ def test_a_damaged_entry_does_not_lose_the_others(
     assert durable.read_json(file)["spoiled"] == entry, "what cannot be read was thrown away"
 
 
-def test_a_damaged_entry_is_recovered_from_the_copy(book: AliasBook, tmp_path: Path) -> None:
+def test_damaged_entry_is_recovered_from_copy(book: AliasBook, tmp_path: Path) -> None:
     point(book, "a", "b")
     with book.change() as change:
         change.point("other", "c")
@@ -158,7 +158,7 @@ def test_a_damaged_entry_is_recovered_from_the_copy(book: AliasBook, tmp_path: P
     assert book.read()["other"].model_id == "c"
 
 
-def test_a_file_that_nothing_can_replace_is_no_fault_of_a_request(
+def test_unrecoverable_alias_file_raises_damaged_file_error(
     book: AliasBook, tmp_path: Path
 ) -> None:
     point(book, "a")
@@ -173,7 +173,7 @@ def test_a_file_that_nothing_can_replace_is_no_fault_of_a_request(
     assert (tmp_path / "aliases.json").read_bytes() == b"{", "it was overwritten"
 
 
-def test_a_file_of_before_copies_gets_one(book: AliasBook, tmp_path: Path) -> None:
+def test_alias_file_without_copy_gets_copy(book: AliasBook, tmp_path: Path) -> None:
     history = [{"model": "a", "at": 5}]
     durable.write_json(tmp_path / "aliases.json", {"latest": {"model": "a", "history": history}})
     book.ensure_copy()
@@ -181,7 +181,7 @@ def test_a_file_of_before_copies_gets_one(book: AliasBook, tmp_path: Path) -> No
     assert book.read()["latest"].model_id == "a"
 
 
-def test_what_a_newer_version_added_is_kept_with_every_change(
+def test_unknown_fields_of_newer_version_are_kept_by_changes(
     book: AliasBook, tmp_path: Path
 ) -> None:
     point(book, "a", "b")
@@ -202,7 +202,7 @@ def test_what_a_newer_version_added_is_kept_with_every_change(
     assert durable.read_json(tmp_path / "aliases.copy.json") == kept
 
 
-def test_a_file_is_parsed_again_only_after_it_changed(book: AliasBook, tmp_path: Path) -> None:
+def test_alias_file_is_parsed_again_only_after_change(book: AliasBook, tmp_path: Path) -> None:
     point(book, "a")
     for path in tmp_path.glob("*.json"):
         os.utime(path, (1, 1))
@@ -213,7 +213,7 @@ def test_a_file_is_parsed_again_only_after_it_changed(book: AliasBook, tmp_path:
     assert book.read()["latest"].model_id == "b", "the change of another process is seen at once"
 
 
-def test_a_long_history_is_shortened_and_names_every_model_still(
+def test_long_history_is_truncated_and_past_models_are_kept(
     book: AliasBook, tmp_path: Path
 ) -> None:
     models = [f"model-{number:05d}" for number in range(10_000)]
@@ -236,7 +236,7 @@ def is_absent(names: set[str], name: str) -> bool:
     return name not in names
 
 
-def test_rolling_back_leads_to_the_same_models_after_a_history_was_shortened(
+def test_rollback_after_truncation_of_history_selects_same_models(
     book: AliasBook,
 ) -> None:
     rng = random.Random(7)

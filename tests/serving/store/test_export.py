@@ -30,14 +30,14 @@ def read_folder(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_tar_holds_every_file(model: StoredModel, tmp_path: Path) -> None:
+def test_tar_archive_contains_each_file(model: StoredModel, tmp_path: Path) -> None:
     content = b"".join(stream_archive(model, "tar"))
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         archive.extractall(tmp_path, filter="data")
     assert read_folder(tmp_path / "base") == read_folder(model.path)
 
 
-def test_a_zip_holds_every_file(model: StoredModel, tmp_path: Path) -> None:
+def test_zip_archive_contains_each_file(model: StoredModel, tmp_path: Path) -> None:
     content = b"".join(stream_archive(model, "zip"))
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         assert archive.testzip() is None
@@ -45,7 +45,7 @@ def test_a_zip_holds_every_file(model: StoredModel, tmp_path: Path) -> None:
     assert read_folder(tmp_path / "base") == read_folder(model.path)
 
 
-def test_a_model_stays_while_it_is_given_out(store: ModelStore, model: StoredModel) -> None:
+def test_model_is_not_deleted_during_export(store: ModelStore, model: StoredModel) -> None:
     pieces = stream_archive(model, "tar")
     next(iter(pieces))
     with pytest.raises(ModelInUseError):
@@ -58,7 +58,7 @@ def test_a_model_stays_while_it_is_given_out(store: ModelStore, model: StoredMod
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 @pytest.mark.parametrize("fault", ["gone", "cut"])
-def test_of_a_model_with_missing_or_cut_files_nothing_is_given_out(
+def test_model_with_missing_or_truncated_files_is_not_exported(
     model: StoredModel, store: ModelStore, kind: ArchiveFormat, fault: str
 ) -> None:
     damage(model.path / "model.safetensors", fault)
@@ -69,7 +69,7 @@ def test_of_a_model_with_missing_or_cut_files_nothing_is_given_out(
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer_config.json"])
-def test_an_archive_of_changed_content_does_not_look_complete(
+def test_archive_of_modified_model_is_incomplete(
     model: StoredModel, store: ModelStore, kind: ArchiveFormat, name: str, tmp_path: Path
 ) -> None:
     damage(model.path / name, "flipped")
@@ -81,7 +81,7 @@ def test_an_archive_of_changed_content_does_not_look_complete(
     store.delete("base")
 
 
-def test_hidden_files_are_no_part_of_the_model(model: StoredModel, tmp_path: Path) -> None:
+def test_hidden_files_are_not_exported(model: StoredModel, tmp_path: Path) -> None:
     (model.path / ".nfs0001").write_text("left by a network file system")
     content = b"".join(stream_archive(model, "tar"))
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
@@ -200,7 +200,7 @@ def hub(online: None) -> Iterator[Hub]:
         server.shutdown()
 
 
-def test_a_model_is_pushed_to_the_hub(
+def test_model_is_pushed_to_hub(
     hub: Hub, store: ModelStore, tiny_model: Path, tmp_path: Path
 ) -> None:
     source = Path(shutil.copytree(tiny_model, tmp_path / "source"))
@@ -218,6 +218,6 @@ def test_a_model_is_pushed_to_the_hub(
         assert hashlib.sha256(blob).hexdigest() == name
 
 
-def test_a_hub_out_of_reach_is_named(online: None, model: StoredModel) -> None:
+def test_unreachable_hub_error_has_url(online: None, model: StoredModel) -> None:
     with pytest.raises(ConnectionError, match="http://127.0.0.1:9 cannot be reached"):
         push_to_hub(model.path, "me/tuned", token="hf_test", endpoint="http://127.0.0.1:9")

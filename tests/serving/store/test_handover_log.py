@@ -12,7 +12,7 @@ def make_event(number: int) -> HandoverEvent:
     return HandoverEvent("latest", "moved", f"m-{number}", None, "it answers", at=number)
 
 
-def test_the_log_is_bounded_and_the_newest_events_stay(tmp_path: Path) -> None:
+def test_log_is_bounded_and_keeps_newest_events(tmp_path: Path) -> None:
     log = HandoverLog(tmp_path / "handovers.jsonl", MAX_BYTES)
     for number in range(500):
         log.add(make_event(number))
@@ -23,7 +23,7 @@ def test_the_log_is_bounded_and_the_newest_events_stay(tmp_path: Path) -> None:
     assert len(numbers) > 20
 
 
-def test_writers_at_once_lose_no_event(tmp_path: Path) -> None:
+def test_concurrent_writers_lose_no_event(tmp_path: Path) -> None:
     path = tmp_path / "handovers.jsonl"
 
     def write(start: int) -> None:
@@ -38,7 +38,7 @@ def test_writers_at_once_lose_no_event(tmp_path: Path) -> None:
     assert sorted(event.at for event in HandoverLog(path).read("latest")) == list(range(80))
 
 
-def test_a_line_that_is_no_event_hides_no_other(tmp_path: Path) -> None:
+def test_invalid_line_does_not_hide_other_events(tmp_path: Path) -> None:
     path = tmp_path / "handovers.jsonl"
     log = HandoverLog(path)
     log.add(make_event(1))

@@ -54,7 +54,7 @@ def source(tmp_path: Path, tiny_model: Path) -> Path:
     ],
     ids=["gpt2", "qwen2-tied", "mixtral"],
 )
-def test_memory_is_that_of_the_loaded_model(
+def test_inspected_weight_bytes_equal_loaded_model(
     config: PreTrainedConfig, tmp_path: Path, tiny_model: Path
 ) -> None:
     path = Path(shutil.copytree(tiny_model, tmp_path / "model"))
@@ -65,9 +65,7 @@ def test_memory_is_that_of_the_loaded_model(
     assert inspect_model(path).weight_bytes == loaded
 
 
-def test_a_config_that_claims_more_than_its_weights_hold_is_refused(
-    layout: StorageLayout, source: Path
-) -> None:
+def test_config_larger_than_weights_is_refused(layout: StorageLayout, source: Path) -> None:
     """Previously, 242 kB of files caused 5.2 GB of random weights in the engine's process."""
     wide = {"hidden_size": 8192, "intermediate_size": 28672, "head_dim": 2048}
     change_config(source, **wide, num_hidden_layers=4)
@@ -78,11 +76,11 @@ def test_a_config_that_claims_more_than_its_weights_hold_is_refused(
     assert not ModelStore(layout).has("m")
 
 
-def test_a_sound_model_is_imported(layout: StorageLayout, source: Path) -> None:
+def test_valid_model_is_imported(layout: StorageLayout, source: Path) -> None:
     assert ModelStore(layout).import_directory(source, "m").id == "m"
 
 
-def test_building_a_model_cannot_take_the_memory_of_the_server(source: Path) -> None:
+def test_model_construction_is_limited_in_memory(source: Path) -> None:
     # The class of this configuration builds a list with two entries for each of the 10^10.
     endless = [[["global", "local"], 10**10]]
     change_config(source, model_type="gpt_neo", num_layers=2, attention_types=endless)
@@ -90,7 +88,7 @@ def test_building_a_model_cannot_take_the_memory_of_the_server(source: Path) -> 
         check_import(source)
 
 
-def test_a_check_that_takes_too_long_is_ended(source: Path) -> None:
+def test_import_check_beyond_timeout_is_killed(source: Path) -> None:
     before = {child.pid for child in psutil.Process().children()}
     with pytest.raises(ModelRefusedError, match=r"took longer than 0\.01 s"):
         check_import(source, timeout_s=0.01)
@@ -111,12 +109,12 @@ def test_a_check_that_takes_too_long_is_ended(source: Path) -> None:
         ({"a": [{"hidden_size": -1}]}, "a.hidden_size is -1"),
     ],
 )
-def test_negative_and_absurd_sizes_are_refused(config: dict[str, Any], message: str) -> None:
+def test_negative_and_excessive_sizes_are_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_config_sizes(config)
 
 
-def test_sizes_per_layer_and_absent_ones_are_accepted() -> None:
+def test_per_layer_and_absent_sizes_are_accepted() -> None:
     check_config_sizes({"head_dim": None, "num_key_value_heads": [2, 4], "num_local_experts": 0})
 
 
@@ -142,7 +140,7 @@ def _fill(name: str, num_bytes: int) -> Callable[[Path], None]:
         ),
     ],
 )
-def test_large_and_deep_json_is_refused(
+def test_large_and_deeply_nested_json_is_refused(
     source: Path, spoil: Callable[[Path], None], message: str
 ) -> None:
     spoil(source)
@@ -198,7 +196,7 @@ def _fill_vocabulary(model: Path) -> None:
         ),
     ],
 )
-def test_a_tokenizer_that_harms_its_process_is_refused(
+def test_harmful_tokenizer_is_refused(
     source: Path, spoil: Callable[[Path], None], message: str
 ) -> None:
     spoil(source)
@@ -206,7 +204,7 @@ def test_a_tokenizer_that_harms_its_process_is_refused(
         check_import(source)
 
 
-def test_a_model_whose_tokenizer_is_a_file_of_the_server_is_refused(
+def test_model_whose_tokenizer_settings_name_server_file_is_refused(
     layout: StorageLayout, source: Path, tmp_path: Path
 ) -> None:
     """transformers opens the `vocab` of some classes as a file; `decode` returned its lines."""
@@ -221,9 +219,7 @@ def test_a_model_whose_tokenizer_is_a_file_of_the_server_is_refused(
         assert not watch.was_opened()
 
 
-def test_settings_of_an_imported_model_are_those_that_are_known(
-    layout: StorageLayout, source: Path
-) -> None:
+def test_imported_model_keeps_only_known_settings(layout: StorageLayout, source: Path) -> None:
     settings = json.loads((source / "tokenizer_config.json").read_text())
     strange = {"tokenizer_class": "AutoModel", "sp_model_kwargs": {"model": "/etc/passwd"}}
     (source / "tokenizer_config.json").write_text(json.dumps({**settings, **strange}))
@@ -238,7 +234,7 @@ def test_settings_of_an_imported_model_are_those_that_are_known(
     assert tokenizer.eos_token == "<|im_end|>"
 
 
-def test_a_tokenizer_of_an_older_kind_that_an_operator_names_is_converted(
+def test_older_tokenizer_format_is_converted_on_install(
     layout: StorageLayout, source: Path
 ) -> None:
     """OPT, for example, has only vocab.json and merges.txt."""
@@ -260,7 +256,7 @@ def test_a_tokenizer_of_an_older_kind_that_an_operator_names_is_converted(
         ModelStore(layout).import_directory(source, "n")
 
 
-def test_the_memory_of_a_tokenizer_is_counted(source: Path) -> None:
+def test_tokenizer_memory_is_counted(source: Path) -> None:
     small = check_import(source).tokenizer_bytes
     tokenizer = json.loads((source / "tokenizer.json").read_text())
     vocab = tokenizer["model"]["vocab"]
@@ -278,7 +274,7 @@ def test_the_memory_of_a_tokenizer_is_counted(source: Path) -> None:
     assert int(measured.stdout.split()[-1]) > small + 5_000_000
 
 
-def test_a_chat_template_is_tried_in_the_process_of_the_check(
+def test_chat_template_is_rendered_in_check_process(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server's own process must not parse tokenizer_config.json, which may be large."""
@@ -288,7 +284,7 @@ def test_a_chat_template_is_tried_in_the_process_of_the_check(
         check_import(source)
 
 
-def test_a_template_that_could_not_be_tried_is_not_refused(
+def test_template_that_could_not_be_rendered_does_not_refuse_model(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check's process imports a `sitecustomize` that replaces the fork server's `fork`."""
@@ -310,7 +306,7 @@ def test_a_template_that_could_not_be_tried_is_not_refused(
     ("number", "expected"),
     [("EIO", ImportCheckError), ("EMFILE", ImportCheckError), ("ENOMEM", ModelRefusedError)],
 )
-def test_a_fault_of_the_machine_refuses_no_model(
+def test_operating_system_error_does_not_refuse_model(
     source: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

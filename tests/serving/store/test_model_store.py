@@ -26,7 +26,7 @@ def _copy(source: Path, layout: StorageLayout) -> Path:
     return Path(shutil.copytree(source, layout.models / ".building"))
 
 
-def test_published_model_is_resolved_by_its_id(
+def test_published_model_is_resolved_by_id(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     building = _copy(tiny_model, layout)
@@ -41,7 +41,7 @@ def test_published_model_is_resolved_by_its_id(
     verify_directory(published.path)
 
 
-def test_added_model_leaves_its_source_alone(
+def test_add_does_not_change_source_folder(
     store: ModelStore, tiny_model: Path, other_model: Path
 ) -> None:
     before = sorted(path.name for path in tiny_model.iterdir())
@@ -52,7 +52,7 @@ def test_added_model_leaves_its_source_alone(
     assert first.lineage == Lineage()
 
 
-def test_snapshot_of_the_hub_cache_is_copied_with_its_links_followed(
+def test_links_in_hub_cache_snapshot_are_followed(
     store: ModelStore, tiny_model: Path, tmp_path: Path
 ) -> None:
     snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "0", tmp_path / "models--a--b/blobs"
@@ -68,13 +68,13 @@ def test_snapshot_of_the_hub_cache_is_copied_with_its_links_followed(
         store.add(snapshot, "base-2")
 
 
-def test_ids_are_not_reused(store: ModelStore, tiny_model: Path) -> None:
+def test_model_id_is_not_reused(store: ModelStore, tiny_model: Path) -> None:
     store.add(tiny_model, "base")
     with pytest.raises(FileExistsError, match="^'base' is published already; "):
         store.add(tiny_model, "base")
 
 
-def test_half_a_model_is_invisible(
+def test_incomplete_model_is_not_listed(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     _copy(tiny_model, layout)
@@ -84,7 +84,7 @@ def test_half_a_model_is_invisible(
         store.get("no-manifest")
 
 
-def test_unknown_name_is_told_what_there_is(store: ModelStore, tiny_model: Path) -> None:
+def test_unknown_model_error_lists_models_and_aliases(store: ModelStore, tiny_model: Path) -> None:
     store.add(tiny_model, "base")
     store.point_alias("latest", "base")
     for name in ("nope", "../aliases.json", ""):
@@ -110,7 +110,7 @@ def test_alias_keeps_its_history(
     assert set(written["latest"]["history"][0]) == {"model", "at"}
 
 
-def test_alias_must_point_to_a_model_and_not_be_one(store: ModelStore, tiny_model: Path) -> None:
+def test_alias_must_point_to_model_and_not_have_its_id(store: ModelStore, tiny_model: Path) -> None:
     store.add(tiny_model, "a")
     with pytest.raises(ModelNotFoundError, match="'b'"):
         store.point_alias("latest", "b")
@@ -123,7 +123,7 @@ def test_alias_must_point_to_a_model_and_not_be_one(store: ModelStore, tiny_mode
         store.add(tiny_model, "latest")
 
 
-def test_one_alias_more_than_there_may_be_is_refused(
+def test_alias_beyond_limit_is_refused(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     for model_id in ("a", "b"):
@@ -140,7 +140,7 @@ def test_one_alias_more_than_there_may_be_is_refused(
     assert store.point_alias("latest", "a").model_id == "a", "a fine-tune can be published"
 
 
-def test_writers_at_once_lose_no_alias(
+def test_concurrent_writers_lose_no_alias(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     store.add(tiny_model, "a")
@@ -222,7 +222,7 @@ def test_unsafe_or_incomplete_models_are_refused(
     assert [path.name for path in layout.models.iterdir()] == [".building"]
 
 
-def test_a_model_is_deleted_once_nothing_needs_it(
+def test_model_is_deleted_only_when_unused(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     for model_id in ("a", "b"):
@@ -243,7 +243,7 @@ def test_a_model_is_deleted_once_nothing_needs_it(
         store.delete("a")
 
 
-def test_rolling_back_leads_to_a_model_that_is_there(store: ModelStore, tiny_model: Path) -> None:
+def test_rollback_skips_deleted_model(store: ModelStore, tiny_model: Path) -> None:
     for model_id in ("a", "b", "c"):
         store.add(tiny_model, model_id)
         store.point_alias("latest", model_id)
@@ -256,9 +256,7 @@ def test_rolling_back_leads_to_a_model_that_is_there(store: ModelStore, tiny_mod
 
 
 @pytest.mark.parametrize("fault", ["flipped", "cut", "gone"])
-def test_damage_is_told_by_the_name_of_the_file(
-    store: ModelStore, tiny_model: Path, fault: str
-) -> None:
+def test_verify_names_damaged_file(store: ModelStore, tiny_model: Path, fault: str) -> None:
     model = store.add(tiny_model, "base")
     model.verify()
     damage(model.path / "model.safetensors", fault)
@@ -274,7 +272,7 @@ def test_damage_is_told_by_the_name_of_the_file(
         (lambda path: (path / "chat_template.txt").touch(), "'chat_template.txt' is not in the"),
     ],
 )
-def test_nothing_is_changed_or_added_unseen(
+def test_verify_detects_changed_manifest_and_added_file(
     store: ModelStore, tiny_model: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     model = store.add(tiny_model, "base")
@@ -285,7 +283,7 @@ def test_nothing_is_changed_or_added_unseen(
         model.verify()
 
 
-def test_a_source_that_nobody_may_write_into_is_copied(
+def test_read_only_source_folder_is_copied(
     store: ModelStore, tiny_model: Path, tmp_path: Path
 ) -> None:
     source = Path(shutil.copytree(tiny_model, tmp_path / "source"))
@@ -293,7 +291,7 @@ def test_a_source_that_nobody_may_write_into_is_copied(
     assert store.add(source, "a").path.stat().st_mode & 0o777 == 0o700
 
 
-def test_an_id_in_the_history_of_an_alias_is_never_given_again(
+def test_id_in_alias_history_is_not_reused(
     store: ModelStore, tiny_model: Path, other_model: Path
 ) -> None:
     for model_id in ("a", "b"):
@@ -304,7 +302,7 @@ def test_an_id_in_the_history_of_an_alias_is_never_given_again(
         store.add(other_model, "a")
 
 
-def test_an_id_whose_move_was_dropped_from_the_history_is_never_given_again(
+def test_id_truncated_from_alias_history_is_not_reused(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     for model_id in ("a", "b"):
@@ -319,7 +317,7 @@ def test_an_id_whose_move_was_dropped_from_the_history_is_never_given_again(
         store.add(tiny_model, "a")
 
 
-def test_what_failed_its_verification_is_never_published(
+def test_model_that_failed_verification_is_not_published(
     store: ModelStore, tiny_model: Path, tmp_path: Path
 ) -> None:
     rejected = Path(shutil.copytree(tiny_model, tmp_path / "model.rejected"))
@@ -329,7 +327,7 @@ def test_what_failed_its_verification_is_never_published(
     assert store.list_models() == []
 
 
-def test_a_manifest_from_elsewhere_is_not_believed(
+def test_manifest_in_source_folder_is_ignored(
     store: ModelStore, tiny_model: Path, tmp_path: Path
 ) -> None:
     source = Path(shutil.copytree(tiny_model, tmp_path / "source"))
@@ -343,19 +341,19 @@ def test_a_manifest_from_elsewhere_is_not_believed(
         assert set(files) == {path.name for path in tiny_model.iterdir()}
 
 
-def test_a_lineage_that_cannot_be_read_hides_no_model(store: ModelStore, tiny_model: Path) -> None:
+def test_unreadable_lineage_does_not_hide_model(store: ModelStore, tiny_model: Path) -> None:
     added = store.add(tiny_model, "base")
     (added.path / "lineage.json").write_text("{")
     assert [model.lineage for model in store.list_models()] == [Lineage()]
     assert store.resolve("base").id == "base"
 
 
-def test_the_name_of_the_newest_is_no_models(store: ModelStore, tiny_model: Path) -> None:
+def test_latest_is_refused_as_model_id(store: ModelStore, tiny_model: Path) -> None:
     with pytest.raises(ValueError, match="^'latest' is the name of an alias; "):
         store.add(tiny_model, "latest")
 
 
-def test_a_model_of_an_old_id_is_another_one(
+def test_new_model_with_deleted_id_is_distinct(
     store: ModelStore, tiny_model: Path, other_model: Path
 ) -> None:
     old = store.add(tiny_model, "a")
@@ -369,7 +367,7 @@ def test_a_model_of_an_old_id_is_another_one(
     new.hold().close()
 
 
-def test_deleting_is_prevented_by_whoever_needs_it(store: ModelStore, tiny_model: Path) -> None:
+def test_delete_is_refused_by_usage_check(store: ModelStore, tiny_model: Path) -> None:
     store.add(tiny_model, "a")
 
     def need() -> None:
@@ -381,7 +379,7 @@ def test_deleting_is_prevented_by_whoever_needs_it(store: ModelStore, tiny_model
     store.delete("a", lambda: None)
 
 
-def test_what_a_killed_deletion_left_is_removed_by_the_next(
+def test_scratch_of_killed_deletion_is_removed_by_next_deletion(
     store: ModelStore, layout: StorageLayout, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add(tiny_model, "a")
@@ -394,7 +392,7 @@ def test_what_a_killed_deletion_left_is_removed_by_the_next(
     assert list(layout.models.iterdir()) == []
 
 
-def test_a_model_is_taken_in_without_torch(tmp_path: Path, tiny_model: Path) -> None:
+def test_model_is_added_without_importing_torch(tmp_path: Path, tiny_model: Path) -> None:
     """The HTTP process imports models, and takes half as much memory without torch."""
     program = """
 import sys
@@ -419,7 +417,7 @@ def _make_unreadable(path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -
     monkeypatch.setattr(Path, "stat", fail)
 
 
-def test_stray_entries_hide_no_model(
+def test_foreign_entries_do_not_hide_models(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     store.add(tiny_model, "a")
@@ -443,7 +441,7 @@ def test_stray_entries_hide_no_model(
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
-def test_a_model_that_the_disk_cannot_read_hides_no_other(
+def test_unreadable_model_does_not_hide_other_models(
     store: ModelStore,
     layout: StorageLayout,
     tiny_model: Path,
@@ -464,7 +462,7 @@ def test_a_model_that_the_disk_cannot_read_hides_no_other(
     assert spoiled.exists(), "a generator would unload it for a fault that may pass"
 
 
-def test_what_killed_processes_left_is_removed_at_the_start(
+def test_scratch_of_killed_processes_is_removed_at_start(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
     store.add(tiny_model, "a")
