@@ -43,7 +43,7 @@ def holder(run: RunFolder) -> Iterator["subprocess.Popen[bytes]"]:
     process.stdout.close()
 
 
-def test_one_process_at_a_time_computes_a_run(
+def test_lease_is_held_by_one_process_at_a_time(
     run: RunFolder, holder: "subprocess.Popen[bytes]"
 ) -> None:
     assert LeaseWatch().is_alive(run)
@@ -51,7 +51,7 @@ def test_one_process_at_a_time_computes_a_run(
         pass
 
 
-def test_on_one_machine_a_killed_process_is_known_to_be_dead_at_once(
+def test_killed_process_on_same_machine_is_detected_at_once(
     run: RunFolder, holder: "subprocess.Popen[bytes]"
 ) -> None:
     watch = LeaseWatch()
@@ -64,17 +64,17 @@ def test_on_one_machine_a_killed_process_is_known_to_be_dead_at_once(
         assert watch.is_alive(run)
 
 
-def test_who_ends_well_leaves_no_doubt(run: RunFolder) -> None:
+def test_released_lease_is_not_alive(run: RunFolder) -> None:
     with hold_lease(run):
         pass
     assert not LeaseWatch().is_alive(run)
 
 
-def test_a_run_that_nobody_ever_computed_has_no_process(run: RunFolder) -> None:
+def test_run_without_heartbeat_is_not_alive(run: RunFolder) -> None:
     assert not LeaseWatch().is_alive(run)
 
 
-def test_of_another_machine_the_heartbeat_tells(run: RunFolder) -> None:
+def test_lease_of_other_machine_expires_without_heartbeat(run: RunFolder) -> None:
     clock = Clock()
     watch = LeaseWatch(clock)
     for beat in range(3):
@@ -87,7 +87,7 @@ def test_of_another_machine_the_heartbeat_tells(run: RunFolder) -> None:
     assert LeaseWatch(clock).is_alive(run), "who has just come cannot know how long it stands still"
 
 
-def test_the_heart_beats(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat_is_updated(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "HEARTBEAT_INTERVAL_S", 0.01)
     with hold_lease(run):
         seen: set[str] = set()
@@ -96,7 +96,9 @@ def test_the_heart_beats(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Non
         assert not LeaseWatch()._seen
 
 
-def test_who_was_taken_for_dead_ends(run: RunFolder, holder: "subprocess.Popen[bytes]") -> None:
+def test_process_that_lost_its_lease_is_killed(
+    run: RunFolder, holder: "subprocess.Popen[bytes]"
+) -> None:
     run.heartbeat_file.write_text("another-machine 17 1")
     assert holder.wait(20) == -signal.SIGKILL
     assert os.path.exists(run.heartbeat_file)

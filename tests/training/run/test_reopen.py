@@ -21,7 +21,7 @@ BEGUN = {
     "save_every_steps": 100,
 }
 
-FREE: dict[str, Any] = {
+CHANGEABLE: dict[str, Any] = {
     "export_dtype": "bf16",
     "accelerator": "cpu",
     "activation_checkpointing": True,
@@ -100,7 +100,7 @@ def make_run(folder: Path, status: RunStatus, **record: Any) -> RunFolder:
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled", "paused", "running"])
-def test_an_interrupted_run_is_resumed(tmp_path: Path, status: RunStatus) -> None:
+def test_interrupted_run_is_resumed(tmp_path: Path, status: RunStatus) -> None:
     error = RunError(code="TrainingFailedError", message="lost")
     run = make_run(tmp_path, status, started_at=2, finished_at=3, error=error)
     run.model.mkdir()
@@ -113,15 +113,15 @@ def test_an_interrupted_run_is_resumed(tmp_path: Path, status: RunStatus) -> Non
     assert run.events.read()[-1]["message"] == f"Starting again; it was {status}"
 
 
-@pytest.mark.parametrize("name", FREE)
-def test_what_moves_no_step_may_change(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", CHANGEABLE)
+def test_setting_that_does_not_affect_steps_may_change(tmp_path: Path, name: str) -> None:
     run = make_run(tmp_path, "failed")
-    spec = reopen_run(run, make_spec(**{name: FREE[name]}), SHA256)
-    assert getattr(spec, name) == getattr(run.read_spec(), name) == FREE[name]
+    spec = reopen_run(run, make_spec(**{name: CHANGEABLE[name]}), SHA256)
+    assert getattr(spec, name) == getattr(run.read_spec(), name) == CHANGEABLE[name]
 
 
 @pytest.mark.parametrize("name", [*FIXED, *REPLACED])
-def test_what_would_move_the_steps_is_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_changed_setting_that_affects_steps_is_refused_by_name(tmp_path: Path, name: str) -> None:
     run = make_run(tmp_path, "failed")
     before = run.spec_file.read_bytes(), run.record_file.read_bytes()
     spec = make_spec(**REPLACED.get(name, {name: FIXED.get(name)}))
@@ -135,12 +135,12 @@ def test_what_would_move_the_steps_is_refused_by_name(tmp_path: Path, name: str)
     assert run.events.read() == []
 
 
-def test_it_is_known_of_every_setting_whether_it_may_change() -> None:
-    known = [*FREE, *FIXED, *REPLACED, "max_steps"]  # max_steps may be increased
+def test_each_setting_is_classified_as_changeable_or_fixed() -> None:
+    known = [*CHANGEABLE, *FIXED, *REPLACED, "max_steps"]  # max_steps may be increased
     assert sorted(known) == sorted(TrainingSpec.model_fields)
 
 
-def test_every_changed_setting_is_told_at_once(tmp_path: Path) -> None:
+def test_all_changed_settings_are_reported_at_once(tmp_path: Path) -> None:
     run = make_run(tmp_path, "failed")
     with pytest.raises(RerunError, match="seed was 0 and is 1") as caught:
         reopen_run(run, make_spec(seed=1, epochs=9, zero_stage=1), SHA256)
@@ -148,13 +148,13 @@ def test_every_changed_setting_is_told_at_once(tmp_path: Path) -> None:
     assert "epochs" not in str(caught.value)
 
 
-def test_a_precision_left_open_stays_as_it_was_settled(tmp_path: Path) -> None:
+def test_auto_precision_keeps_resolved_value(tmp_path: Path) -> None:
     run = make_run(tmp_path, "failed")
     assert reopen_run(run, make_spec(precision="auto"), SHA256).precision == "fp32"
     assert run.read_spec().precision == "fp32"
 
 
-def test_other_rows_are_refused(tmp_path: Path) -> None:
+def test_changed_rows_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path, "failed")
     with pytest.raises(RerunError, match="^the rows have changed since run 'run-1' was started"):
         reopen_run(run, make_spec(), "cd" * 32)
@@ -162,7 +162,7 @@ def test_other_rows_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", ["failed", "succeeded"])
-def test_a_run_is_not_shortened(tmp_path: Path, status: RunStatus) -> None:
+def test_run_cannot_be_shortened(tmp_path: Path, status: RunStatus) -> None:
     run = make_run(tmp_path, status)
     with pytest.raises(
         RerunError, match="^epochs was 3 and is 2: a run can be extended, not shortened$"
@@ -177,7 +177,7 @@ def make_limited_run(folder: Path, status: RunStatus, max_steps: int) -> RunFold
 
 
 @pytest.mark.parametrize("max_steps", [8, None])
-def test_a_run_that_ended_at_its_most_steps_is_extended_by_more(
+def test_run_ended_at_max_steps_is_extended_by_raising_it(
     tmp_path: Path, max_steps: int | None
 ) -> None:
     run = make_limited_run(tmp_path, "succeeded", 6)  # all 6 steps are complete
@@ -188,7 +188,7 @@ def test_a_run_that_ended_at_its_most_steps_is_extended_by_more(
     assert message.startswith("Extending from 3 epochs and max_steps 6 to 3 epochs")
 
 
-def test_a_run_that_ended_with_its_epochs_is_extended_by_epochs(tmp_path: Path) -> None:
+def test_run_ended_with_its_epochs_is_extended_by_raising_epochs(tmp_path: Path) -> None:
     run = make_limited_run(tmp_path, "succeeded", 100)
     with pytest.raises(RerunError, match="and max_steps 100; raise epochs to extend it"):
         reopen_run(run, make_spec(max_steps=200), SHA256)
@@ -196,14 +196,14 @@ def test_a_run_that_ended_with_its_epochs_is_extended_by_epochs(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("was", [6, None])
-def test_the_most_steps_are_not_lowered(tmp_path: Path, was: int | None) -> None:
+def test_max_steps_cannot_be_lowered(tmp_path: Path, was: int | None) -> None:
     run = make_run(tmp_path, "failed")
     run.write_spec(make_spec(max_steps=was))
     with pytest.raises(RerunError, match=f"max_steps was {was} and is 5: a run can be extended"):
         reopen_run(run, make_spec(max_steps=5), SHA256)
 
 
-def test_files_of_a_mix_may_lie_elsewhere_but_not_weigh_more(tmp_path: Path) -> None:
+def test_files_of_mix_may_move_but_not_change_weight(tmp_path: Path) -> None:
     def mix(**file: Any) -> TrainingSpec:
         return make_spec(train_file=None, train_files=[{"file": "f", **file}, {"file": "g"}])
 
@@ -214,7 +214,7 @@ def test_files_of_a_mix_may_lie_elsewhere_but_not_weigh_more(tmp_path: Path) -> 
     assert reopen_run(run, mix(file="elsewhere/f", weight=2), SHA256).train_files[0].weight == 2
 
 
-def test_a_finished_run_wants_more_epochs(tmp_path: Path) -> None:
+def test_succeeded_run_without_more_epochs_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path, "succeeded")
     with pytest.raises(
         RerunError,
@@ -225,7 +225,7 @@ def test_a_finished_run_wants_more_epochs(tmp_path: Path) -> None:
     assert run.read_spec() == make_spec()
 
 
-def test_an_extension_keeps_the_model_so_far(tmp_path: Path) -> None:
+def test_extension_keeps_previous_model(tmp_path: Path) -> None:
     run = make_run(tmp_path, "succeeded", model_id="model-1", finished_at=3)
     run.model.mkdir()
     (run.model / "config.json").write_text("{}")
@@ -241,7 +241,7 @@ def test_an_extension_keeps_the_model_so_far(tmp_path: Path) -> None:
     assert json.loads(run.record_file.read_text())["extends"] == [end.model_dump()]
 
 
-def test_a_run_is_extended_again_and_again(tmp_path: Path) -> None:
+def test_run_can_be_extended_repeatedly(tmp_path: Path) -> None:
     run = make_run(tmp_path, "succeeded")
     reopen_run(run, make_spec(epochs=4), SHA256)
     run.update_record(status="failed")
@@ -257,7 +257,7 @@ def test_a_run_is_extended_again_and_again(tmp_path: Path) -> None:
     ]
 
 
-def test_the_same_model_is_put_aside_once(tmp_path: Path) -> None:
+def test_same_model_is_kept_once(tmp_path: Path) -> None:
     """This happens with `keep: best` if further epochs bring no improvement."""
     run = make_run(tmp_path, "succeeded")
     for epochs in (4, 5):
@@ -269,7 +269,7 @@ def test_the_same_model_is_put_aside_once(tmp_path: Path) -> None:
     assert durable.read_json(run.path / "model-step-2" / "lineage.json")["epochs"] == 5
 
 
-def test_a_run_whose_checkpoints_are_gone_is_not_extended(tmp_path: Path) -> None:
+def test_run_without_checkpoints_is_not_extended(tmp_path: Path) -> None:
     run = make_run(tmp_path, "succeeded")
     shutil.rmtree(run.ray)
     with pytest.raises(RerunError, match="^the checkpoints of run 'run-1' are gone"):
@@ -278,7 +278,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_extended(tmp_path: Path) -> Non
     assert len(run.metrics.read()) == 6
 
 
-def test_a_published_model_is_nowhere_to_be_put_aside(tmp_path: Path) -> None:
+def test_published_model_leaves_no_copy_in_run_folder(tmp_path: Path) -> None:
     run = make_run(tmp_path, "succeeded", model_id="model-1")
     reopen_run(run, make_spec(epochs=4), SHA256)
     assert not list(run.path.glob("model*"))

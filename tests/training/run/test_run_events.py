@@ -4,7 +4,7 @@ from training.run.folder import RunFolder
 from training.run.run_events import MAX_EVENTS_BYTES
 
 
-def test_the_events_of_a_run_are_bounded_and_say_so(tmp_path: Path) -> None:
+def test_events_of_run_are_bounded_with_warning(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     text = "x" * 300_000
     for _ in range(2 * MAX_EVENTS_BYTES // len(text)):
@@ -14,7 +14,7 @@ def test_the_events_of_a_run_are_bounded_and_say_so(tmp_path: Path) -> None:
     assert last["message"].startswith("The events of this job have reached 4 MB; from here on only")
 
 
-def test_warnings_and_errors_are_added_beyond_the_bound_of_other_events(tmp_path: Path) -> None:
+def test_warnings_and_errors_have_separate_bound(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.events.add("x" * MAX_EVENTS_BYTES)
     run.events.add("a worker was lost", level="warn")
@@ -27,7 +27,7 @@ def test_warnings_and_errors_are_added_beyond_the_bound_of_other_events(tmp_path
     assert len(run.events.read()) == 5, "these are bounded too"
 
 
-def test_a_repeated_event_is_added_once(tmp_path: Path) -> None:
+def test_repeated_event_is_added_once(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for _ in range(2):
         run.events.add_once("Interrupted", level="warn", code="queued", data={"step": 1})

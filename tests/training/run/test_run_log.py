@@ -27,7 +27,7 @@ def measure_files(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("log.*"))
 
 
-def test_the_log_of_a_run_is_bounded(path: Path) -> None:
+def test_run_log_is_bounded(path: Path) -> None:
     """With wall_clock_breakdown DeepSpeed logs every step."""
     text = "x" * 100_000
     with log_to_file(path):
@@ -38,7 +38,7 @@ def test_the_log_of_a_run_is_bounded(path: Path) -> None:
     assert path.read_text().endswith("ERROR noisy: the last line\n")
 
 
-def test_offsets_count_all_bytes_that_were_ever_written(path: Path) -> None:
+def test_offsets_count_all_written_bytes(path: Path) -> None:
     log = RunLog(path, max_part_bytes=10 * LINE_BYTES)
     assert log.measure() == (0, 0)
     written = b""
@@ -55,7 +55,7 @@ def test_offsets_count_all_bytes_that_were_ever_written(path: Path) -> None:
     assert len(list(path.parent.glob("log.*"))) == 2
 
 
-def test_a_log_is_read_while_it_begins_a_new_part(path: Path) -> None:
+def test_log_is_read_across_rotation(path: Path) -> None:
     log = RunLog(path, max_part_bytes=10 * LINE_BYTES)
     written = write_lines(log, 9)
     pieces = log.read(0)
@@ -64,7 +64,7 @@ def test_a_log_is_read_while_it_begins_a_new_part(path: Path) -> None:
     assert written == written[: 9 * LINE_BYTES] + b"".join(pieces)
 
 
-def test_lines_of_several_processes_stay_whole(path: Path) -> None:
+def test_concurrent_processes_write_complete_lines(path: Path) -> None:
     """Threads simulate processes: each has its own `RunLog`, and their locks are separate."""
 
     def write(writer: int) -> None:
@@ -83,7 +83,7 @@ def test_lines_of_several_processes_stay_whole(path: Path) -> None:
     assert measure_files(path.parent) < 120 * LINE_BYTES
 
 
-def test_a_killed_process_may_leave_three_parts(path: Path) -> None:
+def test_three_parts_left_by_killed_process_are_read(path: Path) -> None:
     """This happens between the rename of the newest and the removal of the oldest part."""
     (path.parent / "log.0-4.txt").write_text("one\n")
     (path.parent / "log.4-8.txt").write_text("two\nlate, beyond the end of its part\n")

@@ -13,7 +13,7 @@ def metrics(tmp_path: Path) -> RunMetrics:
     return metrics
 
 
-def test_the_metrics_of_steps_to_be_repeated_are_dropped(metrics: RunMetrics) -> None:
+def test_metrics_of_repeated_steps_are_dropped(metrics: RunMetrics) -> None:
     lines = metrics.path.read_bytes()
     metrics.drop_after(6)
     assert metrics.path.read_bytes() == lines
@@ -26,14 +26,14 @@ def test_the_metrics_of_steps_to_be_repeated_are_dropped(metrics: RunMetrics) ->
     assert metrics.read_last() is None
 
 
-def test_metrics_are_dropped_although_the_last_line_is_incomplete(metrics: RunMetrics) -> None:
+def test_metrics_are_dropped_after_incomplete_last_line(metrics: RunMetrics) -> None:
     with metrics.path.open("a") as file:
         file.write('{"step":7,"lo')
     metrics.drop_after(5)
     assert [line["step"] for line in metrics.read()] == [1, 2, 3, 4, 5]
 
 
-def test_nothing_is_dropped_before_the_first_step(tmp_path: Path) -> None:
+def test_drop_after_without_metrics_file_does_nothing(tmp_path: Path) -> None:
     metrics = RunMetrics(tmp_path / "metrics.jsonl")
     metrics.drop_after(5)
     assert not metrics.path.exists()

@@ -164,7 +164,7 @@ def build_run(path: Path, status: RunStatus, writer: Writer = "") -> RunFolder:
     return run
 
 
-def test_the_table_is_the_one_written_here() -> None:
+def test_transitions_match_expected_table() -> None:
     found = {
         status: {
             operation: TRANSITIONS[operation].target
@@ -180,9 +180,7 @@ def test_the_table_is_the_one_written_here() -> None:
 
 @pytest.mark.parametrize("status", STATUSES)
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0])
-def test_an_operation_sets_the_status_or_is_refused(
-    tmp_path: Path, status: RunStatus, call: Call
-) -> None:
+def test_operation_sets_status_or_is_refused(tmp_path: Path, status: RunStatus, call: Call) -> None:
     _, operation, writer, change = call
     run = build_run(tmp_path / "run", status)
     expected = EXPECTED[status][operation]
@@ -202,7 +200,7 @@ def test_an_operation_sets_the_status_or_is_refused(
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0])
 @pytest.mark.parametrize("writer", ["queue", "job"])
-def test_an_operation_changes_the_writer_only_as_listed(
+def test_operation_changes_writer_only_as_listed(
     tmp_path: Path, call: Call, writer: Writer
 ) -> None:
     _, operation, expected, change = call
@@ -211,16 +209,16 @@ def test_an_operation_changes_the_writer_only_as_listed(
     assert change(run).writer == (expected or writer)
 
 
-def test_a_bug_does_not_look_like_a_client_error() -> None:
+def test_transition_error_does_not_look_like_client_error() -> None:
     assert not issubclass(RunTransitionError, ValueError | RuntimeError | OSError)
 
 
-def test_an_assigned_job_has_the_next_number(tmp_path: Path) -> None:
+def test_assigned_job_has_next_number(tmp_path: Path) -> None:
     record = run_state.assign_job(build_run(tmp_path, "queued", "queue"))
     assert (record.writer, record.job_id, record.num_starts) == ("job", "run-5", 5)
 
 
-def test_the_first_start_is_kept(tmp_path: Path) -> None:
+def test_first_start_time_is_kept(tmp_path: Path) -> None:
     run = build_run(tmp_path, "queued")
     run.update_record(started_at=7, waiting_for="room", pause_reason="user", needed_bytes=9)
     record = run_state.start(run)
@@ -230,13 +228,13 @@ def test_the_first_start_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reason", ["user", "shutdown"])
-def test_a_pause_records_its_reason(tmp_path: Path, reason: str) -> None:
+def test_pause_records_its_reason(tmp_path: Path, reason: str) -> None:
     run = build_run(tmp_path, "running")
     run.request_pause("shutdown" if reason == "shutdown" else "user")
     assert run_state.pause(run).pause_reason == reason
 
 
-def test_a_resumed_run_keeps_nothing_of_its_end(tmp_path: Path) -> None:
+def test_resumed_run_clears_its_end(tmp_path: Path) -> None:
     run = build_run(tmp_path, "running")
     run_state.end_in_queue(run, ERROR, "file-1")
     ended = run.read_record()
@@ -275,7 +273,7 @@ def find_status_changes(source: str) -> list[int]:
     ]
 
 
-def test_no_other_module_changes_the_status() -> None:
+def test_no_other_module_changes_status() -> None:
     assert find_status_changes("run.update_record(status='queued')") == [1]
     assert find_status_changes("run.update_record(**changes)") == [1]
     assert find_status_changes("run.update_record(waiting_for=None)") == []
