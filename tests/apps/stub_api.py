@@ -229,7 +229,9 @@ def _add_chat(app: FastAPI, stub: StubApi) -> None:
     @app.get("/v1/models")
     def list_models() -> dict[str, Any]:
         if stub.holds:
-            assert stub.holds.pop(0).wait(HOLD_TIMEOUT_S), "nobody released the list of models"
+            assert stub.holds.pop(0).wait(HOLD_TIMEOUT_S), (
+                "the list of models was not released in time"
+            )
         tuned = {"id": "base-tuned", "object": "model", "base": False}
         base = {"id": "base", "object": "model", "base": True, "demonstration": True}
         models = [{**model, "aliases": []} for model in (tuned, base)]

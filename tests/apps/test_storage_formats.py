@@ -105,7 +105,9 @@ async def test_model_and_checkpoint_of_release_0_1_are_read_and_used(
 ) -> None:
     model = (await client.get(f"/v1/models/{TUNED}")).json()
     assert (model["run_id"], model["checkpoint_step"], model["base"]) == (SUCCEEDED, 4, False)
-    assert model["demonstration"], "the first model of the chain is the demonstration"
+    assert model["demonstration"], (
+        "the root of the lineage is not recognized as demonstration model"
+    )
     lineage = (await client.get(f"/v1/models/{TUNED}/lineage")).json()
     assert lineage["root"]["base_model"] == "tuneserve-demo"
     assert lineage["parent"]["base_model"] == "tuneserve-demo-tuned-0000a1"

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Polls:
-    """Counts how often the aliases are read."""
+    """A counter of the reads of the aliases."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_started = 0
@@ -194,7 +194,7 @@ async def test_damaged_model_is_not_loaded_and_former_model_serves(
 async def test_model_serving_an_alias_is_not_deleted(
     store: ModelStore, layout: StorageLayout, tiny_model: Path
 ) -> None:
-    """This is so even while the alias points to another model, which cannot be loaded."""
+    """This applies even while the alias points to another model, which cannot be loaded."""
     store.add(tiny_model, "old")
     publish_broken(store, layout, tiny_model, "broken")
     store.point_alias("latest", "old")
@@ -247,7 +247,7 @@ async def test_damaged_alias_file_does_not_stop_generator(
             path.write_text("{")
         await wait_until(lambda: "they stay as they were" in caplog.text)
         await replica.check_health()
-        assert await has_alias(replica, "new"), "the model is not served any more"
+        assert await has_alias(replica, "new"), "the alias is not served"
         layout.store.aliases.write_text(json.dumps(content))
         await wait_until(lambda: has_alias(replica, "old"))
 

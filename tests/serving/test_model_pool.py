@@ -95,7 +95,7 @@ async def test_dead_engine_is_evicted_and_loaded_again_on_demand(
         await replica.check_health()
         assert await find_serving_model(replica, "a") == "a"
         assert await list_ids(replica) == ["a", "b"]
-        assert other.is_running(), "the other engine was not replaced"
+        assert other.is_running(), "the engine of the other model was replaced"
 
 
 def _estimate(path: Path) -> int:
@@ -186,9 +186,11 @@ async def test_running_requests_end_before_former_model_is_evicted(
         rest = [piece async for some, _ in items for piece in some]
         assert origin is not None
         assert origin.model_id == "old"
-        assert rest[-1].finish_reason is not None, "the answer is complete"
+        assert rest[-1].finish_reason is not None, "the answer is incomplete"
         answer: StreamedChat = await queued
-        assert answer.origin.model_id == "new", "the queued request was not refused"
+        assert answer.origin.model_id == "new", (
+            "the queued request was not answered by the new model"
+        )
         assert await find_serving_model(replica, "old") == "old"
         assert await list_ids(replica) == ["old"]
     assert list_outcomes(layout) == ["draining", "moved"]

@@ -127,7 +127,7 @@ def test_running_manager_has_attributes_that_serving_reads(
     assert allocator.index == 0
     keys, values = allocator.get_cache_for_block_table(0)
     assert keys.shape == values.shape
-    assert keys.shape[1] == 32, "the second dimension is the size of a page"
+    assert keys.shape[1] == 32, "the second dimension is not the page size"
 
 
 def test_scheduler_mapping_contains_fifo() -> None:

@@ -1,4 +1,4 @@
-"""What crosses the Serve boundary, and what importing it needs."""
+"""The types that cross the Serve boundary, and the libraries that their import loads."""
 
 import pickle
 import subprocess

@@ -212,7 +212,9 @@ async def test_wrong_keys_are_rate_limited_and_suppressed_lines_are_counted(
     async with connect("wrong") as client:
         answers = [await client.get("/v1/models") for _ in range(num_requests)]
         right = {"authorization": f"Bearer {key}"}
-        assert (await client.get("/v1/models", headers=right)).status_code == 200, "not held up"
+        assert (await client.get("/v1/models", headers=right)).status_code == 200, (
+            "a valid key is rate limited with wrong keys"
+        )
         await client.put("/v1/aliases/a", json={"model": "tiny"}, headers=right)
     statuses = [answer.status_code for answer in answers]
     assert statuses[0] == 401
@@ -223,7 +225,7 @@ async def test_wrong_keys_are_rate_limited_and_suppressed_lines_are_counted(
     refused = sum(line["outcome"] == "refused" for line in lines)
     suppressed = sum(line.get("num_suppressed", 0) for line in lines)
     assert refused + suppressed == num_requests
-    assert lines[-1]["outcome"] == "done", "a change is never left out"
+    assert lines[-1]["outcome"] == "done", "a successful change is not in the audit log"
 
 
 def test_audit_log_is_rotated_and_oldest_files_are_removed(layout: StorageLayout) -> None:
@@ -257,7 +259,9 @@ async def test_access_log_line_has_path_status_and_key_but_no_query(
     caplog.set_level(logging.INFO, logger="apps")
     async with connect(keys.create("ann", Role.READ).text) as client:
         answer = await client.get("/v1/models?token=hush", headers={"x-request-id": "r-1"})
-        assert "x-request-id" not in answer.headers, "Serve's proxy adds it"
+        assert "x-request-id" not in answer.headers, (
+            "the header is added twice: Serve's proxy adds it too"
+        )
         own = await client.get("/v1/no%0aline")
         assert own.headers["x-request-id"].startswith("req-")
         await client.get("/healthz")

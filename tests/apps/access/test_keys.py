@@ -23,7 +23,7 @@ LOCAL = {"client": ("127.0.0.1", 5), "base_url": "http://localhost"}
 def test_key_file_is_private_and_contains_no_secret(keys: KeyStore, layout: StorageLayout) -> None:
     created = keys.create("ann", Role.CHAT, requests_per_minute=3)
     secret = created.text.removeprefix(f"ts-{created.record.id}-")
-    assert len(secret) >= 43, "256 bits"
+    assert len(secret) >= 43, "the secret has fewer than 256 bits"
     assert secret not in layout.access.keys.read_text()
     assert stat.S_IMODE(layout.access.keys.stat().st_mode) == 0o600
     assert json.loads(layout.access.keys.read_text())["format_version"] == "1.0"

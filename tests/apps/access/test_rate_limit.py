@@ -69,7 +69,9 @@ async def test_negative_token_balance_refuses_next_generation_request(
         refused = await client.post("/v1/chat/completions", json=CHAT)
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) > 20
-        assert (await client.get("/v1/models")).status_code == 200, "it costs no tokens"
+        assert (await client.get("/v1/models")).status_code == 200, (
+            "a request that generates no tokens is refused"
+        )
 
 
 async def test_refused_generation_request_uses_no_tokens(keys: KeyStore, connect: Connect) -> None:

@@ -28,7 +28,9 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "security.md"
 
 def list_routes(app: FastAPI) -> Iterator[tuple[str, str, Permission | None]]:
     for route in app.routes:
-        assert isinstance(route, Route), "another kind of route: does its access get checked?"
+        assert isinstance(route, Route), (
+            "unknown type of route: check that its access is controlled"
+        )
         for method in sorted(route.methods or ()):
             if route.path not in _OPEN_PATHS:
                 yield method, route.path, find_permission(route)
@@ -133,7 +135,7 @@ async def test_websocket_connection_is_refused(services: Services) -> None:
         sent.append(message)
 
     async def fail(*_: Any) -> None:
-        raise AssertionError("it was let in")
+        raise AssertionError("the connection was accepted")
 
     await AccessControl(fail, Gate(None), [])({"type": "websocket"}, receive, send)
     assert sent == [{"type": "websocket.close", "code": 1008}]

@@ -473,7 +473,7 @@ def test_unreadable_snapshot_is_skipped_by_backup_and_restore(
     caplog.clear()
     assert str(readable) in expect("restore", backups, tmp_path / "restored")
     assert str(newest) in caplog.text
-    assert str(oldest) not in caplog.text, "older ones are not opened"
+    assert str(oldest) not in caplog.text, "a snapshot older than the restored one was opened"
     assert "lost+found" not in caplog.text
     assert "unchanged since the last" in expect("backup", backups, layout.root)
 

@@ -53,7 +53,7 @@ def test_dead_ray_cluster_is_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert f"the cluster at {address}, which does not answer" in fault
     assert str(record) in fault
     monkeypatch.setenv("RAY_ADDRESS", "local")
-    assert list(preflight.check_cluster()) == [], "the file is not looked at"
+    assert list(preflight.check_cluster()) == [], "the file was read although RAY_ADDRESS is set"
 
 
 def test_missing_compiler_is_fault(monkeypatch: pytest.MonkeyPatch) -> None:

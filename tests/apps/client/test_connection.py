@@ -58,7 +58,7 @@ def find_free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-# The reasons, as of the operating system
+# Reasons of connection errors
 
 
 def test_refused_connection_error_has_reason_of_operating_system() -> None:

@@ -35,7 +35,7 @@ def describe_job(status: str) -> bytes:
 def collect(
     url: str, follow: Callable[[ApiClient], AsyncGenerator[Item, None]], found: list[Item]
 ) -> list[Item]:
-    """Append all items to `found`, which has those before a failure too."""
+    """Append all items to `found`, including those before a failure."""
 
     async def run() -> None:
         async with ApiClient(url) as api, aclosing(follow(api)) as items:

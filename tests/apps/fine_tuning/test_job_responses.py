@@ -60,7 +60,7 @@ def test_estimated_finish_ignores_steps_before_resume(run: RunFolder) -> None:
     add_step(run, 5, age_s=10, remaining_s=1.0)
     finish = describe_job(run)["estimated_finish"]
     assert finish is not None
-    assert finish >= now, "it has not ended yet"
+    assert finish >= now, "the estimated end of an active run is in the past"
 
 
 def test_metrics_record_time_of_step(run: RunFolder) -> None:

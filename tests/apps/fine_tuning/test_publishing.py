@@ -113,7 +113,7 @@ def test_checkpoint_of_active_run_is_published(layout: StorageLayout, run: RunFo
     load_model(model.path)
     model.verify()
     store = ModelStore(layout)
-    assert store.resolve("latest").id == "tiny", "no alias moves unasked"
+    assert store.resolve("latest").id == "tiny", "an alias moved without a request"
     assert run.read_record().status == "running"
     assert not [path for path in run.path.iterdir() if "export" in path.name]
 
@@ -163,7 +163,7 @@ def test_killed_export_leaves_no_partial_model(layout: StorageLayout, run: RunFo
     num_killed = 0
     while num_killed < NUM_KILLS:
         started = time.monotonic()
-        assert started < deadline, f"only {num_killed} were killed before they were done"
+        assert started < deadline, f"only {num_killed} exports were killed before their end"
         delay_s = generator.uniform(0, whole_s)
         if publish_in_child(layout, run, "mine", kill_after_s=delay_s) == -signal.SIGKILL:
             num_killed += 1
@@ -180,7 +180,7 @@ def test_killed_export_leaves_no_partial_model(layout: StorageLayout, run: RunFo
     assert sorted(path.name for path in layout.models.iterdir()) == ["mine", "tiny", "whole"]
     left = [path.name for path in run.path.glob("*export-*")]
     left = [name for name in left if not name.startswith(".new-")]  # empty, removed after 1 h
-    assert not left, "what the killed ones left is gone"
+    assert not left, "folders of killed exports remain"
 
 
 def publish_in_child(
@@ -376,7 +376,9 @@ async def test_checkpoint_is_not_published_for_key_with_chat_role(
         assert (await chat(client, name)).status_code == 200
         await doing
         client.headers["authorization"] = f"Bearer {keys.rotate('ann').text}"
-        assert (await chat(client, name)).status_code == 200, "it is a model by now"
+        assert (await chat(client, name)).status_code == 200, (
+            "the published checkpoint is not served"
+        )
     refusal, publication = read_json_lines(layout.access.audit)
     assert (refusal["key"], refusal["subject"], refusal["outcome"]) == ("ann", name, "refused")
     assert (refusal["status"], refusal["reason"]) == (403, "insufficient_permission")

@@ -59,7 +59,7 @@ async def test_shutdown_pauses_active_runs_and_next_queue_resumes_them(
     assert await queue.drain()
     assert run.read_record().pause_reason == "shutdown"
     assert waiting.read_record().status == "queued"
-    assert jobs.started == [run.path.name], "nothing starts during a shutdown"
+    assert jobs.started == [run.path.name], "a run was started during the shutdown"
     queue.close()
 
     after = RunQueue(queue.layout, jobs, reserved_cpus=0.5)
@@ -67,7 +67,7 @@ async def test_shutdown_pauses_active_runs_and_next_queue_resumes_them(
     await after.reconcile()
     record = run.read_record()
     assert (record.status, record.pause_reason, record.num_lost) == ("queued", None, 0)
-    assert jobs.started == [run.path.name] * 2, "in its old place"
+    assert jobs.started == [run.path.name] * 2, "the run lost its position in the queue"
     after.close()
 
 

@@ -30,7 +30,9 @@ def test_token_cache_is_pruned_to_its_size_limit(layout: StorageLayout) -> None:
     enforce_retention(layout, 25_000)
     assert sorted(path.name for path in layout.token_cache.iterdir()) == ["entry-2", "entry-3"]
     enforce_retention(layout, 0)
-    assert [path.name for path in layout.token_cache.iterdir()] == ["entry-3"], "it may be in use"
+    assert [path.name for path in layout.token_cache.iterdir()] == ["entry-3"], (
+        "the newest entry, which may be in use, was removed"
+    )
 
 
 def test_only_retention_setting_bounds_token_cache(
@@ -45,7 +47,7 @@ def test_only_retention_setting_bounds_token_cache(
     rows.write_text('{"text": "fox"}\n')
     spec = TrainingSpec(base_model=str(tiny_model), train_file=str(rows))
     prepare_rows(layout, spec)
-    assert entry.is_dir(), "the operator may keep more than the default"
+    assert entry.is_dir(), "preparing rows pruned the cache to the default size"
     enforce_retention(layout, MAX_CACHE_BYTES)
     assert not entry.exists()
 

@@ -40,7 +40,7 @@ async def test_repeated_pauses_add_bounded_number_of_events(queue: RunQueue, fil
     events = run.events.read()
     for _ in range(3):
         await queue.pause(run.path.name)
-    assert run.events.read() == events, "nothing has changed"
+    assert run.events.read() == events, "a repeated pause added an event"
     while run.events.path.stat().st_size < MAX_EVENTS_BYTES:
         run.events.add("x" * 200_000)
     events = run.events.read()

@@ -104,7 +104,7 @@ async def test_job_shows_its_creation_request(queue: RunQueue, file_id: str) -> 
     assert job["model"] == "tiny"
     assert job["metadata"] == {"team": "ovens"}
     assert name_model(run.read_record()).startswith("tiny-bakery-")
-    assert "storage" not in json.dumps(job), "no path of this machine is shown"
+    assert "storage" not in json.dumps(job), "the response contains a path of the server"
 
 
 async def test_validation_rows_are_read_from_separate_file(

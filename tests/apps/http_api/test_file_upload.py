@@ -270,4 +270,4 @@ async def test_unfinished_uploads_count_toward_storage_limit(services: Services)
     assert await receive(now) == 507
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
-    assert await receive(now) == 400, "there is room, and the form is cut"
+    assert await receive(now) == 400, "the space of the cancelled upload is not free"

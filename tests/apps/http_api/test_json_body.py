@@ -129,7 +129,7 @@ async def test_large_valid_body_does_not_block_other_requests(
     original = getattr(target, name)
 
     def wait_first(*arguments: Any) -> Any:
-        assert may_end.wait(MAX_S), "others were not answered meanwhile"
+        assert may_end.wait(MAX_S), "other requests were blocked"
         return original(*arguments)
 
     monkeypatch.setattr(target, name, wait_first)

@@ -72,7 +72,7 @@ async def test_damaged_alias_files_are_not_ready(
     client: httpx.AsyncClient, services: Services
 ) -> None:
     services.layout.store.aliases.write_text('{"latest": {"his')
-    assert await read_checks(client, 200) == READY, "the copy has them"
+    assert await read_checks(client, 200) == READY, "the aliases were not read from their copy"
     for path in services.layout.root.glob("aliases*.json"):
         path.write_text("{")
     await asyncio.sleep(0)

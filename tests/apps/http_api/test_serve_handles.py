@@ -136,7 +136,9 @@ async def test_whole_answer_is_retried_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("log_texts", "logged_body"), [(False, None), (True, str(BODY))], ids=["no texts", "texts"]
+    ("log_texts", "logged_body"),
+    [(False, None), (True, str(BODY))],
+    ids=["without log_texts", "with log_texts"],
 )
 async def test_generator_receives_body_only_with_log_texts(
     log_texts: bool, logged_body: str | None
@@ -212,7 +214,7 @@ async def test_health_follows_deployment_status_and_is_cached(
     checks = [health.check("tuneserve", "Generator", may_sleep=may_sleep) for _ in range(20)]
     found = await asyncio.gather(*checks, return_exceptions=True)
     assert {type(one) for one in found} == {type(None) if is_healthy else UnhealthyDeploymentError}
-    assert len(reads) == 1, "it is asked for every client"
+    assert len(reads) == 1, "the status was read once per client"
     with pytest.raises(UnhealthyDeploymentError, match=r"^Queue is not deployed"):
         await health.check("tuneserve", "Queue")
 

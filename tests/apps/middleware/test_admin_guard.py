@@ -35,4 +35,4 @@ async def test_admin_guard_admits_only_admin_keys_and_audits_refusals(
     assert [(line.get("key"), line["path"], line["reason"]) for line in lines] == [
         ("bob", "/v1/completions", "insufficient_permission"),
         (None, "/v1/completions", "invalid_api_key"),
-    ], "a request that is let in is no change"
+    ], "an admitted request was recorded as a change"

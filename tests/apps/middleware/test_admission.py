@@ -103,7 +103,7 @@ async def test_full_slots_of_one_class_do_not_block_other_classes(
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         paths = ["/v1/files"] * MAX_ORDINARY + ["/v1/jobs/a/events?stream=true"] * MAX_STREAMS
         tasks = [asyncio.create_task(client.get(path)) for path in paths]
-        await asyncio.sleep(0)  # each task runs until it is in the application
+        await asyncio.sleep(0)  # each task runs until the application has its request
         await asyncio.sleep(0)
         async with asyncio.timeout(10):
             for path in ("/v1/files", "/v1/jobs/a/logs?follow=true"):

@@ -73,7 +73,7 @@ def wait_for_port(port: int) -> None:
         with suppress(OSError):
             socket.create_connection(("127.0.0.1", port), 1).close()
             return
-        assert time.monotonic() < deadline, f"nobody listens on port {port}"
+        assert time.monotonic() < deadline, f"no process listens on port {port}"
         time.sleep(0.05)
 
 
@@ -204,7 +204,7 @@ def test_nginx_streams_large_uploads(
             if number == 2:
                 deadline = time.monotonic() + TIMEOUT_S
                 while path not in stub.begun:
-                    assert time.monotonic() < deadline, "nginx keeps the body to itself"
+                    assert time.monotonic() < deadline, "nginx buffers the body"
                     time.sleep(0.01)
             yield bytes(1_000_000)
 

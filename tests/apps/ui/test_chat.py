@@ -87,7 +87,7 @@ def test_question_without_valid_model_is_not_sent(tab: Tab, stub: StubApi, model
     """In particular, the question is not sent to the model that 'latest' names."""
     asked, _ = tab.send("hello", model)
     assert stub.bodies == []
-    assert "hello" not in asked.text, "the text field is emptied or the question shown"
+    assert "hello" not in asked.text, "the text field was emptied, or the question was shown"
 
 
 def test_unknown_model_in_url_is_reported(page_url: str) -> None:
@@ -111,7 +111,7 @@ def test_open_tab_shows_moved_alias(tab: Tab, stub: StubApi) -> None:
     stub.latest = "newer"
     refreshed = tab.call("refresh_1", None, "latest").text
     assert "latest → newer" in refreshed
-    assert '"value":' not in refreshed, "what was chosen meanwhile is replaced"
+    assert '"value":' not in refreshed, "the selected model was replaced"
 
 
 def test_deleted_model_is_deselected(tab: Tab, stub: StubApi) -> None:
@@ -153,7 +153,7 @@ def test_hand_over_of_generator_starts_new_conversation(tab: Tab, stub: StubApi)
 
 
 def test_conversation_continues_while_generator_keeps_former_model(tab: Tab, stub: StubApi) -> None:
-    """This happens if memory has no room for the model that the alias moved to."""
+    """This happens if the model that the alias points to does not fit in memory."""
     stub.latest = "newer"
     stub.answering_models = ["base-tuned"] * 3
     for text in ("first", "second", "third"):
@@ -167,7 +167,9 @@ def test_question_sent_before_change_of_model_is_processed_is_answered(
 ) -> None:
     tab.send("first")
     tab.call("ask", "second", None, "base")
-    assert '"second"' not in tab.choose("base").text, "the question left the conversation"
+    assert '"second"' not in tab.choose("base").text, (
+        "the question was removed from the conversation"
+    )
     assert "Answered by base" in tab.call("respond", None, 0.0, 16).text
     assert list_questions(stub.bodies[-1]) == ["second"]
 
@@ -220,7 +222,7 @@ def test_unanswered_question_returns_to_field_when_model_changes(tab: Tab, stub:
 
 
 def test_question_is_answered_once_and_before_next_question(tab: Tab, stub: StubApi) -> None:
-    """The Enter key sends even while the button is hidden."""
+    """The Enter key submits a question even while the button is hidden."""
     tab.call("ask", "first", None, "latest")
     asked = tab.call("ask", "second", None, "latest")
     assert "still being answered" in asked.text
@@ -248,7 +250,7 @@ def test_invalid_sampling_setting_is_refused_by_name(
     tab.call("ask", "hello", None, "latest")
     refused = tab.call("respond", None, temperature, max_tokens)
     assert message in refused.text
-    assert '"hello"' in refused.text, "what was typed is lost"
+    assert '"hello"' in refused.text, "the typed text was lost"
     assert stub.bodies == []
     tab.call("ask", "again", None, "latest")
     tab.call("respond", None, 0, 24.0)
@@ -257,7 +259,7 @@ def test_invalid_sampling_setting_is_refused_by_name(
 
 
 def test_question_is_sent_to_model_selected_at_submit(tab: Tab, stub: StubApi) -> None:
-    """A choice between the click and the answer has no effect on it."""
+    """A model selected between the click and the answer has no effect on the answer."""
     tab.call("ask", "hello", None, "base")
     tab.call("refresh_1", None, "latest")
     tab.call("respond", None, 0.0, 16)
@@ -272,7 +274,7 @@ def test_empty_message_changes_nothing(tab: Tab, stub: StubApi, text: str | None
     assert stub.bodies == []
     outputs = json.loads(asked.text.rpartition("data: ")[2])["output"]["data"]
     send, stop = outputs[-2:]
-    assert send == stop == {"__type__": "update"}, "the buttons do not stay as they are"
+    assert send == stop == {"__type__": "update"}, "the buttons were changed"
     assert "visible" not in str(outputs)
 
 
@@ -281,7 +283,7 @@ def test_refused_message_leaves_conversation_and_returns_to_field(tab: Tab, stub
     long = "x" * (MAX_CHARACTERS + 1)
     _, refused = tab.send(long)
     assert "more tokens than the model" in refused.text
-    assert f'"{long}"' in refused.text, "what was typed is lost"
+    assert f'"{long}"' in refused.text, "the typed text was lost"
     tab.send("second")
     assert list_questions(stub.bodies[-1]) == ["first", "second"]
 

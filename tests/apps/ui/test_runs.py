@@ -19,7 +19,7 @@ def visitor(api: StubApi) -> Iterator[PageCaller]:
 
 
 def count_refresh_bytes(visitor: PageCaller, api: StubApi) -> int:
-    """Return the number of bytes that the API sends for the second tick of an open page."""
+    """Return the number of bytes that the API sends for the second refresh of an open page."""
     session = uuid.uuid4().hex
     refresh, size = visitor.find_function("refresh"), 0
     for _ in range(2):

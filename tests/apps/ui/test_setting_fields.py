@@ -36,7 +36,7 @@ def test_unchanged_fields_are_no_changes() -> None:
 
 @pytest.mark.parametrize("typed", [2.5, 2.0, 3])
 def test_number_is_sent_as_typed(typed: float) -> None:
-    """The API rejects half an epoch; the page does not round it."""
+    """The API rejects a fractional number of epochs; the page does not round it."""
     field = build_setting("epochs", SCHEMAS["epochs"], 4)
     assert isinstance(field, gr.Number)
     assert collect({"epochs": field.preprocess(typed)}).get("epochs", 3) == typed

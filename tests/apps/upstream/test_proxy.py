@@ -61,7 +61,7 @@ def other() -> Iterator[StubServer]:
 
 @pytest.fixture
 def store(layout: StorageLayout, tmp_path: Path) -> ModelStore:
-    """A store in which `latest` points to 'third', before to 'second', and first to 'tiny'."""
+    """A store in which `latest` points to 'third'; its earlier models are 'second' and 'tiny'."""
     store = ModelStore(layout)
     for seed, name in enumerate(("second", "third"), start=1):
         store.add(build_tiny_model(tmp_path / name, seed=seed), name)
@@ -292,7 +292,7 @@ async def test_unreachable_upstream_is_skipped_at_once(open_client: Open, stub: 
         client = await open_client(first.url, stub.url)
         assert (await ask(client)).headers["x-model-id"] == "third"
     assert (await ask(client)).headers["x-model-id"] == "tiny"
-    assert stub.num_listings == 1, "nobody had to ask again"
+    assert stub.num_listings == 1, "the models were listed again"
 
 
 async def test_serve_lifespan_opens_and_closes_upstream_proxy(

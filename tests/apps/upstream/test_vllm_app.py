@@ -70,7 +70,7 @@ def test_replica_settings_are_passed_to_serve(layout: StorageLayout) -> None:
     assert replica_settings.items() <= config.items()
     scaling = {"autoscaling_config": {"min_replicas": 1, "max_replicas": 4}}
     config = describe(layout, deployment=scaling).deployment_config
-    assert "num_replicas" not in config, "Serve takes only one of the two"
+    assert "num_replicas" not in config, "Serve accepts either num_replicas or autoscaling_config"
     with pytest.raises(
         ValueError,
         match=r"^1 validation error for LLMConfig\ndeployment_config\n.*Invalid deployment",
@@ -135,7 +135,7 @@ def test_deploy_file_matches_schemas_of_serve_and_applications(is_uncommented: b
         assert url in {upstream.url for upstream in api.upstreams}
     assert set(VllmSettings.model_validate(applications["vllm-a"]["args"]).models) <= set(
         api.base_models
-    ), "what it starts with is there on the first start"
+    ), "a model that vLLM serves is not installed at the first start"
 
 
 def test_each_application_can_be_imported_and_validates_its_args() -> None:

@@ -222,7 +222,7 @@ def test_cancelling_last_request_in_full_cache_does_not_stall_others(
     tiny_model: Path,
 ) -> None:
     # When the cache is full, transformers preempts a request and admits no other until one has
-    # finished. A cancelled request did not count as finished, so that the engine waited for ever.
+    # finished. A cancelled request did not count as finished, so the engine stalled.
     async def scenario(engine: Engine, scheduler: FIFOScheduler) -> list[Piece]:
         staying = asyncio.create_task(_collect(engine, [50] * 50, Sampling(78)))
         await wait_until(lambda: bool(scheduler.active_requests))

@@ -58,7 +58,9 @@ def test_token_logprobs_match_forward_pass(
     for ids, pieces in zip(prompts, asyncio.run(answer_all()), strict=True):
         found = list_tokens(pieces)
         text = "".join(piece.text for piece in pieces)
-        assert len(found) == pieces[-1].num_completion_tokens, "with the one that ended it"
+        assert len(found) == pieces[-1].num_completion_tokens, (
+            "the end token has no log-probability"
+        )
         found = [one for one in found if not one.is_end]
         # Recover the ids: of the tokens with this text, the one with the closest log-probability.
         so_far = list(ids)
@@ -150,7 +152,7 @@ def test_model_without_fused_attention_scores_texts(
     expected = find_logprobs(tmp_path, ids)
     likely = [float(expected[at, token]) for at, token in enumerate(ids[1:])]
     assert [one.logprob for one in found[1:]] == pytest.approx(likely, abs=1e-4)
-    assert pieces[-1].finish_reason is not None, "it generates as before"
+    assert pieces[-1].finish_reason is not None, "the model generates no answer after scoring"
 
 
 def test_tokens_of_stop_string_are_not_returned(tiny_model: Path) -> None:
@@ -168,9 +170,9 @@ def test_tokens_of_stop_string_are_not_returned(tiny_model: Path) -> None:
                 pieces.append(piece)
                 found = "".join(one.token.text for one in list_tokens(pieces))
                 shown = "".join(piece.text for piece in pieces)
-                assert shown.startswith(found), "no token is returned before its text"
+                assert shown.startswith(found), "a token was returned before its text"
         assert shown == "the quick fox".partition(stop)[0]
-        assert len(shown) - len(found) < 6, "all text has its tokens, except a cut one"
+        assert len(shown) - len(found) < 6, "text was returned without its tokens"
 
 
 def test_seeded_sampling_does_not_depend_on_batch(load_engine: Load) -> None:

@@ -268,7 +268,7 @@ def test_all_processes_end_with_killed_owner(tiny_model: Path) -> None:
     assert owner.stdout is not None
     assert owner.stdout.readline() == b"up\n"
     started = psutil.Process(owner.pid).children(recursive=True)
-    assert len(started) == 4, "two fork servers and a process of each"
+    assert len(started) == 4, "expected two fork servers and one child process of each"
     owner.kill()
     owner.wait()
     owner.stdout.close()

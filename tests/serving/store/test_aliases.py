@@ -45,7 +45,7 @@ def test_rollback_goes_back_one_model_at_a_time(book: AliasBook) -> None:
         roll_back(book)
     assert book.read()["latest"].model_id == "a"
     point(book, "d")
-    assert roll_back(book) == "a", "what was rolled back is not gone forward to"
+    assert roll_back(book) == "a", "the rollback selected a model that was rolled back before"
     moves = book.read()["latest"].history
     assert [move.model_id for move in moves] == ["a", "b", "c", "b", "a", "d", "a"]
     assert [move.is_rollback for move in moves] == [False, False, False, True, True, False, True]
@@ -106,7 +106,9 @@ def test_damaged_alias_file_is_recovered_from_copy(
     (tmp_path / "aliases.json").write_bytes(content)
     for _ in range(3):
         assert book.read()["latest"].model_id == "b"
-    assert len([one for one in caplog.messages if "aliases.json" in one]) == 1, "it floods the log"
+    assert len([one for one in caplog.messages if "aliases.json" in one]) == 1, (
+        "the same error is logged repeatedly"
+    )
     point(book, "c")
     assert (tmp_path / "aliases.damaged.json").read_bytes() == content
     history = AliasBook(tmp_path / "aliases.json").read()["latest"].history
@@ -145,7 +147,7 @@ def test_damaged_entry_does_not_affect_other_entries(
         "other": "b",
     }
     point(book, "c")
-    assert durable.read_json(file)["spoiled"] == entry, "what cannot be read was thrown away"
+    assert durable.read_json(file)["spoiled"] == entry, "the unreadable entry was removed"
 
 
 def test_damaged_entry_is_recovered_from_copy(book: AliasBook, tmp_path: Path) -> None:
@@ -170,7 +172,7 @@ def test_unrecoverable_alias_file_raises_damaged_file_error(
     assert not isinstance(caught.value, ValueError)
     with pytest.raises(durable.DamagedFileError):
         point(book, "b")
-    assert (tmp_path / "aliases.json").read_bytes() == b"{", "it was overwritten"
+    assert (tmp_path / "aliases.json").read_bytes() == b"{", "the damaged file was overwritten"
 
 
 def test_alias_file_without_copy_gets_copy(book: AliasBook, tmp_path: Path) -> None:
@@ -210,7 +212,7 @@ def test_alias_file_is_parsed_again_only_after_change(book: AliasBook, tmp_path:
     assert book.read()["latest"].history is first
     other = AliasBook(tmp_path / "aliases.json")
     point(other, "b")
-    assert book.read()["latest"].model_id == "b", "the change of another process is seen at once"
+    assert book.read()["latest"].model_id == "b", "the change by another process was not detected"
 
 
 def test_long_history_is_truncated_and_past_models_are_kept(
@@ -219,7 +221,7 @@ def test_long_history_is_truncated_and_past_models_are_kept(
     models = [f"model-{number:05d}" for number in range(10_000)]
     for start in range(
         0, len(models), 1_000
-    ):  # one write per thousand, as it takes the disk's time
+    ):  # one write per thousand moves, because a write is slow
         with book.change() as change:
             for model in models[start : start + 1_000]:
                 change.point("latest", model)

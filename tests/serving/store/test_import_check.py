@@ -251,7 +251,7 @@ def test_older_tokenizer_format_is_converted_on_install(
     ids = load_tokenizer(model.path)("The quick brown fox")["input_ids"]
     made_ids = Tokenizer.from_str(json.dumps(made)).encode("The quick brown fox").ids
     assert ids == made_ids
-    assert sorted(path.name for path in source.iterdir()) == before, "the source stays as it is"
+    assert sorted(path.name for path in source.iterdir()) == before, "the source folder was changed"
     with pytest.raises(ModelRefusedError, match=r"has no tokenizer: expected tokenizer\.json"):
         ModelStore(layout).import_directory(source, "n")
 

@@ -137,7 +137,9 @@ def test_alias_beyond_limit_is_refused(
         store.point_alias("one-more", "a")
     assert caught.value.code == "too_many_aliases"
     assert store.point_alias("alias-0000", "b").model_id == "b"
-    assert store.point_alias("latest", "a").model_id == "a", "a fine-tune can be published"
+    assert store.point_alias("latest", "a").model_id == "a", (
+        "the alias of published fine-tunes was refused"
+    )
 
 
 def test_concurrent_writers_lose_no_alias(
@@ -459,7 +461,7 @@ def test_unreadable_model_does_not_hide_other_models(
         store.get("nope")
     with pytest.raises(OSError, match="spoiled"):
         store.get("spoiled")
-    assert spoiled.exists(), "a generator would unload it for a fault that may pass"
+    assert spoiled.exists(), "a transient disk error counts as deletion of the model"
 
 
 def test_scratch_of_killed_processes_is_removed_at_start(

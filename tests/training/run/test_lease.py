@@ -58,7 +58,7 @@ def test_killed_process_on_same_machine_is_detected_at_once(
     assert watch.is_alive(run)
     holder.kill()
     holder.wait()
-    assert run.heartbeat_file.exists(), "it had no time to say so"
+    assert run.heartbeat_file.exists(), "the killed process removed its heartbeat"
     assert not watch.is_alive(run)
     with hold_lease(run):
         assert watch.is_alive(run)
@@ -84,7 +84,7 @@ def test_lease_of_other_machine_expires_without_heartbeat(run: RunFolder) -> Non
         assert watch.is_alive(run)
     clock.now += 2
     assert not watch.is_alive(run)
-    assert LeaseWatch(clock).is_alive(run), "who has just come cannot know how long it stands still"
+    assert LeaseWatch(clock).is_alive(run), "a new watch must first observe the heartbeat"
 
 
 def test_heartbeat_is_updated(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

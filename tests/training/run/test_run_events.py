@@ -24,7 +24,7 @@ def test_warnings_and_errors_have_separate_bound(tmp_path: Path) -> None:
     assert messages == ["a worker was lost", "no space left"]
     for _ in range(3):
         run.events.add("y" * MAX_EVENTS_BYTES, level="error")
-    assert len(run.events.read()) == 5, "these are bounded too"
+    assert len(run.events.read()) == 5, "warnings and errors are not bounded"
 
 
 def test_repeated_event_is_added_once(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_offsets_count_all_written_bytes(path: Path) -> None:
     for begin in range(30 * LINE_BYTES, len(written) + 1, 7):
         assert b"".join(log.read(begin)) == written[begin:]
         assert b"".join(log.read(begin, begin + 31)) == written[begin : begin + 31]
-    assert list(log.read(30 * LINE_BYTES - 1)) == [], "it is gone"
+    assert list(log.read(30 * LINE_BYTES - 1)) == [], "a removed part of the log was read"
     assert len(list(path.parent.glob("log.*"))) == 2
 
 

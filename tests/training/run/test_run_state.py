@@ -1,4 +1,4 @@
-"""The state machine of a run, compared with a table that is written out here."""
+"""The state machine of a run, compared with a table of expected transitions."""
 
 import ast
 from collections.abc import Callable
@@ -25,7 +25,7 @@ SPEC = TrainingSpec(base_model="tiny", train_file="rows.jsonl")
 ERROR = RunError(code="OSError", message="no space left")
 END = Extension(epochs=3, step=6, model_id=None, ended_at=5)
 
-# One row per status before: the status after each operation, or None if it is not allowed.
+# By previous status: the status after each operation, or None if it is not allowed.
 EXPECTED: dict[RunStatus, dict[Operation, RunStatus | None]] = {
     "validating_files": {
         "accept_files": "queued",
@@ -127,7 +127,7 @@ EXPECTED: dict[RunStatus, dict[Operation, RunStatus | None]] = {
     },
 }
 
-# Each function with the operation that it is, the writer afterwards if it changes, and a call.
+# Id, operation, new writer (None if unchanged), and the call that performs the operation.
 Call = tuple[str, Operation, Writer | None, Callable[[RunFolder], RunRecord]]
 CALLS: list[Call] = [
     ("accept_files", "accept_files", None, run_state.accept_files),

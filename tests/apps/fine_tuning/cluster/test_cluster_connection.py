@@ -32,5 +32,5 @@ def test_job_process_ends_when_its_cluster_has_ended(layout: StorageLayout) -> N
     )
     assert ended.returncode == 1
     assert "has ended" in ended.stderr
-    assert run.read_record().status == "queued", "the queue starts it again"
+    assert run.read_record().status == "queued", "the queue does not start the run again"
     assert not LeaseWatch().is_alive(run)

@@ -89,7 +89,7 @@ async def test_upload_is_hashed_and_tokenized_once_per_model(
         await create_run(queue, **files),
         await create_run(queue, "file-train", training={"validation_fraction": 0.25}),
     ]
-    assert encoded == [4, 4], "jobs use the tokens of the checks"
+    assert encoded == [4, 4], "jobs do not use the tokens of the validation"
     assert "data_bad.jsonl" not in hashed
     names = [run.read_data_summary()["name"] for run in runs]
     assert names == ["bad.jsonl"] * 3

@@ -1,4 +1,4 @@
-"""The number of started checks, stored on disk."""
+"""The number of validation attempts, stored on disk."""
 
 import json
 import logging
@@ -40,8 +40,8 @@ def test_retry_delays_grow_across_restarts(layout: StorageLayout) -> None:
         now += 1
         assert restart().is_due(TASK)
     assert restart().count(TASK)
-    assert not restart().count(TASK), "five were enough"
-    assert restart().is_due(TASK), "so that it is given up at once"
+    assert not restart().count(TASK), "a sixth attempt was allowed"
+    assert restart().is_due(TASK), "the task that has no attempts left is delayed"
 
 
 def test_clock_set_back_does_not_delay_retry(layout: StorageLayout) -> None:

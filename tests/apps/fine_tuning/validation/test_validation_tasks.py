@@ -1,4 +1,4 @@
-"""Checks of files that run beside the queue's other work, and the number of attempts."""
+"""Validation of files concurrently with the queue's other work, and the number of attempts."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""`/openapi.json`: precise enough for a generated client, with a limit for every part."""
+"""`/openapi.json`: usable by a generated client, with a limit for each part of a request."""
 
 import json
 import shutil

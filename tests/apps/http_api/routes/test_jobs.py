@@ -225,7 +225,7 @@ async def test_files_are_paged_ordered_and_filtered_by_purpose(
 async def test_job_keeps_name_of_deleted_training_file(
     client: httpx.AsyncClient, services: Services
 ) -> None:
-    """It keeps the name after the file is deleted, so that clients need not list all files."""
+    """The job keeps the name of a deleted file, so that clients need not list all files."""
     services.files.add("file-rows", ROWS.encode(), "Brötchen & more.jsonl")
     created = await create(client, "file-rows")
     await client.post(f"{JOBS}/{created['id']}/cancel")
@@ -395,7 +395,7 @@ async def test_job_trains_on_several_files_by_weight(
         ("more.jsonl", 3),
     ]
     refused = await client.delete("/v1/files/file-more")
-    assert refused.status_code == 409, "a job needs it"
+    assert refused.status_code == 409, "a file that a job needs was deleted"
     clone = (await client.post(f"{JOBS}/{job['id']}/clone", json={})).json()
     assert clone["training_files"] == job["training_files"]
     other = await client.post(f"{JOBS}/{job['id']}/clone", json={"training_file": "file-more"})

@@ -103,7 +103,7 @@ async def test_unreadable_lineage_is_reported_and_does_not_hide_model(
         assert reason in answer.json()["error"]["message"]
         assert str(services.layout.root) not in answer.text
         logged = [m for m in caplog.messages if m.startswith("the lineage of model 'newer': ")]
-        assert len(logged) == 1, "it floods the log"
+        assert len(logged) == 1, "the same error is logged repeatedly"
     assert "damaged" not in answer.text
     assert "damaged" not in logged[0]
 

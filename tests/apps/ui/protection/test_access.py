@@ -82,7 +82,7 @@ def test_refused_requests_are_logged_up_to_limit(
 ) -> None:
     key = KeyStore(layout).create("ann", Role.CHAT).text
     num_requests = FAILURES_PER_MINUTE + 10
-    assert open_page(page).status_code == 401, "the browser asks for the key now"
+    assert open_page(page).status_code == 401, "the page did not request a key"
     for _ in range(num_requests):
         assert open_page(page, key, origin="http://evil.example").status_code == 403
     lines = [

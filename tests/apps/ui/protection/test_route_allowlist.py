@@ -68,7 +68,7 @@ def test_own_upload_is_imported_and_removed(visitor: PageCaller, api: StubApi) -
     result = visitor.call(visitor.find_function("add_file"), [file])
     assert result.success, result.text
     assert api.files[0]["filename"] == "rows.jsonl"
-    assert not Path(file["path"]).exists(), "the page keeps a copy of what the API has"
+    assert not Path(file["path"]).exists(), "the page kept the imported file"
 
 
 def test_upload_function_refuses_other_files(
@@ -146,7 +146,7 @@ def test_chat_result_contains_no_link_to_server_file(visitor: PageCaller, secret
 
 @pytest.fixture(scope="module")
 def unguarded(api: StubApi) -> Iterator[PageCaller]:
-    """A visitor of the page without our middleware, to test what Gradio itself rejects."""
+    """A visitor of the page without the page's middleware, to test what Gradio itself rejects."""
     uploads = UploadFolder()
 
     async def build() -> FastAPI:
@@ -190,7 +190,7 @@ def test_device_and_url_paths_are_refused_as_uploads(visitor: PageCaller, path: 
 
 
 def test_upload_must_be_regular_file_in_upload_folder(visitor: PageCaller, secret: Path) -> None:
-    """Other kinds of files in it are neither waited for (FIFOs) nor followed (links)."""
+    """A FIFO in the folder is not opened, and a link in it is not followed."""
     upload = Path(visitor.upload("rows.jsonl", b"{}")["path"])
     folder = upload.parent
     fifo, link, linked_folder = folder / "fifo", folder / "link", folder / "folder"
@@ -336,7 +336,9 @@ def list_routes(routes: Sequence[BaseRoute], prefix: str = "") -> Iterator[tuple
         if isinstance(route, Mount):
             yield from list_routes(route.routes, prefix + route.path.rstrip("/"))
         else:
-            assert isinstance(route, Route), f"{route} is of a kind that this test does not know"
+            assert isinstance(route, Route), (
+                f"{route} is a type of route that this test does not support"
+            )
             for method in sorted(route.methods or ()):
                 yield method, prefix + route.path
 
