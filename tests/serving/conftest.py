@@ -94,14 +94,14 @@ async def run_replica(layout: StorageLayout, **settings: object) -> AsyncIterato
 
 
 async def wait_until(condition: Callable[[], Awaitable[bool] | bool]) -> None:
-    give_up = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + DEADLINE_S
     while True:
         found = condition()
         if not isinstance(found, bool):
             found = await found
         if found:
             return
-        assert time.monotonic() < give_up, "the condition did not become true in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         await asyncio.sleep(0.01)
 
 

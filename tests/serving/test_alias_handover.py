@@ -54,10 +54,10 @@ class Polls:
 
     def block(self, num_polls: int) -> None:
         """Block a thread until the aliases have been read so many more times."""
-        give_up = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + DEADLINE_S
         last = self.num_started + num_polls
         while self.num_started < last:
-            assert time.monotonic() < give_up, "the aliases are not polled"
+            assert time.monotonic() < deadline, "the aliases are not polled"
             time.sleep(0.001)
 
 

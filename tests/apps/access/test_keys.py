@@ -144,11 +144,11 @@ async def test_transient_read_error_refuses_keys_only_while_it_lasts(
 ) -> None:
     async with connect(keys.create("ann", Role.READ).text) as client:
         assert (await client.get("/v1/models")).status_code == 200
-        aside = layout.access.keys.rename(tmp_path / "keys")
+        moved = layout.access.keys.rename(tmp_path / "keys")
         layout.access.keys.mkdir()  # reading it fails, as on a faulty disk
         assert (await client.get("/v1/models")).status_code == 401
         layout.access.keys.rmdir()
-        aside.rename(layout.access.keys)  # the same file as before, with the same modification time
+        moved.rename(layout.access.keys)  # the same file as before, with the same modification time
         assert (await client.get("/v1/models")).status_code == 200
 
 

@@ -112,8 +112,8 @@ async def test_restored_backup_matches_storage_and_its_run_resumes(
     expect("restore", tmp_path / "backups", restored)
 
     found, before = list_files(restored), list_files(layout.root)
-    left_out = {name for name in before.keys() - found.keys() if not name.startswith("cache/")}
-    assert {name.split("/", 2)[-1] for name in left_out} == {
+    skipped = {name for name in before.keys() - found.keys() if not name.startswith("cache/")}
+    assert {name.split("/", 2)[-1] for name in skipped} == {
         "heartbeat",
         "ray/checkpoints/checkpoint_0000000006/state/shard.pt",
     }
@@ -486,12 +486,12 @@ def test_empty_target_folder_is_filled_and_not_replaced(
     root = tmp_path / "mount"
     (root / "lost+found").mkdir(parents=True)
     inode = root.stat().st_ino
-    beside = sorted(tmp_path.iterdir())
+    siblings = sorted(tmp_path.iterdir())
     expect("restore", tmp_path / "backups", root)
     assert root.stat().st_ino == inode
     assert list_files(root) == list_files(layout.root)
     assert not [path for path in root.iterdir() if path.name.startswith(".")]
-    assert sorted(tmp_path.iterdir()) == beside
+    assert sorted(tmp_path.iterdir()) == siblings
 
 
 def test_refused_restore_leaves_empty_target_folder_empty(

@@ -23,8 +23,8 @@ def test_chat_prints_answer(call: Call) -> None:
 def test_invalid_chat_command_prints_error(
     call: Call, arguments: tuple[str, ...], message: str
 ) -> None:
-    status, said = call(*arguments)
-    assert (status, message in said) == (1, True)
+    status, output = call(*arguments)
+    assert (status, message in output) == (1, True)
 
 
 def test_refused_chat_prints_error(call: Call, services: Services) -> None:

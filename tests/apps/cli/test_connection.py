@@ -61,20 +61,20 @@ def test_missing_key_error_names_environment_variable(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("url", ["http://[::1", "x", "ftp://127.0.0.1"])
 def test_invalid_url_error_names_option(call: Call, url: str) -> None:
-    status, said = call("jobs", "list", "--url", url)
-    assert (status, said.startswith(f"error: --url {url!r}: ")) == (1, True)
+    status, output = call("jobs", "list", "--url", url)
+    assert (status, output.startswith(f"error: --url {url!r}: ")) == (1, True)
 
 
 def test_non_ascii_key_is_refused(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNESERVE_API_KEY", "schlüssel")
-    status, said = call("jobs", "list")
-    assert (status, "TUNESERVE_API_KEY" in said) == (1, True)
+    status, output = call("jobs", "list")
+    assert (status, "TUNESERVE_API_KEY" in output) == (1, True)
 
 
 @pytest.mark.parametrize("identifier", ["../../models/m", "prod#2", "a?b", "a/b"])
 def test_id_with_path_characters_cannot_address_another_route(call: Call, identifier: str) -> None:
-    status, said = call("models", "delete", identifier)
-    assert (status, "error: " in said) == (1, True)
+    status, output = call("models", "delete", identifier)
+    assert (status, "error: " in output) == (1, True)
 
 
 @pytest.mark.parametrize("identifier", ["", ".", ".."])
@@ -88,8 +88,8 @@ def test_local_requests_bypass_proxy(call: Call, monkeypatch: pytest.MonkeyPatch
 
 
 def test_unwritable_export_file_error_names_path(call: Call) -> None:
-    status, said = call("models", "export", "tiny", "/nowhere/at/all.tar")
-    assert (status, "error: " in said, "/nowhere/at" in said) == (1, True, True)
+    status, output = call("models", "export", "tiny", "/nowhere/at/all.tar")
+    assert (status, "error: " in output, "/nowhere/at" in output) == (1, True, True)
 
 
 def test_ctrl_c_stops_watching_job(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,11 +27,11 @@ def test_file_is_uploaded_downloaded_and_deleted(
     assert call("files", "download", file_id, str(back)) == (0, "")
     assert back.read_text() == ROWS
     assert call("files", "download", file_id)[1] == " ".join(ROWS.split())
-    status, said = call("files", "download", file_id, str(back))
-    assert (status, "is there already" in said) == (1, True)
+    status, output = call("files", "download", file_id, str(back))
+    assert (status, "is there already" in output) == (1, True)
     assert call("files", "delete", file_id) == (0, f"deleted {file_id}")
-    status, said = call("files", "download", file_id, str(tmp_path / "new"))
-    assert (status, "there is no file" in said) == (1, True)
+    status, output = call("files", "download", file_id, str(tmp_path / "new"))
+    assert (status, "there is no file" in output) == (1, True)
     assert not [path for path in tmp_path.iterdir() if "new" in path.name]
 
 

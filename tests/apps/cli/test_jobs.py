@@ -53,15 +53,15 @@ def test_job_is_created_with_settings_paused_resumed_and_cancelled(
     file_id = call("files", "upload", str(rows))[1]
     more = ("--validation", str(rows), "--suffix", "ovens", "--priority", "3")
     settings = ("--set", "learning_rate=0.01", "--set", "lr_schedule=linear")
-    status, said = call("jobs", "create", file_id, *more, *settings, "--json")
-    job = json.loads(said)
+    status, output = call("jobs", "create", file_id, *more, *settings, "--json")
+    job = json.loads(output)
     assert (status, job["training_file"], job["priority"]) == (0, file_id, 3)
     assert (job["training"]["learning_rate"], job["training"]["lr_schedule"]) == (0.01, "linear")
     assert job["validation_file"] is not None
     for change, expected in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
         assert call("jobs", change, job["id"]) == (0, f"{job['id']} is {expected}")
-    status, said = call("jobs", "cancel", job["id"])
-    assert (status, said) == (1, f"error: job '{job['id']}' has cancelled already")
+    status, output = call("jobs", "cancel", job["id"])
+    assert (status, output) == (1, f"error: job '{job['id']}' has cancelled already")
     status, cloned = call("jobs", "clone", job["id"], "--set", "learning_rate=0.02")
     assert describe_job(find_run(services.layout, cloned))["training"]["learning_rate"] == 0.02
     status, shown = call("jobs", "list")
@@ -78,9 +78,9 @@ def test_training_files_are_mixed_by_weight(
     (tmp_path / "c=1.jsonl").write_text(ROWS)
     sent = call("files", "upload", str(rows))[1]
     mix = ("--mix", f"{sent}=0.5", "--mix", str(tmp_path / "c=1.jsonl"))
-    status, said = call("jobs", "create", str(rows), *mix, "--json")
-    assert status == 0, said
-    job = json.loads(said)
+    status, output = call("jobs", "create", str(rows), *mix, "--json")
+    assert status == 0, output
+    job = json.loads(output)
     first, second, third = job["training_files"]
     assert first == {"file": job["training_file"], "weight": 1.0}
     assert second == {"file": sent, "weight": 0.5}
@@ -104,23 +104,23 @@ def test_training_files_are_mixed_by_weight(
 def test_invalid_jobs_command_prints_error(
     call: Call, arguments: tuple[str, ...], message: str
 ) -> None:
-    status, said = call("jobs", *arguments)
+    status, output = call("jobs", *arguments)
     assert status == 1
-    assert said.startswith("error: ")
-    assert message in said
+    assert output.startswith("error: ")
+    assert message in output
 
 
 def test_unreachable_application_error_has_url(call: Call) -> None:
-    status, said = call("jobs", "list", "--url", "http://127.0.0.1:9")
+    status, output = call("jobs", "list", "--url", "http://127.0.0.1:9")
     assert status == 1
-    assert "http://127.0.0.1:9 cannot be reached" in said
-    assert "tuneserve run" in said
+    assert "http://127.0.0.1:9 cannot be reached" in output
+    assert "tuneserve run" in output
 
 
 def test_nan_setting_is_sent_as_text(call: Call, rows: Path) -> None:
     assert read_settings(["learning_rate=NaN"]) == {"learning_rate": "NaN"}
-    status, said = call("jobs", "create", str(rows), "--set", "learning_rate=NaN")
-    assert (status, "learning_rate" in said) == (1, True)
+    status, output = call("jobs", "create", str(rows), "--set", "learning_rate=NaN")
+    assert (status, "learning_rate" in output) == (1, True)
 
 
 def test_settings_are_parsed_as_json_or_text() -> None:
@@ -159,21 +159,21 @@ def test_watch_without_terminal_prints_events(
     call: Call, run: RunFolder, status: str, code: int
 ) -> None:
     simulation = simulate_run(run, status)
-    exit_code, said = call("jobs", "watch", run.path.name)
+    exit_code, output = call("jobs", "watch", run.path.name)
     simulation.join()
     assert exit_code == code
-    assert [f"step {step}" in said for step in (1, 2, 3)] == [True] * 3
-    assert ("tiny is ready" in said) == (status == "succeeded")
+    assert [f"step {step}" in output for step in (1, 2, 3)] == [True] * 3
+    assert ("tiny is ready" in output) == (status == "succeeded")
 
 
 def test_watch_with_json_option_prints_events_as_json(call: Call, run: RunFolder) -> None:
     simulate_run(run, "succeeded").join()
-    exit_code, said = call("jobs", "watch", run.path.name, "--json")
+    exit_code, output = call("jobs", "watch", run.path.name, "--json")
     decoder, events = json.JSONDecoder(), []
-    while said:
-        event, end = decoder.raw_decode(said)
+    while output:
+        event, end = decoder.raw_decode(output)
         events.append(event)
-        said = said[end:].strip()
+        output = output[end:].strip()
     assert exit_code == 0
     assert [event["id"] for event in events] == [event["id"] for event in run.events.read()]
 

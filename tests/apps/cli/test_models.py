@@ -23,13 +23,13 @@ def test_model_is_added_promoted_rolled_back_and_deleted(
     assert call("models", "add", str(tiny_model), "mine") == (0, "added mine")
     assert call("models", "verify", "mine") == (0, "mine is as it was published")
     assert call("models", "promote", "latest", "mine") == (0, "latest points to mine")
-    status, said = call("models", "delete", "mine")
-    assert (status, "'mine' is what 'latest' points to" in said) == (1, True)
+    status, output = call("models", "delete", "mine")
+    assert (status, "'mine' is what 'latest' points to" in output) == (1, True)
     assert call("models", "rollback", "latest") == (0, "latest points to tiny")
     assert call("models", "delete", "mine") == (0, "deleted mine")
     assert [model.id for model in store.list_models()] == ["tiny"]
-    status, said = call("models", "list")
-    assert (status, "tiny" in said, "latest" in said) == (0, True, True)
+    status, output = call("models", "list")
+    assert (status, "tiny" in output, "latest" in output) == (0, True, True)
     assert json.loads(call("models", "show", "latest", "--json")[1])["id"] == "tiny"
     assert call("models", "show", "latest")[0] == 0
 
@@ -42,8 +42,8 @@ def test_failed_export_leaves_no_file(
     with tarfile.open("tiny.tar") as file:
         names = {Path(name).name for name in file.getnames()}
     assert names == {path.name for path in layout.model("tiny").iterdir()}
-    status, said = call("models", "export", "tiny", "tiny.tar")
-    assert (status, "is there already" in said) == (1, True)
+    status, output = call("models", "export", "tiny", "tiny.tar")
+    assert (status, "is there already" in output) == (1, True)
     assert call("models", "export", "nope", "nope.zip")[0] == 1
     assert call("models", "export", "tiny", "tiny.rar")[0] == 1
     assert [path.name for path in tmp_path.glob("*.*")] == ["tiny.tar"]
@@ -61,8 +61,8 @@ def test_model_archive_is_imported_like_folder(
 def test_verify_of_damaged_model_names_file(call: Call, layout: StorageLayout) -> None:
     config = layout.model("tiny") / "config.json"
     config.write_text(config.read_text() + " ")
-    status, said = call("models", "verify", "tiny")
-    assert (status, "'config.json' differs from its manifest" in said) == (1, True)
+    status, output = call("models", "verify", "tiny")
+    assert (status, "'config.json' differs from its manifest" in output) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,12 @@ def test_verify_of_damaged_model_names_file(call: Call, layout: StorageLayout) -
     ],
 )
 def test_invalid_models_command_prints_error(call: Call, arguments: tuple[str, ...]) -> None:
-    status, said = call("models", *arguments)
+    status, output = call("models", *arguments)
     assert status == 1
-    assert said.startswith("error: ")
+    assert output.startswith("error: ")
 
 
 def test_alias_cannot_take_model_name_reserved_by_job(call: Call, layout: StorageLayout) -> None:
     record = add_job(layout, "tiny").read_record()
-    status, said = call("models", "promote", name_model(record), "tiny")
-    assert (status, "is what job 'ftjob-000001' calls its model" in said) == (1, True)
+    status, output = call("models", "promote", name_model(record), "tiny")
+    assert (status, "is what job 'ftjob-000001' calls its model" in output) == (1, True)

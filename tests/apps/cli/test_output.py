@@ -49,8 +49,8 @@ def test_output_without_terminal_is_not_truncated(
     services.files.add("file-0123456789abcdef01234567", b"{}\n", "a name with\ttabs.jsonl")
     listed = call("files", "list")[1]
     assert listed.startswith("file-0123456789abcdef01234567 a name with tabs.jsonl")
-    status, said = call("files", "show", "file-" + "none" * 20)
-    assert (status, said) == (1, f"error: there is no file 'file-{'none' * 20}'")
+    status, printed_error = call("files", "show", "file-" + "none" * 20)
+    assert (status, printed_error) == (1, f"error: there is no file 'file-{'none' * 20}'")
 
 
 def test_text_split_within_characters_is_decoded() -> None:

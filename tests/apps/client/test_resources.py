@@ -31,9 +31,9 @@ def test_invalid_optional_value_is_ignored_and_required_one_raises() -> None:
 def test_access_response_without_valid_key_field_raises() -> None:
     """An unexpected key must not look like a request that needs none."""
     assert read_resource(Access, {"key": None, "permissions": []}).key is None
-    for odd in ({"permissions": []}, {"key": {"name": "a"}, "permissions": []}):
+    for invalid in ({"permissions": []}, {"key": {"name": "a"}, "permissions": []}):
         with pytest.raises(UnexpectedResponseError, match=r"^Access\.key: "):
-            read_resource(Access, odd)
+            read_resource(Access, invalid)
 
 
 def test_unreadable_list_entry_is_skipped_with_warning(

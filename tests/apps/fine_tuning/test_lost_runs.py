@@ -76,7 +76,7 @@ async def test_run_whose_process_ended_is_queued_at_same_position(
     assert other.read_record().status == "queued"
 
 
-async def test_interrupted_event_without_recorded_reason_says_so(
+async def test_interrupted_event_states_that_no_reason_was_recorded(
     queue: RunQueue, jobs: NotedJobs, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)

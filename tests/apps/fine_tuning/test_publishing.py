@@ -347,9 +347,9 @@ async def test_request_with_checkpoint_name_publishes_checkpoint_on_demand(
         "trained_tokens": 0,
     }
     name = checkpoint["fine_tuned_model_checkpoint"]
-    doing = asyncio.create_task(do_tasks(layout, jobs, 1))
+    exporting = asyncio.create_task(do_tasks(layout, jobs, 1))
     answers = await asyncio.gather(*(chat(client, name) for _ in range(3)))
-    await doing
+    await exporting
     assert [answer.status_code for answer in answers] == [200] * 3, answers[0].text
     assert {answer.headers["x-model-id"] for answer in answers} == {name}
     assert answers[0].headers["x-checkpoint"] == "step-10"
@@ -372,9 +372,9 @@ async def test_checkpoint_is_not_published_for_key_with_chat_role(
         assert "the key 'ann' has the role 'chat'" in refused.json()["error"]["message"]
         assert jobs.tasks == []
         client.headers["authorization"] = f"Bearer {keys.create('bob', Role.TRAIN).text}"
-        doing = asyncio.create_task(do_tasks(layout, jobs, 1))
+        exporting = asyncio.create_task(do_tasks(layout, jobs, 1))
         assert (await chat(client, name)).status_code == 200
-        await doing
+        await exporting
         client.headers["authorization"] = f"Bearer {keys.rotate('ann').text}"
         assert (await chat(client, name)).status_code == 200, (
             "the published checkpoint is not served"
@@ -390,9 +390,9 @@ async def test_request_with_name_of_damaged_checkpoint_gets_409(
     client: httpx.AsyncClient, layout: StorageLayout, run: RunFolder, jobs: NotedJobs
 ) -> None:
     next(run.checkpoints.glob("*/state/*model_states.pt")).write_bytes(b"nothing")
-    doing = asyncio.create_task(do_tasks(layout, jobs, 1))
+    exporting = asyncio.create_task(do_tasks(layout, jobs, 1))
     refused = await chat(client, name_checkpoint_model(run, 10))
-    await doing
+    await exporting
     assert refused.status_code == 409
     assert "the events of job 'ftjob-0001' tell why" in refused.json()["error"]["message"]
 

@@ -75,10 +75,10 @@ def test_endless_headers_are_refused(port: int) -> None:
         assert read_all(client)[:12] in (b"HTTP/1.1 431", b"")
 
 
-@pytest.mark.parametrize("begun", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nhost: x\r\n"])
-def test_half_open_connection_is_closed(port: int, begun: bytes) -> None:
+@pytest.mark.parametrize("partial_request", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nhost: x\r\n"])
+def test_half_open_connection_is_closed(port: int, partial_request: bytes) -> None:
     with connect(port) as client:
-        client.sendall(begun)
+        client.sendall(partial_request)
         assert read_all(client).startswith(b"HTTP/1.1 408")
 
 

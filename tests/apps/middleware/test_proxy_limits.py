@@ -50,14 +50,14 @@ class Reader:
 
 
 async def send_pieces(app: ASGIApp, num_pieces: int, path: str = "/v1/x") -> httpx.Response:
-    async def give() -> AsyncIterator[bytes]:
+    async def stream() -> AsyncIterator[bytes]:
         for _ in range(num_pieces):
             yield PIECE
 
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://x", timeout=20
     ) as client:
-        return await client.post(path, content=give())
+        return await client.post(path, content=stream())
 
 
 async def test_body_within_limit_passes() -> None:

@@ -34,7 +34,7 @@ def test_selected_run_stays_selected(api: StubApi) -> None:
     assert view.interval_s == runs.IDLE_INTERVAL_S
 
 
-def test_unknown_run_is_reported_beside_run_list(api: StubApi) -> None:
+def test_unknown_run_is_reported_with_run_list(api: StubApi) -> None:
     api.add_job("ftjob-1", "failed")
     view = ask(api, lambda client: runs.read_view(client, "ftjob-9"))
     assert view.notice == "There is no job 'ftjob-9'"

@@ -16,7 +16,7 @@ def anyio_backend() -> str:
 
 
 @pytest.mark.anyio
-async def test_long_texts_are_encoded_one_at_a_time_beside_short_texts() -> None:
+async def test_long_texts_are_encoded_one_at_a_time_and_do_not_delay_short_texts() -> None:
     may_end = threading.Event()
     started: list[int] = []
 

@@ -26,7 +26,7 @@ def _add_adapter(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("corrupt", "message"),
     [
         (_hang, r"cannot be loaded: the tokenizer has the regular expression '\(a\|a\)\*bb'"),
         (_remove_tokenizer, r"has no tokenizer\.json; convert its tokenizer"),
@@ -34,10 +34,10 @@ def _add_adapter(model: Path) -> None:
     ],
 )
 def test_unsafe_stored_model_is_not_loaded(
-    spoil: Callable[[Path], None], message: str, tmp_path: Path, tiny_model: Path
+    corrupt: Callable[[Path], None], message: str, tmp_path: Path, tiny_model: Path
 ) -> None:
     model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
-    spoil(model)
+    corrupt(model)
     with pytest.raises(EngineDeadError, match=message):
         inspect_in_fork(model)
 

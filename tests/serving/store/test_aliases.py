@@ -22,9 +22,9 @@ def point(book: AliasBook, *models: str) -> None:
             change.point("latest", model)
 
 
-def roll_back(book: AliasBook, *, gone: str = "") -> str:
+def roll_back(book: AliasBook, *, missing: str = "") -> str:
     with book.change() as change:
-        return change.roll_back("latest", lambda model: model != gone).model_id
+        return change.roll_back("latest", lambda model: model != missing).model_id
 
 
 def test_each_move_is_recorded_in_history(book: AliasBook) -> None:
@@ -35,7 +35,7 @@ def test_each_move_is_recorded_in_history(book: AliasBook) -> None:
     assert all(abs(move.at - history[0].at) < 60 for move in history)
 
 
-def test_rollback_goes_back_one_model_at_a_time(book: AliasBook) -> None:
+def test_each_rollback_selects_previous_model(book: AliasBook) -> None:
     point(book, "a", "b", "c")
     assert roll_back(book) == "b"
     assert roll_back(book) == "a"
@@ -53,12 +53,12 @@ def test_rollback_goes_back_one_model_at_a_time(book: AliasBook) -> None:
 
 def test_rollback_skips_deleted_models(book: AliasBook) -> None:
     point(book, "a", "b", "c")
-    assert roll_back(book, gone="b") == "a"
+    assert roll_back(book, missing="b") == "a"
 
 
 def test_rollback_skips_current_model(book: AliasBook) -> None:
     point(book, "c", "a", "b", "a")
-    assert roll_back(book, gone="b") == "c"
+    assert roll_back(book, missing="b") == "c"
     with pytest.raises(ModelNotFoundError, match="^alias '.*' has no earlier model to go back to$"):
         roll_back(book)
 
@@ -249,8 +249,8 @@ def test_rollback_after_truncation_of_history_selects_same_models(
                 earlier = [m for m in list_earlier(moves) if m != moves[-1].model_id]
                 kind = rng.random()
                 if kind < 0.4 and len(set(earlier)) > 1:
-                    gone = {earlier[0]} if kind < 0.1 else set()
-                    target = change.roll_back("latest", partial(is_absent, gone)).model_id
+                    missing = {earlier[0]} if kind < 0.1 else set()
+                    target = change.roll_back("latest", partial(is_absent, missing)).model_id
                     moves.append(AliasMove(target, 0, is_rollback=True))
                 elif kind < 0.41 and moves and moves[-1].model_id:
                     change.remove("latest")

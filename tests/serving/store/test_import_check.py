@@ -130,7 +130,7 @@ def _fill(name: str, num_bytes: int) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("corrupt", "message"),
     [
         (_nest, "config.json is not valid JSON"),
         (_fill("config.json", 17 << 20), r"config\.json has 17,825,8.. bytes; expected at most"),
@@ -141,9 +141,9 @@ def _fill(name: str, num_bytes: int) -> Callable[[Path], None]:
     ],
 )
 def test_large_and_deeply_nested_json_is_refused(
-    source: Path, spoil: Callable[[Path], None], message: str
+    source: Path, corrupt: Callable[[Path], None], message: str
 ) -> None:
-    spoil(source)
+    corrupt(source)
     with pytest.raises(ModelRefusedError, match=message):
         check_import(source)
 
@@ -184,7 +184,7 @@ def _fill_vocabulary(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("corrupt", "message"),
     [
         (_break_tokenizer, "cannot be loaded"),
         (_multiply_letters, "normalizer's content has 1,000 characters; expected at most 16"),
@@ -197,9 +197,9 @@ def _fill_vocabulary(model: Path) -> None:
     ],
 )
 def test_harmful_tokenizer_is_refused(
-    source: Path, spoil: Callable[[Path], None], message: str
+    source: Path, corrupt: Callable[[Path], None], message: str
 ) -> None:
-    spoil(source)
+    corrupt(source)
     with pytest.raises(ModelRefusedError, match=message):
         check_import(source)
 

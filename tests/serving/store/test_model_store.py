@@ -183,7 +183,7 @@ def _link_outside(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("corrupt", "message"),
     [
         (lambda model: (model / "config.json").unlink(), "no config.json"),
         (lambda model: (model / "model.safetensors").unlink(), "no weights"),
@@ -209,14 +209,14 @@ def _link_outside(model: Path) -> None:
     ],
 )
 def test_unsafe_or_incomplete_models_are_refused(
-    spoil: Callable[[Path], None],
+    corrupt: Callable[[Path], None],
     message: str,
     store: ModelStore,
     layout: StorageLayout,
     tiny_model: Path,
 ) -> None:
     building = _copy(tiny_model, layout)
-    spoil(building)
+    corrupt(building)
     for enter in (store.publish, store.add):
         with pytest.raises(ValueError, match=message):
             enter(building, "m")
@@ -450,7 +450,7 @@ def test_unreadable_model_does_not_hide_other_models(
     monkeypatch: pytest.MonkeyPatch,
     number: int,
 ) -> None:
-    spoiled = store.add(tiny_model, "spoiled")
+    unreadable = store.add(tiny_model, "spoiled")
     store.add(tiny_model, "a")
     store.point_alias("latest", "a")
     _make_unreadable(layout.model("spoiled"), monkeypatch, number)
@@ -461,7 +461,7 @@ def test_unreadable_model_does_not_hide_other_models(
         store.get("nope")
     with pytest.raises(OSError, match="spoiled"):
         store.get("spoiled")
-    assert spoiled.exists(), "a transient disk error counts as deletion of the model"
+    assert unreadable.exists(), "a transient disk error counts as deletion of the model"
 
 
 def test_scratch_of_killed_processes_is_removed_at_start(

@@ -252,7 +252,7 @@ def test_extensions_are_listed_oldest_first(tmp_path: Path) -> None:
     assert run_state.extend(run, END).extends == (first, END)
 
 
-def test_final_statuses_are_left_only_by_resuming_or_extending() -> None:
+def test_final_status_changes_only_by_resume_or_extension() -> None:
     leaving = {
         operation
         for operation, transition in TRANSITIONS.items()

@@ -127,9 +127,9 @@ def test_second_read_of_long_events_file_is_fast(run: RunFolder) -> None:
     took_s = []
     for number in range(100_001, 100_006):
         add_events(run, number, number)
-        begun = time.thread_time()
+        started = time.thread_time()
         events = reader.read_newest(run, 100).events
-        took_s.append(time.thread_time() - begun)
+        took_s.append(time.thread_time() - started)
         assert events[0]["id"] == name_event(run, number)
     assert min(took_s) < 0.02
 

@@ -78,8 +78,8 @@ def test_second_read_of_long_metrics_file_is_fast(tmp_path: Path) -> None:
     took_s = []
     for step in range(100_001, 100_006):
         write_steps(path, step, step)
-        begun = time.thread_time()
+        started = time.thread_time()
         lines = reader.read(path, 0, 500)
-        took_s.append(time.thread_time() - begun)
+        took_s.append(time.thread_time() - started)
         assert lines[-1]["step"] == step
     assert min(took_s) < 0.05

@@ -101,11 +101,11 @@ async def test_slow_row_preparation_does_not_block_start_of_run(
 async def test_small_files_are_validated_one_at_a_time(
     queue: RunQueue, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[str] = []
+    started: list[str] = []
     may_end = Event()
 
     def note(_: StorageLayout, file_id: str, **__: Any) -> None:
-        begun.append(file_id)
+        started.append(file_id)
         may_end.wait(DEADLINE_S)
 
     monkeypatch.setattr("apps.fine_tuning.validation.validation_tasks.check_file", note)
@@ -113,9 +113,9 @@ async def test_small_files_are_validated_one_at_a_time(
         FileStore(layout).add(f"file-{number}", b'{"text": "fox"}\n', "rows.jsonl")
     for _ in range(5):
         await queue.reconcile()
-    await reconcile_until(queue, lambda: begun == ["file-0"])
+    await reconcile_until(queue, lambda: started == ["file-0"])
     may_end.set()
-    await reconcile_until(queue, lambda: len(begun) > 1)
+    await reconcile_until(queue, lambda: len(started) > 1)
 
 
 async def test_file_whose_validation_kills_process_is_rejected_after_limit(

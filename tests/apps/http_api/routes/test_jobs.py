@@ -153,13 +153,18 @@ async def test_clone_with_invalid_training_settings_is_refused(
 async def test_unreadable_job_does_not_hide_other_jobs(
     client: httpx.AsyncClient, file_id: str, layout: StorageLayout
 ) -> None:
-    whole, broken, gone = [(await create(client, file_id))["id"] for _ in range(3)]
-    (layout.run(broken) / "spec.json").write_text('{"bogus": 1}')
-    (layout.run(gone) / "spec.json").unlink()
+    whole, with_invalid_spec, without_spec = [
+        (await create(client, file_id))["id"] for _ in range(3)
+    ]
+    (layout.run(with_invalid_spec) / "spec.json").write_text('{"bogus": 1}')
+    (layout.run(without_spec) / "spec.json").unlink()
     listed = {job["id"]: job["error"] for job in (await client.get(JOBS)).json()["data"]}
-    assert list(listed) == [gone, broken, whole]
+    assert list(listed) == [without_spec, with_invalid_spec, whole]
     assert listed[whole] is None
-    for job_id, reason in ((broken, "base_model is missing"), (gone, "No such file")):
+    for job_id, reason in (
+        (with_invalid_spec, "base_model is missing"),
+        (without_spec, "No such file"),
+    ):
         assert listed[job_id]["code"] == "settings_unreadable"
         assert reason in listed[job_id]["message"]
         job = (await client.get(f"{JOBS}/{job_id}")).json()

@@ -383,17 +383,17 @@ async def test_completed_upload_is_published_after_client_disconnects(
     services: Services, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a complete upload the model is published, even if the client has disconnected."""
-    begun, may_continue = threading.Event(), threading.Event()
+    started, may_continue = threading.Event(), threading.Event()
     request: Any = FakeRequest(make_tar(source))
 
     def open_slowly(*arguments: Any, **options: Any) -> tarfile.TarFile:
-        begun.set()
+        started.set()
         assert may_continue.wait(60)
         return tarfile.TarFile.open(*arguments, **options)
 
     monkeypatch.setattr(tarfile, "open", open_slowly)
     task = asyncio.ensure_future(put_model(services, "a", request))
-    await asyncio.to_thread(begun.wait, 60)
+    await asyncio.to_thread(started.wait, 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
