@@ -31,7 +31,8 @@ def test_invalid_optional_value_is_ignored_and_required_one_raises() -> None:
 def test_access_response_without_valid_key_field_raises() -> None:
     """An unexpected key must not look like a request that needs none."""
     assert read_resource(Access, {"key": None, "permissions": []}).key is None
-    for invalid in ({"permissions": []}, {"key": {"name": "a"}, "permissions": []}):
+    without_key: dict[str, object] = {"permissions": []}
+    for invalid in (without_key, {**without_key, "key": {"name": "a"}}):
         with pytest.raises(UnexpectedResponseError, match=r"^Access\.key: "):
             read_resource(Access, invalid)
 
