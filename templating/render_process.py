@@ -4,20 +4,19 @@ It imports transformers once (0.7 s, 60 MB) and forks a process for every connec
 receives, one per model, so that a killed process is replaced within milliseconds.
 """
 
-import gc
 import json
 import os
 import resource
 import signal
 import socket
-import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from system.fork_server import serve_forks
 from templating.frames import LENGTH_BYTES, pack, unpack, unpack_length
 
 _OUTPUT_CHARACTERS, _OUTPUT_PER_INPUT_BYTE = 1_000_000, 8
@@ -35,31 +34,8 @@ class _TooLongError(Exception):
     """The output of the template exceeds the limit."""
 
 
-def serve_forks(control: socket.socket) -> None:
-    """Fork for every connection that arrives on `control`, until its other end is closed.
-
-    Replies to each with a file descriptor of the new process (a pidfd).
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides when to end
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended processes are reaped by the kernel
-    gc.collect()
-    gc.freeze()  # a collection would copy the memory that all forks share
-    while True:
-        _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-        if not descriptors:
-            return
-        pid = os.fork()
-        if pid == 0:
-            control.close()
-            _run(descriptors[0])
-        os.close(descriptors[0])
-        process = os.pidfd_open(pid)
-        socket.send_fds(control, [b"\0"], [process])
-        os.close(process)
-
-
-def _run(descriptor: int) -> None:
-    """Render for the client at the other end; never returns."""
+def _run(descriptor: int) -> NoReturn:
+    """Render for the client at the other end of a connection."""
     try:
         with socket.socket(fileno=descriptor) as connection:
             _serve_client(connection)
@@ -350,4 +326,4 @@ def _skip(connection: socket.socket, num_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    serve_forks(socket.socket(fileno=int(sys.argv[1])))
+    serve_forks(_run)

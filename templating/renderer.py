@@ -19,7 +19,7 @@ from templating.errors import (
     TemplateLimitError,
     TemplateRefusedError,
 )
-from templating.fork_server import render_fork_server
+from templating.fork_server import fork_renderer
 from templating.frames import LENGTH_BYTES, pack, unpack, unpack_length
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class _RenderProcess:
         self._limits = limits
         self._cpu_limit_s: float | None = None  # of the current conversation
         self._started = 0.0
-        self.connection, self._pidfd = render_fork_server.fork()
+        self.connection, self._pidfd = fork_renderer()
         hello = {
             "templates": templates.texts,
             "variables": templates.variables,

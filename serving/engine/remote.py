@@ -8,9 +8,6 @@ import os
 import pickle
 import select
 import signal
-import socket
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
@@ -29,9 +26,8 @@ from serving.engine.messages import (
 from serving.errors import EngineDeadError, EngineLostError
 from serving.loading.model_memory import ModelMemory
 from serving.settings import EngineSettings
+from system.fork_server import ForkError, ForkServer
 
-PID_BYTES = 8
-_NUM_TRIES = 2
 _INSPECTION_TIMEOUT_S = 120.0
 
 
@@ -46,10 +42,10 @@ class RemoteCore:
     def __init__(self, path: Path, settings: EngineSettings, handle_report: ReportHandler) -> None:
         self._handle_report = handle_report
         self._connection, there = Pipe()
-        self._process: int | None = None  # a pidfd, since process ids are reused
+        self._process: int | None = None  # a pidfd
         try:
             with there:
-                self._process = os.pidfd_open(fork_server.fork(there))
+                self._process = _fork(there)
             self._connection.send((path, settings))
             found: ModelFacts | EngineDeadError = self._connection.recv()
         except (EOFError, OSError):
@@ -127,62 +123,20 @@ class RemoteCore:
             self._connection.close()
 
 
-class ForkServer:
-    """A process that has imported the libraries of engines and forks one process per model."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-
-    def start(self) -> None:
-        """Start the fork server if it is not running; return before it is ready."""
-        with self._lock:
-            self._start()
-
-    def fork(self, connection: Connection) -> int:
-        """Fork a process that serves the other end of a connection; return its process id.
-
-        Raises `EngineLostError` if no process could be started.
-        """
-        with self._lock:
-            for _ in range(_NUM_TRIES):
-                control = self._start()
-                with suppress(OSError):
-                    socket.send_fds(control, [b"\0"], [connection.fileno()])
-                    if answer := control.recv(PID_BYTES):
-                        return int.from_bytes(answer, "little")
-                self._discard()  # the fork server has probably ended, so start a new one
-        raise EngineLostError("no process could be started for an engine; the log says why")
-
-    def close(self) -> None:
-        """End the fork server; processes that it has forked continue."""
-        with self._lock:
-            self._discard()
-
-    def _start(self) -> socket.socket:
-        if self._control is None:
-            control, there = socket.socketpair()
-            with there:
-                self._process = subprocess.Popen(  # noqa: S603 - our own command
-                    [sys.executable, "-m", "serving.engine.worker", str(there.fileno())],
-                    pass_fds=[there.fileno()],
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                )
-            self._control = control
-        return self._control
-
-    def _discard(self) -> None:
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+fork_server = ForkServer("serving.engine.worker")
 
 
-fork_server = ForkServer()
+def _fork(connection: Connection) -> int:
+    """Fork a process for the other end of a connection; return its pidfd.
+
+    A pidfd, since process ids are reused. Raises `EngineLostError`.
+    """
+    try:
+        return fork_server.fork(connection.fileno())
+    except ForkError as exc:
+        raise EngineLostError(
+            "no process could be started for an engine; the log has the cause"
+        ) from exc
 
 
 def inspect_in_fork(path: Path, *, timeout_s: float = _INSPECTION_TIMEOUT_S) -> ModelMemory:
@@ -197,7 +151,7 @@ def inspect_in_fork(path: Path, *, timeout_s: float = _INSPECTION_TIMEOUT_S) -> 
     connection, there = Pipe()
     with connection:
         with there:
-            process = os.pidfd_open(fork_server.fork(there))
+            process = _fork(there)
         try:
             connection.send(Inspection(path))
             if not connection.poll(timeout_s):

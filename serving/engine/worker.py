@@ -3,16 +3,14 @@
 A forked process ends when its client process ends and when its generating thread ends.
 """
 
-import gc
 import logging
 import os
 import signal
-import socket
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NoReturn
 
 from transformers.utils import logging as transformers_logging
 
@@ -25,11 +23,11 @@ from serving.engine.messages import (
     Report,
     Scoring,
 )
-from serving.engine.remote import PID_BYTES
 from serving.errors import EngineDeadError
 from serving.loading.inspection import inspect_directory
 from serving.loading.model_memory import ModelMemory
 from serving.settings import EngineSettings
+from system.fork_server import serve_forks
 from system.process_limits import MAX_CPU_S, limit_cpu, limit_memory
 from system.threads import lower_thread_priority
 
@@ -38,32 +36,11 @@ logger = logging.getLogger(__name__)
 _POLL_S = 1.0
 
 
-def serve_forks(control: socket.socket) -> None:
-    """Fork for every incoming connection until the other end of `control` is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides when to end
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended processes are reaped by the kernel
-    # Garbage collection in a fork writes to all objects that are not frozen, which would copy the
-    # memory that all forks share.
-    gc.collect()
-    gc.freeze()
-    while True:
-        _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-        if not descriptors:
-            return
-        pid = os.fork()
-        if pid == 0:
-            control.close()
-            _run_engine(Connection(descriptors[0]))
-        os.close(descriptors[0])
-        control.sendall(pid.to_bytes(PID_BYTES, "little"))
-
-
-def _run_engine(connection: Connection) -> None:
-    """Run an engine's core for the client at the other end; never returns."""
+def _run_engine(descriptor: int) -> NoReturn:
+    """Run an engine's core for the client at the other end of a connection."""
     code = 1
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _serve_engine(connection)
+        _serve_engine(Connection(descriptor))
         code = 0
     except (EOFError, BrokenPipeError):  # the client has closed the connection
         code = 0
@@ -154,4 +131,4 @@ def _execute(core: EngineCore, command: Command) -> None:
 if __name__ == "__main__":
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     transformers_logging.disable_progress_bar()
-    serve_forks(socket.socket(fileno=int(sys.argv[1])))
+    serve_forks(_run_engine)

@@ -18,7 +18,7 @@ from templating.errors import (
     TemplateRefusedError,
     TemplatingError,
 )
-from templating.fork_server import RenderForkServer, render_fork_server
+from templating.fork_server import fork_renderer
 from templating.render_process import count_shared
 from templating.renderer import AsyncRenderer, BatchRenderer, ChatTemplates, RenderJob, RenderLimits
 
@@ -56,8 +56,12 @@ def open_one(opened: list[Any], template: str, limits: RenderLimits = LIMITS) ->
 
 
 def find_renderers() -> list[psutil.Process]:
-    assert render_fork_server._process is not None
-    return psutil.Process(render_fork_server._process.pid).children()
+    """Return the render processes, which are children of the fork server."""
+    return [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.ppid() != os.getpid() and "templating.render_process" in process.cmdline()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +159,7 @@ def test_close_ends_pending_renderings(opened: list[Any]) -> None:
 
 def test_externally_killed_process_raises_process_error(opened: list[Any]) -> None:
     renderer = open_one(opened, FINE)
-    before = {one.pid for one in find_renderers()} if render_fork_server._process else set()
+    before = {one.pid for one in find_renderers()}
     renderer.start()
     (pid,) = {one.pid for one in find_renderers()} - before
     os.kill(pid, signal.SIGKILL)
@@ -312,7 +316,7 @@ def test_too_large_conversation_exceeds_memory_limit(opened: list[Any]) -> None:
 def test_process_that_ends_during_send_raises_process_error(
     opened: list[Any],
 ) -> None:
-    before = {one.pid for one in find_renderers()} if render_fork_server._process else set()
+    before = {one.pid for one in find_renderers()}
     renderer = BatchRenderer(ChatTemplates((FINE,), {}), RenderLimits(cpu_s=0.1))
     opened.append(renderer)
     (process,) = [one for one in find_renderers() if one.pid not in before]
@@ -341,30 +345,16 @@ def test_template_over_mean_time_limit_is_stopped(opened: list[Any]) -> None:
         list(renderer.receive(1000))
 
 
-def test_ended_fork_server_is_restarted() -> None:
-    server = RenderForkServer()
-    for _ in range(2):
-        connection, process = server.fork()
-        connection.close()
-        os.close(process)
-        assert server._process is not None
-        server._process.kill()
-        server._process.wait()
-    server._discard()
-
-
 def test_render_process_ends_with_its_client() -> None:
-    server = RenderForkServer()
-    connection, process = server.fork()
-    assert server._process is not None
-    (renderer,) = psutil.Process(server._process.pid).children()
+    before = {one.pid for one in find_renderers()}
+    connection, pidfd = fork_renderer()
+    (renderer,) = [one for one in find_renderers() if one.pid not in before]
     connection.close()
     deadline = time.monotonic() + DEADLINE_S
     while renderer.is_running() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not renderer.is_running()
-    os.close(process)
-    server._discard()
+    os.close(pidfd)
 
 
 def test_process_that_ends_before_first_conversation_raises(
@@ -376,6 +366,6 @@ def test_process_that_ends_before_first_conversation_raises(
         return connection, os.pidfd_open(child.pid)
 
     with subprocess.Popen(["sleep", "60"]) as child:
-        monkeypatch.setattr(render_fork_server, "fork", fork)
+        monkeypatch.setattr("templating.renderer.fork_renderer", fork)
         with pytest.raises(RenderProcessError, match="has ended"):
             BatchRenderer(ChatTemplates((FINE,), {}), LIMITS)

@@ -4,13 +4,11 @@ import asyncio
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
-from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ import pytest
 
 from serving.engine.engine import Engine
 from serving.engine.messages import Generation, ReportHandler
-from serving.engine.remote import ForkServer, RemoteCore, fork_server
+from serving.engine.remote import RemoteCore, fork_server
 from serving.engine.sampling import Sampling
 from serving.errors import DeadlineExceededError, EngineDeadError, EngineLostError
 from serving.loading.loading import load_tokenizer
@@ -216,21 +214,6 @@ def test_process_ends_with_many_open_files(tiny_model: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.002, 0.004, 0.008, 0.016])
-def test_fork_server_killed_between_forks_is_replaced(delay_s: float) -> None:
-    """Its socket is closed some time before its exit can be detected."""
-    others = find_fork_servers()
-    server = ForkServer()
-    here, there = Pipe()
-    with here, there:
-        server.fork(there)
-        (process,) = [one for one in find_fork_servers() if one not in others]
-        process.kill()
-        time.sleep(delay_s)  # the moment under test, not a wait for a condition
-        server.fork(there)
-        server.close()
-
-
 def test_dead_fork_server_is_replaced(tiny_model: Path) -> None:
     fork_server.start()
     first = find_fork_server()
@@ -273,14 +256,3 @@ def test_all_processes_end_with_killed_owner(tiny_model: Path) -> None:
     owner.wait()
     owner.stdout.close()
     asyncio.run(wait_until(lambda: not any(process.is_running() for process in started)))
-
-
-def test_fork_server_ends_with_owner_before_first_fork() -> None:
-    here, there = socket.socketpair()
-    with there:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "serving.engine.worker", str(there.fileno())],
-            pass_fds=[there.fileno()],
-        )
-    here.close()
-    assert process.wait(DEADLINE_S) == 0

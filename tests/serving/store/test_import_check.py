@@ -291,14 +291,15 @@ def test_template_that_could_not_be_rendered_does_not_refuse_model(
     package = tmp_path / "first" / "sitecustomize.py"
     package.parent.mkdir()
     package.write_text(
-        "import templating.fork_server as module\n"
-        "from templating.errors import RenderProcessError\n"
-        "def fork(self): raise RenderProcessError('no process')\n"
-        "module.RenderForkServer.fork = fork\n"
+        "from system.fork_server import ForkError, ForkServer\n"
+        "def fork(self, connection): raise ForkError('no process')\n"
+        "ForkServer.fork = fork\n"
     )
     (source / "chat_template.jinja").write_text("{{ messages[0].content }}")
     monkeypatch.syspath_prepend(package.parent)
-    with pytest.raises(ImportCheckError, match="the chat template was not tried: no process"):
+    with pytest.raises(
+        ImportCheckError, match="the chat template was not tried: no process could be started"
+    ):
         check_import(source)
 
 
