@@ -39,7 +39,7 @@ from serving.errors import (
 )
 from storage.layout import new_id
 from system.machine_faults import is_out_of_room
-from training.setting_faults import describe_faults
+from training.settings.fault_messages import describe_faults
 from training.spec import describe_validation_error
 
 logger = logging.getLogger(__name__)

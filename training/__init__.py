@@ -1,6 +1,6 @@
 """Fine-tuning from rows to a verified Hugging Face model directory; runs without Serve.
 
-spec         the settings of a fine-tune; spec_file reads them from a file
+spec         the settings of a fine-tune; settings/ has their parts, checks and files
 data         rows → token tables on disk
 preflight    checks before any worker starts
 batching     token tables → steps of micro batches; collate builds their tensors

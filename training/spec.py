@@ -8,10 +8,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from templating.arguments import check_arguments
 from training.deepspeed.user_config import adopt_settings
-from training.setting_faults import describe_faults, show_value
-from training.spec_checks import check_settings_together
-from training.spec_file import read_spec_file
-from training.spec_sources import HubDataset, TrainFile, limit_train_files
+from training.settings.combinations import check_settings_together
+from training.settings.fault_messages import describe_faults, show_value
+from training.settings.row_sources import HubDataset, TrainFile, limit_train_files
+from training.settings.spec_file import read_spec_file
 
 # Settings with paths on this machine, which are of no use to other readers of the settings.
 _PLACES = {"base_model", "train_file", "train_files", "validation_file"}

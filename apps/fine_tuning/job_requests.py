@@ -18,8 +18,8 @@ from serving.openai.protocol import (
 )
 from serving.openai.validation_messages import translate_validation_error
 from storage.layout import MAX_ID_CHARACTERS
+from training.settings.row_sources import MAX_TRAIN_FILES
 from training.spec import TrainingSpec
-from training.spec_sources import MAX_TRAIN_FILES
 
 # Paths, accounts and settings of the machine, which only the operator may set.
 SERVER_SETTINGS = frozenset(

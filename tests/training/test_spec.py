@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from training.settings.row_sources import HubDataset
+from training.settings.stored_spec import read_stored_spec
 from training.spec import TrainingSpec, describe_validation_error, load_spec
-from training.spec_sources import HubDataset
-from training.stored_spec import read_stored_spec
 
 MINIMAL = {"base_model": "m", "train_file": "rows.jsonl"}
 

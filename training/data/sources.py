@@ -12,8 +12,8 @@ from training.data.faults import DataError, show_names
 from training.data.files.kinds import ROW_SUFFIXES, find_suffix
 from training.data.formats import KNOWN_KEYS
 from training.data.readers import HubRows, KnownFile, RowFile, RowSource
+from training.settings.row_sources import HubDataset
 from training.spec import TrainingSpec
-from training.spec_sources import HubDataset
 
 logger = logging.getLogger(__name__)
 

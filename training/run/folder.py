@@ -33,8 +33,8 @@ from storage.regular_file import open_regular, read_regular
 from training.run.run_events import RunEvents
 from training.run.run_metrics import RunMetrics
 from training.run.run_record import PauseReason, RunRecord, read_run_record
+from training.settings.stored_spec import read_stored_spec
 from training.spec import TrainingSpec, describe_validation_error
-from training.stored_spec import read_stored_spec
 
 REJECTED_SUFFIX = ".rejected"
 """Suffix of the folder of a model that failed its verification, beside the intended path."""

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from training.settings.row_sources import HubDataset, TrainFile
 from training.spec import TrainingSpec
-from training.spec_sources import HubDataset, TrainFile
 
 logger = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from training.settings.spec_file import read_spec_file
 from training.spec import TrainingSpec, load_spec
-from training.spec_file import read_spec_file
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""The parts of a spec, and reading and checking it."""
