@@ -180,7 +180,7 @@ def _import_readers() -> None:
     """Import modules that take seconds before the first job needs them, at low priority."""
     lower_thread_priority()
     import_transformers()
-    import training.data.preview  # noqa: F401
+    import training.data.text.preview  # noqa: F401
 
 
 FineTuningQueue = serve.deployment(

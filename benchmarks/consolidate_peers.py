@@ -58,6 +58,7 @@ def _train(rank: int, model: Path, checkpoint: Path, rendezvous: Path) -> None:
     from training.checkpoint.reference_logits import PROBE_NAME, take_probe
     from training.engine import Place, init_distributed, start_engine
     from training.spec import TrainingSpec
+    from training.task import open_default_objective
 
     torch.set_num_threads(1)
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": 0}
@@ -68,11 +69,13 @@ def _train(rank: int, model: Path, checkpoint: Path, rendezvous: Path) -> None:
     spec = TrainingSpec(
         base_model=str(model), train_file="-", precision="bf16", num_workers=2, zero_stage=3
     )
-    engine = start_engine(spec, place, BatchPlan.from_spec(spec, "padded", 2))
+    engine = start_engine(
+        spec, place, BatchPlan.from_spec(spec, "padded", 2), open_default_objective()
+    )
     ids = torch.arange(_NUM_TOKENS)[None] + rank
     engine.backward(engine(input_ids=ids, labels=ids).loss)
     engine.step()
-    probe = take_probe(engine, place)
+    probe = take_probe(engine, place, open_default_objective())
     engine.save_checkpoint(str(checkpoint), tag=TAG)
     if rank == 0:
         probe.write(checkpoint / PROBE_NAME)
@@ -94,6 +97,7 @@ def _convert_ours(options: argparse.Namespace, output: Path) -> dict[str, Any]:
     from training.checkpoint.reference_logits import read_probe
     from training.export.consolidate import write_model
     from training.export.verification import check_model
+    from training.task import open_default_objective
 
     _import_architecture(options.model)
     probe = read_probe(options.checkpoint)
@@ -106,6 +110,7 @@ def _convert_ours(options: argparse.Namespace, output: Path) -> dict[str, Any]:
             str(options.model),
             building,
             read_probe(options.checkpoint),
+            open_default_objective(),
             dtype=torch.bfloat16,
             shard_bytes=options.shard_mb * 10**6,
         )

@@ -49,6 +49,7 @@ from benchmarks.workbench import (
     run_product,
 )
 from system.threads import lower_process_priority
+from training.data.row_table import count_truncated
 
 PEERS = ("raw", "guide", "trainer", "trainer_grouped", "trainer_sized")
 _TIMEOUT_S = 3600.0
@@ -166,8 +167,8 @@ def _describe_rows(benches: Sequence[Workbench]) -> dict[str, int]:
     return {
         "num_rows": sum(len(rows) for rows in tables),
         "num_tokens": sum(int(rows.lengths.sum()) for rows in tables),
-        "num_learned_tokens": sum(int(rows.num_learned.sum()) for rows in tables),
-        "num_truncated_rows": sum(rows.count_truncated() for rows in tables),
+        "num_learned_tokens": sum(int(rows.num_targets.sum()) for rows in tables),
+        "num_truncated_rows": sum(count_truncated(rows) for rows in tables),
     }
 
 

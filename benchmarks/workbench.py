@@ -30,15 +30,16 @@ import yaml
 from training.base_model import load_tokenizer
 from training.batching import BatchPlan, EpochPlan, plan_epoch
 from training.cluster.ray_train import CPU_WORKER_ENV
-from training.collate import IGNORED_LABEL
 from training.data.faults import RowFault
-from training.data.formats import KNOWN_KEYS, Row, choose_parser
 from training.data.prepare import link_data, prepare_data
 from training.data.readers import RowFile
-from training.data.token_table import TokenTable
+from training.data.row_table import RowTable
+from training.data.text.formats import KNOWN_KEYS, Row, choose_parser
+from training.data.text.token_layout import TOKEN_LAYOUT
 from training.deepspeed.config import build_deepspeed_config
 from training.deepspeed.cpu_op import ensure_cpu_op
 from training.launch import disable_progress_bars
+from training.losses.next_token import IGNORED_LABEL
 from training.model import DTYPES, find_hidden_size
 from training.run.folder import RunFolder
 from training.spec import TrainingSpec, load_spec
@@ -113,9 +114,9 @@ class Workbench:
         config: dict[str, Any] = json.loads(self.deepspeed_file.read_text())
         return config
 
-    def open_tokens(self) -> TokenTable:
+    def open_tokens(self) -> RowTable:
         """Open the rows as tokens."""
-        return TokenTable(self.path / "data" / "train.arrow")
+        return RowTable(self.path / "data" / "train.arrow", TOKEN_LAYOUT)
 
     def plan_epoch(self) -> EpochPlan:
         """Plan the batches of the first epoch as the product does, with padded rows."""
@@ -326,7 +327,7 @@ def _build_model(folder: Path, precision: str) -> None:
     LlamaForCausalLM(config).to(DTYPES[precision]).save_pretrained(folder)
 
 
-def _label_rows(rows: TokenTable) -> Iterator[dict[str, list[int]]]:
+def _label_rows(rows: RowTable) -> Iterator[dict[str, list[int]]]:
     for ids, learned in rows.read(range(len(rows))):
         labels = np.where(learned, ids, IGNORED_LABEL)
         yield {"input_ids": ids.tolist(), "labels": labels.tolist()}

@@ -5,12 +5,14 @@ device with the code that loads the values later: tied weights and fused experts
 the same way. No code of the model runs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 from transformers.modeling_utils import str_to_torch_dtype
+from transformers.utils import logging as transformers_logging
 
 from model_files.weight_headers import TensorHeader
 
@@ -29,21 +31,38 @@ def make_meta_tensors(headers: Mapping[str, TensorHeader]) -> dict[str, torch.Te
     return tensors
 
 
-def load_on_meta(config: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[Any, dict[str, Any]]:
-    """Load tensors on `meta` into the causal language model that a configuration describes.
+def load_on_meta(
+    config: Any,
+    tensors: Mapping[str, torch.Tensor],
+    model_class: str = "AutoModelForCausalLM",
+) -> tuple[Any, dict[str, Any]]:
+    """Load tensors on `meta` into the model of a class that a configuration describes.
 
     Returns the model and transformers' report of mismatches: `missing_keys`, `unexpected_keys` and
     `mismatched_keys`. Raises any error of transformers for an invalid configuration.
     """
     with torch.device("meta"):
-        architecture: Any = type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
-    model, report = architecture.from_pretrained(
-        None,
-        config=config,
-        state_dict=dict(tensors),
-        dtype="auto",
-        device_map="meta",
-        ignore_mismatched_sizes=True,  # the report names them
-        output_loading_info=True,
-    )
+        auto_class = getattr(transformers, model_class)
+        architecture: Any = type(auto_class.from_config(config, trust_remote_code=False))
+    with hide_load_report():
+        model, report = architecture.from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(tensors),
+            dtype="auto",
+            device_map="meta",
+            ignore_mismatched_sizes=True,  # the report names them
+            output_loading_info=True,
+        )
     return model, report
+
+
+@contextmanager
+def hide_load_report() -> Iterator[None]:
+    """Let transformers log no table of weights that do not match: the caller examines them."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)

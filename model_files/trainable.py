@@ -1,10 +1,11 @@
-"""Checks that a configuration describes a causal language model that can be trained."""
+"""Checks that a configuration describes a model that can be trained for a task."""
 
 from typing import Any
 
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
 # Encoders that transformers loads as causal models and does not list as masked language models.
@@ -39,6 +40,20 @@ def check_causal_task(config: Any, name: str) -> None:
         )
 
 
+def check_sequence_task(config: Any, name: str) -> None:
+    """Raise `ValueError` for an architecture that transformers has no sequence classifier of.
+
+    `name` is the model's name for the error message.
+    """
+    model_type = str(config.model_type)
+    if model_type not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+        raise ValueError(
+            f"{name!r} has the architecture {_name_architecture(config)} (model_type "
+            f"{model_type!r}), which the installed transformers has no classification head for; "
+            "choose another model, such as BERT, ModernBERT or Llama"
+        )
+
+
 def check_unquantised(config: Any, name: str) -> None:
     """Raise `ValueError` for weights that are stored quantised, which cannot be trained."""
     quantised = getattr(config, "quantization_config", None)
@@ -50,6 +65,14 @@ def check_unquantised(config: Any, name: str) -> None:
         "'quantization_config' in config.json), which cannot be trained in full; use the original "
         "model in bf16, fp16 or fp32, or dequantise it"
     )
+
+
+def is_of_base(name: str, base_model_prefix: str) -> bool:
+    """Return whether a weight belongs to the base model of a class with a head.
+
+    The head, and a pooler before it, are new where the base model was trained for something else.
+    """
+    return name.startswith(f"{base_model_prefix}.") and ".pooler." not in name
 
 
 def _describe_quantisation(settings: dict[str, Any]) -> str:

@@ -16,9 +16,9 @@ from templating.reasoning import arrange_reasoning
 from templating.renderer import RenderLimits
 from tests.chat_templates import FAMILIES, Family
 from training.data.chat.rendering import ChatSettings
-from training.data.encoding import EncodedRow, RowEncoder
 from training.data.faults import RowFault
-from training.data.formats import Row, choose_parser
+from training.data.text.encoding import RowEncoder, TokenSample
+from training.data.text.formats import Row, choose_parser
 
 TOOL = {
     "type": "function",
@@ -99,13 +99,13 @@ def parse(chat: str) -> Row:
     return choose_parser(record, "chat", {}).parse(1, record)
 
 
-def encode(tokenizer: Any, row: Row, settings: ChatSettings) -> list[EncodedRow]:
+def encode(tokenizer: Any, row: Row, settings: ChatSettings) -> list[TokenSample]:
     with RowEncoder(tokenizer, settings) as encoder:
         found = [one for _, one in encoder.encode([[row]])]
     for one in found:
         if isinstance(one, RowFault):
             raise one
-    return [one for one in found if isinstance(one, EncodedRow)]
+    return [one for one in found if isinstance(one, TokenSample)]
 
 
 def serve_prompt(tokenizer: Any, row: Row, index: int) -> list[int]:
@@ -133,7 +133,7 @@ def serve_prompt(tokenizer: Any, row: Row, index: int) -> list[int]:
         chats.close()
 
 
-def split_learned(rows: Sequence[EncodedRow]) -> list[tuple[list[int], list[int]]]:
+def split_learned(rows: Sequence[TokenSample]) -> list[tuple[list[int], list[int]]]:
     """Return each stretch of learned tokens, preceded by all tokens before it."""
     stretches = []
     for row in rows:
@@ -188,7 +188,7 @@ def test_trained_model_reproduces_answers_and_stops(name: str) -> None:
         assert prompt[0, len(before) :].tolist() == learned
 
 
-def train(rows: Sequence[EncodedRow], vocabulary_size: int) -> LlamaForCausalLM:
+def train(rows: Sequence[TokenSample], vocabulary_size: int) -> LlamaForCausalLM:
     """Train a tiny model until it reproduces the rows exactly."""
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -64,7 +64,7 @@ def start_checkpoint(folder: Path, model: Any) -> Path:
 def make_probe(model: Any, zeros: frozenset[str] = frozenset()) -> Probe:
     prompt = make_prompt(model.config)
     with torch.no_grad():
-        return Probe(prompt, model(prompt).logits[0].contiguous(), zeros)
+        return Probe(prompt, model(**prompt).logits[0].contiguous(), zeros)
 
 
 def cut(parameter: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:

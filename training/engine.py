@@ -1,7 +1,8 @@
 """DeepSpeed's engine around the model, and one optimizer step with it.
 
-The gradient of a step is the mean over the step's learned tokens, across workers and micro batches
-alike. Each micro batch contributes its summed loss divided by the learned tokens of the whole step.
+The gradient of a step is the mean over the step's targets, such as learned tokens, across workers
+and micro batches alike. Each micro batch contributes its summed loss divided by the weight of the
+targets of the whole step.
 DeepSpeed averages gradients over workers, so the sum is scaled by the world size.
 """
 
@@ -19,13 +20,13 @@ import torch
 import torch.distributed as dist
 
 from training.batching import BatchLayout, BatchPlan, Step
-from training.collate import MicroBatch, collate_rows
-from training.data.token_table import TokenTable
+from training.data.row_table import RowTable
 from training.deepspeed.config import build_deepspeed_config
 from training.deepspeed.cpu_op import load_cpu_op
 from training.deepspeed.optimizer import build_optimizer
-from training.model import find_hidden_size, load_model, sum_loss
+from training.model import find_hidden_size, load_model
 from training.spec import TrainingSpec
+from training.task import MicroBatch, Objective
 
 
 class NonFiniteLossError(RuntimeError):
@@ -45,10 +46,10 @@ class Place:
 class StepResult:
     """The result of one optimizer step, over all workers."""
 
-    loss: float  # mean over the learned tokens, nats
+    loss: float  # mean over the targets
     learning_rate: float
     grad_norm: float  # before clipping
-    num_learned: int
+    num_targets: int  # predictions that the loss counts, such as learned tokens
     num_tokens: int
     took_s: float
     was_skipped: bool  # the gradients were not finite; in fp16 the loss scale was lowered
@@ -68,7 +69,12 @@ def init_distributed(device: torch.device) -> None:
 
 
 def start_engine(
-    spec: TrainingSpec, place: Place, plan: BatchPlan, *, load_universal: bool = False
+    spec: TrainingSpec,
+    place: Place,
+    plan: BatchPlan,
+    objective: Objective,
+    *,
+    load_universal: bool = False,
 ) -> Any:
     """Load the base model, sharded during loading, and wrap it in DeepSpeed's engine.
 
@@ -89,7 +95,7 @@ def start_engine(
         load_universal=load_universal,
     )
     shards_on_load = HfDeepSpeedConfig(config)  # must live across from_pretrained
-    model = load_model(spec, plan.layout, place.device)
+    model = load_model(spec, objective, plan.layout, place.device)
     del shards_on_load
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=build_optimizer(model, spec), config=config
@@ -105,7 +111,8 @@ def count_parameters(engine: Any) -> int:
 def take_step(
     engine: Any,
     place: Place,
-    rows: TokenTable,
+    objective: Objective,
+    rows: RowTable,
     step: Step,
     layout: BatchLayout,
     learning_rate: float,
@@ -121,7 +128,7 @@ def take_step(
     Raises `NonFiniteLossError` before the optimizer has changed any weight.
     """
     began = time.monotonic()
-    num_learned = int(rows.num_learned[list(step.rows)].sum())
+    weight = objective.weigh_targets(rows, step.rows)
     for group in engine.optimizer.param_groups:
         group["lr"] = learning_rate
     loss_sum = torch.zeros((), dtype=torch.float64, device=place.device)
@@ -129,11 +136,12 @@ def take_step(
     for index, micro_batch in enumerate(micro_batches):
         engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
         _seed(f"{seed}/{index * place.world_size + place.rank}")
-        loss = sum_loss(engine, read_micro_batch(rows, micro_batch, place, layout))
-        engine.backward(loss * (place.world_size / num_learned), scale_wrt_gas=False)
+        batch = read_micro_batch(objective, rows, micro_batch, place, layout)
+        loss = objective.compute(engine, batch).loss_sum
+        engine.backward(loss * (place.world_size / weight), scale_wrt_gas=False)
         loss_sum += loss.detach()
     shares = _gather([loss_sum, _measure_peak_memory(place.device), stop], place)
-    mean_loss = float(shares[:, 0].sum()) / num_learned
+    mean_loss = float(shares[:, 0].sum()) / weight
     if not math.isfinite(mean_loss):
         raise NonFiniteLossError(
             f"the loss of step {engine.global_steps + 1} is {mean_loss}, on the rows of "
@@ -152,7 +160,7 @@ def take_step(
         loss=mean_loss,
         learning_rate=learning_rate,
         grad_norm=float(engine.get_global_grad_norm() if grad_norm is None else grad_norm),
-        num_learned=num_learned,
+        num_targets=int(rows.num_targets[list(step.rows)].sum()),
         num_tokens=int(rows.lengths[list(step.rows)].sum()),
         took_s=time.monotonic() - began,
         was_skipped=engine.skipped_steps > num_skipped,
@@ -162,10 +170,14 @@ def take_step(
 
 
 def read_micro_batch(
-    rows: TokenTable, indices: Sequence[int], place: Place, layout: BatchLayout
+    objective: Objective,
+    rows: RowTable,
+    indices: Sequence[int],
+    place: Place,
+    layout: BatchLayout,
 ) -> MicroBatch:
     """Read rows as one micro batch on this worker's device."""
-    return collate_rows(rows.read(indices), layout).to(place.device)
+    return objective.collate(rows.read(indices), layout).to(place.device)
 
 
 def sum_over_workers(value: float | torch.Tensor, place: Place) -> float:

@@ -18,6 +18,7 @@ from training.run import run_state
 from training.run.folder import RunFolder
 from training.run.run_record import RunError
 from training.spec import TrainingSpec, name_source
+from training.task import find_task
 
 if TYPE_CHECKING:
     from training.checkpoint.format import Checkpoint
@@ -133,9 +134,8 @@ def _consolidate(run: RunFolder, spec: TrainingSpec) -> None:
 
     # Left by a run that was killed here; the model of an earlier end was renamed.
     shutil.rmtree(run.model, ignore_errors=True)
-    export_checkpoint(
-        run, spec, choose_result(list_checkpoints(run.checkpoints), spec.keep), run.model
-    )
+    found = list_checkpoints(run.checkpoints)
+    export_checkpoint(run, spec, choose_result(found, spec.keep, spec.criterion), run.model)
 
 
 def export_checkpoint(
@@ -168,6 +168,7 @@ def export_checkpoint(
             dtype=DTYPES[spec.precision if spec.export_dtype == "auto" else spec.export_dtype],
             trained_in=DTYPES[spec.precision],
             template_arguments=spec.template_arguments,
+            objective=find_task(spec.task).open_objective(spec, run.read_data_summary()),
             add_files=lambda directory: write_lineage(directory, run, spec, metrics),
         )
     took_s = time.monotonic() - started

@@ -23,7 +23,7 @@ from training.checkpoint.format import Checkpoint, CheckpointError
 from training.checkpoint.reference_logits import take_probe
 from training.checkpoint.restore import find_start, is_resharded, load_checkpoint
 from training.checkpoint.writer import CheckpointWriter
-from training.data.token_table import TokenTable
+from training.data.row_table import RowTable
 from training.deepspeed.optimizer import learning_rate_at
 from training.engine import (
     NonFiniteLossError,
@@ -45,6 +45,7 @@ from training.run.folder import RunFolder
 from training.run.progress import Progress
 from training.run.run_log import log_to_file
 from training.spec import TrainingSpec
+from training.task import Objective, find_task
 
 logger = logging.getLogger(__name__)
 
@@ -93,19 +94,20 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
     init_distributed(place.device)
     start = find_start(run, place)
     progress = _find_position(spec, run, place, start)
-    rows = TokenTable(run.data / "train.arrow")
+    objective = find_task(spec.task).open_objective(spec, run.read_data_summary())
+    rows = RowTable(run.data / "train.arrow", objective.layout)
     plan = BatchPlan.from_spec(spec, progress.layout, progress.num_shares)
     num_steps = count_steps(rows.lengths, plan, spec.epochs, spec.max_steps)
     with open_trackers(spec, run, progress.step, speaks=place.rank == 0) as trackers:
         journal = Journal(run, place, trackers, num_steps)
         journal.tell(f"{place.world_size} workers are up on {place.device.type}; loading the model")
-        engine = _start_engine(spec, run, place, plan, start)
+        engine = _start_engine(spec, run, place, plan, objective, start)
         if start is None and plan.layout == "flattened" and _has_leak(engine, place, journal):
             plan = replace(plan, layout="padded")
             engine.destroy()
             del engine
             gc.collect()  # attention is chosen at loading, so load again, as a resumed run does
-            engine = _start_engine(spec, run, place, plan, start)
+            engine = _start_engine(spec, run, place, plan, objective, start)
             progress = Progress(num_shares=plan.num_shares, layout=plan.layout)
             num_steps = count_steps(rows.lengths, plan, spec.epochs, spec.max_steps)
             journal.expect_steps(num_steps)
@@ -116,7 +118,7 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
         else:
             within = "in" if num_steps != spec.max_steps else "within"
             journal.tell(f"Training for {num_steps} steps {within} {spec.epochs} epochs")
-        worker = _Worker(spec, run, place, engine, plan, rows, journal)
+        worker = _Worker(spec, run, place, engine, plan, objective, rows, journal)
         _stop_collecting_what_stays()
         return worker.walk(progress, num_steps)
 
@@ -151,12 +153,17 @@ def _find_position(
 
 
 def _start_engine(
-    spec: TrainingSpec, run: RunFolder, place: Place, plan: BatchPlan, start: Checkpoint | None
+    spec: TrainingSpec,
+    run: RunFolder,
+    place: Place,
+    plan: BatchPlan,
+    objective: Objective,
+    start: Checkpoint | None,
 ) -> Any:
     if start is None:
-        return start_engine(spec, place, plan)
+        return start_engine(spec, place, plan, objective)
     is_universal = is_resharded(start, place, spec.zero_stage)
-    engine = start_engine(spec, place, plan, load_universal=is_universal)
+    engine = start_engine(spec, place, plan, objective, load_universal=is_universal)
     load_checkpoint(engine, start, place, run.ray / "universal")
     return engine
 
@@ -171,7 +178,8 @@ class _Worker:
         place: Place,
         engine: Any,
         plan: BatchPlan,
-        rows: TokenTable,
+        objective: Objective,
+        rows: RowTable,
         journal: Journal,
     ) -> None:
         self._spec = spec
@@ -179,10 +187,11 @@ class _Worker:
         self._place = place
         self._engine = engine
         self._plan = plan
+        self._objective = objective
         self._rows = rows
         self._journal = journal
         validation = run.data / "validation.arrow"
-        self._validation = TokenTable(validation) if validation.is_file() else None
+        self._validation = RowTable(validation, objective.layout) if validation.is_file() else None
         self._writer = CheckpointWriter(run.checkpoints, place, spec.keep_checkpoints)
         self._watchdog = Watchdog(partial(report_stall, run, place.rank))
 
@@ -212,7 +221,8 @@ class _Worker:
             if progress.step < num_steps:
                 ending = self._choose_ending(progress, result)
             if ends_part or ending or self._is_worth_saving(progress):
-                self._writer.save(self._engine, progress, take_probe(self._engine, self._place))
+                probe = take_probe(self._engine, self._place, self._objective)
+                self._writer.save(self._engine, progress, probe)
         self._writer.finish()
         return ending or "finished"
 
@@ -233,6 +243,7 @@ class _Worker:
         result = take_step(
             self._engine,
             self._place,
+            self._objective,
             self._rows,
             step,
             self._plan.layout,
@@ -246,13 +257,19 @@ class _Worker:
     def _evaluate(self, progress: Progress) -> Progress:
         if self._validation is None:
             return progress
-        loss = evaluate(self._engine, self._place, self._validation, self._plan)
-        progress = progress.evaluate(loss)
+        loss, metrics = evaluate(
+            self._engine, self._place, self._objective, self._validation, self._plan
+        )
+        progress = progress.evaluate(loss, metrics, self._spec.criterion)
+        figures = [f"validation loss {loss:.4f}"]
+        if find_task(self._spec.task).generates:
+            figures.append(f"perplexity {compute_perplexity(loss):.2f} per token")
+        figures += [f"{name} {value:.4f}" for name, value in metrics.items()]
         self._journal.tell(
-            f"Step {progress.step}: validation loss {loss:.4f}, perplexity "
-            f"{compute_perplexity(loss):.2f} per token",
+            f"Step {progress.step}: {', '.join(figures)}",
             step=progress.step,
             eval_loss=loss,
+            figures={f"eval_{name}": value for name, value in metrics.items()},
         )
         return progress
 
@@ -270,8 +287,8 @@ class _Worker:
         if patience is None or progress.num_worse < patience:
             return None
         best = "of which none was finite"
-        if progress.best_loss is not None:
-            best = f"none better than the {progress.best_loss:.4f} of step {progress.best_step}"
+        if progress.best_value is not None:
+            best = f"none better than the {progress.best_value:.4f} of step {progress.best_step}"
         self._journal.tell(f"Stopping early after {progress.num_worse} evaluations, {best}")
         return "stopped_early"
 

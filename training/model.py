@@ -1,16 +1,15 @@
-"""Strict loading of the model to train, and its loss."""
+"""Strict loading of the model to train, and the layout of its batches."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the conventional name
 
+from model_files.architecture import hide_load_report
+from model_files.trainable import is_of_base
 from training.batching import BatchLayout
-from training.collate import IGNORED_LABEL, MicroBatch
 from training.spec import TrainingSpec
+from training.task import Objective, find_task
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -25,30 +24,47 @@ class WeightsError(RuntimeError):
 
 
 def load_model(
-    spec: TrainingSpec, layout: BatchLayout = "padded", device: torch.device = _CPU
+    spec: TrainingSpec,
+    objective: Objective,
+    layout: BatchLayout = "padded",
+    device: torch.device = _CPU,
 ) -> torch.nn.Module:
     """Load the base model; raises `WeightsError` unless its weights match its architecture.
 
-    Raises `UnknownModelError` if there is no such model.
+    The weights of a head that the base model lacks are random, by the seed of the spec. Raises
+    `UnknownModelError` if there is no such model.
     """
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     from training.base_model import load_config, load_generation_config
+
+    task = objective.task
+    config = load_config(spec.base_model)
+    objective.adapt_config(config)
+    generation: dict[str, Any] = {}
+    if task.generates:
+        generation["generation_config"] = load_generation_config(spec.base_model)
 
     attention = {}
     if layout == "flattened" and has_varlen_kernel(spec, device):
         attention["attn_implementation"] = "flash_attention_2"
-    model, info = AutoModelForCausalLM.from_pretrained(
-        spec.base_model,
-        config=load_config(spec.base_model),
-        generation_config=load_generation_config(spec.base_model),
-        dtype=DTYPES[spec.precision],
-        trust_remote_code=False,
-        use_safetensors=True,
-        output_loading_info=True,
-        **attention,
-    )
-    if faults := find_weight_faults(info):
+    torch.manual_seed(spec.seed)
+    with hide_load_report():
+        model, info = getattr(transformers, task.model_class).from_pretrained(
+            spec.base_model,
+            config=config,
+            dtype=DTYPES[spec.precision],
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+            **attention,
+            **generation,
+            **({"ignore_mismatched_sizes": True} if task.adds_head else {}),
+        )
+    faults = find_weight_faults(info)
+    if task.adds_head:
+        faults = _drop_head(faults, model.base_model_prefix)
+    if faults:
         raise WeightsError(
             f"the weights of {Path(spec.base_model).name!r} do not fit its architecture: {faults}; "
             "training would start from random values in their place"
@@ -67,6 +83,15 @@ def find_hidden_size(base_model: str) -> int:
     return int(load_config(base_model).get_text_config().hidden_size)
 
 
+def _drop_head(faults: dict[str, list[str]], base_model_prefix: str) -> dict[str, list[str]]:
+    """Return the faults of the base model's weights alone."""
+    found = {
+        kind: [name for name in names if is_of_base(name, base_model_prefix)]
+        for kind, names in faults.items()
+    }
+    return {kind: names for kind, names in found.items() if names}
+
+
 def find_weight_faults(loading_info: Any) -> dict[str, list[str]]:
     """Return the non-empty lists of transformers' loading report; empty if every weight fits."""
     return {kind: sorted(str(key) for key in keys) for kind, keys in loading_info.items() if keys}
@@ -81,6 +106,8 @@ def choose_layout(spec: TrainingSpec, device: torch.device) -> BatchLayout:
     """
     from training.base_model import load_config
 
+    if not find_task(spec.task).generates:
+        return "padded"
     if spec.batch_layout != "auto":
         return spec.batch_layout
     is_known = load_config(spec.base_model).model_type in _FLATTENED_ARCHITECTURES
@@ -93,40 +120,3 @@ def has_varlen_kernel(spec: TrainingSpec, device: torch.device) -> bool:
 
     is_half = spec.precision in ("bf16", "fp16")
     return device.type == "cuda" and is_half and bool(is_flash_attn_2_available())
-
-
-def sum_loss(model: Any, batch: MicroBatch) -> torch.Tensor:
-    """Return the cross entropy summed over the batch's learned tokens, in fp32; shape `[]`.
-
-    Logits are computed only at the positions that predict a learned token: the output head is the
-    largest matrix product of a small model, and its logits are the largest tensor of any model.
-    """
-    learned = batch.labels != IGNORED_LABEL  # [rows, tokens]
-    learned[0, 0] |= ~learned.any()  # an empty selection would have no gradient to wait for
-    with _select_positions(model.get_output_embeddings(), learned):
-        logits = model(**batch.inputs).logits  # [num_selected, vocabulary]
-    if logits.dim() == 3:  # a model without a separate module for its head
-        logits = logits[learned]
-    return F.cross_entropy(
-        logits.float(), batch.labels[learned], ignore_index=IGNORED_LABEL, reduction="sum"
-    )
-
-
-@contextmanager
-def _select_positions(head: torch.nn.Module | None, chosen: torch.Tensor) -> Iterator[None]:
-    """Pass only the chosen positions of the hidden states to a model's output head.
-
-    `chosen` has the shape `[rows, tokens]`, the head's input `[rows, tokens, hidden]`.
-    """
-    if head is None:
-        yield
-        return
-
-    def select(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-        return (inputs[0][chosen],)
-
-    handle = head.register_forward_pre_hook(select)
-    try:
-        yield
-    finally:
-        handle.remove()

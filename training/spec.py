@@ -4,14 +4,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from templating.arguments import check_arguments
+from training.criterion import Criterion
 from training.deepspeed.user_config import adopt_settings
 from training.settings.combinations import check_settings_together
 from training.settings.fault_messages import describe_faults, show_value
 from training.settings.row_sources import HubDataset, TrainFile, limit_train_files
 from training.settings.spec_file import read_spec_file
+from training.settings.task_settings import DEFAULT_TASK, check_task, check_task_settings
 
 # Settings with paths on this machine, which are of no use to other readers of the settings.
 _PLACES = {"base_model", "train_file", "train_files", "validation_file"}
@@ -47,6 +57,12 @@ class TrainingSpec(BaseModel):
 
     base_model: str = Field(
         min_length=1, description="Folder of a Hugging Face model, or a model id on the hub."
+    )
+    task: Annotated[str, AfterValidator(check_task)] = Field(
+        DEFAULT_TASK, description="What is learned: the name of a task."
+    )
+    task_settings: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of the task, beside those of every task."
     )
     train_file: str | None = Field(
         None,
@@ -220,7 +236,7 @@ class TrainingSpec(BaseModel):
         None,
         ge=1,
         le=_MAX_INTEGER,
-        description="Evaluations without a lower loss after which training stops.",
+        description="Evaluations without a better 'best_metric' after which training stops.",
     )
     save_every_steps: int | None = Field(
         None,
@@ -230,8 +246,17 @@ class TrainingSpec(BaseModel):
     )
     keep: Literal["last", "best"] = Field(
         "last",
-        description="Which checkpoint becomes the model: the last, or the one with the lowest "
-        "validation loss.",
+        description="Which checkpoint becomes the model: the last, or the best by 'best_metric'.",
+    )
+    best_metric: str = Field(
+        "loss",
+        description="Figure of evaluations by which 'keep' and 'early_stopping_patience' compare: "
+        "'loss', or a metric of the task.",
+    )
+    best_direction: Literal["auto", "lowest", "highest"] = Field(
+        "auto",
+        description="Which value of 'best_metric' is the best; 'auto': the lowest loss, the "
+        "highest of a metric.",
     )
     keep_checkpoints: int = Field(
         2,
@@ -265,6 +290,13 @@ class TrainingSpec(BaseModel):
     )
 
     @property
+    def criterion(self) -> Criterion:
+        """The figure by which checkpoints are compared."""
+        is_loss = self.best_metric == "loss"
+        is_auto = self.best_direction == "auto"
+        return Criterion(self.best_metric, is_loss if is_auto else self.best_direction == "lowest")
+
+    @property
     def has_validation(self) -> bool:
         """Whether there are rows to evaluate on."""
         return bool(self.validation_file or self.validation_dataset or self.validation_fraction)
@@ -292,6 +324,7 @@ class TrainingSpec(BaseModel):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         check_settings_together(self)
+        check_task_settings(self)
         return self
 
     def describe(self) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from training.preflight.resources import ResourceError, check_resources
 from training.run.folder import RunFolder
 from training.run.run_record import RunRecord
 from training.spec import SettingError, TrainingSpec
+from training.task import find_task
 
 BUILDING_PREFIX = ".building-"
 
@@ -131,7 +132,7 @@ class JobCreator:
         `training` has settings as in a job. Raises as `create` does.
         """
         import_transformers()
-        from training.data.preview import preview_rows, split_tokens
+        from training.data.text.preview import preview_rows, split_tokens
 
         stored = self._models.resolve(model)
         file = self._files.find_content(file_id)
@@ -205,12 +206,12 @@ class JobCreator:
         from training.data.prepare import link_data
         from training.preflight.preflight import check_base_model
 
-        with invalid_input("model", only=SettingError):
-            check_base_model(str(model.path))
         paths = {file_id: self._files.find_content(file_id) for file_id in request.list_files()}
         training_file = str(paths[request.training_file])
         defaults = build_default_spec(self._models, model, training_file)
         spec = request.resolve_settings(defaults, paths)
+        with invalid_input("model", only=SettingError):
+            check_base_model(str(model.path), find_task(spec.task))
         check_job_size(spec, self._limits)
         with invalid_input(only=ResourceError):
             check_resources(spec, nodes, self._reserved_cpus, self._reserved_gpus)

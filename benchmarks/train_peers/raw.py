@@ -20,7 +20,8 @@ from transformers.integrations import HfDeepSpeedConfig
 
 from benchmarks.train_peers.report import StepClock
 from benchmarks.workbench import LEARNING_RATE, Workbench
-from training.collate import IGNORED_LABEL, MicroBatch, collate_rows
+from training.losses.next_token import IGNORED_LABEL, collate_tokens
+from training.task import MicroBatch
 
 
 def main() -> None:
@@ -63,7 +64,7 @@ def _make_batches(bench: Workbench) -> tuple[list[MicroBatch], list[int]]:
         indices for step in plan for indices in step.deal(dist.get_rank(), dist.get_world_size())
     ]
     assert len(mine) == len(plan), "one micro batch a step"
-    batches = [collate_rows(rows.read(indices), "padded") for indices in mine]
+    batches = [collate_tokens(rows.read(indices), "padded") for indices in mine]
     return batches, [int(rows.lengths[list(indices)].sum()) for indices in mine]
 
 

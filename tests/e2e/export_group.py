@@ -18,11 +18,13 @@ from tests.e2e.worker_group import run_in_group
 from training.batching import BatchPlan, plan_epoch
 from training.checkpoint.format import TAG
 from training.checkpoint.reference_logits import PROBE_NAME, take_probe
-from training.data.token_table import TokenTable
+from training.data.row_table import RowTable
+from training.data.text.token_layout import TOKEN_LAYOUT
 from training.engine import Place, start_engine, take_step
 from training.model import load_model
 from training.preflight.flattening_check import find_leak
 from training.spec import TrainingSpec
+from training.task import open_default_objective
 
 VOCABULARY = 160
 LEAK_NAME = "leak.txt"
@@ -49,12 +51,12 @@ def save_in_group(world_size: int, folder: Path, cases: Sequence[ExportCase]) ->
 def _work(rank: int, world_size: int, rendezvous: str, rows: Path, cases: list[ExportCase]) -> None:
     place = join_group(rank, world_size, rendezvous)
     for case in cases:
-        _save(case, TokenTable(rows), place)
+        _save(case, RowTable(rows, TOKEN_LAYOUT), place)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _save(case: ExportCase, rows: TokenTable, place: Place) -> None:
+def _save(case: ExportCase, rows: RowTable, place: Place) -> None:
     spec = TrainingSpec.model_validate(
         {
             "base_model": str(case.model),
@@ -68,10 +70,10 @@ def _save(case: ExportCase, rows: TokenTable, place: Place) -> None:
     )
     plan = BatchPlan.from_spec(spec, "padded", place.world_size)
     with patch("training.engine.load_model", partial(_load_frozen, case.frozen)):
-        engine = start_engine(spec, place, plan)
+        engine = start_engine(spec, place, plan, open_default_objective())
     (step, *_) = plan_epoch(rows.lengths, plan, 0)
-    take_step(engine, place, rows, step, "padded", 0.01, seed="0")
-    probe = take_probe(engine, place)
+    take_step(engine, place, open_default_objective(), rows, step, "padded", 0.01, seed="0")
+    probe = take_probe(engine, place, open_default_objective())
     leak = find_leak(engine, engine.module.config, place.device)
     engine.save_checkpoint(str(case.checkpoint), tag=TAG)
     if place.rank == 0:

@@ -147,8 +147,8 @@ def test_consolidated_model_equals_trained_model(
         probe = read_probe(case.checkpoint)
         assert probe is not None
         with torch.no_grad():
-            found = AutoModelForCausalLM.from_pretrained(output)(probe.input_ids).logits[0]
-            before = AutoModelForCausalLM.from_pretrained(case.model)(probe.input_ids).logits[0]
+            found = AutoModelForCausalLM.from_pretrained(output)(**probe.inputs).logits[0]
+            before = AutoModelForCausalLM.from_pretrained(case.model)(**probe.inputs).logits[0]
         difference = float((found - probe.logits).norm() / probe.logits.norm())
         moved = float((before - probe.logits).norm() / probe.logits.norm())
         print(

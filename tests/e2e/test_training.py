@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig
 from storage import durable
 from tests.tiny_model import build_tiny_model
 from training.batching import BatchPlan, plan_epoch
-from training.data.token_table import TokenTable
+from training.data.row_table import RowTable
+from training.data.text.token_layout import TOKEN_LAYOUT
 from training.spec import load_spec
 
 pytestmark = pytest.mark.e2e
@@ -64,7 +65,7 @@ def check_first_loss(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "tiny")
     model = AutoModelForCausalLM.from_pretrained(folder / "tiny", dtype=torch.float32)
     spec = load_spec(folder / "spec.json")
-    table = TokenTable(folder / "run" / "data" / "train.arrow")
+    table = RowTable(folder / "run" / "data" / "train.arrow", TOKEN_LAYOUT)
     plan = BatchPlan.from_spec(spec, "padded", spec.num_workers)
     loss_sum = num_learned = 0.0
     for line in table.find_lines(plan_epoch(table.lengths, plan, 0)[0].rows):
@@ -133,7 +134,7 @@ def test_run_has_record_events_metrics_and_log(folder: Path) -> None:
     run = folder / "run"
     record = durable.read_json(run / "run.json")
     assert record["status"] == "succeeded"
-    table = TokenTable(run / "data" / "train.arrow")
+    table = RowTable(run / "data" / "train.arrow", TOKEN_LAYOUT)
     messages = [event["message"] for event in durable.read_json_lines(run / "events.jsonl")]
     assert messages[0].startswith("24 rows (chat)")
     assert messages[-1] == "The fine-tune succeeded"

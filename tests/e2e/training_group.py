@@ -20,14 +20,16 @@ from tests.e2e.worker_group import run_in_group
 from training.batching import BatchLayout, BatchPlan, Step, plan_epoch
 from training.checkpoint.format import TAG, Checkpoint
 from training.checkpoint.restore import is_resharded, load_checkpoint
-from training.collate import collate_rows
-from training.data.encoding import EncodedRow
-from training.data.token_table import TokenTable, TokenWriter
+from training.data.row_table import RowTable, RowWriter
+from training.data.text.encoding import TokenSample
+from training.data.text.token_layout import TOKEN_LAYOUT
 from training.deepspeed.optimizer import build_optimizer, learning_rate_at
 from training.engine import Place, init_distributed, start_engine, take_step
+from training.losses.next_token import collate_tokens
 from training.model import load_model
 from training.run.progress import Progress
 from training.spec import TrainingSpec
+from training.task import open_default_objective
 
 NUM_STEPS = 40  # length of the learning-rate schedule; fewer steps are taken
 
@@ -63,11 +65,11 @@ class Trained:
 def write_table(path: Path, num_rows: int = 60, vocabulary: int = 300) -> Path:
     """Write rows of random tokens; the first third of each is not learned."""
     random = np.random.default_rng(0)
-    with TokenWriter(path) as writer:
+    with RowWriter(path, TOKEN_LAYOUT) as writer:
         for line in range(num_rows):
             length = int(random.integers(5, 60))
             ids = random.integers(4, vocabulary, length).astype(np.int32)
-            writer.write(EncodedRow(line, ids, np.arange(length) >= length // 3))
+            writer.write(TokenSample(line, ids, np.arange(length) >= length // 3))
     return path
 
 
@@ -88,15 +90,15 @@ def measure_memory_in_group(world_size: int, folder: Path, case: Case) -> int:
 def train_plainly(folder: Path, case: Case) -> Trained:
     """Compute the same steps with plain PyTorch in one process, each as one padded batch."""
     torch.set_num_threads(1)
-    spec, rows = make_spec(folder, case), TokenTable(folder / "rows.arrow")
+    spec, rows = make_spec(folder, case), RowTable(folder / "rows.arrow", TOKEN_LAYOUT)
     torch.manual_seed(0)
-    model = load_model(spec)
+    model = load_model(spec, open_default_objective())
     optimizer = build_optimizer(model, spec)
     losses, grad_norms = [], []
     for number, step in enumerate(plan_steps(spec, rows, case)[: case.last]):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate_at(number, NUM_STEPS, spec)
-        batch = collate_rows(rows.read(step.rows), "padded")
+        batch = collate_tokens(rows.read(step.rows), "padded")
         logits = model(**batch.inputs).logits
         loss = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=-100)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -129,7 +131,7 @@ def make_spec(folder: Path, case: Case) -> TrainingSpec:
     )
 
 
-def plan_steps(spec: TrainingSpec, rows: TokenTable, case: Case) -> list[Step]:
+def plan_steps(spec: TrainingSpec, rows: RowTable, case: Case) -> list[Step]:
     """Plan the steps of as many epochs as the case needs."""
     plan = BatchPlan.from_spec(spec, case.layout, case.num_shares)
     steps: list[Step] = []
@@ -172,11 +174,11 @@ def _work(
 def _train(folder: Path, case: Case, place: Place) -> Trained:
     if case.allow_fp16:
         _allow_fp16()
-    spec, rows = make_spec(folder, case), TokenTable(folder / "rows.arrow")
+    spec, rows = make_spec(folder, case), RowTable(folder / "rows.arrow", TOKEN_LAYOUT)
     checkpoint = Checkpoint(case.checkpoint or folder, case.saved_by, Progress(num_shares=2))
     is_universal = case.first > 0 and is_resharded(checkpoint, place, spec.zero_stage)
     plan = BatchPlan.from_spec(spec, case.layout, case.num_shares)
-    engine = start_engine(spec, place, plan, load_universal=is_universal)
+    engine = start_engine(spec, place, plan, open_default_objective(), load_universal=is_universal)
     if case.first > 0:
         load_checkpoint(engine, checkpoint, place, folder / "universal")
     losses, grad_norms = [], []
@@ -184,7 +186,16 @@ def _train(folder: Path, case: Case, place: Place) -> Trained:
         if number < case.first:
             continue
         rate = learning_rate_at(number, NUM_STEPS, spec)
-        result = take_step(engine, place, rows, step, case.layout, rate, seed=f"0/{number}")
+        result = take_step(
+            engine,
+            place,
+            open_default_objective(),
+            rows,
+            step,
+            case.layout,
+            rate,
+            seed=f"0/{number}",
+        )
         losses.append(result.loss)
         grad_norms.append(result.grad_norm)
         if case.save_after == number + 1:

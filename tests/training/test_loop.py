@@ -12,14 +12,17 @@ import torch
 
 from training import loop
 from training.batching import BatchPlan, count_steps, plan_epoch
-from training.data.encoding import EncodedRow
-from training.data.token_table import TokenTable, TokenWriter
+from training.data.row_table import RowTable, RowWriter
+from training.data.text.encoding import TokenSample
+from training.data.text.token_layout import TOKEN_LAYOUT
 from training.engine import Place, StepResult
+from training.evaluation import Evaluation
 from training.monitoring.journal import Journal
 from training.run.folder import RunFolder
 from training.run.progress import Progress
 from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
+from training.task import open_default_objective
 
 
 class FakeCheckpointWriter:
@@ -45,7 +48,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> FakeCheckpointWriter:
             loss=1.0,
             learning_rate=1e-4,
             grad_norm=1.0,
-            num_learned=2,
+            num_targets=2,
             num_tokens=4,
             took_s=0.1,
             was_skipped=False,
@@ -54,7 +57,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> FakeCheckpointWriter:
         )
 
     monkeypatch.setattr(loop, "take_step", take_step)
-    monkeypatch.setattr(loop, "evaluate", lambda *_: 0.5)
+    monkeypatch.setattr(loop, "evaluate", lambda *_: Evaluation(0.5, {}))
     monkeypatch.setattr(loop, "take_probe", lambda *_: None)
     monkeypatch.setattr(loop, "CheckpointWriter", lambda *_: saved)
     return saved
@@ -67,9 +70,9 @@ def test_last_step_is_evaluated_and_saved(
     run = RunFolder(tmp_path / "run")
     run.data.mkdir(parents=True)
     for name in ("train.arrow", "validation.arrow"):
-        with TokenWriter(run.data / name) as writer:
+        with RowWriter(run.data / name, TOKEN_LAYOUT) as writer:
             for line in range(8):
-                writer.write(EncodedRow(line, np.arange(8, dtype=np.int32), np.ones(8, np.bool_)))
+                writer.write(TokenSample(line, np.arange(8, dtype=np.int32), np.ones(8, np.bool_)))
     spec = TrainingSpec.model_validate(
         {
             "base_model": "m",
@@ -82,13 +85,14 @@ def test_last_step_is_evaluated_and_saved(
         }
     )
     run.create(spec, RunRecord(id="run", created_at=1, writer="job"))
-    rows = TokenTable(run.data / "train.arrow")
+    rows = RowTable(run.data / "train.arrow", TOKEN_LAYOUT)
     plan = BatchPlan.from_spec(spec, "padded", 1)
     assert len(plan_epoch(rows.lengths, plan, 0)) == 4
     num_steps = count_steps(rows.lengths, plan, spec.epochs, spec.max_steps)
     place = Place(0, 1, torch.device("cpu"))
     journal = Journal(run, place, (), num_steps)
-    worker = loop._Worker(spec, run, place, None, plan, rows, journal)
+    objective = open_default_objective()
+    worker = loop._Worker(spec, run, place, None, plan, objective, rows, journal)
     assert worker.walk(Progress(num_shares=1), num_steps) == "finished"
     last = max_steps or 8
     assert [progress.step for progress in saved.progress] == sorted({min(4, last), last})

@@ -30,6 +30,7 @@ from storage.manifest import parse_listed_files
 from storage.regular_file import read_regular
 from storage.tombstones import bury_folder, remove_tombstones
 from storage.versioned_json import NewerFormatError
+from training.criterion import Criterion
 from training.run.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -60,11 +61,6 @@ class Checkpoint:
     def step(self) -> int:
         """Optimizer steps taken before it was saved."""
         return self.progress.step
-
-    @property
-    def eval_loss(self) -> float | None:
-        """Validation loss of exactly these weights, if they were evaluated."""
-        return self.progress.measured_loss
 
 
 @dataclass(frozen=True)
@@ -221,8 +217,12 @@ def choose_superseded(checkpoints: list[Checkpoint], *, num_kept: int) -> list[C
     return [old for old in newest_first[num_kept:] if old.step != best_step]
 
 
-def choose_result(checkpoints: list[Checkpoint], keep: Literal["last", "best"]) -> Checkpoint:
-    """Choose the checkpoint on disk that becomes the model: the newest or the best.
+def choose_result(
+    checkpoints: list[Checkpoint],
+    keep: Literal["last", "best"],
+    criterion: Criterion = Criterion(),  # noqa: B008 - immutable
+) -> Checkpoint:
+    """Choose the checkpoint on disk that becomes the model: the newest, or the best by `criterion`.
 
     The best of all evaluations is on disk unless 'keep' was changed during the run. Raises
     `CheckpointError` if there is no checkpoint.
@@ -231,9 +231,9 @@ def choose_result(checkpoints: list[Checkpoint], keep: Literal["last", "best"]) 
         raise CheckpointError("no complete checkpoint is on disk")
     if keep == "best":
         evaluated = [
-            (found.eval_loss, -found.step, found)
+            (criterion.rank(value), -found.step, found)
             for found in checkpoints
-            if found.eval_loss is not None and math.isfinite(found.eval_loss)
+            if (value := found.progress.measure(criterion)) is not None and math.isfinite(value)
         ]
         if evaluated:
             return min(evaluated)[-1]  # the steps differ, so checkpoints are never compared

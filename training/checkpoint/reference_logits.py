@@ -1,6 +1,7 @@
 """A model's logits in training, stored with its checkpoint to verify the exported model."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from training.engine import Place
+from training.task import Objective
 
 PROBE_NAME = "probe.safetensors"
 _NUM_TOKENS = 16
@@ -21,18 +23,19 @@ _STRIDE = 7919  # a prime, so that few vocabularies are a multiple
 
 @dataclass(frozen=True)
 class Probe:
-    """A fixed prompt and the logits of the training engine for it.
+    """Fixed inputs of one row and the logits of the training engine for them.
 
-    `input_ids` has the shape `[1, tokens]`, `logits` `[tokens, vocabulary]` in fp32.
+    `inputs` are a model's by their names. `logits` are those of the row in fp32, such as
+    `[tokens, vocabulary]`.
     """
 
-    input_ids: torch.Tensor
+    inputs: Mapping[str, torch.Tensor]
     logits: torch.Tensor
     zero_parameters: frozenset[str]  # all zero in training; `name[expert]` of single experts
 
     def write(self, path: Path) -> None:
         """Write the probe as one safetensors file."""
-        tensors = {"input_ids": self.input_ids, "logits": self.logits}
+        tensors = {**self.inputs, "logits": self.logits}
         zeros = json.dumps(sorted(self.zero_parameters))
         save_file(tensors, path, metadata={"zero_parameters": zeros})
 
@@ -45,25 +48,33 @@ def read_probe(checkpoint: Path) -> Probe | None:
     try:
         with safe_open(path, framework="pt") as file:
             zeros = json.loads(file.metadata()["zero_parameters"])
-            return Probe(file.get_tensor("input_ids"), file.get_tensor("logits"), frozenset(zeros))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            logits = tensors.pop("logits")
+            if "input_ids" in tensors:  # earlier releases stored no mask
+                tensors.setdefault("attention_mask", torch.ones_like(tensors["input_ids"]))
+            return Probe(tensors, logits, frozenset(zeros))
     except (SafetensorError, KeyError, TypeError, ValueError) as exc:
         raise ValueError(f"{PROBE_NAME} of {checkpoint.name!r} is damaged: {exc}") from exc
 
 
-def take_probe(engine: Any, place: Place) -> Probe:
+def take_probe(engine: Any, place: Place, objective: Objective) -> Probe:
     """Compute the probe of the model in training; all workers call this together."""
-    input_ids = make_prompt(engine.module.config).to(place.device)
+    inputs = objective.make_probe_inputs(engine.module.config)
     engine.eval()
     with torch.no_grad():
-        logits = engine(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).logits
+        logits = engine(**{name: one.to(place.device) for name, one in inputs.items()}).logits
     engine.train()
-    return Probe(input_ids.cpu(), logits[0].float().cpu().contiguous(), _find_zeros(engine, place))
+    return Probe(inputs, logits[0].float().cpu().contiguous(), _find_zeros(engine, place))
 
 
-def make_prompt(config: Any) -> torch.Tensor:
-    """Return token ids that depend only on the size of the vocabulary; shape `[1, 16]`."""
+def make_prompt(config: Any) -> dict[str, torch.Tensor]:
+    """Return token ids that depend only on the size of the vocabulary, and their attention mask.
+
+    Both have the shape `[1, 16]`.
+    """
     vocabulary = int(config.get_text_config().vocab_size)
-    return torch.from_numpy(spread_tokens(_NUM_TOKENS, vocabulary))[None]
+    input_ids = torch.from_numpy(spread_tokens(_NUM_TOKENS, vocabulary))[None]
+    return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
 
 
 def spread_tokens(count: int, vocabulary: int, first: int = 1) -> npt.NDArray[np.int64]:

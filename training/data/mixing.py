@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from training.data.token_table import SCHEMA, SOURCES_KEY
+from training.data.row_table import SOURCES_KEY
 
 Indices = npt.NDArray[np.int64]
 
@@ -82,7 +82,8 @@ def write_mix(
     the number of its rows from each source, under the names of the sources.
     """
     sizes = [[name, len(rows)] for name, rows in zip(names, chosen, strict=True)]
-    schema = SCHEMA.with_metadata({SOURCES_KEY: json.dumps(sizes)})
+    columns = pa.ipc.open_file(pa.memory_map(str(tables[0]))).schema
+    schema = columns.with_metadata({SOURCES_KEY: json.dumps(sizes)})
     with pa.OSFile(str(target), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for table, rows in zip(tables, chosen, strict=True):
             reader = pa.ipc.open_file(pa.memory_map(str(table)))

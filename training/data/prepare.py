@@ -16,15 +16,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from storage import durable
 from system.byte_progress import ByteMeter, OnBytes
-from training.base_model import choose_max_length, find_end_ids, load_tokenizer
 from training.data.faults import DataError, IgnoredKeys, RowRole
 from training.data.mixing import choose_rows, hold_out_rows, write_mix
 from training.data.readers import KnownFile, RowFile, RowSource
 from training.data.row_stream import RowStream
+from training.data.row_table import (
+    RowTable,
+    RowWriter,
+    count_truncated,
+    read_numbers,
+    split_table,
+)
 from training.data.sources import (
     WeightedSource,
     describe_sources,
@@ -33,8 +38,8 @@ from training.data.sources import (
     open_validation_sources,
 )
 from training.data.token_cache import MAX_CACHE_BYTES, build_entry, prune_cache, use_entry
-from training.data.token_table import TokenTable, TokenWriter, split_table
-from training.spec import DataFormat, TrainingSpec
+from training.spec import TrainingSpec
+from training.task import TaskData, find_task
 
 TRAIN_TABLE, VALIDATION_TABLE, SUMMARY_FILE = "train.arrow", "validation.arrow", "summary.json"
 # Part of every cache key: increment it when the same rows must become other tokens.
@@ -77,9 +82,9 @@ class _Entry(NamedTuple):
     is_hit: bool
 
     @property
-    def formats(self) -> list[DataFormat]:
+    def formats(self) -> list[str]:
         """The formats of its rows; a mix may have several."""
-        formats: list[DataFormat] = self.counts["format"].split(", ")
+        formats: list[str] = self.counts["format"].split(", ")
         return formats
 
 
@@ -99,9 +104,8 @@ def prepare_data(
     Raises `DataError` for rows that cannot be used, `UnknownModelError`, or `ValueError` for a
     length that the model has no positions for.
     """
-    tokenizer = load_tokenizer(spec.base_model, spec.template_arguments)
-    max_length = choose_max_length(spec)
-    build = _Build(spec, tokenizer, max_length, cache, max_cache_bytes)
+    data = find_task(spec.task).open_data(spec)
+    build = _Build(spec, data, cache, max_cache_bytes)
     with _note_role("training"):
         train = open_train_sources(spec, known)
         fingerprint = _compute_fingerprint(train)
@@ -122,10 +126,15 @@ def prepare_data(
         counts["validation"] = {key: held_out.counts[key] for key in _COUNTS}
         validation_table = held_out.folder / TRAIN_TABLE
         is_hit = is_hit and held_out.is_hit
+    found = data.summarise(
+        RowTable(entry.folder / TRAIN_TABLE, data.layout),
+        RowTable(validation_table, data.layout) if validation_table else None,
+    )
     # A data set on the hub has a fingerprint instead of a SHA-256.
     sha256 = fingerprint if spec.train_dataset is None else None
     summary = {
         **counts,
+        **found,
         "fingerprint": fingerprint,
         "name": name_sources(train),
         "sha256": sha256,
@@ -182,15 +191,12 @@ class _Build:
     def __init__(
         self,
         spec: TrainingSpec,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
+        data: TaskData,
         cache: Path,
         max_cache_bytes: int | None,
     ) -> None:
         self._spec = spec
-        self._tokenizer = tokenizer
-        self._end_ids = find_end_ids(spec.base_model, tokenizer)
-        self._max_length = max_length
+        self._data = data
         self._cache = cache
         self._max_cache_bytes = max_cache_bytes
         self._used: list[str] = []  # keys of entries that must not be pruned now
@@ -199,7 +205,7 @@ class _Build:
         self,
         sources: Sequence[WeightedSource],
         meter: ByteMeter,
-        fallback: DataFormat | None = None,
+        fallback: str | None = None,
         max_rows: int | None = None,
         fraction: float = 0.0,
     ) -> _Entry:
@@ -220,7 +226,7 @@ class _Build:
         self,
         source: RowSource,
         meter: ByteMeter,
-        fallback: DataFormat | None,
+        fallback: str | None,
         max_rows: int | None,
     ) -> _Entry:
         """Find or build the table of one source.
@@ -235,20 +241,15 @@ class _Build:
                 meter.finish_source(source.measure())
                 return self._take_entry(key, is_hit=True)
         with build_entry(self._cache, keys[-1]) as building:
-            stream = RowStream(
-                source, self._spec, self._tokenizer, self._max_length, fallback, self._end_ids
-            )
+            reader = self._data.open_reader(source, fallback)
+            stream = RowStream(source, reader, self._data.max_length, self._spec.overlong)
             table = building / TRAIN_TABLE
-            with TokenWriter(table) as writer:
+            with RowWriter(table, self._data.layout) as writer:
                 for row in stream.encode(max_rows, lambda: meter.report(source.position)):
                     writer.write(row)
             meter.finish_source(source.measure())
-            head = {
-                "format": stream.format,
-                "max_length": self._max_length,
-                "has_end_token": stream.has_end_token,
-            }
-            durable.write_json(building / SUMMARY_FILE, {**head, **_count(table, stream)})
+            counts = {**stream.describe(), **self._count(table, stream)}
+            durable.write_json(building / SUMMARY_FILE, counts)
         return self._take_entry(keys[-1], is_hit=False)
 
     def _mix(
@@ -272,20 +273,24 @@ class _Build:
         if use_entry(self._cache, key):
             return self._take_entry(key, is_hit=is_hit)
         tables = [entry.folder / TRAIN_TABLE for entry in entries]
-        numbers = [TokenTable(table).read_numbers() for table in tables]
+        numbers = [read_numbers(table) for table in tables]
         if fraction:
             num_rows = sum(len(np.unique(own)) for own in numbers)
             self._check_enough(num_rows, name_sources(sources))
         chosen = choose_rows(numbers, weights, fraction, self._spec.seed)
         with build_entry(self._cache, key) as building:
             write_mix(tables, chosen.train, names, building / TRAIN_TABLE)
-            counts = {**_add_up([entry.counts for entry in entries], building / TRAIN_TABLE)}
+            counts = {
+                **_add_up([entry.counts for entry in entries]),
+                **self._count(building / TRAIN_TABLE),
+                **_add_up_left_out([entry.counts for entry in entries]),
+            }
             counts["sources"] = describe_sources(
                 sources, [len(rows) for rows in chosen.train], [entry.counts for entry in entries]
             )
             if fraction:
                 write_mix(tables, chosen.held_out, names, building / VALIDATION_TABLE)
-                counts["validation"] = _count(building / VALIDATION_TABLE)
+                counts["validation"] = self._count(building / VALIDATION_TABLE)
             durable.write_json(building / SUMMARY_FILE, counts)
         return self._take_entry(key, is_hit=False)
 
@@ -308,17 +313,31 @@ class _Build:
         if is_hit := use_entry(self._cache, key):
             return self._take_entry(key, is_hit=is_hit)
         table = whole.folder / TRAIN_TABLE
-        numbers = TokenTable(table).read_numbers()
+        numbers = read_numbers(table)
         self._check_enough(len(np.unique(numbers)), name)
         held_out = hold_out_rows(numbers, self._spec.validation_fraction, self._spec.seed)
         with build_entry(self._cache, key) as building:
             tables = building / VALIDATION_TABLE, building / TRAIN_TABLE
             split_table(table, held_out, *tables)
             left_out = {key: whole.counts[key] for key in _LEFT_OUT}
-            validation, train = (_count(path) for path in tables)
+            validation, train = (self._count(path) for path in tables)
             counts = {**whole.counts, **train, **left_out, "validation": validation}
             durable.write_json(building / SUMMARY_FILE, counts)
         return self._take_entry(key, is_hit=False)
+
+    def _count(self, path: Path, stream: RowStream[Any, Any] | None = None) -> dict[str, Any]:
+        """Count the rows and tokens of a table, and the rows that its stream left out."""
+        table = RowTable(path, self._data.layout)
+        return {
+            "num_rows": len(table),
+            "num_tokens": int(table.lengths.sum(dtype=np.int64)),
+            "num_learned_tokens": int(table.num_targets.sum(dtype=np.int64)),
+            "num_truncated_rows": count_truncated(table),
+            "num_dropped_rows": stream.num_dropped if stream else 0,
+            "dropped_lines": stream.dropped_lines if stream else [],
+            "num_split_rows": stream.num_split if stream else 0,
+            "ignored_keys": stream.ignored_keys.counts if stream else {},
+        }
 
     def _take_entry(self, key: str, *, is_hit: bool) -> _Entry:
         self._used.append(key)
@@ -327,29 +346,22 @@ class _Build:
         folder = self._cache / key
         return _Entry(folder, durable.read_json(folder / SUMMARY_FILE), is_hit)
 
-    def _compute_key(
-        self, source: RowSource, fallback: DataFormat | None, max_rows: int | None
-    ) -> str:
+    def _compute_key(self, source: RowSource, fallback: str | None, max_rows: int | None) -> str:
         """Hash everything that determines the table of a source."""
         return _hash_parts(
             {
                 "encoding": _ENCODING_VERSION,
                 "packages": {name: version(name) for name in ("transformers", "tokenizers")},
                 "rows": source.compute_fingerprint(),
-                "tokenizer": self._tokenizer.backend_tokenizer.to_str(),
-                "special_tokens": self._tokenizer.special_tokens_map,
-                "chat_template": self._tokenizer.chat_template,
-                "end_ids": self._end_ids,
-                "learned_turns": self._spec.learned_turns,
-                "reasoning": self._spec.reasoning,
-                "format": self._spec.format,
+                "task": self._spec.task,
+                **self._data.describe_inputs(),
                 "fallback": fallback,
                 "max_rows": max_rows,
                 "columns": self._spec.columns,
                 # It distinguishes CSV, TSV and plain text.
                 "suffix": source.suffix if isinstance(source, RowFile) else "",
                 "text_rows": self._spec.text_rows,
-                "max_length": self._max_length,
+                "max_length": self._data.max_length,
                 "overlong": self._spec.overlong,
             }
         )
@@ -360,34 +372,24 @@ def _hash_parts(parts: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _add_up(counts: Sequence[Mapping[str, Any]], table: Path) -> dict[str, Any]:
-    """Return the counts of a mix: of the rows in its table, and of rows left out of its sources."""
+def _add_up(counts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the description of a mix: what its sources have in common."""
     formats = dict.fromkeys(one["format"] for one in counts)
+    return {
+        **counts[0],
+        "format": ", ".join(formats),
+        "has_end_token": all(one.get("has_end_token", True) for one in counts),
+    }
+
+
+def _add_up_left_out(counts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the counts of rows left out of the sources of a mix."""
     ignored = IgnoredKeys()
     for one in counts:
         for name, num_rows in one["ignored_keys"].items():
             ignored.add([name], num_rows)
     return {
-        "format": ", ".join(formats),
-        "max_length": counts[0]["max_length"],
-        **_count(table),
         "num_dropped_rows": sum(one["num_dropped_rows"] for one in counts),
         "num_split_rows": sum(one["num_split_rows"] for one in counts),
-        "has_end_token": all(one["has_end_token"] for one in counts),
         "ignored_keys": ignored.counts,
-    }
-
-
-def _count(path: Path, stream: RowStream | None = None) -> dict[str, Any]:
-    """Count the rows and tokens of a table, and the rows that its stream left out."""
-    table = TokenTable(path)
-    return {
-        "num_rows": len(table),
-        "num_tokens": int(table.lengths.sum(dtype=np.int64)),
-        "num_learned_tokens": int(table.num_learned.sum(dtype=np.int64)),
-        "num_truncated_rows": table.count_truncated(),
-        "num_dropped_rows": stream.num_dropped if stream else 0,
-        "dropped_lines": stream.dropped_lines if stream else [],
-        "num_split_rows": stream.num_split if stream else 0,
-        "ignored_keys": stream.ignored_keys.counts if stream else {},
     }

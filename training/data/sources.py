@@ -10,10 +10,10 @@ from typing import Any
 
 from training.data.faults import DataError, show_names
 from training.data.files.kinds import ROW_SUFFIXES, find_suffix
-from training.data.formats import KNOWN_KEYS
 from training.data.readers import HubRows, KnownFile, RowFile, RowSource
 from training.settings.row_sources import HubDataset
 from training.spec import TrainingSpec
+from training.task import find_task
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def _open_files(
     weight: float = 1.0,
     group: int = 0,
 ) -> list[WeightedSource]:
-    names = (*KNOWN_KEYS, *spec.columns.values())
+    names = (*find_task(spec.task).column_names, *spec.columns.values())
     record = (known or {}).get(file)
     # A file with a record was uploaded, so it is one file, even if its name looks like a pattern.
     paths = [Path(file)] if record else _find_files(file)

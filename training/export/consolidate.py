@@ -33,7 +33,8 @@ from training.export.verification import REPORT_NAME, Check, Verification, check
 from training.export.weight_files import WrittenWeights, write_weights
 from training.export.zero_shards import ShardsError, open_weights
 from training.model import DTYPES
-from training.run.folder import REJECTED_SUFFIX
+from training.run.folder import REJECTED_SUFFIX, RunFolder
+from training.task import Objective, find_task, open_default_objective
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
 
@@ -55,6 +56,7 @@ def consolidate_checkpoint(
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     add_files: AddFiles | None = None,
     on_progress: OnBytes | None = None,
+    objective: Objective | None = None,
 ) -> Verification:
     """Write the model of a checkpoint as a self-contained Hugging Face directory.
 
@@ -62,7 +64,7 @@ def consolidate_checkpoint(
     weights are written in `dtype`; `trained_in` is the precision of the training, by default the
     same. `template_arguments` become defaults of its chat template. `add_files` adds more files to
     the directory before its manifest is written; `on_progress` is called with the bytes written and
-    the total bytes.
+    the total bytes. `objective` is that of the training, by default a causal language model's.
 
     Raises `ShardsError` for files that are damaged or missing, and `ConsolidationError` if the
     checkpoint and the architecture do not match; in both cases no files are left behind. Raises
@@ -71,6 +73,7 @@ def consolidate_checkpoint(
     """
     if output.exists():
         raise ConsolidationError(f"{str(output)!r} is there already; it is left as it is")
+    objective = objective or open_default_objective()
     probe = read_probe(checkpoint)
     with build_in_scratch(output.parent, f".{output.name}.building-") as building:
         hashes, values = write_model(
@@ -78,6 +81,7 @@ def consolidate_checkpoint(
             base_model,
             building,
             probe,
+            objective,
             dtype=dtype,
             template_arguments=template_arguments,
             shard_bytes=shard_bytes,
@@ -85,7 +89,9 @@ def consolidate_checkpoint(
         )
         if add_files:
             add_files(building)
-        checks = (check_settings(building), *check_model(building, probe, trained_in or dtype))
+        model_class = objective.task.model_class
+        loaded = check_model(building, probe, trained_in or dtype, model_class)
+        checks = (check_settings(building), *loaded)
         verification = Verification(checks=(values, *checks))
         verification.write(building)
         if not verification.passed:
@@ -99,6 +105,7 @@ def write_model(
     base_model: str,
     directory: Path,
     probe: Probe | None,
+    objective: Objective,
     *,
     dtype: torch.dtype,
     template_arguments: Mapping[str, TemplateValue] | None = None,
@@ -114,11 +121,15 @@ def write_model(
     config = load_config(base_model)
     remove_stale_settings(config)
     config.dtype = dtype
-    model = build_meta_model(config, dtype)
+    objective.adapt_config(config)
+    model = build_meta_model(config, dtype, objective.task.model_class)
     written = write_weights(weights, model, directory, dtype, shard_bytes, on_progress)
     config.architectures = [type(model).__name__]
     config.save_pretrained(directory)
-    _copy_companions(base_model, config, template_arguments or {}, directory)
+    if objective.task.generates:
+        _copy_companions(base_model, config, template_arguments or {}, directory)
+    else:
+        objective.task.save_companions(base_model, directory)
     return written.hashes, _check_values(written, probe)
 
 
@@ -198,6 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
                 template_arguments=settings.get("template_arguments"),
                 shard_bytes=options.shard_mb * 10**6,
                 on_progress=on_progress,
+                objective=_find_objective(options.checkpoint, settings),
             )
     except (RuntimeError, ValueError, OSError) as exc:
         console.print(f"failed: {exc}", style="red", markup=False, highlight=False)
@@ -221,6 +233,16 @@ def _find_settings(checkpoint: Path) -> dict[str, Any]:
             settings: dict[str, Any] = durable.read_json(folder / "spec.json")
             return settings
     return {}
+
+
+def _find_objective(checkpoint: Path, settings: Mapping[str, Any]) -> Objective | None:
+    """Open the objective of the run that contains a checkpoint; None for a plain checkpoint."""
+    for folder in checkpoint.resolve().parents[:4]:
+        if settings and (folder / "spec.json").is_file():
+            run = RunFolder(folder)
+            spec = run.read_spec()
+            return find_task(spec.task).open_objective(spec, run.read_data_summary())
+    return None
 
 
 def _choose_dtype(settings: Mapping[str, Any], trained_in: str) -> str:

@@ -26,7 +26,7 @@ def render_model_card(lineage: Mapping[str, Any]) -> str:
 # {lineage["base_model"]}, fine-tuned on {data["name"]}
 
 `{lineage["base_model"]}`, trained on {data["num_rows"]} rows of `{data["name"]}`
-({data["num_tokens"]:,} tokens, {data["num_learned_tokens"]:,} of them learned).
+({data["num_tokens"]:,} tokens, {_describe_learned(data)}).
 
 | | |
 |---|---|
@@ -67,3 +67,7 @@ def _render_validation(metrics: Mapping[str, Any]) -> str:
     if "eval_loss" not in metrics:
         return ""
     return f"| validation loss | {metrics['eval_loss']:.4f} |\n"
+
+
+def _describe_learned(data: Mapping[str, Any]) -> str:
+    return str(data.get("description", f"{data['num_learned_tokens']:,} of them learned"))

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 from transformers.core_model_loading import (
     PrefixChange,
     WeightConverter,
@@ -50,12 +50,17 @@ class Export:
         return [f"{name}{part}" for name, source in self.sources.items() if not source.is_buffer]
 
 
-def build_meta_model(config: Any, dtype: torch.dtype) -> Any:
-    """Build a model without weights, but with its ties and the conversions that saving reverts."""
+def build_meta_model(
+    config: Any, dtype: torch.dtype, model_class: str = "AutoModelForCausalLM"
+) -> Any:
+    """Build a model without weights, but with its ties and the conversions that saving reverts.
+
+    `model_class` is the class of transformers that loads it.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = getattr(transformers, model_class).from_config(config, dtype=dtype)
     model.tie_weights()
     conversions = get_model_conversion_mapping(model, add_legacy=False)
     # Whether the base model's file had a prefix is unknown and irrelevant: both forms load.

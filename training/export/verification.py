@@ -64,15 +64,23 @@ def check_values(non_finite: list[str], unexpected_zeros: list[str], num_tensors
     return Check(name="values", passed=not faults, detail=detail)
 
 
-def check_model(directory: Path, probe: Probe | None, trained_in: torch.dtype) -> list[Check]:
-    """Load a model directory with transformers, and compare its logits with those in training."""
-    from transformers import AutoModelForCausalLM
+def check_model(
+    directory: Path,
+    probe: Probe | None,
+    trained_in: torch.dtype,
+    model_class: str = "AutoModelForCausalLM",
+) -> list[Check]:
+    """Load a model directory with transformers, and compare its logits with those in training.
+
+    `model_class` is the class of transformers that loads it.
+    """
+    import transformers
 
     from training.model import find_weight_faults
 
     model: Any
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = getattr(transformers, model_class).from_pretrained(
             directory,
             output_loading_info=True,
             local_files_only=True,
@@ -96,8 +104,7 @@ def _check_logits(model: Any, probe: Probe | None, trained_in: torch.dtype) -> C
         detail = "the checkpoint was saved without answers to compare with"
         return Check(name="logits", passed=None, detail=detail)
     with torch.no_grad():
-        mask = torch.ones_like(probe.input_ids)
-        found = model(input_ids=probe.input_ids, attention_mask=mask).logits[0].float()
+        found = model(**probe.inputs).logits[0].float()
     if found.shape != probe.logits.shape:
         detail = f"logits {tuple(found.shape)}, in training {tuple(probe.logits.shape)}"
         return Check(name="logits", passed=False, detail=detail)

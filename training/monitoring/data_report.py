@@ -9,9 +9,10 @@ from training.run.folder import RunFolder
 
 def report_data(run: RunFolder, summary: Mapping[str, Any]) -> None:
     """Add events that describe the rows of a run, and the rows and keys that are left out."""
+    learned = f"{summary['num_learned_tokens']:,} of them learned"
     run.events.add(
         f"{summary['num_rows']} rows ({summary['format']}), {summary['num_tokens']:,} tokens, "
-        f"{summary['num_learned_tokens']:,} of them learned",
+        f"{summary.get('description', learned)}",
         data=dict(summary),
     )
     if held_out := summary["validation"]:
@@ -25,7 +26,7 @@ def report_data(run: RunFolder, summary: Mapping[str, Any]) -> None:
             "so each answer is learned after the prompt that serving builds for it",
             data={"num_split_rows": num_split},
         )
-    if not summary["has_end_token"]:
+    if not summary.get("has_end_token", True):
         run.events.add(
             "The base model names no token that ends an answer, so the fine-tuned model does not "
             "stop by itself: set eos_token in its tokenizer, or eos_token_id in its "

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from training.engine import Place, StepResult
 from training.monitoring.tracker_thread import Tracker
@@ -40,13 +40,15 @@ class Journal:
         level: EventLevel = "info",
         *,
         code: EventCode | None = None,
+        figures: Mapping[str, float] | None = None,
         **data: float,
     ) -> None:
-        """Write an event to the run's events file and its log."""
+        """Write an event to the run's events file and its log, with figures by their names."""
         if self._speaks:
             logger.info(message)
-            figures = {name: value for name, value in data.items() if math.isfinite(value)}
-            self._run.events.add(message, level=level, code=code, data=figures)
+            named = {**(figures or {}), **data}
+            finite = {name: value for name, value in named.items() if math.isfinite(value)}
+            self._run.events.add(message, level=level, code=code, data=finite)
 
     def record_step(self, result: StepResult, progress: Progress, steps_in_epoch: int) -> None:
         """Write the metrics of a step, and of the evaluation after it if there was one."""
@@ -63,7 +65,7 @@ class Journal:
             "loss": result.loss,
             "learning_rate": result.learning_rate,
             **_name_if_finite("grad_norm", result.grad_norm),  # absent if fp16 overflowed
-            "learned_tokens": result.num_learned,
+            "learned_tokens": result.num_targets,
             "tokens": result.num_tokens,
             "trained_tokens": progress.trained_tokens,
             **self._speed.describe(self._num_steps - progress.step),
@@ -73,6 +75,8 @@ class Journal:
         if (loss := progress.measured_loss) is not None:
             line |= _name_if_finite("eval_loss", loss)
             line |= _name_if_finite("eval_perplexity", compute_perplexity(loss))
+        for name, value in progress.measured_metrics.items():
+            line |= _name_if_finite(f"eval_{name}", value)
         if self._speaks:
             self._run.metrics.add(line)
             self._track(line, progress.step)
@@ -117,7 +121,7 @@ class _Speedometer:
         return {
             "tokens_per_s": round(sum(step.num_tokens for step in self._steps) / took_s, 1),
             "learned_tokens_per_s": round(
-                sum(step.num_learned for step in self._steps) / took_s, 1
+                sum(step.num_targets for step in self._steps) / took_s, 1
             ),
             "remaining_s": round(took_s / len(self._steps) * num_left, 3),
         }

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from training.checkpoint.reference_logits import spread_tokens
-from training.collate import TokenRow, collate_rows
+from training.data.text.token_layout import TokenRow
+from training.losses.next_token import collate_tokens
 
 _NUM_TOKENS = 12
 # As a share of the norm of the logits. The same row's logits in another batch differ by rounding.
@@ -53,7 +54,7 @@ def _make_row(number: int, vocabulary: int) -> TokenRow:
 
 def _compute_logits(model: Any, rows: list[TokenRow], device: torch.device) -> torch.Tensor:
     """Return the logits of the last row; shape `[tokens, vocabulary]`."""
-    batch = collate_rows(rows, "flattened").to(device)
+    batch = collate_tokens(rows, "flattened").to(device)
     logits: torch.Tensor = model(**batch.inputs, use_cache=False).logits
     return logits[0, -_NUM_TOKENS:]
 

@@ -7,11 +7,12 @@ compares disk space and memory with what is free.
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 
 from model_files import loading
-from model_files.trainable import check_causal_task, check_unquantised
+from model_files.trainable import check_unquantised, is_of_base
 from model_files.weight_headers import (
     INDEX_NAME,
     WEIGHTS_NAME,
@@ -22,6 +23,7 @@ from storage import durable
 from training.base_model import load_config
 from training.deepspeed.validation import check_deepspeed_keys
 from training.spec import SettingError, TrainingSpec, name_source
+from training.task import Task, find_task
 
 _KINDS = {
     "missing_keys": "missing",
@@ -40,12 +42,12 @@ def check_settings(spec: TrainingSpec) -> None:
 
     Raises `UnfitModelError`, `UnknownModelError` or `DeepSpeedSettingError`.
     """
-    check_base_model(spec.base_model)
+    check_base_model(spec.base_model, find_task(spec.task))
     check_deepspeed_keys(spec)
 
 
-def check_base_model(base_model: str) -> None:
-    """Check that a base model is causal and that its weights can be loaded and match it.
+def check_base_model(base_model: str, task: Task) -> None:
+    """Check that a base model can learn a task and that its weights can be loaded and match it.
 
     A model in a store was compared with its architecture when it was imported or published, so
     only its configuration and the headers of its files are read. Weights on the hub that are not in
@@ -56,7 +58,7 @@ def check_base_model(base_model: str) -> None:
     name = name_source(base_model)
     folder = _find_weights(base_model)
     try:
-        check_causal_task(config, name)
+        task.check_config(config, name)
         check_unquantised(config, name)
         if folder is None:
             return
@@ -66,7 +68,7 @@ def check_base_model(base_model: str) -> None:
     if not durable.is_published(folder):
         files = sorted(folder.glob("*.safetensors*"))
         found = tuple((path.name, (s := path.stat()).st_size, s.st_mtime_ns) for path in files)
-        _compare_weights(base_model, folder, found)
+        _compare_weights(base_model, folder, task.model_class, task.adds_head, found)
 
 
 def count_parameters(base_model: str) -> int | None:
@@ -100,7 +102,13 @@ def _find_weights(base_model: str) -> Path | None:
 
 
 @lru_cache(maxsize=8)  # checked by a command before it reads rows, and again by its run
-def _compare_weights(base_model: str, folder: Path, files: tuple[object, ...]) -> None:  # noqa: ARG001 - a key
+def _compare_weights(
+    base_model: str,
+    folder: Path,
+    model_class: str,
+    has_new_head: bool,
+    files: tuple[object, ...],  # noqa: ARG001 - a key
+) -> None:
     """Raise `UnfitModelError` if the weights in the files differ from those of the architecture.
 
     `files` identifies the content of the folder, as a key of the cache.
@@ -110,11 +118,14 @@ def _compare_weights(base_model: str, folder: Path, files: tuple[object, ...]) -
     config = load_config(base_model)
     name = name_source(base_model)
     try:
-        model, report = load_on_meta(config, make_meta_tensors(read_weight_headers(folder)))
+        tensors = make_meta_tensors(read_weight_headers(folder))
+        model, report = load_on_meta(config, tensors, model_class)
     except Exception as exc:  # whatever transformers raises for a configuration
         raise UnfitModelError(
             f"base_model {name!r} cannot be fine-tuned: transformers cannot build it: {exc}"
         ) from exc
+    if has_new_head:
+        report = {kind: _drop_head(found, model) for kind, found in report.items()}
     faults = [
         f"{words}: {name_some(map(_name_weight, report[kind]))}"
         for kind, words in _KINDS.items()
@@ -126,6 +137,13 @@ def _compare_weights(base_model: str, folder: Path, files: tuple[object, ...]) -
             f"{type(model).__name__}: {'; '.join(faults)}. Training would start from random values "
             "in their place; correct config.json, or copy the files again"
         )
+
+
+def _drop_head(found: Any, model: Any) -> list[object]:
+    """Return the weights of transformers' report that are the base model's, not of a head."""
+    names = [one[0] if isinstance(one, tuple) else str(one) for one in found]
+    prefix = model.base_model_prefix
+    return [one for one, name in zip(found, names, strict=True) if is_of_base(name, prefix)]
 
 
 def _name_weight(found: object) -> str:

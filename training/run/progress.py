@@ -1,11 +1,13 @@
 """The progress of a run: what a checkpoint contains besides weights, and how a step changes it."""
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from training.batching import BatchLayout
+from training.criterion import Criterion
 
 if TYPE_CHECKING:
     from training.engine import StepResult
@@ -35,7 +37,14 @@ class Progress(BaseModel):
 
     eval_loss: float | None = Field(None, description="Loss of the last evaluation.")
     evaluated_step: int | None = Field(None, description="Step of the last evaluation.")
-    best_loss: float | None = Field(None, description="Lowest loss of all evaluations.")
+    eval_metrics: dict[str, float] = Field(
+        default_factory=dict, description="Other metrics of the last evaluation."
+    )
+    best_value: float | None = Field(
+        None,
+        validation_alias=AliasChoices("best_value", "best_loss"),  # the former name
+        description="Best loss, or other chosen metric, of all evaluations.",
+    )
     best_step: int | None = Field(None, description="Step of that evaluation.")
     num_worse: int = Field(0, description="Evaluations since then.")
 
@@ -44,10 +53,10 @@ class Progress(BaseModel):
         return self._change(
             step=self.step + 1,
             step_in_epoch=self.step_in_epoch + 1,
-            epoch_loss_sum=self.epoch_loss_sum + result.loss * result.num_learned,
-            epoch_num_learned=self.epoch_num_learned + result.num_learned,
+            epoch_loss_sum=self.epoch_loss_sum + result.loss * result.num_targets,
+            epoch_num_learned=self.epoch_num_learned + result.num_targets,
             trained_tokens=self.trained_tokens + result.num_tokens,
-            learned_tokens=self.learned_tokens + result.num_learned,
+            learned_tokens=self.learned_tokens + result.num_targets,
             elapsed_s=self.elapsed_s + elapsed_s,
         )
 
@@ -61,13 +70,23 @@ class Progress(BaseModel):
         """Record the fingerprint of the current epoch's order."""
         return self._change(plan=fingerprint)
 
-    def evaluate(self, loss: float) -> "Progress":
-        """Record an evaluation at this step."""
-        is_better = math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss)
+    def evaluate(
+        self,
+        loss: float,
+        metrics: Mapping[str, float] | None = None,
+        criterion: Criterion = Criterion(),  # noqa: B008 - immutable
+    ) -> "Progress":
+        """Record an evaluation at this step; `criterion` decides whether it is the best so far."""
+        figures = {**(metrics or {}), "loss": loss}
+        value = figures.get(criterion.metric, math.nan)
+        is_better = math.isfinite(value) and (
+            self.best_value is None or criterion.rank(value) < criterion.rank(self.best_value)
+        )
         return self._change(
             eval_loss=loss,
+            eval_metrics=dict(metrics or {}),
             evaluated_step=self.step,
-            best_loss=loss if is_better else self.best_loss,
+            best_value=value if is_better else self.best_value,
             best_step=self.step if is_better else self.best_step,
             num_worse=0 if is_better else self.num_worse + 1,
         )
@@ -86,6 +105,17 @@ class Progress(BaseModel):
         """Validation loss measured at exactly this step; None if the last one was earlier."""
         return self.eval_loss if self.evaluated_step == self.step else None
 
+    @property
+    def measured_metrics(self) -> dict[str, float]:
+        """Other metrics measured at exactly this step; empty if the last ones were earlier."""
+        return self.eval_metrics if self.evaluated_step == self.step else {}
+
+    def measure(self, criterion: Criterion) -> float | None:
+        """Return the value of a criterion at exactly this step; None if it was not measured."""
+        if criterion.metric == "loss":
+            return self.measured_loss
+        return self.measured_metrics.get(criterion.metric)
+
     def summarise(self) -> dict[str, float]:
         """Return the figures of a checkpoint, for events, the API and the lineage.
 
@@ -101,6 +131,9 @@ class Progress(BaseModel):
         loss = self.measured_loss
         if loss is not None and math.isfinite(loss):  # JSON has only finite numbers
             figures["eval_loss"] = loss
+        for name, value in self.measured_metrics.items():
+            if math.isfinite(value):
+                figures[f"eval_{name}"] = value
         return figures
 
     def _change(self, **changes: Any) -> "Progress":

@@ -84,7 +84,7 @@ def add_checkpoint(run: RunFolder, base: Path, step: int) -> Path:
     with torch.no_grad():
         model.get_input_embeddings().weight += 0.01 * step
     folder = write_sharded(run.checkpoints / f"checkpoint_{step:010d}", model, 2)
-    progress = Progress(step=step, num_shares=2, epoch_loss_sum=1.0, epoch_num_learned=1)
+    progress = Progress(step=step, num_shares=2, epoch_loss_sum=1.0, epoch_num_targets=1)
     if step > 9:  # the last evaluation was before this checkpoint
         progress = progress.model_copy(update={"eval_loss": 2.0, "evaluated_step": 9})
     for rank in range(2):

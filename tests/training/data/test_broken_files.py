@@ -16,6 +16,7 @@ from training.data import row_limits
 from training.data.faults import DataError
 from training.data.readers import RowFile
 from training.data.row_stream import RowStream
+from training.data.text.reader import TextReader
 from training.spec import TrainingSpec
 
 GOOD = {"prompt": "How many loaves?", "completion": "Twelve."}
@@ -31,7 +32,7 @@ def refuse(path: Path, content: bytes, tokenizer: PreTrainedTokenizerBase, **set
     spec = TrainingSpec.model_validate({"base_model": "m", "train_file": str(path), **settings})
     source = RowFile(path, ("prompt", "text", "messages", *spec.columns.values()))
     with pytest.raises(DataError) as caught:
-        list(RowStream(source, spec, tokenizer, 128).encode())
+        list(RowStream(source, TextReader(source, spec, tokenizer), 128, spec.overlong).encode())
     message = str(caught.value)
     assert str(path.parent) not in message
     return message

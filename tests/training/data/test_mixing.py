@@ -6,16 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.data.encoding import EncodedRow
 from training.data.mixing import choose_rows, hold_out_rows, write_mix
-from training.data.token_table import TokenTable, TokenWriter
+from training.data.row_table import RowTable, RowWriter
+from training.data.text.encoding import TokenSample
+from training.data.text.token_layout import TOKEN_LAYOUT
 
 
 def write_table(path: Path, first_token: int, num_rows: int) -> Path:
-    with TokenWriter(path) as writer:
+    with RowWriter(path, TOKEN_LAYOUT) as writer:
         for index in range(num_rows):
             ids = np.full(index % 3 + 2, first_token + index, dtype=np.int32)
-            writer.write(EncodedRow(index + 1, ids, np.ones(len(ids), dtype=np.bool_)))
+            writer.write(TokenSample(index + 1, ids, np.ones(len(ids), dtype=np.bool_)))
     return path
 
 
@@ -73,13 +74,13 @@ def test_small_weight_keeps_at_least_one_row() -> None:
 def test_mix_table_has_chosen_rows_and_names_their_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.data.token_table._BATCH_ROWS", 4)  # several record batches
+    monkeypatch.setattr("training.data.row_table._BATCH_ROWS", 4)  # several record batches
     tables = [write_table(tmp_path / "a", 100, 10), write_table(tmp_path / "b", 200, 6)]
     chosen = [np.array([0, 3, 3, 4, 9]), np.array([5, 5])]
     write_mix(tables, chosen, ["a.jsonl", "b.jsonl"], tmp_path / "mix")
-    table = TokenTable(tmp_path / "mix")
+    table = RowTable(tmp_path / "mix", TOKEN_LAYOUT)
     assert [int(ids[0]) for ids, _ in table.read(range(7))] == [100, 103, 103, 104, 109, 205, 205]
     assert table.lengths.tolist() == [2, 2, 2, 3, 2, 4, 4]
     assert table.describe_rows([5, 0, 3]) == "line 6 of b.jsonl, lines 1, 5 of a.jsonl"
     assert table.describe_rows(list(range(7)) * 4).endswith(" and 8 more")
-    assert TokenTable(tables[0]).describe_rows([0, 3]) == "lines 1, 4"
+    assert RowTable(tables[0], TOKEN_LAYOUT).describe_rows([0, 3]) == "lines 1, 4"

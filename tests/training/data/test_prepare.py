@@ -13,9 +13,10 @@ from training.base_model import UnknownModelError
 from training.data import token_cache
 from training.data.faults import DataError
 from training.data.prepare import PreparedData, link_data, prepare_data
-from training.data.preview import preview_rows
+from training.data.row_table import RowTable
+from training.data.text.preview import preview_rows
+from training.data.text.token_layout import TOKEN_LAYOUT
 from training.data.token_cache import default_cache, prune_cache
-from training.data.token_table import TokenTable
 from training.spec import TrainingSpec
 
 
@@ -37,7 +38,7 @@ def make_spec(base_model: Path, **settings: Any) -> TrainingSpec:
 
 
 def read_texts(table: Path, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    tokens = TokenTable(table)
+    tokens = RowTable(table, TOKEN_LAYOUT)
     return [str(tokenizer.decode(ids)) for ids, _ in tokens.read(range(len(tokens)))]
 
 
@@ -56,12 +57,12 @@ def test_prepare_data_writes_table_and_summary(tiny_model: Path, rows: Path, cac
     prepared = prepare_data(
         make_spec(tiny_model, train_file=rows), cache, lambda *done: progress.append(done)
     )
-    table = TokenTable(prepared.folder / "train.arrow")
+    table = RowTable(prepared.folder / "train.arrow", TOKEN_LAYOUT)
     assert prepared.summary == {
         "format": "prompt_completion",
         "num_rows": 20,
         "num_tokens": table.lengths.sum(),
-        "num_learned_tokens": table.num_learned.sum(),
+        "num_learned_tokens": table.num_targets.sum(),
         "num_truncated_rows": 0,
         "num_dropped_rows": 0,
         "num_split_rows": 0,
@@ -78,7 +79,7 @@ def test_prepare_data_writes_table_and_summary(tiny_model: Path, rows: Path, cac
     assert table.find_lines([4, 0]) == [5, 1]
     assert progress[-1] == (rows.stat().st_size, rows.stat().st_size)
     for (ids, learned), length, num in zip(
-        table.read(range(20)), table.lengths, table.num_learned, strict=True
+        table.read(range(20)), table.lengths, table.num_targets, strict=True
     ):
         assert (len(ids), learned[1:].sum()) == (length, num)
 
@@ -176,7 +177,7 @@ def test_preview_of_long_rows_has_fewer_rows(
     spec = make_spec(tiny_model, train_file=rows)
     every_row = preview_rows(spec, 10).rows
     enough = sum(len(row.input_ids) for row in every_row[:3])
-    monkeypatch.setattr("training.data.preview._ENOUGH_TOKENS", enough)
+    monkeypatch.setattr("training.data.text.preview._ENOUGH_TOKENS", enough)
     assert [row.line for row in preview_rows(spec, 10).rows] == [1, 2, 3]
     assert len(every_row) == 10
 
@@ -215,7 +216,7 @@ def test_concurrent_preparations_share_cache_entry(
         several = list(pool.map(lambda _: prepare_data(spec, cache), range(4)))
     assert len({data.folder for data in several}) == 1
     assert [path.name for path in cache.iterdir()] == [several[0].folder.name]
-    assert len(TokenTable(several[0].folder / "train.arrow")) == 300
+    assert len(RowTable(several[0].folder / "train.arrow", TOKEN_LAYOUT)) == 300
 
 
 def test_second_preparation_uses_published_cache_entry(
@@ -238,8 +239,8 @@ def test_seed_selects_held_out_rows(
         return prepare_data(spec, where)
 
     data = prepare(1, cache)
-    train = TokenTable(data.folder / "train.arrow")
-    held_out = TokenTable(data.folder / "validation.arrow")
+    train = RowTable(data.folder / "train.arrow", TOKEN_LAYOUT)
+    held_out = RowTable(data.folder / "validation.arrow", TOKEN_LAYOUT)
     lines = [train.find_lines(range(len(train))), held_out.find_lines(range(len(held_out)))]
     assert (len(train), len(held_out)) == (15, 5)
     assert sorted(lines[0] + lines[1]) == list(range(1, 21))
@@ -371,7 +372,7 @@ def test_max_rows_limits_rows_of_each_file(
     spec = make_spec(tiny_model, train_file=rows, max_rows=5)
     data = prepare_data(spec, cache)
     assert data.summary["num_rows"] == 5
-    assert TokenTable(data.train).find_lines(range(5)) == [1, 2, 3, 4, 5]
+    assert RowTable(data.train, TOKEN_LAYOUT).find_lines(range(5)) == [1, 2, 3, 4, 5]
     fewer = prepare_data(spec.model_copy(update={"max_rows": 4}), cache)
     assert (fewer.summary["num_rows"], fewer.summary["cache"]) == (4, "miss")
     mixed = prepare_data(make_mix(tiny_model, tmp_path, max_rows=4), cache)
@@ -421,7 +422,7 @@ def test_long_rows_are_truncated_or_dropped_and_counted(
     if overlong == "truncate":
         assert counts == [1, 1]
         assert prepared.summary["dropped_lines"] == [4]
-        assert TokenTable(prepared.folder / "train.arrow").lengths[2] == 64
+        assert RowTable(prepared.folder / "train.arrow", TOKEN_LAYOUT).lengths[2] == 64
     else:
         assert counts == [0, 2]
         assert prepared.summary["dropped_lines"] == [3, 4]
@@ -449,8 +450,8 @@ def test_run_data_remains_after_cache_pruning(
     inodes = {(folder / "train.arrow").stat().st_ino for folder in (data, prepared.folder)}
     assert len(inodes) == (1 if can_link else 2)
     prune_cache(cache, ["none"], 0)
-    assert len(TokenTable(data / "train.arrow")) == 18
-    assert len(TokenTable(data / "validation.arrow")) == 2
+    assert len(RowTable(data / "train.arrow", TOKEN_LAYOUT)) == 18
+    assert len(RowTable(data / "validation.arrow", TOKEN_LAYOUT)) == 2
     summary = json.loads((data / "summary.json").read_text())
     assert summary == {k: v for k, v in prepared.summary.items() if k != "cache"}
 
@@ -477,9 +478,9 @@ def test_data_set_in_folder_is_read(
     spec = make_spec(tiny_model, train_dataset={"id": str(folder)})
     prepared = prepare_data(spec, cache)
     assert (prepared.summary["format"], prepared.summary["name"]) == ("chat", "loaves")
-    table = TokenTable(prepared.folder / "train.arrow")
+    table = RowTable(prepared.folder / "train.arrow", TOKEN_LAYOUT)
     assert table.find_lines([0, 1]) == [1, 2]
-    assert table.num_learned[0] == table.num_learned[1]  # weight 0 and nulls are supported
+    assert table.num_targets[0] == table.num_targets[1]  # weight 0 and nulls are supported
     assert prepare_data(spec, cache).summary["cache"] == "hit"
     spec = make_spec(tiny_model, train_dataset={"id": str(folder), "split": "tset"})
     with pytest.raises(DataError, match=r"'loaves' \(split 'tset'\) cannot be loaded: .*tset") as e:

@@ -13,11 +13,12 @@ from transformers import PreTrainedTokenizerBase
 
 from tests.tokenizer_kinds import CHATML, make_tokenizer
 from training.data import row_limits
-from training.data.encoding import EncodedRow, RowEncoder
 from training.data.faults import DataError, RowFault
-from training.data.formats import Row, choose_parser
 from training.data.readers import RowFile
 from training.data.row_stream import RowStream
+from training.data.text.encoding import RowEncoder, TokenSample
+from training.data.text.formats import Row, choose_parser
+from training.data.text.reader import TextReader
 from training.spec import TrainingSpec
 
 ROOT = Path(__file__).parents[3]
@@ -49,9 +50,12 @@ def describe_tool(number: int) -> dict[str, Any]:
     return {"type": "function", "function": {"name": f"count_{number}"}}
 
 
-def open_rows(file: Path, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> RowStream:
+def open_rows(
+    file: Path, tokenizer: PreTrainedTokenizerBase, **settings: Any
+) -> RowStream[Any, Any]:
     spec = TrainingSpec.model_validate({"base_model": "m", "train_file": str(file), **settings})
-    return RowStream(RowFile(file, ("prompt", "text")), spec, tokenizer, 1 << 20)
+    source = RowFile(file, ("prompt", "text"))
+    return RowStream(source, TextReader(source, spec, tokenizer), 1 << 20, spec.overlong)
 
 
 def write_rows(file: Path, *records: Any) -> Path:
@@ -172,6 +176,7 @@ from pathlib import Path
 from training.base_model import load_tokenizer
 from training.data.readers import RowFile
 from training.data.row_stream import RowStream
+from training.data.text.reader import TextReader
 from training.spec import TrainingSpec
 
 model, file = sys.argv[1:]
@@ -179,7 +184,8 @@ tokenizer = load_tokenizer(model)
 for marker in ("{%- generation -%}", "{%- endgeneration -%}"):
     tokenizer.chat_template = tokenizer.chat_template.replace(marker, "")
 spec = TrainingSpec.model_validate({"base_model": "m", "train_file": file})
-for _ in RowStream(RowFile(Path(file)), spec, tokenizer, 1 << 20).encode():
+source = RowFile(Path(file))
+for _ in RowStream(source, TextReader(source, spec, tokenizer), 1 << 20).encode():
     pass
 print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10)
 """
@@ -193,7 +199,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[Row]]:
 
     def record_batches(
         encoder: RowEncoder, rows: Iterable[Sequence[Row]]
-    ) -> Iterator[tuple[Row, EncodedRow | RowFault]]:
+    ) -> Iterator[tuple[Row, TokenSample | RowFault]]:
         def iterate_recorded() -> Iterator[Sequence[Row]]:
             for batch in rows:
                 found.append(list(batch))

@@ -12,8 +12,9 @@ from tests.chat_templates import QWEN_3
 from training.base_model import find_end_ids, load_tokenizer
 from training.data.faults import DataError
 from training.data.prepare import VALIDATION_TABLE, prepare_data
-from training.data.preview import preview_rows
-from training.data.token_table import TokenTable
+from training.data.row_table import RowTable, read_numbers
+from training.data.text.preview import preview_rows
+from training.data.text.token_layout import TOKEN_LAYOUT
 from training.monitoring.data_report import report_data
 from training.run.folder import RunFolder
 from training.spec import TrainingSpec
@@ -65,8 +66,8 @@ def test_answers_of_one_row_are_not_both_learned_and_evaluated(
     model: Path, rows: Path, tmp_path: Path
 ) -> None:
     prepared = prepare_data(make_spec(model, rows, validation_fraction=0.5), tmp_path / "cache")
-    train = TokenTable(prepared.train).read_numbers()
-    held_out = TokenTable(prepared.folder / VALIDATION_TABLE).read_numbers()
+    train = read_numbers(prepared.train)
+    held_out = read_numbers(prepared.folder / VALIDATION_TABLE)
     assert len(train) + len(held_out) == 12
     assert not set(train) & set(held_out)
     assert len(np.unique(held_out)) == 4
@@ -123,8 +124,8 @@ def test_rows_on_one_line_are_separate_rows(model: Path, tmp_path: Path) -> None
     rows = write_array(tmp_path / "rows.json", chats)
     prepared = prepare_data(make_spec(model, rows, validation_fraction=0.2), tmp_path / "cache")
     assert prepared.summary["num_split_rows"] == 20
-    assert len(TokenTable(prepared.train)) == 2 * 16
-    assert len(TokenTable(prepared.folder / VALIDATION_TABLE)) == 2 * 4
+    assert len(RowTable(prepared.train, TOKEN_LAYOUT)) == 2 * 16
+    assert len(RowTable(prepared.folder / VALIDATION_TABLE, TOKEN_LAYOUT)) == 2 * 4
 
 
 def make_long_chat() -> dict[str, Any]:

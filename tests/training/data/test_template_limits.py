@@ -10,11 +10,12 @@ import pytest
 from templating.renderer import RenderLimits
 from tests.tokenizer_kinds import CHATML, make_tokenizer
 from training.data.chat.rendering import TemplateStoppedError
-from training.data.encoding import EncodedRow, RowEncoder
 from training.data.faults import DataError
-from training.data.formats import Row
 from training.data.readers import RowFile
 from training.data.row_stream import RowStream
+from training.data.text.encoding import RowEncoder, TokenSample
+from training.data.text.formats import Row
+from training.data.text.reader import TextReader
 from training.spec import TrainingSpec
 
 NESTED = (
@@ -41,7 +42,8 @@ def test_hanging_template_is_reported_with_line(tmp_path: Path) -> None:
     file.write_text("\n".join(json.dumps(row) for row in rows))
     spec = TrainingSpec.model_validate({"base_model": "m", "train_file": str(file)})
     tokenizer = make_tokenizer("byte-level", NESTED + CHATML)
-    stream = RowStream(RowFile(file, ("prompt",)), spec, tokenizer, 128)
+    source = RowFile(file, ("prompt",))
+    stream = RowStream(source, TextReader(source, spec, tokenizer), 128)
     with pytest.raises(
         DataError,
         match=r"^rows.jsonl: line 2: the model's chat template was stopped: it took more than "
@@ -63,7 +65,7 @@ def test_hanging_template_does_not_delay_other_sources() -> None:
     hanging = threading.Thread(target=hang)
     hanging.start()
     other = make_tokenizer("byte-level", CHATML)
-    assert isinstance(encode(other, chat(1, "fox"))[0], EncodedRow)
+    assert isinstance(encode(other, chat(1, "fox"))[0], TokenSample)
     assert not stopped.is_set()
     hanging.join(30)
     assert stopped.is_set()

@@ -19,6 +19,9 @@ from tests.tiny_model import build_tiny_model
 from training.__main__ import main
 from training.base_model import UnknownModelError
 from training.preflight.preflight import UnfitModelError, check_base_model, count_parameters
+from training.task import find_task
+
+CAUSAL = find_task("causal_lm")
 
 LIMIT_S = 5.0
 
@@ -46,12 +49,12 @@ def change_weights(model: Path, **changes: Any) -> None:
 
 
 def test_suitable_base_model_is_accepted(model: Path) -> None:
-    check_base_model(str(model))
+    check_base_model(str(model), CAUSAL)
     assert count_parameters(str(model)) == sum(
         tensor.numel() for tensor in load_file(model / "model.safetensors").values()
     )
     durable.seal_directory(model)
-    check_base_model(str(model))
+    check_base_model(str(model), CAUSAL)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,7 @@ def test_model_of_another_task_is_rejected_by_name(
     """Previously, an encoder was trained on visible tokens; a worker rejected T5 after 57 s."""
     (tmp_path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(UnfitModelError, match=message):
-        check_base_model(str(tmp_path))
+        check_base_model(str(tmp_path), CAUSAL)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +124,7 @@ def test_quantised_weights_are_rejected_by_method(
 ) -> None:
     change_config(model, quantization_config=settings)
     with pytest.raises(UnfitModelError, match=rf"are quantised \({words}: 'quantization_config'"):
-        check_base_model(str(model))
+        check_base_model(str(model), CAUSAL)
     check_unquantised(AutoConfig.for_model("llama"), "model")
 
 
@@ -130,27 +133,27 @@ def test_weights_that_do_not_match_architecture_are_named(model: Path) -> None:
     tensor = load_file(model / "model.safetensors")[name]
     change_weights(model, **{name: tensor[:-1].clone()})
     with pytest.raises(UnfitModelError, match=rf"another shape: '{name} is \[63, 32\], .*64, 32"):
-        check_base_model(str(model))
+        check_base_model(str(model), CAUSAL)
     change_weights(model, **{name: None})
     with pytest.raises(UnfitModelError, match=f"LlamaForCausalLM: missing: '{name}'"):
-        check_base_model(str(model))
+        check_base_model(str(model), CAUSAL)
     change_weights(model, **{name: tensor, "score.weight": tensor.clone()})
     with pytest.raises(UnfitModelError, match="not part of it: 'score.weight'"):
-        check_base_model(str(model))
+        check_base_model(str(model), CAUSAL)
     change_weights(model, **{"score.weight": None})
-    check_base_model(str(model))
+    check_base_model(str(model), CAUSAL)
 
 
 def test_invalid_configuration_is_rejected(model: Path) -> None:
     change_config(model, num_key_value_heads=3)
     with pytest.raises((UnfitModelError, UnknownModelError)):
-        check_base_model(str(model))
+        check_base_model(str(model), CAUSAL)
 
 
 def test_weights_in_another_format_are_rejected(model: Path) -> None:
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
     with pytest.raises(UnfitModelError, match="'model' cannot be fine-tuned: .*pytorch_model.bin"):
-        check_base_model(str(model))
+        check_base_model(str(model), CAUSAL)
 
 
 def test_command_rejects_model_before_writing_files(

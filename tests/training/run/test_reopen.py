@@ -70,13 +70,18 @@ FIXED: dict[str, Any] = {
     "offload_optimizer": True,
     "offload_parameters": True,
     "deepspeed": {"steps_per_print": 5},
+    "task": "sequence_classification",
+    "best_direction": "highest",
 }
+CLASSIFICATION = {"task": "sequence_classification"}
 # Settings that replace others, which must be removed.
 REPLACED: dict[str, dict[str, Any]] = {
     "train_files": {"train_file": None, "train_files": [{"file": "f"}]},
     "train_dataset": {"train_file": None, "train_dataset": {"id": "owner/rows"}},
     "validation_file": {"validation_fraction": 0, "validation_file": "v"},
     "validation_dataset": {"validation_fraction": 0, "validation_dataset": {"id": "owner/rows"}},
+    "task_settings": {**CLASSIFICATION, "task_settings": {"class_weights": "balanced"}},
+    "best_metric": {**CLASSIFICATION, "best_metric": "f1"},
 }
 
 

@@ -20,8 +20,8 @@ from training.data.chat.end_tokens import EndTokens
 from training.data.chat.learned_spans import LearnedTurns, Sample, SampleBuilder
 from training.data.chat.reasoning import ReasoningUse
 from training.data.faults import RowFault
-from training.data.formats import Row
 from training.data.row_limits import MAX_PROTECTED_BYTES, MAX_TEXT_BYTES, check_size
+from training.data.text.formats import Row
 
 _GENERATION_MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # The tokenizer takes about 400 bytes of memory per byte of text while it runs.

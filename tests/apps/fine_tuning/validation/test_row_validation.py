@@ -13,7 +13,7 @@ from apps.fine_tuning.validation.row_validation import check_file, check_job, re
 from storage import durable
 from storage.layout import StorageLayout
 from tests.apps.conftest import ROW, create_run
-from training.data.encoding import RowEncoder
+from training.data.text.encoding import RowEncoder
 
 pytestmark = pytest.mark.anyio
 

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from tests.tokenizer_kinds import KINDS, make_tokenizer
-from training.data.encoding import EncodedRow, RowEncoder
-from training.data.formats import Row
+from training.data.text.encoding import RowEncoder, TokenSample
+from training.data.text.formats import Row
 
 # The end of the prompt: a space, a line end that the answer may continue, half a word.
 PROMPTS = {"space": "ASSISTANT: ", "line end": "ASSISTANT:\n", "half a word": "ASSISTANT: the "}
@@ -28,7 +28,7 @@ def test_prompt_tokens_equal_those_of_serving(name: str, kind: str) -> None:
         row = Row(1, (question, {"role": "assistant", "content": answer}), (False, True))
         with RowEncoder(tokenizer) as encoder:
             ((_, encoded),) = encoder.encode([[row]])
-        assert isinstance(encoded, EncodedRow)
+        assert isinstance(encoded, TokenSample)
         served = tokenizer.apply_chat_template(
             [question], add_generation_prompt=True, tokenize=False
         )

@@ -6,9 +6,9 @@ from tests.chat_templates import FAMILIES
 from tests.test_chat_families import encode, find_end_ids, make_tokenizer
 from training.data.chat.reasoning import ShownAnswer, show_reasoning
 from training.data.chat.rendering import ChatSettings
-from training.data.encoding import EncodedRow
 from training.data.faults import RowFault
-from training.data.formats import choose_parser
+from training.data.text.encoding import TokenSample
+from training.data.text.formats import choose_parser
 
 QUESTION = {"role": "user", "content": "How many?"}
 INLINE = {"role": "assistant", "content": "<think>\nI count.\n</think>\n\nTwelve."}
@@ -23,7 +23,7 @@ def learn(name: str, answer: dict[str, Any], use: Any = "learn") -> tuple[str, s
     row = choose_parser(record, "chat", {}).parse(1, record)
     settings = ChatSettings(reasoning=use, end_ids=find_end_ids(tokenizer, family))
     (encoded,) = encode(tokenizer, row, settings)
-    assert isinstance(encoded, EncodedRow)
+    assert isinstance(encoded, TokenSample)
     learned = encoded.input_ids[encoded.learned].tolist()
     return tokenizer.decode(learned), tokenizer.decode(encoded.input_ids.tolist())
 

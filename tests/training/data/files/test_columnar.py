@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.training.data.test_formats import ANSWER, QUESTION, parse
+from tests.training.data.text.test_formats import ANSWER, QUESTION, parse
 from training.data.faults import DataError, RowFault
 from training.data.files import columnar
 from training.data.files.measuring import measure_unpacked

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.training.data.test_formats import RECORDS, WRITERS, read_rows
+from tests.training.data.text.test_formats import RECORDS, WRITERS, read_rows
 from training.data.faults import DataError
 from training.data.files import packed
 from training.data.readers import RowFile

@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the conventional name
 
 from training.batching import BatchLayout
-from training.collate import IGNORED_LABEL, TokenRow, collate_rows
-from training.model import load_model, sum_loss
+from training.data.text.token_layout import TokenRow
+from training.losses.next_token import IGNORED_LABEL, collate_tokens, sum_loss
+from training.model import load_model
 from training.spec import TrainingSpec
+from training.task import open_default_objective
 
 LAYOUTS: tuple[BatchLayout, ...] = ("padded", "flattened")
 NONE = IGNORED_LABEL
@@ -24,14 +26,14 @@ ROWS = [make_row([5, 6, 7, 8], [0, 0, 1, 1]), make_row([9, 3], [1, 1]), make_row
 
 
 def test_padded_rows_are_padded_on_the_right() -> None:
-    batch = collate_rows(ROWS, "padded")
+    batch = collate_tokens(ROWS, "padded")
     assert set(batch.inputs) == {"input_ids"}
     assert batch.inputs["input_ids"].tolist() == [[5, 6, 7, 8], [9, 3, 0, 0], [4, 0, 0, 0]]
     assert batch.labels.tolist() == [[NONE, 7, 8, NONE], [3, NONE, NONE, NONE], [NONE] * 4]
 
 
 def test_flattened_rows_are_concatenated() -> None:
-    batch = collate_rows(ROWS, "flattened")
+    batch = collate_tokens(ROWS, "flattened")
     assert set(batch.inputs) == {"input_ids", "position_ids"}
     assert batch.inputs["input_ids"].tolist() == [[5, 6, 7, 8, 9, 3, 4]]
     assert batch.inputs["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 0]]
@@ -40,7 +42,7 @@ def test_flattened_rows_are_concatenated() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tensors_are_int64_and_have_one_shape(layout: BatchLayout) -> None:
-    batch = collate_rows(ROWS, layout).to(torch.device("cpu"))
+    batch = collate_tokens(ROWS, layout).to(torch.device("cpu"))
     tensors = [*batch.inputs.values(), batch.labels]
     assert {tensor.dtype for tensor in tensors} == {torch.int64}
     assert len({tensor.shape for tensor in tensors}) == 1
@@ -48,7 +50,7 @@ def test_tensors_are_int64_and_have_one_shape(layout: BatchLayout) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_empty_share_has_one_ignored_token(layout: BatchLayout) -> None:
-    batch = collate_rows([], layout)
+    batch = collate_tokens([], layout)
     assert batch.inputs["input_ids"].tolist() == [[0]]
     assert batch.labels.tolist() == [[IGNORED_LABEL]]
 
@@ -71,7 +73,7 @@ def layout(request: pytest.FixtureRequest) -> BatchLayout:
 @pytest.fixture(scope="module")
 def model(tiny_model: Path, layout: BatchLayout) -> Any:
     spec = TrainingSpec(base_model=str(tiny_model), train_file="f", precision="fp32")
-    return load_model(spec, layout)
+    return load_model(spec, open_default_objective(), layout)
 
 
 def compute_loss_by_hand(model: Any, rows: list[TokenRow]) -> float:
@@ -94,8 +96,8 @@ def test_loss_equals_manual_computation(
     model: Any, rows: list[TokenRow], layout: BatchLayout
 ) -> None:
     with torch.no_grad():
-        together = float(sum_loss(model, collate_rows(rows, layout)))
-        one_by_one = sum(float(sum_loss(model, collate_rows([row], layout))) for row in rows)
+        together = float(sum_loss(model, collate_tokens(rows, layout)))
+        one_by_one = sum(float(sum_loss(model, collate_tokens([row], layout))) for row in rows)
     by_hand = compute_loss_by_hand(model, rows)
     assert by_hand > 0
     assert together == pytest.approx(by_hand, rel=1e-5)
@@ -114,7 +116,7 @@ def test_loss_equals_that_of_transformers(
             with torch.no_grad():
                 expected += float(model(input_ids=input_ids, labels=labels).loss) * num_learned
     with torch.no_grad():
-        assert float(sum_loss(model, collate_rows(rows, layout))) == pytest.approx(
+        assert float(sum_loss(model, collate_tokens(rows, layout))) == pytest.approx(
             expected, rel=1e-5
         )
 
@@ -122,13 +124,13 @@ def test_loss_equals_that_of_transformers(
 def test_gradients_of_both_layouts_agree(model: Any, rows: list[TokenRow]) -> None:
     gradients = []
     for layout in LAYOUTS:
-        loss = sum_loss(model, collate_rows(rows, layout))
+        loss = sum_loss(model, collate_tokens(rows, layout))
         parts = torch.autograd.grad(loss, list(model.parameters()))
         gradients.append(torch.cat([part.flatten() for part in parts]))
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)
 
 
 def test_empty_share_has_zero_gradient(model: Any, layout: BatchLayout) -> None:
-    loss = sum_loss(model, collate_rows([], layout))
+    loss = sum_loss(model, collate_tokens([], layout))
     assert loss.item() == 0
     assert not any(part.any() for part in torch.autograd.grad(loss, list(model.parameters())))

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from training.base_model import choose_max_length, find_end_ids, load_tokenizer
-from training.data.encoding import EncodedRow
 from training.data.readers import KnownFile
 from training.data.row_stream import RowStream
 from training.data.sources import open_train_sources
-from training.spec import DataFormat, TrainingSpec
+from training.data.text.encoding import TokenSample
+from training.spec import TrainingSpec
+from training.tasks.causal_lm import TextData
 
 _MAX_PARTS = 4  # bytes of a character in UTF-8
 _ENOUGH_TOKENS = 100_000  # each is shown with its text
@@ -24,9 +24,9 @@ class Preview:
     `ignored_keys` counts the rows read that have each ignored key.
     """
 
-    format: DataFormat
+    format: str
     max_length: int
-    rows: list[EncodedRow]
+    rows: list[TokenSample]
     tokenizer: PreTrainedTokenizerBase
     ignored_keys: Mapping[str, int]
 
@@ -41,12 +41,10 @@ def preview_rows(
     Rows that a fine-tune would drop are missing. `known` and the exceptions are those of
     `prepare_data`.
     """
-    max_length = choose_max_length(spec)
-    tokenizer = load_tokenizer(spec.base_model, spec.template_arguments)
-    end_ids = find_end_ids(spec.base_model, tokenizer)
+    data = TextData(spec)
     source = open_train_sources(spec, known)[0].source
-    stream = RowStream(source, spec, tokenizer, max_length, end_ids=end_ids)
-    rows: list[EncodedRow] = []
+    stream = RowStream(source, data.open_reader(source, None), data.max_length, spec.overlong)
+    rows: list[TokenSample] = []
     num_tokens = 0
     with closing(stream.encode(min(num_rows, spec.max_rows or num_rows))) as encoded:
         for row in encoded:
@@ -55,10 +53,10 @@ def preview_rows(
             if num_tokens >= _ENOUGH_TOKENS:
                 break
     counts = stream.ignored_keys.counts
-    return Preview(stream.format, max_length, rows, tokenizer, counts)
+    return Preview(stream.format, data.max_length, rows, data.tokenizer, counts)
 
 
-def split_tokens(row: EncodedRow, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:
+def split_tokens(row: TokenSample, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:
     """Split an encoded row into pieces: the text of each token, and whether it is learned.
 
     Tokens with parts of a character are joined until the character is complete. If it is incomplete

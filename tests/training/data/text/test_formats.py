@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from training.data.faults import RowFault
-from training.data.formats import KNOWN_KEYS, Row, choose_parser
 from training.data.readers import RowFile
+from training.data.text.formats import KNOWN_KEYS, Row, choose_parser
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 QUESTION = {"role": "user", "content": "How many loaves,\nin all?"}

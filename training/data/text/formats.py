@@ -11,7 +11,17 @@ from functools import cached_property
 from typing import Any
 
 from training.data.faults import DataError, RowFault, show_names, show_value
-from training.data.messages import (
+from training.data.row_limits import (
+    MAX_DEPTH,
+    MAX_MESSAGES,
+    MAX_TEXT_BYTES,
+    MAX_TOOLS,
+    Measure,
+    check_count,
+    check_size,
+    measure_value,
+)
+from training.data.text.messages import (
     MEDIA_KEYS,
     NO_MEDIA,
     Message,
@@ -24,16 +34,6 @@ from training.data.messages import (
     parse_message,
     parse_sharegpt_message,
     parse_tools,
-)
-from training.data.row_limits import (
-    MAX_DEPTH,
-    MAX_MESSAGES,
-    MAX_TEXT_BYTES,
-    MAX_TOOLS,
-    Measure,
-    check_count,
-    check_size,
-    measure_value,
 )
 from training.spec import DataFormat
 
@@ -87,6 +87,11 @@ class Row:
     def measure(self) -> Measure:
         """The total size and nesting depth of its content."""
         return measure_value((self.messages, self.tools) if self.text is None else self.text)
+
+    @property
+    def size_bytes(self) -> int:
+        """The total size of its content."""
+        return self.measure.size_bytes
 
     @cached_property
     def tool_names(self) -> Counter[str]:

@@ -5,10 +5,10 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from training.data.chat.rendering import ChatSettings
-from training.data.encoding import EncodedRow, RowEncoder
 from training.data.faults import RowFault
-from training.data.formats import Row, choose_parser
-from training.data.preview import split_tokens
+from training.data.text.encoding import RowEncoder, TokenSample
+from training.data.text.formats import Row, choose_parser
+from training.data.text.preview import split_tokens
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 QUESTION = {"role": "user", "content": "How many loaves?"}
@@ -37,12 +37,14 @@ def chat(*messages: dict[str, Any], line: int = 1, **more: Any) -> Row:
     return choose_parser(record, "chat", {}).parse(line, record)
 
 
-def encode_rows(rows: list[Row], tokenizer: PreTrainedTokenizerBase) -> list[EncodedRow | RowFault]:
+def encode_rows(
+    rows: list[Row], tokenizer: PreTrainedTokenizerBase
+) -> list[TokenSample | RowFault]:
     with RowEncoder(tokenizer) as encoder:
         return [encoded for _, encoded in encoder.encode([rows])]
 
 
-def encode(row: Row, tokenizer: PreTrainedTokenizerBase) -> EncodedRow:
+def encode(row: Row, tokenizer: PreTrainedTokenizerBase) -> TokenSample:
     (encoded,) = encode_rows([row], tokenizer)
     if isinstance(encoded, RowFault):
         raise encoded
@@ -63,7 +65,7 @@ def without_markers(tokenizer: PreTrainedTokenizerBase) -> Any:
     return with_template(tokenizer, template)
 
 
-def learned_text(row: EncodedRow, tokenizer: PreTrainedTokenizerBase) -> str:
+def learned_text(row: TokenSample, tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.decode(row.input_ids[row.learned].tolist()))
 
 
@@ -118,8 +120,8 @@ def test_answers_are_found_if_template_rewrites_each_turn(
         tokenizer, "{% for m in messages %}{{ loop.revindex }}{{ m.content }}{% endfor %}"
     )
     first, second = encode_rows([chat(QUESTION, ANSWER, QUESTION, OTHER)], rewriting)
-    assert isinstance(first, EncodedRow)
-    assert isinstance(second, EncodedRow)
+    assert isinstance(first, TokenSample)
+    assert isinstance(second, TokenSample)
     assert first.is_part
     assert second.is_part
     assert learned_text(first, tokenizer) == f"{ANSWER['content']}<|im_end|>"
@@ -135,7 +137,7 @@ def test_learned_turns_last_learns_only_last_answer(
     rows = [chat(QUESTION, ANSWER, QUESTION, OTHER, QUESTION, SILENT)]
     with RowEncoder(tokenizer, settings) as encoder:
         ((_, encoded),) = encoder.encode([rows])
-    assert isinstance(encoded, EncodedRow)
+    assert isinstance(encoded, TokenSample)
     assert learned_text(encoded, tokenizer) == f"{OTHER['content']}<|im_end|>"
 
 
@@ -176,8 +178,8 @@ def test_row_rejected_by_template_does_not_affect_other_rows(
     )
     good, bad = chat(QUESTION, ANSWER), chat(SYSTEM, QUESTION, ANSWER)
     first, second, third = encode_rows([good, bad, good], strict)
-    assert isinstance(first, EncodedRow)
-    assert isinstance(third, EncodedRow)
+    assert isinstance(first, TokenSample)
+    assert isinstance(third, TokenSample)
     assert str(second) == "the model's chat template refuses it: no system messages"
 
 
@@ -199,7 +201,7 @@ def test_batch_of_rows_equals_rows_encoded_separately(
     together = encode_rows(rows, other)
     assert len(together) == len(rows)
     for row, encoded in zip(rows, together, strict=True):
-        assert isinstance(encoded, EncodedRow)
+        assert isinstance(encoded, TokenSample)
         alone = encode(row, other)
         assert encoded.line == row.line
         assert encoded.input_ids.tolist() == alone.input_ids.tolist()
@@ -224,7 +226,7 @@ def test_plain_text_is_learned_with_end_token(
 ) -> None:
     row = encode(Row(1, text="A small model."), tokenizer)
     assert row.learned.all()
-    assert row.num_learned == len(row.input_ids) - 1
+    assert row.num_targets == len(row.input_ids) - 1
     assert row.input_ids[-1] == tokenizer.eos_token_id
 
 

@@ -28,7 +28,7 @@ from training.data.chat.rendering import (
     RowRenderer,
 )
 from training.data.faults import RowFault
-from training.data.formats import Row
+from training.data.text.formats import Row
 
 # Limit of the total characters of the prompts of one text, as in the render process.
 _SPLIT_CHARACTERS, _SPLIT_PER_CHARACTER = 1_000_000, 8
@@ -38,7 +38,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class EncodedRow:
+class TokenSample:
     """One sample of a row as tokens; `learned[i]`: the loss counts the prediction of token `i`.
 
     Both arrays have the shape `[length]`. A chat whose template rewrites earlier turns becomes
@@ -54,11 +54,25 @@ class EncodedRow:
     number: int = 0
 
     @property
-    def num_learned(self) -> int:
+    def length(self) -> int:
+        """Its tokens."""
+        return len(self.input_ids)
+
+    @property
+    def num_targets(self) -> int:
         """Tokens that the loss counts; the first token of a row is never predicted."""
         return int(self.learned[1:].sum())
 
-    def truncate(self, max_length: int) -> "EncodedRow":
+    @property
+    def size_bytes(self) -> int:
+        """Its size in a table."""
+        return self.input_ids.nbytes + self.learned.nbytes
+
+    def renumber(self, number: int) -> "TokenSample":
+        """Return a copy with the number of its row."""
+        return replace(self, number=number)
+
+    def truncate(self, max_length: int) -> "TokenSample":
         """Truncate to the first `max_length` tokens, and count the removed tokens."""
         num_cut = max(0, len(self.input_ids) - max_length)
         ids, learned = self.input_ids[:max_length], self.learned[:max_length]
@@ -97,7 +111,7 @@ class RowEncoder:
 
     def encode(
         self, batches: Iterable[Sequence[Row]]
-    ) -> Iterator[tuple[Row, EncodedRow | RowFault]]:
+    ) -> Iterator[tuple[Row, TokenSample | RowFault]]:
         """Tokenise rows without truncation; the assistant's tokens are learned, or all of a text.
 
         The rows of a batch have one format. Yields each row with each of its samples, or with a
@@ -121,7 +135,7 @@ class RowEncoder:
         for group in self._renderer.receive(ahead):
             yield from self._finish(group)
 
-    def _finish(self, group: Group) -> Iterator[tuple[Row, EncodedRow | RowFault]]:
+    def _finish(self, group: Group) -> Iterator[tuple[Row, TokenSample | RowFault]]:
         encoded = iter(self._tokenize([one for one in group if isinstance(one, RenderedSample)]))
         for one in group:
             if isinstance(one, FaultyRow):
@@ -129,7 +143,9 @@ class RowEncoder:
             else:
                 yield from ((one.row, row) for row in next(encoded))
 
-    def _tokenize(self, samples: Sequence[RenderedSample]) -> Iterator[list[EncodedRow | RowFault]]:
+    def _tokenize(
+        self, samples: Sequence[RenderedSample]
+    ) -> Iterator[list[TokenSample | RowFault]]:
         texts = self._encode_texts(
             [one.sample.text for one in samples],
             [one.literals for one in samples],
@@ -146,7 +162,7 @@ class RowEncoder:
             except TemplateRefusedError as exc:
                 yield [_describe_literal(exc)]
 
-    def _finish_sample(self, one: RenderedSample, tokens: Tokenized) -> Iterator[EncodedRow]:
+    def _finish_sample(self, one: RenderedSample, tokens: Tokenized) -> Iterator[TokenSample]:
         """Mark the learned tokens; separate answers whose prompts have other tokens in serving.
 
         `tokens` are the tokens of the whole text. Raises `RowFault` or `TemplateRefusedError` for
@@ -218,18 +234,18 @@ class RowEncoder:
                 encoded[index] = _describe_literal(exc)
         return [encoded[index] for index in range(len(texts))]
 
-    def _encode_plain(self, rows: Sequence[Row]) -> list[EncodedRow | RowFault]:
+    def _encode_plain(self, rows: Sequence[Row]) -> list[TokenSample | RowFault]:
         if rows[0].text is not None:
             return _encode_raw_texts(rows, self._tokenizer)
         return self._encode_without_template(rows)
 
-    def _encode_without_template(self, rows: Sequence[Row]) -> list[EncodedRow | RowFault]:
+    def _encode_without_template(self, rows: Sequence[Row]) -> list[TokenSample | RowFault]:
         """Concatenate prompts and completions unchanged, for a base model without a template."""
         prompts = self._encode_contents(rows, 0)
         answers = self._encode_contents(rows, 1)
         eos = self._tokenizer.eos_token_id
         ends = [] if eos is None else [eos]
-        encoded: list[EncodedRow | RowFault] = []
+        encoded: list[TokenSample | RowFault] = []
         for row, prompt, answer in zip(rows, prompts, answers, strict=True):
             if isinstance(prompt, RowFault):
                 encoded.append(prompt)
@@ -237,7 +253,7 @@ class RowEncoder:
                 encoded.append(answer)
             else:
                 ids = np.array([*prompt.ids, *answer.ids, *ends], dtype=np.int32)
-                encoded.append(EncodedRow(row.line, ids, np.arange(len(ids)) >= len(prompt.ids)))
+                encoded.append(TokenSample(row.line, ids, np.arange(len(ids)) >= len(prompt.ids)))
         return encoded
 
     def _encode_contents(self, rows: Sequence[Row], side: int) -> list[EncodedText | RowFault]:
@@ -261,13 +277,13 @@ class RowEncoder:
 
 def _mark_turns(
     one: RenderedSample, tokens: Tokenized, turns: Sequence[LearnedTurn], *, is_part: bool
-) -> EncodedRow:
+) -> TokenSample:
     """Mark the answers among the tokens, and append the last answer's end token if it has one."""
     learned = _mark([span for turn in turns for span in turn.spans], tokens.spans)
     ids = tokens.ids.astype(np.int32)
     if (end_id := turns[-1].end_id) is not None:
         ids, learned = np.append(ids, np.int32(end_id)), np.append(learned, np.True_)
-    return EncodedRow(one.row.line, ids, learned, is_part=is_part)
+    return TokenSample(one.row.line, ids, learned, is_part=is_part)
 
 
 def _describe_literal(exc: TemplateRefusedError) -> RowFault:
@@ -285,16 +301,16 @@ def _mark(spans: Sequence[Span], offsets: IntArray) -> Mask:
 
 def _encode_raw_texts(
     rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
-) -> list[EncodedRow | RowFault]:
+) -> list[TokenSample | RowFault]:
     """Tokenise plain texts, each ending with the end-of-text token; all tokens are learned."""
     with translate_faults():
         ids = tokenizer([row.text for row in rows], return_attention_mask=False)["input_ids"]
     eos = tokenizer.eos_token_id
-    encoded: list[EncodedRow | RowFault] = []
+    encoded: list[TokenSample | RowFault] = []
     for row, row_ids in zip(rows, ids, strict=True):
         is_ended = eos is None or row_ids[-1:] == [eos]
         whole = np.array(row_ids if is_ended else [*row_ids, eos], dtype=np.int32)
-        encoded.append(EncodedRow(row.line, whole, np.ones(len(whole), dtype=np.bool_)))
+        encoded.append(TokenSample(row.line, whole, np.ones(len(whole), dtype=np.bool_)))
     return encoded
 
 

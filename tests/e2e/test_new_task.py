@@ -1,0 +1,60 @@
+"""A task that one module adds, trained by the product's command without any other change."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForMaskedLM
+
+from storage import durable
+from tests.tiny_encoder import WORDS, build_tiny_encoder
+
+pytestmark = pytest.mark.e2e
+
+MODULES = Path(__file__).parent.parent / "new_task"
+SITE = f"import training.tasks\ntraining.tasks.__path__.append({str(MODULES)!r})\n"
+
+
+def test_task_of_one_module_is_trained_and_verified(tmp_path: Path) -> None:
+    build_tiny_encoder(tmp_path / "encoder")
+    rows = [{"text": " ".join(WORDS[start % 4 :: 2])} for start in range(24)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    spec = {
+        "base_model": "encoder",
+        "task": "masked_lm",
+        "task_settings": {"mask_every": 3},
+        "train_file": "rows.jsonl",
+        "validation_fraction": 0.25,
+        "epochs": 6,
+        "learning_rate": 0.005,
+        "micro_batch_size": 2,
+        "precision": "fp32",
+        "keep": "best",
+        "best_metric": "hits",
+    }
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SITE)
+    paths = [str(site), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-m", "training", "spec.json", "--output", "run", "--cache", "cache"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    metrics = durable.read_json_lines(tmp_path / "run" / "metrics.jsonl")
+    hits = [line["eval_hits"] for line in metrics if "eval_hits" in line]
+    assert len(hits) == 6
+    assert max(hits) > 0.5
+    model = tmp_path / "run" / "model"
+    report = durable.read_json(model / "verification.json")
+    assert report["passed"]
+    assert AutoModelForMaskedLM.from_pretrained(model).config.architectures == ["BertForMaskedLM"]

@@ -1,0 +1,1 @@
+"""Rows with labels."""

@@ -1,0 +1,1 @@
+"""Rows for language models: chats, prompts with completions, and plain text."""

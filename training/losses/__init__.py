@@ -1,0 +1,1 @@
+"""The tensors of micro batches, and the losses on them."""

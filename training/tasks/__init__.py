@@ -1,0 +1,1 @@
+"""One module for each task; `training.task` describes what it defines."""
