@@ -154,5 +154,7 @@ def test_connection_beyond_limit_gets_503(port: int) -> None:
 
 def test_limit_out_of_range_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNESERVE_HTTP_HEADER_TIMEOUT_S", "0")
-    with pytest.raises(ValidationError, match="header_timeout_s"):
+    with pytest.raises(
+        ValidationError, match="^1 validation error for ConnectionLimits\nheader_timeout_s\n"
+    ):
         read_connection_limits()
