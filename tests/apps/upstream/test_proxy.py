@@ -508,11 +508,13 @@ async def test_stream_beyond_deadline_ends_with_error(open_client: Open, stub: S
 async def test_slow_client_does_not_exhaust_deadline(store: ModelStore, stub: StubServer) -> None:
     stub.words = ["x"] * 5
     read = []
-    async with open_proxy(store, stub.url, timeout_s=0.3) as upstream_proxy:
+    timeout_s = 0.3
+    async with open_proxy(store, stub.url, timeout_s=timeout_s) as upstream_proxy:
+        deadline = time.monotonic() + timeout_s
         _, chunks = await upstream_proxy.ask("/v1/chat/completions", {**CHAT, "stream": True})
         assert not isinstance(chunks, dict)
         async for chunk in chunks:
-            await asyncio.sleep(0.1)
+            await wait_until(lambda: time.monotonic() > deadline)
             read.append(chunk)
     assert len(read) == 5
 
