@@ -1,5 +1,6 @@
 """Waiting for conditions instead of sleeping."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,3 +13,11 @@ def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
         time.sleep(0.2)
     return result
+
+
+async def wait_for(condition: Callable[[], Any], timeout_s: float, what: str) -> None:
+    """Let the event loop run until a condition is true; fail after `timeout_s` seconds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
+        await asyncio.sleep(0.01)

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.application import find_free_port, write_deploy_file
 from tests.e2e.conftest import ROOT, Application, start_application
-from tests.waiting import wait_until
+from tests.waiting import wait_for, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -24,7 +24,7 @@ MODEL = "tuneserve-demo"
 RUNNING, QUEUED = 4, 4
 CAPACITY = 2 * (RUNNING + QUEUED)
 OVERLOAD_S = 60.0
-KILL_AFTER_S, KILL_LOAD_S = 4.0, 20.0
+NUM_BEFORE_KILL, KILL_LOAD_S = 10, 20.0
 REPLICA = "ray::ServeReplica:tuneserve:Generator"
 
 
@@ -162,7 +162,11 @@ def test_killed_replica_is_replaced_without_failed_requests(
                 asyncio.create_task(repeat_chats(session, responses, until, 16))
                 for _ in range(RUNNING)
             ]
-            await asyncio.sleep(KILL_AFTER_S)
+            await wait_for(
+                lambda: responses.statuses[200] >= NUM_BEFORE_KILL,
+                KILL_LOAD_S,
+                "the load is answered",
+            )
             os.kill(victim, signal.SIGKILL)
             await asyncio.gather(*clients)
         return responses

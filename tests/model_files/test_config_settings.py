@@ -55,7 +55,7 @@ def test_deeply_nested_configuration_is_rejected() -> None:
     config: dict[str, Any] = {}
     for _ in range(40):
         config = {"a": [config]}
-    with pytest.raises(ValueError, match="nested more than 16 levels"):
+    with pytest.raises(ValueError, match="^config.json is nested more than 16 levels deep$"):
         clean_config(config)
 
 

@@ -17,7 +17,7 @@ from model_files.json_files import find_object, read_object
 )
 def test_file_without_json_object_is_rejected(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^{message}"):
         read_object(tmp_path / "a.json", 100 if len(content) == 109 else 1 << 20)
 
 

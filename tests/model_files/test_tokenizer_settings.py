@@ -56,26 +56,35 @@ def test_other_keys_are_removed() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("eos_token", 5, "eos_token is '5'; expected a token of at most 256 characters"),
-        ("eos_token", "x" * 257, "eos_token is 'xxx"),
-        ("eos_token", {"content": "x", "lstrip": 1}, "expected flags that are true or false"),
-        ("pad_token", {"content": None}, "expected a token"),
-        ("extra_special_tokens", ["x"] * 2049, "a list or an object of at most 2,048 tokens"),
-        ("extra_special_tokens", "x", "a list or an object"),
-        ("added_tokens_decoder", ["x"], "an object of at most 70,000 tokens by their ids"),
-        ("added_tokens_decoder", {"x": {"content": "x"}}, "decoder.x is .* a token under its id"),
-        ("added_tokens_decoder", {"1": "x"}, "a token under its id"),
-        ("legacy", "yes", "legacy is 'yes'; expected true or false"),
-        ("model_max_length", True, "expected a number"),
-        ("padding_side", "up", "'left' or 'right'"),
-        ("model_input_names", ["../x"], "expected a name"),
-        ("chat_template", 3, "chat_template is '3'; expected a string"),
-        ("chat_template", [{"name": str(n), "template": ""} for n in range(17)], "17 chat templ"),
+        ("eos_token", 5, " is '5'; expected a token of at most 256 characters"),
+        ("eos_token", "x" * 257, " is 'xxx"),
+        (
+            "eos_token",
+            {"content": "x", "lstrip": 1},
+            " is .* expected flags that are true or false",
+        ),
+        ("pad_token", {"content": None}, " is .* expected a token"),
+        ("extra_special_tokens", ["x"] * 2049, " is .* a list or an object of at most 2,048"),
+        ("extra_special_tokens", "x", " is 'x'; expected a list or an object"),
+        ("added_tokens_decoder", ["x"], " is .* an object of at most 70,000 tokens by"),
+        ("added_tokens_decoder", {"x": {"content": "x"}}, r"\.x is .* a token under its id"),
+        ("added_tokens_decoder", {"1": "x"}, r"\.1 is 'x'; expected a token under its id"),
+        ("legacy", "yes", " is 'yes'; expected true or false"),
+        ("model_max_length", True, " is 'True'; expected a number"),
+        ("padding_side", "up", " is 'up'; expected 'left' or 'right'"),
+        ("model_input_names", ["../x"], " is '../x'; expected a name"),
+        ("chat_template", 3, " is '3'; expected a string"),
     ],
 )
 def test_value_of_wrong_type_is_named(key: str, value: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^tokenizer_config.json: {key}{message}"):
         clean_tokenizer_settings({key: value})
+
+
+def test_number_of_templates_in_settings_is_limited() -> None:
+    templates = [{"name": str(number), "template": ""} for number in range(17)]
+    with pytest.raises(ValueError, match="^the model has 17 chat templates, expected at most 16$"):
+        clean_tokenizer_settings({"chat_template": templates})
 
 
 def test_special_tokens_of_both_files_are_merged(tmp_path: Path) -> None:

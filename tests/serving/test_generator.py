@@ -103,7 +103,9 @@ async def test_deployment_returns_refusals(
 
 def test_settings_reject_unknown_keys() -> None:
     with pytest.raises(
-        ValidationError, match="\nmax_loaded_modles\n +Extra inputs are not permitted"
+        ValidationError,
+        match="^1 validation error for GeneratorSettings\nmax_loaded_modles\n +Extra inputs are "
+        "not permitted",
     ):
         GeneratorSettings.model_validate({"storage": "x", "max_loaded_modles": 2})
 

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -34,5 +35,6 @@ def test_the_paths_below_the_root(tmp_path: Path) -> None:
 def test_an_id_that_is_not_a_plain_name_is_refused(tmp_path: Path, identifier: str) -> None:
     layout = open_storage(tmp_path)
     for find in (layout.file, layout.run, layout.model):
-        with pytest.raises(ValueError, match="is not a valid id: expected 1 to 128 letters"):
+        expected = f"{identifier!r} is not a valid id: expected 1 to 128 letters"
+        with pytest.raises(ValueError, match=f"^{re.escape(expected)}"):
             find(identifier)

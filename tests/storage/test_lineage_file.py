@@ -60,20 +60,20 @@ def test_parent_key_at_other_positions_is_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "not valid JSON"),
-        ('{"parent": {', "not valid JSON"),
-        ('{"parent": {"a": 1}} {}', "not valid JSON"),
-        ('{"parent": {"a" 1}}', "not valid JSON"),
-        ("}{", "not valid JSON"),
-        ("[]", "a JSON list, expected an object"),
-        ("[" * 500_000, "recursion limit"),
-        ('{"a": ' * 100_000, "recursion limit"),
-        ('{"' + '\\"' * 500_000, "not valid JSON"),
-        ('{"format_version": 3}', "expected 'MAJOR.MINOR'"),
+        ("", "it is not valid JSON: "),
+        ('{"parent": {', "it is not valid JSON: "),
+        ('{"parent": {"a": 1}} {}', "it is not valid JSON: "),
+        ('{"parent": {"a" 1}}', "it is not valid JSON: "),
+        ("}{", "it is not valid JSON: "),
+        ("[]", "it contains a JSON list, expected an object"),
+        ("[" * 500_000, "it is not valid JSON: .*recursion limit"),
+        ('{"a": ' * 100_000, "it is not valid JSON: .*recursion limit"),
+        ('{"' + '\\"' * 500_000, "it is not valid JSON: "),
+        ('{"format_version": 3}', "format_version is 3, expected 'MAJOR.MINOR'"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, content: str, reason: str) -> None:
-    with pytest.raises(DamagedFileError, match=reason) as caught:
+    with pytest.raises(DamagedFileError, match=f"^'.*lineage.json' is damaged: {reason}") as caught:
         read_lineage_file(write(tmp_path, content))
     assert not isinstance(caught.value, NewerFormatError)
     assert caught.value.path == tmp_path / "lineage.json"

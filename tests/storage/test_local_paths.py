@@ -27,10 +27,16 @@ def test_url_is_rejected_as_storage_root(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(ValueError, match=r"^storage is 's3://bucket', expected a path"):
         open_storage("s3://bucket")
     with pytest.raises(
-        ValueError, match=r"\n  Value error, storage is 's3://bucket', expected a path"
+        ValueError,
+        match="^1 validation error for ApplicationSettings\nstorage\n  Value error, "
+        "storage is 's3://bucket', expected a path",
     ):
         ApplicationSettings(storage="s3://bucket")
-    with pytest.raises(ValueError, match=r"\n  Value error, base_models.a is 'hf://a/b', expected"):
+    with pytest.raises(
+        ValueError,
+        match="^1 validation error for ApplicationSettings\nbase_models\n  Value error, "
+        "base_models.a is 'hf://a/b', expected",
+    ):
         ApplicationSettings(base_models={"a": "hf://a/b"})
     deploy = tmp_path / "deploy.yaml"
     deploy.write_text("applications: [{args: {storage: 's3://bucket'}}]")

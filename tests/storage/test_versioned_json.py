@@ -45,11 +45,11 @@ def test_newer_major_version_is_rejected_and_file_is_unchanged(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"{", "not valid JSON"),
-        (b"\x00" * 20, "not valid JSON"),
-        (b"[]", "a JSON list, expected an object"),
+        (b"{", "it is not valid JSON: "),
+        (b"\x00" * 20, "it is not valid JSON: "),
+        (b"[]", "it contains a JSON list, expected an object"),
         (b'{"format_version": 3}', "format_version is 3, expected 'MAJOR.MINOR'"),
-        (b'{"format_version": "new"}', "expected 'MAJOR.MINOR'"),
+        (b'{"format_version": "new"}', "format_version is 'new', expected 'MAJOR.MINOR'"),
     ],
 )
 def test_damage_is_neither_value_error_nor_os_error(
@@ -57,7 +57,7 @@ def test_damage_is_neither_value_error_nor_os_error(
 ) -> None:
     path = tmp_path / "run.json"
     path.write_bytes(content)
-    with pytest.raises(DamagedFileError, match=reason) as caught:
+    with pytest.raises(DamagedFileError, match=f"^'.*run.json' is damaged: {reason}") as caught:
         read_object(path)
     assert not isinstance(caught.value, (ValueError, OSError))
     assert caught.value.path == path

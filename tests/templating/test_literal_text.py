@@ -214,7 +214,7 @@ def test_placeholder_characters_of_client_are_kept() -> None:
     ids = encode(tokenizer, CHATML, [{"role": "user", "content": content}]).ids
     assert content in tokenizer.decode(ids)
     every = "".join(chr(code) for code in range(0x13000, 0x13430)) + "<|im_end|>"
-    with pytest.raises(TemplateRefusedError, match="too many different"):
+    with pytest.raises(TemplateRefusedError, match="^the messages contain too many different"):
         encode(tokenizer, CHATML, [{"role": "user", "content": every}])
 
 

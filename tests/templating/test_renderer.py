@@ -27,6 +27,7 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
 FINE = "{{ messages[0].content }}!"
 # Endless for one conversation only.
 CONDITIONALLY_ENDLESS = "{% if messages[0].content == 'hang' %}" + ENDLESS + "{% endif %}" + FINE
+ENDED = "^the process that renders the chat template has ended$"
 DEADLINE_S = 20.0
 
 
@@ -78,18 +79,22 @@ def find_renderers() -> list[psutil.Process]:
         ),
         ("{{ 'a' * 5000000 }}", TemplateLimitError, "wrote 5,000,000 characters, more than 1,"),
         ("{{ raise_exception('no jokes') }}", TemplateRefusedError, "no jokes"),
-        ("{{ messages[0].content.x.y }}", TemplateRefusedError, "has no attribute"),
+        ("{{ messages[0].content.x.y }}", TemplateRefusedError, "'str object' has no attribute"),
         ("{{ 1 / 0 }}", TemplateRefusedError, "division by zero"),
-        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", TemplateRefusedError, "recursion"),
+        (
+            "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+            TemplateRefusedError,
+            "maximum recursion",
+        ),
         ("{% if %}", TemplateBrokenError, "Expected an expression"),
-        ("{{ ''.__class__.__mro__ }}", TemplateBrokenError, "unsafe"),
+        ("{{ ''.__class__.__mro__ }}", TemplateBrokenError, "access to .* is unsafe"),
     ],
 )
 def test_forbidden_operation_of_template_raises_error(
     template: str, error: type[TemplatingError], message: str, opened: list[Any]
 ) -> None:
     renderer = open_one(opened, template)
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=f"^{message}"):
         asyncio.run(renderer.render(job()))
 
 
@@ -165,7 +170,7 @@ def test_externally_killed_process_raises_process_error(opened: list[Any]) -> No
     os.kill(pid, signal.SIGKILL)
 
     async def scenario() -> None:
-        with pytest.raises(RenderProcessError, match="has ended"):
+        with pytest.raises(RenderProcessError, match=ENDED):
             await renderer.render(job())
         assert (await renderer.render(job())).text == "fox!"
 
@@ -323,7 +328,7 @@ def test_process_that_ends_during_send_raises_process_error(
     process.suspend()
     killing = threading.Timer(0.2, process.kill)  # longer than one conversation may take
     killing.start()
-    with pytest.raises(RenderProcessError, match="has ended"):
+    with pytest.raises(RenderProcessError, match=ENDED):
         renderer.send([job("x" * 5_000_000)])
     killing.join()
 
@@ -341,7 +346,9 @@ def test_template_over_mean_time_limit_is_stopped(opened: list[Any]) -> None:
     renderer = BatchRenderer(ChatTemplates((slow,), {}), limits)
     opened.append(renderer)
     renderer.send([job()] * 1000)
-    with pytest.raises(TemplateLimitError, match="more than 0.0001 s each"):
+    with pytest.raises(
+        TemplateLimitError, match="^took .* for .* conversations, more than 0.0001 s each$"
+    ):
         list(renderer.receive(1000))
 
 
@@ -367,5 +374,5 @@ def test_process_that_ends_before_first_conversation_raises(
 
     with subprocess.Popen(["sleep", "60"]) as child:
         monkeypatch.setattr("templating.renderer.fork_renderer", fork)
-        with pytest.raises(RenderProcessError, match="has ended"):
+        with pytest.raises(RenderProcessError, match=ENDED):
             BatchRenderer(ChatTemplates((FINE,), {}), LIMITS)

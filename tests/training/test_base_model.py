@@ -21,6 +21,8 @@ from training.base_model import (
 )
 from training.model import find_hidden_size
 
+UNKNOWN = "is neither the folder of a Hugging Face model nor a model id that can be loaded: "
+
 
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -41,7 +43,9 @@ def test_stored_model_cannot_read_foreign_vocabulary_file(
     HOSTILE[name](model, secret)
     durable.seal_directory(model)
     with watch_file(secret) as watch:
-        with pytest.raises(UnknownModelError, match=r"has no tokenizer\.json"):
+        with pytest.raises(
+            UnknownModelError, match=rf"^base_model 'model' {UNKNOWN}'model' has no tokenizer\.json"
+        ):
             load_tokenizer(str(model))
         assert not watch.was_opened()
 
@@ -50,7 +54,10 @@ def test_stored_model_with_slow_pattern_is_rejected(model: Path) -> None:
     pattern = {"type": "Replace", "pattern": {"Regex": "(a|a)*bb"}, "content": ""}
     change_object(model / "tokenizer.json", normalizer=pattern)
     durable.seal_directory(model)
-    with pytest.raises(UnknownModelError, match="the regular expression"):
+    with pytest.raises(
+        UnknownModelError,
+        match=f"^base_model 'model' {UNKNOWN}the tokenizer has the regular expression",
+    ):
         load_tokenizer(str(model))
 
 
@@ -60,7 +67,9 @@ def test_tokenizer_panic_raises_unknown_model_error(model: Path) -> None:
     change_object(model / "tokenizer.json", normalizer=charsmap)
     for seal in (lambda _: None, durable.seal_directory):
         seal(model)
-        with pytest.raises(UnknownModelError, match="the tokenizer failed"):
+        with pytest.raises(
+            UnknownModelError, match=f"^base_model 'model' {UNKNOWN}the tokenizer failed: "
+        ):
             load_tokenizer(str(model))
 
 
@@ -95,7 +104,7 @@ def test_folder_of_user_may_have_slow_tokenizer(model: Path) -> None:
 
 def test_missing_base_model_is_named(tmp_path: Path) -> None:
     for load in (load_tokenizer, load_config, find_context_length):
-        with pytest.raises(UnknownModelError, match="'gone' is neither the folder of a Hugging"):
+        with pytest.raises(UnknownModelError, match=f"^base_model 'gone' {UNKNOWN}"):
             load(str(tmp_path / "gone"))
     assert load_generation_config(str(tmp_path / "gone")) is None
 
@@ -110,7 +119,7 @@ def test_revision_of_hub_model_is_its_commit(
     (repository / "refs" / "main").write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert find_revision("someone/model") == commit
-    with pytest.raises(UnknownModelError, match="someone/other"):
+    with pytest.raises(UnknownModelError, match=f"^base_model 'someone/other' {UNKNOWN}"):
         find_revision("someone/other")
 
 

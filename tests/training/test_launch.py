@@ -35,7 +35,10 @@ def test_run_with_changed_base_model_fails(
 ) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
     run = prepare_run_of_another_model(tiny_model, tmp_path)
-    with pytest.raises(UnknownModelError, match="is not the one that this run was started with"):
+    with pytest.raises(
+        UnknownModelError,
+        match="^the base model 'base' is not the one that this run was started with: ",
+    ):
         execute_run(run, run.read_spec())
     record = run.read_record()
     assert record.status == "failed"
@@ -71,5 +74,8 @@ def test_run_with_unreadable_base_model_lineage_fails(
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
     run.create(spec, RunRecord(id="run", created_at=1, writer="job"))
-    with pytest.raises(UnknownModelError, match="lineage of the base model 'base'.*format is 2.0"):
+    with pytest.raises(
+        UnknownModelError,
+        match="^the lineage of the base model 'base' cannot be read: its format is 2.0",
+    ):
         execute_run(run, spec)

@@ -262,17 +262,17 @@ def test_all_faults_are_reported_at_once() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no spec at"),
-        ("- 1\n- 2\n", "holds list, expected keys and values"),
-        ("a: [", "neither YAML nor JSON"),
-        ("epochs: 2", "base_model is missing"),
+        (None, "no spec at '.*spec.yaml': expected a YAML or JSON file$"),
+        ("- 1\n- 2\n", "'.*spec.yaml' holds list, expected keys and values$"),
+        ("a: [", "'.*spec.yaml' is neither YAML nor JSON: "),
+        ("epochs: 2", "spec.yaml: base_model is missing"),
     ],
 )
 def test_invalid_spec_file_is_named(tmp_path: Path, content: str | None, message: str) -> None:
     file = tmp_path / "spec.yaml"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^{message}"):
         load_spec(file)
 
 

@@ -2,10 +2,12 @@
 
 import logging
 import stat
-import time
 import tracemalloc
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
+from pathlib import Path
+from threading import Event
 from typing import Any
 from urllib.parse import quote
 
@@ -274,14 +276,19 @@ async def test_access_log_line_has_path_status_and_key_but_no_query(
 
 
 def test_refused_request_does_not_wait_for_write_of_audit_line(
-    layout: StorageLayout,
+    layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    is_rotating = Event()
+
+    def lock_and_report(path: Path) -> AbstractContextManager[object]:
+        is_rotating.set()
+        return lock_exclusive(path)
+
+    monkeypatch.setattr("apps.access.audit.lock_exclusive", lock_and_report)
     audit = AuditLog(layout, max_bytes=1)
     with ThreadPoolExecutor() as threads, lock_exclusive(layout.access.audit_lock):
         writing = threads.submit(audit.write, entry())  # waits for the lock to rotate the log
-        while not layout.access.audit.exists():
-            time.sleep(0.01)
-        time.sleep(0.1)
+        assert is_rotating.wait(10)
         counted = threads.submit(audit.samples_failure, None)
         wait([counted], timeout=10)
         is_counted, is_written = counted.done(), writing.done()

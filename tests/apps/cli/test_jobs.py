@@ -1,7 +1,6 @@
 import asyncio
 import json
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from apps.fine_tuning.index.run_lookup import find_run
 from apps.fine_tuning.job_responses import describe_job
 from apps.fine_tuning.queue import RunQueue
 from apps.http_api.dependencies import Services
+from apps.http_api.run_streams import has_ended
 from storage.layout import StorageLayout
 from tests.apps.cli.conftest import Call
 from tests.apps.conftest import build_services
@@ -137,17 +137,42 @@ def test_settings_are_parsed_as_json_or_text() -> None:
 # Watching
 
 
-def simulate_run(run: RunFolder, status: str) -> threading.Thread:
-    """Start a thread that takes three steps of a job, with events and log lines, and ends it."""
+@pytest.fixture
+def was_polled(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """An event that is set whenever a stream of events or log lines reads its job."""
+    was_polled = threading.Event()
+
+    def report(run: RunFolder) -> bool:
+        was_polled.set()
+        return has_ended(run)
+
+    monkeypatch.setattr("apps.http_api.run_streams.has_ended", report)
+    monkeypatch.setattr("apps.http_api.run_streams.POLL_S", 0.01)
+    return was_polled
+
+
+def take_step(run: RunFolder, step: int) -> None:
+    """Add a step to a job, with an event and a log line."""
+    add_step(run, step, 2.0 / step)
+    run.events.add(f"step {step}")
+    with run.log_file.open("a") as log:
+        log.write(f"line {step}\n")
+
+
+def simulate_run(run: RunFolder, status: str, was_polled: threading.Event) -> threading.Thread:
+    """Start a thread that takes three steps of a job and ends it.
+
+    Before each step it waits until a stream has read the job since the step before.
+    """
 
     def simulate() -> None:
-        for step in range(1, 4):
-            time.sleep(0.1)
-            add_step(run, step, 2.0 / step)
-            run.events.add(f"step {step}")
-            with run.log_file.open("a") as log:
-                log.write(f"line {step}\n")
-        run.update_record(status=status, model_id="tiny")
+        try:
+            for step in range(1, 4):
+                was_polled.clear()
+                assert was_polled.wait(10), "no stream reads the job"
+                take_step(run, step)
+        finally:  # otherwise the stream never ends
+            run.update_record(status=status, model_id="tiny")
 
     thread = threading.Thread(target=simulate)
     thread.start()
@@ -156,9 +181,9 @@ def simulate_run(run: RunFolder, status: str) -> threading.Thread:
 
 @pytest.mark.parametrize(("status", "code"), [("succeeded", 0), ("failed", 1), ("cancelled", 1)])
 def test_watch_without_terminal_prints_events(
-    call: Call, run: RunFolder, status: str, code: int
+    call: Call, run: RunFolder, was_polled: threading.Event, status: str, code: int
 ) -> None:
-    simulation = simulate_run(run, status)
+    simulation = simulate_run(run, status, was_polled)
     exit_code, output = call("jobs", "watch", run.path.name)
     simulation.join()
     assert exit_code == code
@@ -167,7 +192,8 @@ def test_watch_without_terminal_prints_events(
 
 
 def test_watch_with_json_option_prints_events_as_json(call: Call, run: RunFolder) -> None:
-    simulate_run(run, "succeeded").join()
+    take_step(run, 1)
+    run.update_record(status="succeeded", model_id="tiny")
     exit_code, output = call("jobs", "watch", run.path.name, "--json")
     decoder, events = json.JSONDecoder(), []
     while output:
@@ -178,26 +204,32 @@ def test_watch_with_json_option_prints_events_as_json(call: Call, run: RunFolder
     assert [event["id"] for event in events] == [event["id"] for event in run.events.read()]
 
 
-def test_followed_log_is_printed_until_job_ends(call: Call, run: RunFolder) -> None:
-    simulation = simulate_run(run, "succeeded")
+def test_followed_log_is_printed_until_job_ends(
+    call: Call, run: RunFolder, was_polled: threading.Event
+) -> None:
+    simulation = simulate_run(run, "succeeded", was_polled)
     assert call("jobs", "logs", run.path.name, "--follow") == (0, "line 1 line 2 line 3")
     simulation.join()
     assert call("jobs", "logs", run.path.name, "--tail", "7") == (0, "line 3")
 
 
 @pytest.mark.parametrize("services", [{"max_stream_age_s": 0.0}], indirect=True)
-def test_followed_log_resumes_after_maximum_stream_age(call: Call, run: RunFolder) -> None:
-    simulation = simulate_run(run, "succeeded")
+def test_followed_log_resumes_after_maximum_stream_age(
+    call: Call, run: RunFolder, was_polled: threading.Event
+) -> None:
+    simulation = simulate_run(run, "succeeded", was_polled)
     assert call("jobs", "logs", run.path.name, "--follow") == (0, "line 1 line 2 line 3")
     simulation.join()
 
 
-def test_events_are_followed_until_job_ends(url: str, run: RunFolder) -> None:
+def test_events_are_followed_until_job_ends(
+    url: str, run: RunFolder, was_polled: threading.Event
+) -> None:
     async def follow() -> list[str]:
         async with ApiClient(url) as api:
             events = api.job_outputs.follow_events(run.path.name)
             found = [(await anext(events)).id]
-            await asyncio.to_thread(lambda: simulate_run(run, "succeeded").join())
+            await asyncio.to_thread(lambda: simulate_run(run, "succeeded", was_polled).join())
             return [*found, *[event.id async for event in events]]
 
     assert asyncio.run(follow()) == [event["id"] for event in run.events.read()]

@@ -124,7 +124,7 @@ def test_damaged_shard_is_named_and_prevents_publishing(
 ) -> None:
     name = "state/zero_pp_rank_1_mp_rank_00_optim_states.pt"
     damage(run.checkpoints / "checkpoint_0000000010" / name, fault)
-    with pytest.raises(ShardsError, match=f"step 10 is damaged: {name}"):
+    with pytest.raises(ShardsError, match=f"^the checkpoint of step 10 is damaged: {name}"):
         publish_checkpoint(layout, run.path.name, 10, "mine")
     execute_export(layout, run.path.name, 10, "mine")
     last = run.events.read()[-1]
@@ -135,7 +135,10 @@ def test_damaged_shard_is_named_and_prevents_publishing(
 def test_changed_base_model_prevents_publishing(layout: StorageLayout, run: RunFolder) -> None:
     """Its tokenizer and chat template differ from those that the run was trained with."""
     run.update_record(base_revision="sha256:2")
-    with pytest.raises(UnknownModelError, match="'tiny' is not the one that this run was started"):
+    with pytest.raises(
+        UnknownModelError,
+        match="^the base model 'tiny' is not the one that this run was started with: ",
+    ):
         publish_checkpoint(layout, run.path.name, 10, "mine")
     store = ModelStore(layout)
     store.remove_alias("latest")

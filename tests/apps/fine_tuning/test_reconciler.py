@@ -139,7 +139,7 @@ async def test_shutdown_pause_ends_after_failed_listing_of_runs(
     after = RunQueue(queue.layout, jobs, reserved_cpus=0.5)
     with monkeypatch.context() as patched:
         patched.setattr(RunIndex, "scan_unfinished", fail)
-        with pytest.raises(OSError, match="I/O error"):
+        with pytest.raises(OSError, match=r"^\[Errno 5\] I/O error$"):
             await after.reconcile()
     await after.reconcile()
     assert run.read_record().status == "queued"

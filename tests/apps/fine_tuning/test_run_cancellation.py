@@ -33,7 +33,7 @@ async def test_active_run_is_stopped_and_cancelled(
     job = await queue.cancel(run.path.name)
     assert job["status"] == "cancelled"
     assert jobs.states[f"{run.path.name}-1"] == "ended"
-    with pytest.raises(ApiError, match="has cancelled already") as caught:
+    with pytest.raises(ApiError, match=f"^job '{run.path.name}' has cancelled already$") as caught:
         await queue.cancel(run.path.name)
     assert caught.value.status == 409
 
@@ -42,7 +42,7 @@ async def test_paused_run_can_be_cancelled(queue: RunQueue, jobs: NotedJobs, fil
     run = await create_run(queue, file_id)
     await queue.pause(run.path.name)
     assert (await queue.cancel(run.path.name))["status"] == "cancelled"
-    with pytest.raises(ApiError, match="has cancelled already"):
+    with pytest.raises(ApiError, match=f"^job '{run.path.name}' has cancelled already$"):
         await queue.pause(run.path.name)
 
 
@@ -67,7 +67,9 @@ async def test_cancelled_run_ends_only_after_its_process(
     await queue.reconcile()
     run.update_record(status="running")
     with hold_lease(run):  # a process that has outlived its job holds the lease
-        with pytest.raises(ApiError, match="did not stop") as caught:
+        with pytest.raises(
+            ApiError, match=f"^job '{run.path.name}' did not stop in 0.2 s; "
+        ) as caught:
             await queue.cancel(run.path.name)
         await queue.reconcile()
         assert run.read_record().status == "running"
@@ -119,7 +121,7 @@ async def test_interrupted_cancellation_is_completed_and_blocks_no_other_run(
     if was_paused:
         await queue.pause(run.path.name)
     run.request_cancel()
-    with pytest.raises(ApiError, match="is being cancelled"):
+    with pytest.raises(ApiError, match=f"^job '{run.path.name}' is being cancelled$"):
         await queue.resume(run.path.name)
     await queue.reconcile()
     assert run.read_record().status == "cancelled"

@@ -67,7 +67,7 @@ async def test_active_run_pauses_and_resumes_in_new_job(
     assert not run.is_pause_requested
     await queue.reconcile()
     assert list(jobs.commands) == [f"{run.path.name}-1", f"{run.path.name}-2"]
-    with pytest.raises(ApiError, match="is queued, not paused") as caught:
+    with pytest.raises(ApiError, match=f"^job '{run.path.name}' is queued, not paused$") as caught:
         await queue.resume(run.path.name)
     assert caught.value.status == 409
 
@@ -139,13 +139,15 @@ async def test_succeeded_run_or_run_without_rows_cannot_be_resumed(
 ) -> None:
     run = await create_run(queue, file_id)
     run.update_record(status="succeeded")
-    with pytest.raises(ApiError, match="has succeeded already"):
+    with pytest.raises(ApiError, match=f"^job '{run.path.name}' has succeeded already$"):
         await queue.resume(run.path.name)
     run.update_record(status="failed")
     assert describe_job(run)["resumable"]
     shutil.rmtree(run.data)
     assert not describe_job(run)["resumable"]
-    with pytest.raises(ApiError, match="before its rows were read") as caught:
+    with pytest.raises(
+        ApiError, match=f"^job '{run.path.name}' has failed before its rows were read, and cannot "
+    ) as caught:
         await queue.resume(run.path.name)
     assert (caught.value.status, caught.value.code) == (409, "job_ended")
 
@@ -177,7 +179,7 @@ async def test_only_ended_run_is_deleted(
     queue: RunQueue, layout: StorageLayout, file_id: str
 ) -> None:
     run = await create_run(queue, file_id)
-    with pytest.raises(ApiError, match="is queued; cancel it first"):
+    with pytest.raises(ApiError, match=f"^job '{run.path.name}' is queued; cancel it first$"):
         await queue.delete(run.path.name)
     await queue.cancel(run.path.name)
     await queue.delete(run.path.name)

@@ -56,7 +56,7 @@ async def test_end_that_cannot_be_recorded_at_first_adds_one_event(
     run = await create_run(queue, file_id)
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "update_record", fill_disk)
-        with pytest.raises(ApiError, match="no room") as caught:
+        with pytest.raises(ApiError, match="^the server's disk has no room for it$") as caught:
             await queue.cancel(run.path.name)
         assert caught.value.status == 507
         for _ in range(3):

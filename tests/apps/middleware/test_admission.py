@@ -15,6 +15,7 @@ from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from tests.apps.access.conftest import Connect, connect, keys
 from tests.apps.conftest import AppClient, add_job
+from tests.waiting import wait_for
 
 __all__ = ["connect", "keys"]
 pytestmark = pytest.mark.anyio
@@ -31,9 +32,11 @@ class Hanging:
 
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
+        self.num_waiting = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in ("/healthz", "/livez", "/readyz"):
+            self.num_waiting += 1
             await self.may_end.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
@@ -103,8 +106,7 @@ async def test_full_slots_of_one_class_do_not_block_other_classes(
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         paths = ["/v1/files"] * MAX_ORDINARY + ["/v1/jobs/a/events?stream=true"] * MAX_STREAMS
         tasks = [asyncio.create_task(client.get(path)) for path in paths]
-        await asyncio.sleep(0)  # each task runs until the application has its request
-        await asyncio.sleep(0)
+        await wait_for(lambda: hanging.num_waiting == len(paths), 10, "all requests are open")
         async with asyncio.timeout(10):
             for path in ("/v1/files", "/v1/jobs/a/logs?follow=true"):
                 answer = await client.get(path)

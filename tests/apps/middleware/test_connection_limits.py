@@ -3,8 +3,8 @@
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import httpx
@@ -16,39 +16,92 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from apps.middleware.connection_limits import read_connection_limits
+from apps.middleware.connection_limits import LimitedHttpProtocol, read_connection_limits
 from apps.middleware.proxy import build_middlewares
+from tests.waiting import wait_for, wait_until
 
 TIMEOUT_S = 5.0
+LIMIT_S = 0.3
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 BODY_HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
 
 
-async def count_body(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with the length of the body, which is read after a pause of half a second."""
-    await asyncio.sleep(0.5)
-    size = len(await Request(scope, receive).body())
-    await PlainTextResponse(str(size))(scope, receive, send)
+class Counter:
+    """An application that answers with the length of the body, once `may_read` is set."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.may_read = threading.Event(), threading.Event()
+        self.may_read.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.has_begun.set()
+        await wait_for(self.may_read.is_set, TIMEOUT_S, "the test lets the application read")
+        size = len(await Request(scope, receive).body())
+        await PlainTextResponse(str(size))(scope, receive, send)
+
+    def pause(self) -> None:
+        """Let the next request wait for `may_read`."""
+        self.has_begun.clear()
+        self.may_read.clear()
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock a test can advance, so that timeouts pass without waiting."""
+
+    skipped_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.skipped_s
+
+    def skip(self, duration_s: float) -> None:
+        """Receive what clients have sent, advance the clock, and run the timeouts that are over."""
+
+        async def advance() -> None:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            self.skipped_s += duration_s
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+        asyncio.run_coroutine_threadsafe(advance(), self).result(TIMEOUT_S)
 
 
 @pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def counter() -> Counter:
+    return Counter()
+
+
+@pytest.fixture
+def loop() -> SkippingLoop:
+    return SkippingLoop()
+
+
+@pytest.fixture
+def server(
+    counter: Counter, loop: SkippingLoop, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[uvicorn.Server]:
     monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", "overwritten by build_middlewares")
-    monkeypatch.setenv("TUNESERVE_HTTP_HEADER_TIMEOUT_S", "0.3")
-    monkeypatch.setenv("TUNESERVE_HTTP_BODY_IDLE_TIMEOUT_S", "0.3")
+    monkeypatch.setenv("TUNESERVE_HTTP_HEADER_TIMEOUT_S", str(LIMIT_S))
+    monkeypatch.setenv("TUNESERVE_HTTP_BODY_IDLE_TIMEOUT_S", str(LIMIT_S))
     monkeypatch.setenv("TUNESERVE_HTTP_MAX_CONNECTIONS", "5")
     build_middlewares()
-    server = uvicorn.Server(
-        uvicorn.Config(count_body, port=0, loop="asyncio", lifespan="off", log_level="critical")
-    )
-    thread = threading.Thread(target=server.run)
+    server = uvicorn.Server(uvicorn.Config(counter, port=0, lifespan="off", log_level="critical"))
+
+    def serve() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(server.serve())
+
+    thread = threading.Thread(target=serve)
     thread.start()
-    deadline = time.monotonic() + TIMEOUT_S
-    while not server.started:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    yield server.servers[0].sockets[0].getsockname()[1]
+    wait_until(lambda: server.started, TIMEOUT_S, "the server starts")
+    yield server
     server.should_exit = True
     thread.join(TIMEOUT_S)
+
+
+@pytest.fixture
+def port(server: uvicorn.Server) -> int:
+    return int(server.servers[0].sockets[0].getsockname()[1])
 
 
 def connect(port: int) -> socket.socket:
@@ -84,23 +137,34 @@ def test_half_open_connection_is_closed(port: int, partial_request: bytes) -> No
 
 def test_empty_line_after_request_does_not_keep_connection_open(port: int) -> None:
     with connect(port) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        client.sendall(GET)
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
         client.sendall(b"\r\n")
         assert b"HTTP/1.1 408" in read_all(client)
 
 
-def test_empty_line_during_response_does_not_interrupt_it(port: int) -> None:
+def test_empty_line_during_response_does_not_interrupt_it(
+    port: int, counter: Counter, loop: SkippingLoop
+) -> None:
+    counter.pause()
     with connect(port) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        time.sleep(0.05)
-        client.sendall(b"\r\n")  # the response takes longer than the header timeout
+        client.sendall(GET)
+        assert counter.has_begun.wait(TIMEOUT_S)
+        client.sendall(b"\r\n")
+        loop.skip(1.5 * LIMIT_S)  # the response takes longer than the header timeout
+        counter.may_read.set()
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_pipelined_requests_are_all_answered(port: int) -> None:
+def test_pipelined_requests_are_all_answered(
+    port: int, counter: Counter, loop: SkippingLoop
+) -> None:
+    counter.pause()
     with connect(port) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 3)
+        client.sendall(GET * 3)
+        assert counter.has_begun.wait(TIMEOUT_S)
+        loop.skip(1.5 * LIMIT_S)
+        counter.may_read.set()
         received = b""
         while received.count(b"HTTP/1.1 200") < 3:
             piece = client.recv(1000)
@@ -127,22 +191,40 @@ def test_idle_body_times_out(port: int) -> None:
         assert read_all(client).startswith(b"HTTP/1.1 408")
 
 
-def test_slow_body_and_slow_application_do_not_time_out(port: int) -> None:
+def test_slow_body_does_not_time_out(port: int, loop: SkippingLoop) -> None:
     with connect(port) as client:
         client.sendall(BODY_HEAD)
         for _ in range(5):
-            time.sleep(0.1)
+            loop.skip(0.5 * LIMIT_S)
             client.sendall(b"a" * 20)
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
-    slow = httpx.post(f"http://127.0.0.1:{port}/", content=b"a" * 1_000_000)
-    assert slow.text == "1000000"
 
 
-def test_header_timeout_restarts_for_kept_alive_connection(port: int) -> None:
+def test_slow_application_does_not_time_out(
+    port: int, server: uvicorn.Server, counter: Counter, loop: SkippingLoop
+) -> None:
+    def is_paused() -> bool:
+        (connection,) = server.server_state.connections
+        return isinstance(connection, LimitedHttpProtocol) and connection.flow.read_paused
+
+    counter.pause()
+    with ThreadPoolExecutor(1) as thread:
+        slow = thread.submit(
+            httpx.post, f"http://127.0.0.1:{port}/", content=b"a" * 1_000_000, timeout=TIMEOUT_S
+        )
+        assert counter.has_begun.wait(TIMEOUT_S)
+        wait_until(is_paused, TIMEOUT_S, "the server stops reading")
+        for _ in range(3):
+            loop.skip(1.1 * LIMIT_S)
+        counter.may_read.set()
+        assert slow.result().text == "1000000"
+
+
+def test_header_timeout_restarts_for_kept_alive_connection(port: int, loop: SkippingLoop) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
         for _ in range(2):
             assert client.get("/").text == "0"
-            time.sleep(0.4)  # longer than the header timeout
+            loop.skip(1.5 * LIMIT_S)
 
 
 def test_connection_beyond_limit_gets_503(port: int) -> None:
@@ -154,5 +236,7 @@ def test_connection_beyond_limit_gets_503(port: int) -> None:
 
 def test_limit_out_of_range_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNESERVE_HTTP_HEADER_TIMEOUT_S", "0")
-    with pytest.raises(ValidationError, match="header_timeout_s"):
+    with pytest.raises(
+        ValidationError, match="^1 validation error for ConnectionLimits\nheader_timeout_s\n"
+    ):
         read_connection_limits()

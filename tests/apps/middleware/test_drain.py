@@ -25,11 +25,12 @@ class Gated:
 
     def __init__(self, folder: Path) -> None:
         self.signal = DrainSignal(folder)
-        self.may_answer = asyncio.Event()
+        self.has_begun, self.may_answer = asyncio.Event(), asyncio.Event()
         transport = httpx.ASGITransport(DrainGate(self._answer, self.signal))
         self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.has_begun.set()
         await self.may_answer.wait()
         await PlainTextResponse("answer")(scope, receive, send)
 
@@ -42,7 +43,8 @@ class Gated:
 async def test_draining_refuses_new_requests_and_completes_active_ones(tmp_path: Path) -> None:
     gated = Gated(tmp_path)
     begun = asyncio.create_task(gated.client.post("/v1/chat/completions"))
-    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await gated.has_begun.wait()
     gated.signal.begin()
     refused = await gated.client.post("/v1/chat/completions")
     assert refused.status_code == 503
@@ -62,7 +64,8 @@ async def test_endless_streams_do_not_count_as_requests_in_progress(
 ) -> None:
     gated = Gated(tmp_path)
     begun = asyncio.create_task(gated.client.get(path))
-    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await gated.has_begun.wait()
     gated.signal.begin()
     assert await gated.count() == 0
     gated.may_answer.set()

@@ -42,7 +42,10 @@ def test_max_tokens_and_max_completion_tokens_are_same_setting() -> None:
     assert _parse(max_tokens=5).max_new_tokens == 5
     assert _parse(max_completion_tokens=6).max_new_tokens == 6
     assert _parse(max_tokens=7, max_completion_tokens=7).max_new_tokens == 7
-    with pytest.raises(InvalidRequestError, match="one setting with two names"):
+    with pytest.raises(
+        InvalidRequestError,
+        match=r"^max_tokens \(5\) and max_completion_tokens \(6\) are one setting with two names; ",
+    ):
         _parse(max_tokens=5, max_completion_tokens=6)
 
 

@@ -62,7 +62,12 @@ def test_model_with_missing_or_truncated_files_is_not_exported(
     model: StoredModel, store: ModelStore, kind: ArchiveFormat, fault: str
 ) -> None:
     damage(model.path / "model.safetensors", fault)
-    with pytest.raises(DamagedDirectoryError, match=r"model\.safetensors"):
+    found = "is in the manifest but gone" if fault == "gone" else "differs from its manifest: found"
+    expected = rf"^base: 'model\.safetensors' {found}"
+    with pytest.raises(
+        DamagedDirectoryError,
+        match=expected,
+    ):
         stream_archive(model, kind)
     store.delete("base")  # the model is not locked
 
@@ -74,7 +79,8 @@ def test_archive_of_modified_model_is_incomplete(
 ) -> None:
     damage(model.path / name, "flipped")
     archive = tmp_path / f"base.{kind}"
-    with archive.open("wb") as file, pytest.raises(DamagedDirectoryError, match=name):
+    expected = f"^base: '{name}' differs from its manifest: "
+    with archive.open("wb") as file, pytest.raises(DamagedDirectoryError, match=expected):
         file.writelines(stream_archive(model, kind))
     with pytest.raises((shutil.ReadError, tarfile.ReadError)):
         shutil.unpack_archive(archive, tmp_path / "unpacked")
@@ -219,5 +225,5 @@ def test_model_is_pushed_to_hub(
 
 
 def test_unreachable_hub_error_has_url(online: None, model: StoredModel) -> None:
-    with pytest.raises(ConnectionError, match="http://127.0.0.1:9 cannot be reached"):
+    with pytest.raises(ConnectionError, match="^the hub at http://127.0.0.1:9 cannot be reached: "):
         push_to_hub(model.path, "me/tuned", token="hf_test", endpoint="http://127.0.0.1:9")

@@ -80,7 +80,7 @@ def test_incomplete_model_is_not_listed(
     _copy(tiny_model, layout)
     shutil.copytree(tiny_model, layout.models / "no-manifest")
     assert store.list_models() == []
-    with pytest.raises(ModelNotFoundError, match="'no-manifest'"):
+    with pytest.raises(ModelNotFoundError, match="^no model has the id 'no-manifest'; "):
         store.get("no-manifest")
 
 
@@ -112,11 +112,11 @@ def test_alias_keeps_its_history(
 
 def test_alias_must_point_to_model_and_not_have_its_id(store: ModelStore, tiny_model: Path) -> None:
     store.add(tiny_model, "a")
-    with pytest.raises(ModelNotFoundError, match="'b'"):
+    with pytest.raises(ModelNotFoundError, match="^no model has the id 'b'; "):
         store.point_alias("latest", "b")
     with pytest.raises(ValueError, match="^'a' is the id of a model and cannot be an alias too$"):
         store.point_alias("a", "a")
-    with pytest.raises(ValueError, match="not a valid id"):
+    with pytest.raises(ValueError, match="^'../x' is not a valid id: "):
         store.point_alias("../x", "a")
     store.point_alias("latest", "a")
     with pytest.raises(ValueError, match="^'latest' is the name of an alias; "):
@@ -133,7 +133,10 @@ def test_alias_beyond_limit_is_refused(
         layout.store.aliases, {f"alias-{number:04d}": entry for number in range(1_000)}
     )
     store.remove_alias("alias-0000")
-    with pytest.raises(TooManyAliasesError, match="1,000 aliases are on record") as caught:
+    with pytest.raises(
+        TooManyAliasesError,
+        match="^there is no room for the alias 'one-more': 1,000 aliases are on record",
+    ) as caught:
         store.point_alias("one-more", "a")
     assert caught.value.code == "too_many_aliases"
     assert store.point_alias("alias-0000", "b").model_id == "b"
@@ -185,9 +188,18 @@ def _link_outside(model: Path) -> None:
 @pytest.mark.parametrize(
     ("corrupt", "message"),
     [
-        (lambda model: (model / "config.json").unlink(), "no config.json"),
-        (lambda model: (model / "model.safetensors").unlink(), "no weights"),
-        (lambda model: (model / "tokenizer.json").unlink(), "no tokenizer"),
+        (
+            lambda model: (model / "config.json").unlink(),
+            "'.*' is not a model directory: it has no config.json$",
+        ),
+        (
+            lambda model: (model / "model.safetensors").unlink(),
+            "'.*' has no weights: expected model.safetensors",
+        ),
+        (
+            lambda model: (model / "tokenizer.json").unlink(),
+            "'.*' has no tokenizer: expected tokenizer.json",
+        ),
         (lambda model: (model / "pytorch_model.bin").touch(), "pytorch_model.bin may hold pickled"),
         (lambda model: (model / "optimizer.PT").touch(), "optimizer.PT may hold pickled"),
         (_set_key("config.json", "auto_map", {}), "config.json asks for code"),
@@ -202,8 +214,14 @@ def _link_outside(model: Path) -> None:
             lambda model: (model / "lineage.json").write_text('{"data": {"sha256": 5}}'),
             r"lineage.json is not one of ours: data\.sha256",
         ),
-        (_write_index("model-00001-of-00002.safetensors"), "names 'model-00001-of-00002.safetens"),
-        (_write_index("../tiny/model.safetensors"), "names '../tiny/model.safetensors', which is"),
+        (
+            _write_index("model-00001-of-00002.safetensors"),
+            "model.safetensors.index.json names 'model-00001-of-00002.safetensors', which is no f",
+        ),
+        (
+            _write_index("../tiny/model.safetensors"),
+            "model.safetensors.index.json names '../tiny/model.safetensors', which is no file",
+        ),
         (_write_index("model.safetensors"), "model.safetensors lacks 'nope', which"),
         (_cut_weights, "model.safetensors is not a whole safetensors file"),
     ],
@@ -218,7 +236,7 @@ def test_unsafe_or_incomplete_models_are_refused(
     building = _copy(tiny_model, layout)
     corrupt(building)
     for enter in (store.publish, store.add):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=f"^{message}"):
             enter(building, "m")
     assert store.list_models() == []
     assert [path.name for path in layout.models.iterdir()] == [".building"]
@@ -253,7 +271,7 @@ def test_rollback_skips_deleted_model(store: ModelStore, tiny_model: Path) -> No
     assert store.roll_back_alias("latest").model_id == "a"
     assert store.resolve("latest").id == "a"
     store.remove_alias("latest")
-    with pytest.raises(ModelNotFoundError, match="'latest'"):
+    with pytest.raises(ModelNotFoundError, match="^no model or alias is called 'latest'; "):
         store.resolve("latest")
 
 
@@ -281,7 +299,7 @@ def test_verify_detects_changed_manifest_and_added_file(
     (model.path / ".DS_Store").touch()
     model.verify()
     damage(model.path)
-    with pytest.raises(durable.DamagedDirectoryError, match=message):
+    with pytest.raises(durable.DamagedDirectoryError, match=f"^base: {message}"):
         model.verify()
 
 
@@ -459,7 +477,7 @@ def test_unreadable_model_does_not_hide_other_models(
     assert store.add(tiny_model, "b").id == "b"
     with pytest.raises(ModelNotFoundError, match="^no model has the id 'nope'; models: a, b; "):
         store.get("nope")
-    with pytest.raises(OSError, match="spoiled"):
+    with pytest.raises(OSError, match=rf"^\[Errno {number}\] .*/spoiled"):
         store.get("spoiled")
     assert unreadable.exists(), "a transient disk error counts as deletion of the model"
 

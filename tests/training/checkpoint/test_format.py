@@ -32,6 +32,7 @@ from training.run.folder import RunFolder
 from training.run.progress import Progress
 
 ALONE = Place(0, 1, torch.device("cpu"))
+NOT_WRITTEN = "^a checkpoint could not be written: worker 0: "
 
 
 class FakeEngine:
@@ -174,7 +175,9 @@ def test_damaged_checkpoint_is_not_treated_as_missing(folder: Path, damage: str)
         shard.unlink()
     else:
         shard.parent.rename(folder.parent / "elsewhere")
-    with pytest.raises(CheckpointError, match="all 1 checkpoints are damaged; nothing was removed"):
+    with pytest.raises(
+        CheckpointError, match="^all 1 checkpoints are damaged; nothing was removed"
+    ):
         agree_on_checkpoint(folder, ALONE)
     assert checkpoint.path.is_dir()
 
@@ -298,7 +301,9 @@ def test_trained_run_without_completion_record_does_not_start_over(
         run.metrics.add({"step": 4})
     if record == "damaged":
         (folder / "last_complete.json").write_text('{"step": "')
-    with pytest.raises(CheckpointError, match=f"is found, although {reason}"):
+    with pytest.raises(
+        CheckpointError, match=f"^no complete checkpoint is found, although {reason}"
+    ):
         find_start(run, ALONE)
 
 
@@ -309,7 +314,11 @@ def test_two_checkpoints_without_manifests_imply_a_complete_one(
     assert find_start(run, ALONE) is None
     for step in (4, 8):
         save_first_half(folder, step)
-    with pytest.raises(CheckpointError, match="checkpoint_0000000004 may have been complete"):
+    begun = "checkpoint_0000000008, checkpoint_0000000004"
+    with pytest.raises(
+        CheckpointError,
+        match=f"^no complete checkpoint is found, although {begun} may have been complete",
+    ):
         find_start(run, ALONE)
 
 
@@ -327,7 +336,9 @@ def test_resume_from_older_checkpoint_updates_last_complete_record(
 def test_run_with_all_checkpoints_damaged_does_not_start_over(folder: Path) -> None:
     save(folder, 1)
     damage(folder / "checkpoint_0000000001" / "latest", "flipped")
-    with pytest.raises(CheckpointError, match="all 1 checkpoints are damaged; nothing was removed"):
+    with pytest.raises(
+        CheckpointError, match="^all 1 checkpoints are damaged; nothing was removed"
+    ):
         agree_on_checkpoint(folder, ALONE)
     assert list_steps(folder) == [1]
 
@@ -360,14 +371,15 @@ def test_checkpoint_of_newer_release_raises_and_is_kept(
     save(folder, 1, 2)
     written = change_manifest(folder, 2, format_version="2.0")
     assert list_steps(folder) == [1]
-    with pytest.raises(CheckpointError, match="Start the newer release again") as caught:
+    newer = "^'checkpoint_0000000002' needs a newer version of Tuneserve: its format is 2.0"
+    with pytest.raises(CheckpointError, match=f"{newer}.* Start the newer release again") as caught:
         agree_on_checkpoint(folder, ALONE)
     assert "'checkpoint_0000000002' needs a newer version of Tuneserve" in str(caught.value)
     assert "its format is 2.0, and this version writes" in str(caught.value)
     assert not any("damaged" in message for message in [*caplog.messages, str(caught.value)])
     manifest = folder / "checkpoint_0000000002" / "manifest-00000.json"
     assert manifest.read_text() == written
-    with pytest.raises(CheckpointError, match="its format is 2.0"):
+    with pytest.raises(CheckpointError, match=newer):
         read_checkpoint(manifest.parent)
 
 
@@ -377,7 +389,7 @@ def test_disk_error_is_not_treated_as_damage(folder: Path) -> None:
     manifest = folder / "checkpoint_0000000002" / "manifest-00000.json"
     manifest.unlink()
     manifest.mkdir()
-    with pytest.raises(OSError, match="Is a directory"):
+    with pytest.raises(OSError, match=r"^\[Errno 21\] Is a directory"):
         agree_on_checkpoint(folder, ALONE)
 
 
@@ -415,7 +427,7 @@ def test_best_checkpoint_is_kept_until_better_one_is_complete(folder: Path) -> N
         writer.save(FakeEngine(), progress)
     (folder / "checkpoint_0000000003" / "latest").mkdir(parents=True)  # so that it fails
     writer.save(FakeEngine(), make_progress(3, best_step=3))
-    with pytest.raises(OSError, match="worker 0: IsADirectoryError"):
+    with pytest.raises(OSError, match=f"{NOT_WRITTEN}IsADirectoryError: "):
         writer.finish()
     checkpoints = list_checkpoints(folder)
     assert checkpoints[0].step == 2
@@ -490,7 +502,7 @@ def test_failed_engine_save_leaves_no_files(folder: Path, local_disk: Path) -> N
             raise OSError("no space left on device")
 
     writer = CheckpointWriter(folder, ALONE, 2)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(OSError, match="^no space left on device$"):
         writer.save(BrokenEngine(), make_progress(1))
     assert list(local_disk.iterdir()) == []
     assert list(folder.iterdir()) == []
@@ -500,7 +512,7 @@ def test_failed_upload_frees_its_disk_space(folder: Path) -> None:
     """On a full disk, files of a failed upload would leave no room for the next one."""
     save(folder, 1)
     (folder / "checkpoint_0000000002" / "latest").mkdir(parents=True)  # so that it fails
-    with pytest.raises(OSError, match="latest"):
+    with pytest.raises(OSError, match=f"{NOT_WRITTEN}IsADirectoryError: .*latest"):
         save(folder, 2)
     assert list_names(folder) == ["checkpoint_0000000001"]
 
@@ -510,7 +522,7 @@ def test_failed_upload_is_raised_at_next_save(folder: Path, local_disk: Path) ->
     obstacle.mkdir(parents=True)
     writer = CheckpointWriter(folder, ALONE, 2)
     writer.save(FakeEngine(), make_progress(1))
-    with pytest.raises(OSError, match="mp_rank_00.pt"):
+    with pytest.raises(OSError, match=f"{NOT_WRITTEN}.*mp_rank_00.pt"):
         writer.save(FakeEngine(), make_progress(2))
     assert list_checkpoints(folder) == []
     assert list(local_disk.iterdir()) == []
@@ -523,7 +535,7 @@ def test_failed_upload_is_raised_at_finish(folder: Path) -> None:
     (folder / "checkpoint_0000000001" / "latest").mkdir(parents=True)
     writer = CheckpointWriter(folder, ALONE, 2)
     writer.save(FakeEngine(), make_progress(1))
-    with pytest.raises(OSError, match="latest"):
+    with pytest.raises(OSError, match=f"{NOT_WRITTEN}IsADirectoryError: .*latest"):
         writer.finish()
 
 
@@ -532,8 +544,13 @@ def test_find_shards_error_names_invalid_folder(folder: Path) -> None:
     path = folder / "checkpoint_0000000001"
     assert find_shards(path) == path / TAG
     (path / "latest").write_text("step3\n")
-    with pytest.raises(CheckpointError, match="'checkpoint_0000000001' names the shards 'step3'"):
+    with pytest.raises(
+        CheckpointError, match="^'checkpoint_0000000001' names the shards 'step3': they are gone$"
+    ):
         find_shards(path)
     (path / "latest").unlink()
-    with pytest.raises(CheckpointError, match="is no checkpoint: it has no file 'latest'"):
+    with pytest.raises(
+        CheckpointError,
+        match="^'checkpoint_0000000001' is no checkpoint: it has no file 'latest'$",
+    ):
         find_shards(path)

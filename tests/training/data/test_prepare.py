@@ -378,7 +378,9 @@ def test_max_rows_limits_rows_of_each_file(
     mixed = prepare_data(make_mix(tiny_model, tmp_path, max_rows=4), cache)
     assert mixed.summary["num_rows"] == 2 * 4 + 2
     assert len(preview_rows(spec, 20).rows) == 5
-    with pytest.raises(DataError, match="1 of 21 rows cannot be used"):  # all rows are read
+    with pytest.raises(
+        DataError, match="^rows.jsonl: 1 of 21 rows cannot be used"
+    ):  # all rows are read
         prepare_data(spec.model_copy(update={"max_rows": None, "validation_file": None}), cache)
     other = write_rows(tmp_path / "heldout.jsonl", make_records(9))
     held_out = spec.model_copy(update={"validation_file": str(other)})
@@ -483,7 +485,9 @@ def test_data_set_in_folder_is_read(
     assert table.num_targets[0] == table.num_targets[1]  # weight 0 and nulls are supported
     assert prepare_data(spec, cache).summary["cache"] == "hit"
     spec = make_spec(tiny_model, train_dataset={"id": str(folder), "split": "tset"})
-    with pytest.raises(DataError, match=r"'loaves' \(split 'tset'\) cannot be loaded: .*tset") as e:
+    with pytest.raises(
+        DataError, match=r"^the data set 'loaves' \(split 'tset'\) cannot be loaded: .*tset"
+    ) as e:
         prepare_data(spec, cache)
     assert str(tmp_path) not in str(e.value)
 
@@ -500,7 +504,7 @@ def test_preview_reads_only_shown_rows(tiny_model: Path, rows: Path) -> None:
     shown = preview_rows(make_spec(tiny_model, train_file=rows), 3)
     assert (shown.format, shown.max_length) == ("prompt_completion", CONTEXT_LENGTH)
     assert [row.line for row in shown.rows] == [1, 2, 3]
-    with pytest.raises(DataError, match="1 of 21 rows"):
+    with pytest.raises(DataError, match="^rows.jsonl: 1 of 21 rows cannot be used: "):
         preview_rows(make_spec(tiny_model, train_file=rows), 21)
 
 

@@ -134,7 +134,11 @@ def test_too_large_row_is_rejected_with_line(tmp_path: Path, case: str) -> None:
 
 def test_too_large_text_is_rejected(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "rows.jsonl", {"text": "fox"}, {"text": "é" * 400_000})
-    with pytest.raises(DataError, match=r"it has 800,000 bytes, expected at most 750,000.*line 2"):
+    with pytest.raises(
+        DataError,
+        match="^rows.jsonl: 1 of 2 rows cannot be used: 1 row: it has 800,000 bytes, "
+        "expected at most 750,000.*line 2",
+    ):
         list(open_rows(file, make_tokenizer("byte-level", None)).encode())
 
 
@@ -255,7 +259,11 @@ def test_row_limit_applies_to_all_cells_of_table_row(
     monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", 10_000)
     file = tmp_path / "rows.csv"
     file.write_text(f"text\nfox\n{cell * 40_000}\n")
-    with pytest.raises(DataError, match=r"than 10,000 bytes, the limit for one row \(line 3"):
+    with pytest.raises(
+        DataError,
+        match=r"^rows.csv: 1 of 2 rows cannot be used: 1 row: longer than 10,000 bytes, the "
+        r"limit for one row \(line 3",
+    ):
         list(open_rows(file, make_tokenizer("byte-level", None)).encode())
 
 

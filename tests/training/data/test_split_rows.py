@@ -141,13 +141,15 @@ def test_dropped_row_with_several_answers_counts_once(model: Path, tmp_path: Pat
     assert (summary["num_rows"], summary["num_dropped_rows"]) == (1, 1)
     assert summary["dropped_lines"] == [1]
     refusing = make_spec(model, rows, overlong="refuse", max_length=64)
-    with pytest.raises(DataError, match="1 of 2 rows cannot be used: 1 row"):
+    with pytest.raises(DataError, match="^rows.json: 1 of 2 rows cannot be used: 1 row"):
         prepare_data(refusing, tmp_path / "cache")
 
 
 def test_rows_without_remaining_answers_are_rejected(model: Path, tmp_path: Path) -> None:
     rows = write_array(tmp_path / "rows.json", [make_long_chat()])
-    with pytest.raises(DataError, match="no row is left"):
+    with pytest.raises(
+        DataError, match="^rows.json: no row is left: all have more than max_length 64"
+    ):
         prepare_data(make_spec(model, rows, overlong="drop", max_length=64), tmp_path / "cache")
 
 

@@ -430,5 +430,5 @@ def test_config_file_path_may_be_in_home_directory(
 def test_invalid_config_file_is_named(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "ds.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^{message}"):
         load_spec(write_spec(tmp_path, "ds.json"))

@@ -83,5 +83,9 @@ def test_model_with_invalid_settings_is_rejected(
     odd = GenerationConfig(eos_token_id=9999)
     monkeypatch.setattr("training.export.consolidate.load_generation_config", lambda _: odd)
     checkpoint = write_whole(tmp_path / "c", AutoModelForCausalLM.from_pretrained(model))
-    with pytest.raises(RejectedError, match="ends at the tokens"):
+    with pytest.raises(
+        RejectedError,
+        match=r"^the consolidated model is not what was trained: generation_config\.json ends at "
+        r"the tokens \[.*9999\]",
+    ):
         consolidate_checkpoint(checkpoint, str(model), tmp_path / "out", dtype=torch.float32)

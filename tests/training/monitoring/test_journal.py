@@ -238,8 +238,8 @@ def test_tracker_that_is_not_installed_is_named(name: str, monkeypatch: pytest.M
     spec = TrainingSpec.model_validate({**SPEC.model_dump(), "trackers": [name]})
     with pytest.raises(
         TrackerError,
-        match=rf"trackers has '{name}', which is not installed here: "
-        rf"pip install 'tuneserve\[{name}\]'",
+        match=rf"^trackers has '{name}', which is not installed here: "
+        rf"pip install 'tuneserve\[{name}\]'$",
     ):
         check_trackers(spec)
     check_trackers(SPEC)

@@ -54,7 +54,9 @@ def test_run_with_enough_space_emits_no_event(run: RunFolder, limits: dict[str, 
 def test_too_small_disk_rejects_run(run: RunFolder, limits: dict[str, Any]) -> None:
     # A checkpoint and the model, 16 bytes per parameter, and the shards during upload, 12.
     limits["disk"] = 28 * NUM - 1
-    with pytest.raises(ResourceError, match=r"disk of 'run'.*0.03 GB are needed for 1,000,000"):
+    with pytest.raises(
+        ResourceError, match=r"^the disk of 'run'.*0.03 GB are needed for 1,000,000"
+    ):
         check_room(run, make_spec(), NODES, on_gpu=False)
     limits["disk"] = 28 * NUM
     check_room(run, make_spec(), NODES, on_gpu=False)
@@ -75,7 +77,7 @@ def test_temporary_folder_is_checked_separately(run: RunFolder, limits: dict[str
 
 def test_too_little_memory_rejects_run(run: RunFolder, limits: dict[str, Any]) -> None:
     limits["memory"] = Memory(24 * NUM - 1, 0)
-    with pytest.raises(ResourceError, match="memory of this machine.*or zero_stage 3"):
+    with pytest.raises(ResourceError, match="^the memory of this machine.*or zero_stage 3"):
         check_room(run, make_spec(zero_stage=0), NODES, on_gpu=False)
     check_room(run, make_spec(zero_stage=3), NODES, on_gpu=False)
     (event,) = run.events.read()
@@ -92,7 +94,7 @@ def test_memory_of_several_nodes_emits_only_warning(run: RunFolder, limits: dict
 def test_too_small_gpu_rejects_run(run: RunFolder, limits: dict[str, Any]) -> None:
     limits["gpus"] = [Memory(1, 1), Memory(6 * NUM - 1, 6 * NUM - 1)]
     spec = make_spec(num_workers=2)
-    with pytest.raises(ResourceError, match="memory of a GPU.*offload_optimizer"):
+    with pytest.raises(ResourceError, match="^the memory of a GPU.*offload_optimizer"):
         check_room(run, spec, NODES, on_gpu=True)
     check_room(run, spec.model_copy(update={"offload_optimizer": True}), NODES, on_gpu=True)
     limits["gpus"] = []  # without an answer from the driver, no run is rejected

@@ -16,19 +16,24 @@ def make_spec(base_model: str, train_file: Path, **settings: object) -> Training
     ("settings", "message"),
     [
         ({"num_workers": 8, "cpus_per_worker": 1}, "8 workers × 1 CPUs = 8 CPUs.*cluster has 2"),
-        ({"num_workers": 1, "cpus_per_worker": 3}, "3 CPUs.*at most 2 on one node"),
+        (
+            {"num_workers": 1, "cpus_per_worker": 3},
+            "1 workers × 3 CPUs = 3 CPUs.*at most 2 on one node",
+        ),
         ({"num_workers": 3, "cpus_per_worker": 0.7}, "3 workers × 0.7 CPUs"),
         ({"accelerator": "gpu"}, "2 workers with one GPU each were asked for, .* has 0 GPUs"),
     ],
 )
 def test_unavailable_resources_are_rejected(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ResourceError, match=message):
+    with pytest.raises(ResourceError, match=f"^{message}"):
         check_resources(make_spec("m", Path("f"), **settings), [{"CPU": 2.0}])
 
 
 def test_each_worker_must_fit_on_one_node() -> None:
     spec = make_spec("m", Path("f"), num_workers=4, cpus_per_worker=0.75)
-    with pytest.raises(ResourceError, match="the cluster has 3, at most 1 on one node"):
+    with pytest.raises(
+        ResourceError, match="^4 workers × 0.75 CPUs = .*, the cluster has 3, at most 1 on one node"
+    ):
         check_resources(spec, [{"CPU": 1.0}] * 3)
     check_resources(spec, [{"CPU": 1.0}] * 4)
 
@@ -36,7 +41,9 @@ def test_each_worker_must_fit_on_one_node() -> None:
 def test_worker_needs_gpu_and_cpus_on_one_node() -> None:
     spec = make_spec("m", Path("f"), num_workers=4, cpus_per_worker=4)
     nodes = [{"CPU": 4.0, "GPU": 4.0}, {"CPU": 32.0}]
-    with pytest.raises(ResourceError, match="one GPU and 4 CPUs each .* have room for 1"):
+    with pytest.raises(
+        ResourceError, match="^4 workers with one GPU and 4 CPUs each .* have room for 1"
+    ):
         check_resources(spec, nodes)
     check_resources(spec, [{"CPU": 16.0, "GPU": 4.0}])
 
@@ -44,7 +51,10 @@ def test_worker_needs_gpu_and_cpus_on_one_node() -> None:
 def test_cpus_reserved_for_serving_are_unavailable() -> None:
     spec = make_spec("m", Path("f"), num_workers=2, cpus_per_worker=0.8)
     check_resources(spec, [{"CPU": 2.0}])
-    with pytest.raises(ResourceError, match="has 1.3 besides the 0.7 that serving holds"):
+    with pytest.raises(
+        ResourceError,
+        match="^2 workers × 0.8 CPUs = .* has 1.3 besides the 0.7 that serving holds",
+    ):
         check_resources(spec, [{"CPU": 2.0}], reserved_cpus=0.7)
 
 

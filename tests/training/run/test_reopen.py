@@ -147,7 +147,9 @@ def test_each_setting_is_classified_as_changeable_or_fixed() -> None:
 
 def test_all_changed_settings_are_reported_at_once(tmp_path: Path) -> None:
     run = make_run(tmp_path, "failed")
-    with pytest.raises(RerunError, match="seed was 0 and is 1") as caught:
+    with pytest.raises(
+        RerunError, match="^run 'run-1' was started with other settings, .*seed was 0 and is 1"
+    ) as caught:
         reopen_run(run, make_spec(seed=1, epochs=9, zero_stage=1), SHA256)
     assert "zero_stage was 3 and is 1" in str(caught.value)
     assert "epochs" not in str(caught.value)
@@ -186,7 +188,11 @@ def test_run_ended_at_max_steps_is_extended_by_raising_it(
     tmp_path: Path, max_steps: int | None
 ) -> None:
     run = make_limited_run(tmp_path, "succeeded", 6)  # all 6 steps are complete
-    with pytest.raises(RerunError, match="with 3 epochs and max_steps 6; raise max_steps to exte"):
+    with pytest.raises(
+        RerunError,
+        match="^run 'run-1' has succeeded already, with 3 epochs and max_steps 6; raise "
+        "max_steps to extend it",
+    ):
         reopen_run(run, make_spec(max_steps=6, epochs=9), SHA256)
     assert reopen_run(run, make_spec(max_steps=max_steps), SHA256).max_steps == max_steps
     message = run.events.read()[-1]["message"]
@@ -195,7 +201,11 @@ def test_run_ended_at_max_steps_is_extended_by_raising_it(
 
 def test_run_ended_with_its_epochs_is_extended_by_raising_epochs(tmp_path: Path) -> None:
     run = make_limited_run(tmp_path, "succeeded", 100)
-    with pytest.raises(RerunError, match="and max_steps 100; raise epochs to extend it"):
+    with pytest.raises(
+        RerunError,
+        match="^run 'run-1' has succeeded already, with 3 epochs and max_steps 100; raise "
+        "epochs to extend it",
+    ):
         reopen_run(run, make_spec(max_steps=200), SHA256)
     assert reopen_run(run, make_spec(max_steps=100, epochs=4), SHA256).epochs == 4
 
@@ -204,7 +214,9 @@ def test_run_ended_with_its_epochs_is_extended_by_raising_epochs(tmp_path: Path)
 def test_max_steps_cannot_be_lowered(tmp_path: Path, was: int | None) -> None:
     run = make_run(tmp_path, "failed")
     run.write_spec(make_spec(max_steps=was))
-    with pytest.raises(RerunError, match=f"max_steps was {was} and is 5: a run can be extended"):
+    with pytest.raises(
+        RerunError, match=f"^max_steps was {was} and is 5: a run can be extended, not shortened$"
+    ):
         reopen_run(run, make_spec(max_steps=5), SHA256)
 
 
@@ -214,7 +226,11 @@ def test_files_of_mix_may_move_but_not_change_weight(tmp_path: Path) -> None:
 
     run = make_run(tmp_path, "failed")
     run.write_spec(mix(weight=2))
-    with pytest.raises(RerunError, match="train_files was .*weight=2.0.* and is .*weight=3.0"):
+    with pytest.raises(
+        RerunError,
+        match="^run 'run-1' was started with other settings, which would change its steps: "
+        "train_files was .*weight=2.0.* and is .*weight=3.0",
+    ):
         reopen_run(run, mix(weight=3), SHA256)
     assert reopen_run(run, mix(file="elsewhere/f", weight=2), SHA256).train_files[0].weight == 2
 

@@ -186,7 +186,7 @@ def test_operation_sets_status_or_is_refused(tmp_path: Path, status: RunStatus, 
     expected = EXPECTED[status][operation]
     if expected is None:
         before = run.record_file.read_bytes()
-        message = f"run 'run' has the status '{status}', and the operation '{operation}' expects"
+        message = f"^run 'run' has the status '{status}', and the operation '{operation}' expects"
         with pytest.raises(RunTransitionError, match=message):
             change(run)
         assert run.record_file.read_bytes() == before

@@ -42,7 +42,9 @@ def test_anchors_and_merged_keys_are_not_duplicates(tmp_path: Path) -> None:
 
 
 def test_folder_is_not_a_spec(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is a folder: expected a YAML or JSON file"):
+    with pytest.raises(
+        ValueError, match=f"^'{tmp_path}' is a folder: expected a YAML or JSON file$"
+    ):
         load_spec(tmp_path)
 
 
@@ -51,10 +53,16 @@ def test_folder_is_not_a_spec(tmp_path: Path) -> None:
 def test_url_in_spec_is_rejected_by_name(tmp_path: Path, key: str, scheme: str) -> None:
     values = {"base_model": "m", "train_file": "r", key: f"{scheme}://bucket/name"}
     (tmp_path / "spec.yaml").write_text("".join(f"{k}: {v}\n" for k, v in values.items()))
-    with pytest.raises(ValueError, match=f"{key} is '{scheme}://bucket/name', expected a "):
+    with pytest.raises(
+        ValueError, match=f"^spec.yaml: {key} is '{scheme}://bucket/name', expected a "
+    ):
         load_spec(tmp_path / "spec.yaml")
 
 
 def test_hub_data_set_id_with_scheme_is_rejected() -> None:
-    with pytest.raises(ValueError, match="train_dataset.id is 'hf://a/b', expected an id on"):
+    with pytest.raises(
+        ValueError,
+        match="^1 validation error for TrainingSpec\n  Value error, train_dataset.id is "
+        "'hf://a/b', expected an id on",
+    ):
         TrainingSpec.model_validate({"base_model": "m", "train_dataset": {"id": "hf://a/b"}})

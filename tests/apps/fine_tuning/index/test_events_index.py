@@ -1,4 +1,5 @@
 import json
+import re
 import time
 from pathlib import Path
 
@@ -115,7 +116,8 @@ def test_replaced_events_file_is_read_from_start(run: RunFolder) -> None:
 )
 def test_unknown_event_id_is_refused(run: RunFolder, param: str, event_id: str) -> None:
     add_events(run, 1, 3)
-    with pytest.raises(ApiError, match="expected the id of an event") as caught:
+    expected = f"{param} is {event_id!r}, expected the id of an event of job {run.path.name!r}"
+    with pytest.raises(ApiError, match=f"^{re.escape(expected)}$") as caught:
         EventsReader().read_newest(run, 10, **{param: event_id})
     assert (caught.value.status, caught.value.param) == (404, param)
 

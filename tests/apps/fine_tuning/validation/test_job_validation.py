@@ -133,7 +133,7 @@ async def test_full_disk_is_not_reported_as_invalid_rows(
     await queue.reconcile()
     with monkeypatch.context() as patch:
         patch.setattr("training.data.prepare.prepare_data", fill_disk)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=r"^\[Errno 28\] No space left"):
             check_job(layout, run.path.name)
     check_job(layout, run.path.name)  # another attempt, with free space
     jobs.running.clear()

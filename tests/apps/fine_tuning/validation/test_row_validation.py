@@ -166,6 +166,8 @@ async def test_damaged_stored_file_gets_500(
         lambda: queue.preview("file-train", "latest", 1, {}),
         lambda: create_run(queue, "file-train"),
     ):
-        with pytest.raises(ApiError, match="'rows.jsonl' is damaged") as refused:
+        with pytest.raises(
+            ApiError, match="^the server's copy of file 'rows.jsonl' is damaged: "
+        ) as refused:
             await ask()
         assert (refused.value.status, refused.value.code) == (500, "file_unreadable")

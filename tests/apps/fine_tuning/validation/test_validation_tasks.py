@@ -16,6 +16,7 @@ from apps.fine_tuning.validation.row_validation import SlowRowsError, check_file
 from apps.fine_tuning.validation.validation_tasks import ValidationScheduler
 from storage.layout import StorageLayout
 from tests.apps.conftest import NotedJobs, create_run, reconcile_until
+from tests.waiting import wait_for
 from training.spec import TrainingSpec
 
 pytestmark = pytest.mark.anyio
@@ -81,15 +82,16 @@ async def test_slow_row_preparation_does_not_block_start_of_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = await create_run(queue, file_id)
-    may_end = Event()
+    has_begun, may_end = Event(), Event()
 
     def wait(*_: Any) -> None:
+        has_begun.set()
         may_end.wait(DEADLINE_S)
         raise SlowRowsError
 
     monkeypatch.setattr("apps.fine_tuning.submission.prepare_rows", wait)
     creating = [asyncio.create_task(create_run(queue, file_id)) for _ in range(40)]
-    await asyncio.sleep(0)
+    await wait_for(has_begun.is_set, DEADLINE_S / 2, "the rows are being prepared")
     async with asyncio.timeout(DEADLINE_S / 2):
         await queue.reconcile()
     assert jobs.started == [run.path.name]

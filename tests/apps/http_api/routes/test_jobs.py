@@ -16,6 +16,7 @@ from apps.fine_tuning.index.run_lookup import find_run
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
 from storage.layout import StorageLayout
+from tests.waiting import wait_for
 from training.run.folder import RunFolder
 
 pytestmark = pytest.mark.anyio
@@ -257,11 +258,15 @@ async def test_file_needed_by_job_is_not_deleted(
 
 
 async def read_events(
-    client: httpx.AsyncClient, url: str, last: str | None = None, stop_after: int | None = None
+    client: httpx.AsyncClient,
+    url: str,
+    last: str | None = None,
+    stop_after: int | None = None,
+    events: list[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Read a stream of events to its end, or until `stop_after` events."""
+    """Read a stream of events to its end, or until `stop_after` events; append them to `events`."""
     headers = {} if last is None else {"last-event-id": last}
-    events: list[dict[str, Any]] = []
+    events = [] if events is None else events
     async with client.stream("GET", url, params={"stream": True}, headers=headers) as answer:
         if answer.status_code == 204:
             return []
@@ -278,14 +283,18 @@ async def read_events(
     return events
 
 
-async def test_events_are_streamed_until_job_ends(live: httpx.AsyncClient, run: RunFolder) -> None:
+async def test_events_are_streamed_until_job_ends(
+    live: httpx.AsyncClient, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.http_api.run_streams.POLL_S", 0.01)
     url = f"{JOBS}/{run.path.name}/events"
-    reading = asyncio.create_task(read_events(live, url))
+    events: list[dict[str, Any]] = []
+    reading = asyncio.create_task(read_events(live, url, events=events))
     for number in range(5):
-        await asyncio.sleep(0.02)
+        await wait_for(lambda: len(events) == len(run.events.read()), 10, "the event is streamed")
         run.events.add(f"event {number}")
     run.update_record(status="succeeded")
-    events = await reading
+    await reading
     assert [FineTuningJobEvent.model_validate(event).message for event in events][-5:] == [
         f"event {number}" for number in range(5)
     ]
@@ -329,19 +338,30 @@ async def test_event_stream_with_unknown_last_event_id_gets_404(
     assert answer.status_code == 404
 
 
-async def test_log_is_followed_from_offset(live: httpx.AsyncClient, run: RunFolder) -> None:
+async def test_log_is_followed_from_offset(
+    live: httpx.AsyncClient, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.http_api.run_streams.POLL_S", 0.01)
     url = f"{JOBS}/{run.path.name}/logs"
     assert (await live.get(url)).text == ""
     run.log_file.write_text("one\ntwo\n")
     tail = await live.get(url, params={"tail": 4})
     assert (tail.text, tail.headers["x-log-offset"]) == ("two\n", "4")
-    reading = asyncio.create_task(live.get(url, params={"offset": 4, "follow": True}))
-    for line in ("three\n", "four\n"):
-        await asyncio.sleep(0.1)
-        with run.log_file.open("a") as log:
+    received = bytearray()
+
+    async def follow() -> None:
+        async with live.stream("GET", url, params={"offset": 4, "follow": True}) as answer:
+            async for piece in answer.aiter_bytes():
+                received.extend(piece)
+
+    reading = asyncio.create_task(follow())
+    for line in (b"three\n", b"four\n"):
+        await wait_for(lambda: received == run.log_file.read_bytes()[4:], 10, "the log is streamed")
+        with run.log_file.open("ab") as log:
             log.write(line)
     run.update_record(status="failed")
-    assert (await reading).text == "two\nthree\nfour\n"
+    await reading
+    assert received == b"two\nthree\nfour\n"
 
 
 async def test_log_read_at_any_offset_starts_at_character_boundary(

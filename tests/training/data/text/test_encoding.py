@@ -283,5 +283,9 @@ def test_total_length_of_separate_prompts_is_limited(tokenizer: PreTrainedTokeni
         "{% if add_generation_prompt %}A: {% endif %}",
     )
     turns = [QUESTION, {**ANSWER, "content": "the baker " * 300}] * 200
-    with pytest.raises(RowFault, match="set learned_turns to 'last'"):
+    with pytest.raises(
+        RowFault,
+        match="^each of its answers is learned after a prompt of its own, .* set "
+        "learned_turns to 'last'",
+    ):
         encode(chat(*turns), joined)
