@@ -151,7 +151,7 @@ class FileStore:
                 logger.error("%s: its hash is not that of the upload, %s", path, file.sha256)
                 raise _describe_damaged(file.name)
 
-    def hold(self, file_id: str) -> IO[bytes]:
+    def lock_shared(self, file_id: str) -> IO[bytes]:
         """Lock a file against deletion until the result is closed; raises `ApiError` 404."""
         try:
             return lock_shared(self._folder(file_id) / RECORD_NAME)

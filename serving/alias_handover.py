@@ -33,7 +33,7 @@ class _Target:
     """The model that serves an alias, with the open lock that prevents its deletion."""
 
     model: StoredModel
-    held: IO[bytes]
+    lock: IO[bytes]
 
 
 class AliasWatcher:
@@ -110,14 +110,14 @@ class AliasWatcher:
 
     def _point(self, alias: str, model: StoredModel) -> None:
         before = self._targets.get(alias)
-        self._targets[alias] = _Target(model, model.hold())  # a serving model cannot be deleted
+        self._targets[alias] = _Target(model, model.lock_shared())  # cannot be deleted now
         if before is not None:
-            before.held.close()
+            before.lock.close()
         self._pin_targets()
 
     def _forget(self, alias: str) -> None:
         if (target := self._targets.pop(alias, None)) is not None:
-            target.held.close()
+            target.lock.close()
             self._pin_targets()
 
     def _pin_targets(self) -> None:

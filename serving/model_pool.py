@@ -92,7 +92,7 @@ class ModelPool:
         self._loaded.add_lease(model.id)
         lock = None
         try:
-            lock = model.hold()
+            lock = model.lock_shared()
             loaded = self._loaded.find(model)
             if loaded is None:
                 try:
@@ -208,7 +208,7 @@ class ModelPool:
         started = time.monotonic()
         try:
             await self._loaded.wait_until_closed()
-            with model.hold():
+            with model.lock_shared():
                 await run_in_new_thread(_verify, model)
                 self._check_open()
                 engine = await asyncio.to_thread(Engine.start, model.path, self._settings)

@@ -42,13 +42,13 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
     `TrainingFailedError`, `ConsolidationError` or `CompilerError`. Raises `ClusterLostError`
     without recording it: the run resumes when it is started again.
     """
-    from training.base_model import hold_base_model
+    from training.base_model import lock_base_model
     from training.cluster.retry import is_full_disk
     from training.monitoring.full_disk_pause import pause_until_room
 
     run_state.start(run)
     try:
-        with hold_base_model(spec.base_model):
+        with lock_base_model(spec.base_model):
             model = _compute(run, spec)
     except KeyboardInterrupt:
         run.events.add("Stopped; it resumes from its last checkpoint when it is started again")
@@ -146,8 +146,8 @@ def export_checkpoint(
     The training may continue meanwhile. Raises `ConsolidationError`, `ShardsError`, or
     `UnknownModelError` if the base model, which provides the tokenizer, is gone.
     """
-    from training.base_model import hold_base_model
-    from training.checkpoint.format import find_damage, hold_checkpoint
+    from training.base_model import lock_base_model
+    from training.checkpoint.format import find_damage, lock_checkpoint
     from training.export.consolidate import consolidate_checkpoint
     from training.export.lineage import write_lineage
     from training.export.zero_shards import ShardsError
@@ -157,7 +157,7 @@ def export_checkpoint(
     run.events.add(f"Consolidating the checkpoint of step {checkpoint.step}", data=metrics)
     started = time.monotonic()
     # Meanwhile the training may supersede the checkpoint, and a client may delete the base model.
-    with hold_checkpoint(checkpoint), hold_base_model(spec.base_model):
+    with lock_checkpoint(checkpoint), lock_base_model(spec.base_model):
         _check_base_model(run, spec)
         if damage := find_damage(checkpoint, rank=0, world_size=1):
             raise ShardsError(f"the checkpoint of step {checkpoint.step} is damaged: {damage}")

@@ -70,7 +70,7 @@ def run_worker(config: dict[str, Any]) -> dict[str, str]:
     lower_process_priority()
     place = _find_place()
     # Workers of a killed driver run for another moment: wait until they no longer write.
-    alone = run.hold("writer", _HANDOVER_S) if place.rank == 0 else nullcontext()
+    alone = run.lock("writer", _HANDOVER_S) if place.rank == 0 else nullcontext()
     with log_to_file(run.log_file), alone:
         try:
             return {"ending": _train(spec, run, place)}

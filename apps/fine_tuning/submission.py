@@ -118,9 +118,9 @@ class JobCreator:
         check_model_room(self._sizes.measure(), self._limits, new_bytes)
         with ExitStack() as locks, refuse_full_disk():
             # Locked until a record states that they are needed.
-            locks.enter_context(model.hold())
+            locks.enter_context(model.lock_shared())
             for file_id in request.list_files():
-                locks.enter_context(self._files.hold(file_id))
+                locks.enter_context(self._files.lock_shared(file_id))
             return self._create_from(model, request, nodes)
 
     def preview(

@@ -135,8 +135,8 @@ def find_damage(checkpoint: Checkpoint, rank: int, world_size: int) -> str | Non
     return None
 
 
-def hold_checkpoint(checkpoint: Checkpoint) -> IO[bytes]:
-    """Prevent the removal of a checkpoint as superseded until the returned file is closed.
+def lock_checkpoint(checkpoint: Checkpoint) -> IO[bytes]:
+    """Lock a checkpoint against removal as superseded until the returned file is closed.
 
     Raises `FileNotFoundError` if it has already been removed.
     """

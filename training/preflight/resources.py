@@ -33,10 +33,10 @@ def check_resources(
     on_gpu = wants_gpu(spec, num_gpus)
     free_gpus = num_gpus - reserved_gpus
     if on_gpu and free_gpus < num_workers:
-        held = f" besides the {reserved_gpus:g} that serving holds" if reserved_gpus else ""
+        reserved = f" besides the {reserved_gpus:g} reserved for serving" if reserved_gpus else ""
         raise ResourceError(
             f"{num_workers} workers with one GPU each were asked for, the cluster has "
-            f"{max(0.0, free_gpus):g} GPUs{held}; lower num_workers or set accelerator to 'cpu'"
+            f"{max(0.0, free_gpus):g} GPUs{reserved}; lower num_workers or set accelerator to 'cpu'"
         )
     if spec.precision == "fp16" and not on_gpu:
         raise ResourceError(
@@ -48,11 +48,11 @@ def check_resources(
     free, largest = sum(cpus) - reserved_cpus, max(cpus, default=0.0)
     num_places = sum(int(node / spec.cpus_per_worker + _ROUNDING) for node in cpus)
     if asked > free + _ROUNDING or num_workers > num_places:
-        held = f" besides the {reserved_cpus:g} that serving holds" if reserved_cpus else ""
+        reserved = f" besides the {reserved_cpus:g} reserved for serving" if reserved_cpus else ""
         raise ResourceError(
             f"{num_workers} workers × {spec.cpus_per_worker:g} CPUs = {asked:g} CPUs were "
-            f"asked for, the cluster has {free:g}{held}, at most {largest:g} on one node; lower "
-            "num_workers or cpus_per_worker"
+            f"asked for, the cluster has {free:g}{reserved}, at most {largest:g} on one node; "
+            "lower num_workers or cpus_per_worker"
         )
     if on_gpu and (num_places := _count_gpu_places(spec, nodes)) < num_workers:
         raise ResourceError(

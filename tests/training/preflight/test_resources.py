@@ -44,7 +44,7 @@ def test_worker_needs_gpu_and_cpus_on_one_node() -> None:
 def test_cpus_reserved_for_serving_are_unavailable() -> None:
     spec = make_spec("m", Path("f"), num_workers=2, cpus_per_worker=0.8)
     check_resources(spec, [{"CPU": 2.0}])
-    with pytest.raises(ResourceError, match="has 1.3 besides the 0.7 that serving holds"):
+    with pytest.raises(ResourceError, match="has 1.3 besides the 0.7 reserved for serving"):
         check_resources(spec, [{"CPU": 2.0}], reserved_cpus=0.7)
 
 

@@ -449,9 +449,9 @@ async def test_model_in_use_is_not_deleted(
     assert message == "job 'ftjob-000001' still needs model 'other'"
     run.update_record(status="failed")
     assert "'latest' points to" in await read_message(await client.delete("/v1/models/tiny"), 409)
-    held = services.models.get("other").hold()
+    lock = services.models.get("other").lock_shared()
     await read_message(await client.delete("/v1/models/other"), 409)
-    held.close()
+    lock.close()
     deleted = (await client.delete("/v1/models/other")).json()
     assert deleted == {"id": "other", "object": "model", "deleted": True}
     assert (await client.get("/v1/models/other")).status_code == 404
