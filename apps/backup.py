@@ -63,7 +63,9 @@ def _copy_storage(layout: StorageLayout, writer: SnapshotWriter) -> None:
         for path, content in aliases.items():
             writer.add_bytes(path, content)
         files = _list_visible(layout.files)
-        writer.announce(sum(map(_measure, [*models, *files, *(run.path for run in records)])))
+        writer.add_expected_bytes(
+            sum(map(_measure, [*models, *files, *(run.path for run in records)]))
+        )
         for entry in (*models, *files):
             with _leave_out_if_unusable(entry, writer):
                 _add_entry(entry, writer)

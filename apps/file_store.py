@@ -25,7 +25,7 @@ from storage import durable, versioned_json
 from storage.durable import DamagedFileError
 from storage.layout import StorageLayout, new_id
 from storage.locks import LockedError, lock_existing, lock_shared
-from storage.tombstones import bury_folder, remove_tombstones
+from storage.tombstones import remove_tombstones, rename_to_tombstone
 from training.data.readers import KnownFile
 
 logger = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ class FileStore:
         try:
             with lock_existing(folder / RECORD_NAME):
                 check()
-                bury_folder(folder)
+                rename_to_tombstone(folder)
         except (FileNotFoundError, NotADirectoryError):
             raise not_found("file", file_id) from None
         except LockedError:

@@ -30,7 +30,7 @@ from storage.privacy import keep_files_private
 from system.byte_progress import show_bytes
 from system.threads import lower_process_priority
 from training.cluster.agent_port import choose_free_agent_port
-from training.command.full_output import drop_what_finds_no_room
+from training.command.full_output import drop_output_on_full_disk
 from training.command.interruption import PauseOnInterrupt, PauseTimeoutError, interrupt_on_sigterm
 from training.data.token_cache import default_cache
 from training.monitoring.trackers import check_trackers
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     keep_files_private()
-    with drop_what_finds_no_room(), interrupt_on_sigterm():
+    with drop_output_on_full_disk(), interrupt_on_sigterm():
         return _run_command(options, Console(stderr=True))
 
 

@@ -11,7 +11,7 @@ from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from storage.layout import StorageLayout
 from storage.locks import lock_exclusive
-from storage.scratch import sweep_scratch
+from storage.scratch import remove_abandoned_scratch
 from system.library_imports import import_transformers
 from training.run.folder import REJECTED_SUFFIX, RunFolder
 
@@ -136,7 +136,7 @@ def publish_checkpoint(layout: StorageLayout, run_id: str, step: int, model_id: 
 
 def _remove_leftovers(run: RunFolder) -> None:
     """Remove unpublished output; output that failed verification stays, with its report."""
-    sweep_scratch(run.path, f".{_EXPORT_PREFIX}")
+    remove_abandoned_scratch(run.path, f".{_EXPORT_PREFIX}")
     for path in run.path.glob(f"{_EXPORT_PREFIX}*"):
         if not path.name.endswith(REJECTED_SUFFIX):
             shutil.rmtree(path, ignore_errors=True)

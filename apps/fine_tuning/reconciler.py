@@ -18,7 +18,7 @@ from apps.fine_tuning.scheduler import RunScheduler, record_waiting_reason
 from apps.fine_tuning.validation.validation_tasks import ValidationScheduler
 from storage.layout import StorageLayout
 from system.fault_log import FaultLog
-from system.free_resources import has_room
+from system.free_resources import has_free_space
 from training.run import run_state
 from training.run.folder import RunFolder
 from training.run.run_record import RunError, RunRecord
@@ -133,7 +133,7 @@ class Reconciler:
         record = run.read_record()
         if record.status != "paused" or run.is_pause_requested:
             return
-        if has_room(run.path, record.needed_bytes):
+        if has_free_space(run.path, record.needed_bytes):
             resume_run(run)
 
     def _reconcile_validation(self, run: RunFolder) -> None:

@@ -10,7 +10,7 @@ from apps.fine_tuning.run_processes import RunProcesses
 from apps.settings import UsageLimits
 from apps.usage_limits import check_job_counts
 from storage.layout import StorageLayout
-from storage.tombstones import bury_folder, remove_tombstones
+from storage.tombstones import remove_tombstones, rename_to_tombstone
 from training.run import run_state
 from training.run.folder import RunFolder
 from training.run.run_record import RunRecord
@@ -103,7 +103,7 @@ class RunChanges:
             if has_exports(run):
                 message = f"a checkpoint of job {record.id!r} is being published"
                 raise ApiError(409, message, code="in_use")
-            bury_folder(run.path)
+            rename_to_tombstone(run.path)
         remove_tombstones(self._layout.runs)
 
 

@@ -50,7 +50,7 @@ def read_probe(checkpoint: Path) -> Probe | None:
         raise ValueError(f"{PROBE_NAME} of {checkpoint.name!r} is damaged: {exc}") from exc
 
 
-def take_probe(engine: Any, place: Place) -> Probe:
+def compute_probe(engine: Any, place: Place) -> Probe:
     """Compute the probe of the model in training; all workers call this together."""
     input_ids = make_prompt(engine.module.config).to(place.device)
     engine.eval()

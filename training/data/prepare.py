@@ -102,22 +102,22 @@ def prepare_data(
     tokenizer = load_tokenizer(spec.base_model, spec.template_arguments)
     max_length = choose_max_length(spec)
     build = _Build(spec, tokenizer, max_length, cache, max_cache_bytes)
-    with _note_role("training"):
+    with _set_role("training"):
         train = open_train_sources(spec, known)
         fingerprint = _compute_fingerprint(train)
         total_bytes = sum(one.source.measure() for one in train)
-    with _note_role("validation"):
+    with _set_role("validation"):
         validation = open_validation_sources(spec, known)
         total_bytes += sum(one.source.measure() for one in validation)
     meter = ByteMeter(total_bytes, on_progress)
-    with _note_role("training"):
+    with _set_role("training"):
         fraction = 0.0 if validation else spec.validation_fraction
         entry = build.encode_sources(train, meter, max_rows=spec.max_rows, fraction=fraction)
     counts = {"validation": None, **entry.counts}
     validation_table = entry.folder / VALIDATION_TABLE if fraction else None
     is_hit = entry.is_hit
     if validation:
-        with _note_role("validation"):
+        with _set_role("validation"):
             held_out = build.encode_sources(validation, meter, fallback=entry.formats[0])
         counts["validation"] = {key: held_out.counts[key] for key in _COUNTS}
         validation_table = held_out.folder / TRAIN_TABLE
@@ -167,7 +167,7 @@ def _link_file(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def _note_role(role: RowRole) -> Iterator[None]:
+def _set_role(role: RowRole) -> Iterator[None]:
     """Set the `role` of a `DataError` raised in the body."""
     try:
         yield
@@ -233,7 +233,7 @@ class _Build:
         for key in keys:
             if use_entry(self._cache, key):
                 meter.finish_source(source.measure())
-                return self._take_entry(key, is_hit=True)
+                return self._open_entry(key, is_hit=True)
         with build_entry(self._cache, keys[-1]) as building:
             stream = RowStream(
                 source, self._spec, self._tokenizer, self._max_length, fallback, self._end_ids
@@ -249,7 +249,7 @@ class _Build:
                 "has_end_token": stream.has_end_token,
             }
             durable.write_json(building / SUMMARY_FILE, {**head, **_count(table, stream)})
-        return self._take_entry(keys[-1], is_hit=False)
+        return self._open_entry(keys[-1], is_hit=False)
 
     def _mix(
         self, sources: Sequence[WeightedSource], entries: Sequence[_Entry], fraction: float
@@ -270,7 +270,7 @@ class _Build:
         key = _hash_parts(parts)
         is_hit = all(entry.is_hit for entry in entries)
         if use_entry(self._cache, key):
-            return self._take_entry(key, is_hit=is_hit)
+            return self._open_entry(key, is_hit=is_hit)
         tables = [entry.folder / TRAIN_TABLE for entry in entries]
         numbers = [TokenTable(table).read_numbers() for table in tables]
         if fraction:
@@ -287,7 +287,7 @@ class _Build:
                 write_mix(tables, chosen.held_out, names, building / VALIDATION_TABLE)
                 counts["validation"] = _count(building / VALIDATION_TABLE)
             durable.write_json(building / SUMMARY_FILE, counts)
-        return self._take_entry(key, is_hit=False)
+        return self._open_entry(key, is_hit=False)
 
     def _check_enough(self, num_rows: int, name: str) -> None:
         """Raise `DataError` if there are too few rows to hold some of them out."""
@@ -306,7 +306,7 @@ class _Build:
         parts = [whole.folder.name, self._spec.validation_fraction, self._spec.seed]
         key = _hash_parts({"split": parts, "version": _ENCODING_VERSION})
         if is_hit := use_entry(self._cache, key):
-            return self._take_entry(key, is_hit=is_hit)
+            return self._open_entry(key, is_hit=is_hit)
         table = whole.folder / TRAIN_TABLE
         numbers = TokenTable(table).read_numbers()
         self._check_enough(len(np.unique(numbers)), name)
@@ -318,9 +318,9 @@ class _Build:
             validation, train = (_count(path) for path in tables)
             counts = {**whole.counts, **train, **left_out, "validation": validation}
             durable.write_json(building / SUMMARY_FILE, counts)
-        return self._take_entry(key, is_hit=False)
+        return self._open_entry(key, is_hit=False)
 
-    def _take_entry(self, key: str, *, is_hit: bool) -> _Entry:
+    def _open_entry(self, key: str, *, is_hit: bool) -> _Entry:
         self._used.append(key)
         if not is_hit and self._max_cache_bytes is not None:
             prune_cache(self._cache, self._used, self._max_cache_bytes)

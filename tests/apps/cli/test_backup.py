@@ -28,7 +28,7 @@ from storage import durable
 from storage.layout import UPLOAD_PREFIX, StorageLayout, open_storage
 from storage.scratch import build_in_scratch
 from storage.snapshots.snapshot_writer import SnapshotWriter
-from storage.tombstones import bury_folder
+from storage.tombstones import rename_to_tombstone
 from tests.apps.conftest import NotedJobs, add_job, create_run
 from tests.damage import damage
 from training.checkpoint.format import (
@@ -398,7 +398,7 @@ def test_entry_deleted_during_copy_is_removed_from_backup(
     def copy_and_delete(writer: SnapshotWriter, path: Path) -> None:
         copy(writer, path)
         if doomed in path.parents:
-            bury_folder(doomed)
+            rename_to_tombstone(doomed)
 
     monkeypatch.setattr(SnapshotWriter, "add_file", copy_and_delete)
     output = expect("backup", tmp_path / "backups", layout.root)

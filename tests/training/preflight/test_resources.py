@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from training.preflight.resources import ResourceError, check_resources, settle_precision
+from training.preflight.resources import ResourceError, check_resources, resolve_precision
 from training.spec import TrainingSpec
 
 
@@ -78,7 +78,7 @@ def test_auto_precision_depends_on_processor(
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: bf16\n")
     monkeypatch.setattr("training.preflight.resources._CPU_INFO", tmp_path / "cpuinfo")
-    settled = settle_precision(make_spec("m", Path("f")), on_gpu=on_gpu)
-    assert settled.precision == expected
+    resolved = resolve_precision(make_spec("m", Path("f")), on_gpu=on_gpu)
+    assert resolved.precision == expected
     chosen = make_spec("m", Path("f"), precision="bf16")
-    assert settle_precision(chosen, on_gpu=False) is chosen
+    assert resolve_precision(chosen, on_gpu=False) is chosen
