@@ -42,7 +42,7 @@ class FileStore:
         self._layout = layout
         self._index = FileIndex(layout.files)
 
-    def take_in(self, content: Path, name: str, record: NewFile) -> FileObject:
+    def add_upload(self, content: Path, name: str, record: NewFile) -> FileObject:
         """Move a file from a scratch folder into the store; return it as the API shows it.
 
         The content, under `name`, and the record are put into a new folder inside the scratch

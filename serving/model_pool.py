@@ -123,7 +123,7 @@ class ModelPool:
             if model.id not in self._loading:  # no other task has started to load it meanwhile
                 if (loaded := self._loaded.find(model)) is not None:
                     return loaded
-                self._make_room(model.id, size_bytes, beside=beside)
+                self._evict_for(model.id, size_bytes, beside=beside)
                 task = asyncio.create_task(self._load(model, size_bytes))
                 self._loading[model.id] = _Loading(task, size_bytes)
         # Shielded: other requests may wait for the same engine.
@@ -231,7 +231,7 @@ class ModelPool:
         if self._is_closed:
             raise EngineDeadError("the replica is shutting down")
 
-    def _make_room(self, model_id: str, size_bytes: int, *, beside: bool) -> None:
+    def _evict_for(self, model_id: str, size_bytes: int, *, beside: bool) -> None:
         """Evict the models that must be evicted to load another.
 
         Raises `OverloadedError`, and evicts none, if that is not enough.

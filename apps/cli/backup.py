@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from apps.cli.output import console, escape_controls, fail, notes, say
+from apps.cli.output import console, escape_controls, fail, notes, print_message
 from apps.server.deploy_file import DeployFileError, find_storage
 from storage.layout import KEYS_NAME, StorageLayout
 from storage.privacy import keep_files_private
@@ -45,10 +45,10 @@ def backup(
     except (BackupError, OSError) as exc:
         fail(f"the backup failed: {exc}")
     reused = f", {snapshot.num_reused} unchanged since the last" if snapshot.num_reused else ""
-    say(f"{_describe(snapshot)}{reused}")
+    print_message(f"{_describe(snapshot)}{reused}")
     num_deleted = len(snapshot.manifest.left_out) - len(snapshot.unreadable)
     if num_deleted:
-        say(f"left out because they were deleted meanwhile: {num_deleted} entries")
+        print_message(f"left out because they were deleted meanwhile: {num_deleted} entries")
     _warn_of_unreadable(snapshot)
     if snapshot.unreadable:
         raise typer.Exit(INCOMPLETE_STATUS)
@@ -72,7 +72,7 @@ def restore(
             restore_snapshot(snapshot, root, on_bytes)
     except (BackupError, OSError) as exc:
         fail(f"the restore failed: {exc}")
-    say(f"{_describe(snapshot)} restored to {root}")
+    print_message(f"{_describe(snapshot)} restored to {root}")
     _warn_of_unreadable(snapshot)
     if KEYS_NAME in snapshot.manifest.files:
         notes.print(

@@ -63,7 +63,9 @@ def examine(deploy: Path) -> Iterator[Finding]:
     yield from _examine_packages()
     yield _examine_processor()
     yield from _examine_gpus()
-    yield from _judge("compiler", preflight.check_compiler(), "found, with Python's headers")
+    yield from _list_findings(
+        "compiler", preflight.check_compiler(), "found, with Python's headers"
+    )
     try:
         root = find_storage(deploy)
     except DeployFileError as exc:
@@ -76,11 +78,11 @@ def examine(deploy: Path) -> Iterator[Finding]:
         if preflight.is_application_running(port):
             yield Finding(f"port {port}", "good", "Tuneserve is running on it")
         else:
-            yield from _judge(f"port {port}", preflight.check_port(port), "free")
+            yield from _list_findings(f"port {port}", preflight.check_port(port), "free")
     else:
         text = f"there is no {str(deploy)!r} here; 'tuneserve init' writes one"
         yield Finding("settings", "note", text)
-    yield from _judge("cluster", preflight.check_cluster(), _describe_cluster())
+    yield from _list_findings("cluster", preflight.check_cluster(), _describe_cluster())
 
 
 def _examine_packages() -> Iterator[Finding]:
@@ -124,7 +126,7 @@ def _examine_storage(root: Path) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(existing).free
     faults = preflight.check_disk(existing, preflight.RUN_BYTES)
-    yield from _judge("storage", faults, f"{root}, {free / 1e9:.0f} GB free")
+    yield from _list_findings("storage", faults, f"{root}, {free / 1e9:.0f} GB free")
 
 
 def _describe_cluster() -> str:
@@ -141,7 +143,7 @@ def _examine_key(root: Path) -> Finding:
     return Finding("access", "note", "this machine only; for others: tuneserve keys create")
 
 
-def _judge(subject: str, faults: Iterator[str], good: str) -> Iterator[Finding]:
+def _list_findings(subject: str, faults: Iterator[str], good: str) -> Iterator[Finding]:
     found = list(faults)
     for fault in found:
         yield Finding(subject, "fault", fault)

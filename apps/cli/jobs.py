@@ -57,13 +57,13 @@ def create(
     others = [read_mixed(one) for one in mix or ()]  # before anything is sent
 
     async def send(api: ApiClient) -> Job:
-        training_file = await send_if_here(api, rows)
+        training_file = await upload_if_local(api, rows)
         return await api.jobs.create(
             {
                 "model": model,
                 "training_file": training_file,
                 "training_files": await _send_mix(api, training_file, others),
-                "validation_file": await send_if_here(api, validation) if validation else None,
+                "validation_file": await upload_if_local(api, validation) if validation else None,
                 "suffix": suffix,
                 "priority": priority,
                 "training": training,
@@ -168,7 +168,7 @@ def checkpoints(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) 
     show([checkpoint.raw for checkpoint in found], as_json, lambda: _render_checkpoints(found))
 
 
-async def send_if_here(api: ApiClient, named: str) -> str:
+async def upload_if_local(api: ApiClient, named: str) -> str:
     """Return the id of a file of rows; upload it first if it is a local file."""
     if Path(named).is_file():
         return (await send_file(api, Path(named))).id
@@ -196,7 +196,7 @@ async def _send_mix(
         return None
     mixed: list[MixedFile] = [{"file": training_file, "weight": 1.0}]
     for name, weight in others:
-        mixed.append({"file": await send_if_here(api, name), "weight": weight})
+        mixed.append({"file": await upload_if_local(api, name), "weight": weight})
     return mixed
 
 

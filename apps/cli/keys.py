@@ -20,7 +20,7 @@ from apps.access.keys import (
 )
 from apps.access.roles import Role
 from apps.cli.connection import AsJson
-from apps.cli.output import Rows, fail, notes, print_json, say, show, show_time
+from apps.cli.output import Rows, fail, notes, print_json, print_message, show, show_time
 from apps.server.deploy_file import find_storage
 from storage.layout import StorageLayout, new_id, open_storage
 
@@ -206,7 +206,7 @@ def _show_created(created: CreatedKey, as_json: bool) -> None:
         print_json({**_describe(created.record), "key": created.text})
         return
     notes.print(f"{created.record.name}: role {created.record.role}; it is shown only here:")
-    say(created.text)
+    print_message(created.text)
 
 
 def _describe(record: KeyRecord) -> dict[str, object]:

@@ -24,7 +24,7 @@ from apps.fine_tuning.validation.row_validation import (
     prepare_rows,
 )
 from apps.settings import UsageLimits
-from apps.usage_limits import check_job_counts, check_job_size, check_model_room
+from apps.usage_limits import check_job_counts, check_job_size, check_model_space
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from storage import durable
@@ -115,7 +115,7 @@ class JobCreator:
         model = self._models.resolve(request.model)
         require_lineage(model)  # the new model's lineage refers to it
         new_bytes = self._sizes.measure_model(model.id)
-        check_model_room(self._sizes.measure(), self._limits, new_bytes)
+        check_model_space(self._sizes.measure(), self._limits, new_bytes)
         with ExitStack() as locks, refuse_full_disk():
             # Locked until a record states that they are needed.
             locks.enter_context(model.lock_shared())

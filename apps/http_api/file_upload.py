@@ -120,7 +120,7 @@ class IncomingFile:
             assert self._form.filename is not None
             with lock_exclusive(self._layout.upload_lock):  # one upload is counted at a time
                 check_stored_files(self._files.measure(), self._limits, self._size_bytes)
-                return self._files.take_in(
+                return self._files.add_upload(
                     self._content,
                     make_safe_name(self._form.filename),
                     {

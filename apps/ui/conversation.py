@@ -113,14 +113,14 @@ class OpenChat:
         """Open a conversation that ends with a question to be answered."""
         self.conversation = self._asked = conversation
 
-    def take_question(self) -> Conversation | None:
+    def begin_answer(self) -> Conversation | None:
         """Mark the pending question as being answered and return its conversation, else None."""
         if self._asked is None:
             return None
         self._answered, self._asked = self._asked, None
         return self._answered
 
-    def grow(self, before: Conversation, after: Conversation) -> bool:
+    def update_answer(self, before: Conversation, after: Conversation) -> bool:
         """Replace the conversation being answered; return False if `before` no longer is."""
         if self._answered is not before:
             return False

@@ -122,7 +122,7 @@ async def read_view(client: ApiClient, selected: str, known: KnownEvents = NO_EV
         is_paused=job.is_paused,
         is_resumable=job.resumable,
         is_pausing=job.status == "running" and is_about_to_pause(events),
-        is_cancelling=job.is_active and has_asked_to_cancel(events),
+        is_cancelling=job.is_active and has_cancel_request(events),
         interval_s=ACTIVE_INTERVAL_S if is_any_active else IDLE_INTERVAL_S,
         known=known,
     )
@@ -175,7 +175,7 @@ def describe_stage(job: Job, events: Sequence[Event]) -> str:
     return next(messages, markup.STATUS_WORDS.get(job.status, job.status))
 
 
-def has_asked_to_cancel(events: Sequence[Event]) -> bool:
+def has_cancel_request(events: Sequence[Event]) -> bool:
     """Return whether any client requested a cancel recently and the run was not queued since."""
     earliest = time.time() - CANCEL_PATIENCE_S
     since = takewhile(lambda event: event.code != "queued", events)

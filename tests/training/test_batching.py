@@ -75,13 +75,13 @@ def test_remaining_rows_are_distributed_within_limits(layout: BatchLayout) -> No
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_step_is_dealt_evenly_and_completely(world_size: int) -> None:
+def test_step_is_divided_evenly_and_completely(world_size: int) -> None:
     for plan in iterate_plans():
         for step in plan_epoch(LENGTHS, plan, 0):
             selected = [step.select_micro_batches(rank, world_size) for rank in range(world_size)]
             assert {len(of) for of in selected} == {-(-len(step.micro_batches) // world_size)}
-            dealt_micro_batches = [rows for of in selected for rows in of if rows]
-            assert sorted(dealt_micro_batches) == sorted(step.micro_batches)
+            micro_batches = [rows for of in selected for rows in of if rows]
+            assert sorted(micro_batches) == sorted(step.micro_batches)
 
 
 def test_micro_batches_of_round_have_similar_length() -> None:

@@ -19,7 +19,7 @@ from apps.http_api.pagination import After, Limit, cut_page, describe_page
 from apps.http_api.routes import ServicesOf, describe_body
 from apps.http_api.run_streams import (
     find_log_range,
-    find_place,
+    find_offset,
     follow_events,
     follow_log,
     has_ended,
@@ -164,8 +164,8 @@ async def get_log(
 
 async def _stream_events(run: RunFolder, last_event_id: str | None, max_age_s: float) -> Response:
     is_over = await asyncio.to_thread(has_ended, run)
-    place = await asyncio.to_thread(find_place, run, last_event_id)
-    if is_over and place == len(await asyncio.to_thread(run.events.read)):
+    offset = await asyncio.to_thread(find_offset, run, last_event_id)
+    if is_over and offset == len(await asyncio.to_thread(run.events.read)):
         return Response(status_code=204)  # a browser does not reconnect after it
-    events = follow_events(run, place, max_age_s)
+    events = follow_events(run, offset, max_age_s)
     return StreamingResponse(events, media_type="text/event-stream", headers=_UNBUFFERED)

@@ -101,7 +101,7 @@ class PageGuard:
         if key is None and (self._needs_key or time.monotonic() < self._needed_until):
             verdict = Verdict.REFUSED
         else:
-            verdict = await self._judge(key)
+            verdict = await self._check_key(key)
         if verdict is Verdict.VALID:
             return None
         if verdict is Verdict.REFUSED:
@@ -112,7 +112,7 @@ class PageGuard:
         local = find_foreign_request(headers, scope.get("client"), version)
         return (403, local) if local else None
 
-    async def _judge(self, key: str | None) -> Verdict:
+    async def _check_key(self, key: str | None) -> Verdict:
         """Ask the API about a key, unless a valid verdict is cached."""
         digest = sha256((key or "").encode(errors="surrogateescape")).digest()
         if self._valid_until.get(digest, 0.0) > time.monotonic():

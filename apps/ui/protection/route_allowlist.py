@@ -81,7 +81,7 @@ class RouteGuard:
         if scope["type"] != "http" or not is_open(scope["method"], route):
             await _refuse(404, "not found")(scope, receive, send)
         elif route == UPLOAD_ROUTE:
-            await self._take_upload(scope, receive, send)
+            await self._accept_upload(scope, receive, send)
         elif scope["method"] == "POST":
             await self._calls(scope, receive, send)
         elif route == DATA_ROUTE and not SESSION_HASH.fullmatch(_read_session(scope)):
@@ -99,12 +99,12 @@ class RouteGuard:
         if reason := self._slots.find_refusal(key):
             await _refuse(429, reason)(scope, receive, send)
             return
-        with self._slots.occupy(key), ExitStack() as stack:
+        with self._slots.count_stream(key), ExitStack() as stack:
             if is_data:
                 stack.enter_context(self._unread.read(_read_session(scope)))
             await self.app(scope, receive, send)
 
-    async def _take_upload(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _accept_upload(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Accept an upload if the key permits it and not too many uploads await their import."""
         key = read_password(Headers(scope=scope).get("authorization", ""))
         if not await self.may_write_files(key):

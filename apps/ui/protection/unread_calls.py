@@ -93,7 +93,7 @@ class StreamSlots:
         return None
 
     @contextmanager
-    def occupy(self, key: str | None) -> Iterator[None]:
+    def count_stream(self, key: str | None) -> Iterator[None]:
         """Count one stream while the body runs."""
         self._num_by_key[key] += 1
         try:

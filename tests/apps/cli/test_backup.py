@@ -354,7 +354,7 @@ def test_backup_succeeds_while_uploads_are_added_and_deleted(
             with build_in_scratch(layout.files, UPLOAD_PREFIX) as building:
                 (building / "part" / "of" / "it").mkdir(parents=True)
                 (building / "rows").write_bytes(b"rows")
-                taken = store.take_in(building / "rows", "data_rows.jsonl", record)
+                taken = store.add_upload(building / "rows", "data_rows.jsonl", record)
             store.delete(taken["id"])
 
     writer = threading.Thread(target=upload)

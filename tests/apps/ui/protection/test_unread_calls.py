@@ -55,11 +55,11 @@ def test_streams_are_limited_per_key_and_in_total() -> None:
     slots = StreamSlots()
     with ExitStack() as streams:
         for _ in range(MAX_STREAMS_PER_KEY):
-            streams.enter_context(slots.occupy("a"))
+            streams.enter_context(slots.count_stream("a"))
         assert "of this key" in (slots.find_refusal("a") or "")
         assert slots.find_refusal("b") is None
         for _ in range(MAX_STREAMS - MAX_STREAMS_PER_KEY):
-            streams.enter_context(slots.occupy(None))
+            streams.enter_context(slots.count_stream(None))
         assert "the most at once" in (slots.find_refusal(None) or "")
     assert slots.find_refusal("a") is None
 
