@@ -17,9 +17,9 @@ from apps.file_index import (
     FileObject,
     NewFile,
     StoredBytes,
+    describe_file,
     read_check,
     read_file_record,
-    show_file,
 )
 from storage import durable, versioned_json
 from storage.durable import DamagedFileError
@@ -116,7 +116,7 @@ class FileStore:
         except DamagedFileError as exc:
             message = f"file {file_id!r} cannot be read: {exc.reason}"
             raise ApiError(500, message, code="file_unreadable") from exc
-        return show_file(record, read_check(folder / CHECK_NAME))
+        return describe_file(record, read_check(folder / CHECK_NAME))
 
     def find_content(self, file_id: str) -> Path:
         """Return the path of a file's content, after comparing its size with the record.

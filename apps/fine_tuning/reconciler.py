@@ -1,6 +1,6 @@
 """The reconcile pass: it compares the records of the runs with their Ray jobs.
 
-It settles lost runs, completes interrupted changes, ends pauses, and starts queued runs.
+It ends or requeues lost runs, completes interrupted changes, ends pauses, and starts queued runs.
 """
 
 import logging

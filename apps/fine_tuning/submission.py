@@ -41,22 +41,22 @@ from training.spec import SettingError, TrainingSpec
 BUILDING_PREFIX = ".building-"
 
 
-class ShownToken(TypedDict):
+class TokenObject(TypedDict):
     """A piece of a row: the text of a token, and whether it is learned."""
 
     text: str
     learned: bool
 
 
-class ShownRow(TypedDict):
+class RowObject(TypedDict):
     """One row as tokens."""
 
     line: int
     is_part: bool
-    tokens: list[ShownToken]
+    tokens: list[TokenObject]
 
 
-class ShownPreview(TypedDict):
+class PreviewObject(TypedDict):
     """The first rows of a file as tokens, with the counts of all rows as far as known."""
 
     object: Literal["file.preview"]
@@ -69,12 +69,12 @@ class ShownPreview(TypedDict):
     format: str
     max_length: int
     ignored_keys: dict[str, int]
-    rows: list[ShownRow]
+    rows: list[RowObject]
     learned_share: NotRequired[float]
     model: NotRequired[str]
 
 
-class ShownDefaults(TypedDict):
+class DefaultsObject(TypedDict):
     """The default settings of a job for a model, and their schema."""
 
     object: Literal["fine_tuning.defaults"]
@@ -125,7 +125,7 @@ class JobCreator:
 
     def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
-    ) -> ShownPreview:
+    ) -> PreviewObject:
         """Show how the first rows of a file become tokens for a model.
 
         `training` has settings as in a job. Raises as `create` does.
@@ -147,7 +147,7 @@ class JobCreator:
             self._files.check_unchanged(known)
             raise InvalidInputError(str(exc), param="file") from exc
         counts = self._count_rows(file_id, file, spec, None if training else stored.id)
-        rows: list[ShownRow] = [
+        rows: list[RowObject] = [
             {
                 "line": row.line,
                 "is_part": row.is_part,
@@ -158,7 +158,7 @@ class JobCreator:
             }
             for row in shown.rows
         ]
-        preview: ShownPreview = {
+        preview: PreviewObject = {
             "object": "file.preview",
             "num_rows": None,
             "num_tokens": None,
@@ -187,7 +187,7 @@ class JobCreator:
         checked = self._files.get(file_id).get("check")
         return checked if checked and checked["model"] == model_id else None
 
-    def get_defaults(self, model: str) -> ShownDefaults:
+    def get_defaults(self, model: str) -> DefaultsObject:
         """Return the default settings of a fine-tuning job for `model`, and their schema."""
         schema = TrainingSpec.model_json_schema()["properties"]
         spec = build_default_spec(self._models, self._models.resolve(model), "-")

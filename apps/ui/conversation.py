@@ -25,7 +25,7 @@ class Turn:
     note: str = ""
 
 
-class ShownTurn(TypedDict):
+class ChatbotMessage(TypedDict):
     """A message in the format of Gradio's chatbot: its text, and a note if there is one."""
 
     role: str
@@ -65,7 +65,7 @@ class Conversation:
         """Return the messages in the API's format."""
         return [{"role": turn.role, "content": turn.text} for turn in self.turns if turn.text]
 
-    def to_chatbot(self) -> list[ShownTurn]:
+    def to_chatbot(self) -> list[ChatbotMessage]:
         """Return the messages in the format of Gradio's chatbot."""
         return [
             {"role": turn.role, "content": [turn.text, _render_note(turn.note)]}
