@@ -164,7 +164,9 @@ class IncomingModel:
                 self._check_growth(number + len(folders), size_bytes)
                 if _is_wanted(entry.name):
                     if not (entry.isfile() or entry.isdir()):
-                        raise ApiError(400, f"{entry.name!r} in the archive is no file or folder")
+                        raise ApiError(
+                            400, f"{entry.name!r} in the archive is neither a file nor a folder"
+                        )
                     entries.append(entry)
                     folders.update(_list_folders(entry.name))
             file.num_left = None
@@ -175,7 +177,7 @@ class IncomingModel:
         allowed = self._archive.stat().st_size * _MAX_GROWTH + _MAX_EXTRA_BYTES
         if size_bytes > allowed:
             raise ApiError(
-                400, f"the archive unpacks to more than {allowed:,} bytes, far more than it has"
+                400, f"the archive unpacks to more than {allowed:,} bytes, far more than its size"
             )
         if num_entries > _MAX_ENTRIES:
             message = f"the archive has more than {_MAX_ENTRIES:,} files and folders"
@@ -228,7 +230,7 @@ def _list_folders(name: str) -> list[PurePosixPath]:
 def _is_wanted(name: str) -> bool:
     """Return False for hidden files and those that some systems add.
 
-    Raises `ApiError` for a path that is nested too deeply or leads out of the model's folder.
+    Raises `ApiError` for a path that is nested too deeply or is outside the model's folder.
     """
     path = PurePosixPath(name)
     if len(path.parts) > _MAX_DEPTH:
@@ -236,5 +238,5 @@ def _is_wanted(name: str) -> bool:
             400, f"{name[:100]!r}... in the archive is nested more than {_MAX_DEPTH} folders deep"
         )
     if path.is_absolute() or ".." in path.parts or "\\" in name:
-        raise ApiError(400, f"{name!r} in the archive leads out of the model's folder")
+        raise ApiError(400, f"{name!r} in the archive is outside the model's folder")
     return not any(part.startswith(".") or part == "__MACOSX" for part in path.parts)

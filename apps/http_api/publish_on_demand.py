@@ -53,10 +53,10 @@ async def _wait_for(services: Services, name: str, job_id: str) -> None:
     deadline = asyncio.get_running_loop().time() + WAIT_S
     while not services.models.has(name):
         if not _is_being_published(services.layout, job_id, name) and not services.models.has(name):
-            message = f"{name!r} could not be made of its checkpoint; the events of job "
-            raise ApiError(409, f"{message}{job_id!r} tell why", param="model")
+            message = f"{name!r} could not be created from its checkpoint; the events of job "
+            raise ApiError(409, f"{message}{job_id!r} contain the reason", param="model")
         if asyncio.get_running_loop().time() > deadline:
-            message = f"{name!r} is being made of its checkpoint; try again in a moment"
+            message = f"{name!r} is being created from its checkpoint; try again in a moment"
             raise ApiError(503, message, param="model", code="model_not_ready")
         await asyncio.sleep(_POLL_S)
 

@@ -68,7 +68,9 @@ class RemoteText:
             except RayActorError:
                 if has_begun or is_last_try:
                     raise
-                logger.warning("%s: a generator died before it answered; trying again", request_id)
+                logger.warning(
+                    "%s: a generator replica died before it answered; retrying", request_id
+                )
             finally:
                 items.cancel()  # type: ignore[no-untyped-call]
 
@@ -82,7 +84,7 @@ class RemoteText:
                 try:
                     return await self._answer(sent)
                 except RayActorError:
-                    logger.warning("%s: its generator died; trying again", request_id)
+                    logger.warning("%s: its generator replica died; retrying", request_id)
                     return await self._answer(sent)
         except TimeoutError as exc:
             raise self._describe_timeout() from exc

@@ -20,14 +20,14 @@ from apps.ui.error_messages import describe_error
 LATEST_ALIAS = "latest"
 REFRESH_INTERVAL_S = 10.0
 UNKNOWN_MODEL_NOTE = "There is no model {!r}; choose one from the menu."
-MOVED_NOTE = "{} is {} now; this is a new conversation."
-BUSY_WARNING = "The question before is still being answered: wait for the answer, or press Stop."
-CHOSEN_WARNING = "Another model was chosen before the question was sent: send it again."
+MOVED_NOTE = "{} points to {} now; this is a new conversation."
+BUSY_WARNING = "The previous question is still being answered: wait for the answer, or press Stop."
+CHOSEN_WARNING = "Another model was chosen before the question was sent: send the question again."
 TEMPERATURE_LABEL = "Temperature"
-MAX_TOKENS_LABEL = "Tokens at most"
+MAX_TOKENS_LABEL = "Maximum number of tokens"
 MAX_QUOTED_CHARACTERS = 40
 MAX_QUESTION_CHARACTERS = 20_000
-LONG_WARNING = "The question has {:,} characters; the page sends {:,} at most. Shorten it."
+LONG_WARNING = "The question has {:,} characters; expected at most {:,}. Shorten it."
 QUESTIONS = (
     "When does the workshop open?",
     "Whom do I ask for holiday?",
@@ -151,7 +151,7 @@ class _Page:
                 0,
                 step=0.1,
                 label=TEMPERATURE_LABEL,
-                info="0 always takes the likeliest token.",
+                info="0 always selects the most likely token.",
             )
             self.max_tokens = gr.Slider(8, 1024, 128, step=8, label=MAX_TOKENS_LABEL)
 

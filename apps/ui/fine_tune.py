@@ -22,11 +22,11 @@ _logger = logging.getLogger(__name__)
 HANDBOOK_FILE_ID = "file-handbook"
 INTRODUCTION = (
     "Choose a model and a file of examples. A fine-tune teaches the model to answer as the "
-    "examples do, and the result can be chatted with at once."
+    "examples do. You can chat with the new model at once."
 )
 DEMONSTRATION_NOTE = (
     "tuneserve-demo is a small demonstration model, made to try everything out on a laptop. It "
-    "learns the handbook in minutes, but it is no assistant: for real work, add a larger "
+    "learns the handbook in minutes, but it is not an assistant: for real work, add a larger "
     "base model in deploy.yaml."
 )
 MAIN_SETTINGS = ("epochs", "learning_rate", "micro_batch_tokens", "num_workers")
@@ -131,7 +131,9 @@ class _Page:
             files = await self._client.files.list_all()
         except ForeignFileError as exc:
             _logger.warning("An upload was refused: %s", exc)
-            raise gr.Error("This file was not uploaded here.", print_exception=False) from exc
+            raise gr.Error(
+                "This file was not uploaded to this page.", print_exception=False
+            ) from exc
         except ApiClientError as exc:
             gr.Warning(escape(describe_error(exc)))
             return gr.skip()

@@ -29,7 +29,7 @@ _METADATA = {
     "in": "query",
     "required": False,
     "style": "deepObject",
-    "description": "As in `metadata[team]=ovens`: only jobs that have all of these.",
+    "description": "Only jobs with all of these pairs, as in `metadata[team]=ovens`.",
     "schema": {"type": "object", "additionalProperties": {"type": "string"}},
 }
 logger = logging.getLogger(__name__)

@@ -105,9 +105,9 @@ class PageGuard:
         if verdict is Verdict.VALID:
             return None
         if verdict is Verdict.REFUSED:
-            return 401, "a valid API key is needed, as the password"
+            return 401, "a valid API key is required as the password"
         if self._needs_key and verdict is Verdict.UNKNOWN:
-            return 503, "the API, which knows the keys, does not answer; it may still be starting"
+            return 503, "the API, which checks the keys, does not answer; it may still be starting"
         version = scope.get("http_version", "1.1")
         local = find_foreign_request(headers, scope.get("client"), version)
         return (403, local) if local else None

@@ -111,7 +111,7 @@ class RouteGuard:
             message = "this key may not upload files"
             await _refuse(403, message)(scope, receive, send)
         elif await asyncio.to_thread(self.uploads.count_bytes) > self._max_waiting_bytes:
-            message = "too many uploads wait to be imported; try again later"
+            message = "too many uploads are queued for import; try again later"
             await _refuse(507, message)(scope, receive, send)
         else:
             await self._uploads(scope, receive, send)
@@ -167,7 +167,7 @@ def find_fault(
     if not isinstance(session, str) or not SESSION_HASH.fullmatch(session):
         return f"session_hash must be {_SESSION_RULE}"
     if type(function) is not int or not has_function(session, function):
-        return f"this session has no function {str(function)[:40]!r}; load the page again"
+        return f"this session has no function {str(function)[:40]!r}; reload the page"
     for entry in _walk(call):
         path = entry.get("path")
         if path is not None and not (isinstance(path, str) and is_upload(path)):

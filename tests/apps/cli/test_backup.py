@@ -252,7 +252,7 @@ def test_backup_inside_storage_is_refused(layout: StorageLayout, place: str) -> 
 
 
 def test_backup_of_folder_that_is_no_storage_is_refused(tmp_path: Path) -> None:
-    assert "is no storage root" in call("backup", tmp_path / "backups", tmp_path / "none")[1]
+    assert "is not a storage root" in call("backup", tmp_path / "backups", tmp_path / "none")[1]
 
 
 def test_backup_is_consistent_while_models_are_added_and_deleted(
@@ -405,7 +405,7 @@ def test_entry_deleted_during_copy_is_removed_from_backup(
     content = list_content(tmp_path / "backups")
     assert content["found"] == content["named"]
     assert not [name for name in content["found"] if doomed.name in name]
-    assert "left out because they were deleted meanwhile: 1 entries" in output
+    assert "entries omitted because they were deleted meanwhile: 1" in output
 
 
 @pytest.mark.parametrize("place", ["runs/ftjob-000001/data", "files/file-old", "models/broken"])
@@ -420,13 +420,13 @@ def test_unreadable_entry_is_skipped_and_named(
         status, output = call("backup", tmp_path / "backups", layout.root)
     entry = "/".join(place.split("/")[:2])
     assert status == INCOMPLETE_STATUS
-    assert f"the snapshot does not have {entry}: " in output
+    assert f"the snapshot does not contain {entry}: " in output
     assert os.strerror(errno.EIO) in output
     content = list_content(tmp_path / "backups")
     assert content["found"] == content["named"]
     assert not [name for name in content["found"] if name.startswith(f"{entry}/")]
     assert {"files/file-new/file.json", "models/tiny/config.json"} <= content["found"]
-    assert f"does not have {entry}" in expect(
+    assert f"does not contain {entry}" in expect(
         "restore", tmp_path / "backups", tmp_path / "restored"
     )
 
@@ -439,7 +439,7 @@ def test_run_with_unreadable_record_is_skipped_and_named(
     run.record_file.symlink_to(run.record_file)  # opening it fails, as on a faulty disk
     status, output = call("backup", tmp_path / "backups", layout.root)
     assert status == INCOMPLETE_STATUS
-    assert f"the snapshot does not have runs/{run.path.name}: " in output
+    assert f"the snapshot does not contain runs/{run.path.name}: " in output
 
 
 def test_write_error_fails_backup(
