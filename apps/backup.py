@@ -27,8 +27,8 @@ from storage.snapshots.snapshot_writer import (
 from training.checkpoint.format import (
     LAST_COMPLETE_NAME,
     Checkpoint,
-    hold_checkpoint,
     list_checkpoints,
+    lock_checkpoint,
 )
 from training.run.folder import RunFolder
 
@@ -51,7 +51,7 @@ def back_up(layout: StorageLayout, folder: Path, on_bytes: OnBytes) -> Snapshot:
 
 
 def _copy_storage(layout: StorageLayout, writer: SnapshotWriter) -> None:
-    with ExitStack() as held:
+    with ExitStack() as locks:
         with lock_exclusive(layout.store.alias_lock):
             records = _read_records(layout, writer)
             aliases = {
@@ -59,11 +59,13 @@ def _copy_storage(layout: StorageLayout, writer: SnapshotWriter) -> None:
                 for path in (layout.store.aliases, layout.store.aliases_copy)
                 if path.is_file()
             }
-            models = _hold_models(layout, writer, held)
+            models = _lock_published_models(layout, writer, locks)
         for path, content in aliases.items():
             writer.add_bytes(path, content)
         files = _list_visible(layout.files)
-        writer.announce(sum(map(_measure, [*models, *files, *(run.path for run in records)])))
+        writer.add_expected_bytes(
+            sum(map(_measure, [*models, *files, *(run.path for run in records)]))
+        )
         for entry in (*models, *files):
             with _leave_out_if_unusable(entry, writer):
                 _add_entry(entry, writer)
@@ -110,13 +112,15 @@ def _read_records(layout: StorageLayout, writer: SnapshotWriter) -> dict[RunFold
     return records
 
 
-def _hold_models(layout: StorageLayout, writer: SnapshotWriter, held: ExitStack) -> list[Path]:
-    """Lock every published model against deletion until `held` is closed."""
+def _lock_published_models(
+    layout: StorageLayout, writer: SnapshotWriter, locks: ExitStack
+) -> list[Path]:
+    """Lock every published model against deletion until `locks` is closed."""
     models = []
     for path in _list_visible(layout.models):
         try:
             with reading(path):
-                held.enter_context(lock_shared(path / durable.MANIFEST_NAME))
+                locks.enter_context(lock_shared(path / durable.MANIFEST_NAME))
         except EntryGoneError:  # a folder without a manifest is not a model
             continue
         except EntryUnreadableError as exc:
@@ -131,7 +135,7 @@ def _copy_run(run: RunFolder, record: bytes, writer: SnapshotWriter) -> None:
     # Before the checkpoints: the record must not name one that completes after they are listed.
     _copy_last_complete(run, writer)
     # Before the rest: a resumed run discards what is newer than its checkpoint.
-    with _hold_checkpoints(run) as checkpoints:
+    with _lock_checkpoints(run) as checkpoints:
         for checkpoint in checkpoints:
             with _leave_out_if_unusable(checkpoint, writer):
                 writer.add_tree(checkpoint)
@@ -152,14 +156,14 @@ def _copy_last_complete(run: RunFolder, writer: SnapshotWriter) -> None:
 
 
 @contextmanager
-def _hold_checkpoints(run: RunFolder) -> Iterator[list[Path]]:
+def _lock_checkpoints(run: RunFolder) -> Iterator[list[Path]]:
     """Lock the complete checkpoints of a run against removal while the body copies them."""
-    with ExitStack() as held:
+    with ExitStack() as locks:
         paths = []
         for checkpoint in _list_checkpoints(run):
             try:
                 with reading(checkpoint.path):
-                    held.enter_context(hold_checkpoint(checkpoint))
+                    locks.enter_context(lock_checkpoint(checkpoint))
             except EntryGoneError:  # superseded just now
                 continue
             paths.append(checkpoint.path)

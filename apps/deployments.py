@@ -24,11 +24,11 @@ from apps.drain import find_drain_signal
 from apps.errors import ApiError
 from apps.file_store import FileStore
 from apps.fine_tuning.cluster.ray_jobs import RayJobRunner
-from apps.fine_tuning.job_responses import ShownJob
+from apps.fine_tuning.job_responses import JobObject
 from apps.fine_tuning.publication_tasks import PublishingModel
 from apps.fine_tuning.queue import RunQueue
 from apps.fine_tuning.retention import start_retention
-from apps.fine_tuning.submission import ShownDefaults, ShownPreview
+from apps.fine_tuning.submission import DefaultsObject, PreviewObject
 from apps.http_api.app import ApiReplica
 from apps.logical_cpus import API_CPUS, PAGE_CPUS, QUEUE_CPUS
 from apps.middleware.admission import HEALTH_SLOTS, MAX_ORDINARY_REQUESTS
@@ -113,34 +113,34 @@ class FineTuningQueueReplica:
         Thread(target=_import_readers, name="import-readers", daemon=True).start()
 
     @_expected
-    async def create(self, body: Mapping[str, Any]) -> ShownJob:
+    async def create(self, body: Mapping[str, Any]) -> JobObject:
         """Validate and queue a fine-tuning job."""
         return await self._queue.create(body)
 
     @_expected
     async def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
-    ) -> ShownPreview:
+    ) -> PreviewObject:
         """Show rows of a file as tokens."""
         return await self._queue.preview(file_id, model, num_rows, training)
 
     @_expected
-    async def get_defaults(self, model: str) -> ShownDefaults:
+    async def get_defaults(self, model: str) -> DefaultsObject:
         """Return the default settings of a fine-tuning job for a model."""
         return self._queue.get_defaults(model)
 
     @_expected
-    async def cancel(self, run_id: str) -> ShownJob:
+    async def cancel(self, run_id: str) -> JobObject:
         """Cancel a fine-tuning job."""
         return await self._queue.cancel(run_id)
 
     @_expected
-    async def pause(self, run_id: str) -> ShownJob:
+    async def pause(self, run_id: str) -> JobObject:
         """Pause a fine-tuning job and free its resources; it can be resumed later."""
         return await self._queue.pause(run_id)
 
     @_expected
-    async def resume(self, run_id: str) -> ShownJob:
+    async def resume(self, run_id: str) -> JobObject:
         """Resume a paused, failed or cancelled fine-tuning job."""
         return await self._queue.resume(run_id)
 

@@ -38,7 +38,7 @@ from serving.errors import (
     TooManyAliasesError,
 )
 from storage.layout import new_id
-from system.machine_faults import is_out_of_room
+from system.machine_faults import is_out_of_space
 from training.settings.fault_messages import describe_faults
 from training.spec import describe_validation_error
 
@@ -126,7 +126,7 @@ def refuse_full_disk() -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        if is_out_of_room(exc):
+        if is_out_of_space(exc):
             raise ApiError(507, FULL_DISK, code="disk_full") from exc
         raise
 
@@ -163,7 +163,7 @@ def to_response(exc: BaseException, request_id: str | None = None) -> JSONRespon
         message = describe_faults(exc.errors())
     elif isinstance(exc, (RayActorError, DeploymentUnavailableError)):
         message = "the process that worked on this has ended; another takes its place, try again"
-    elif is_out_of_room(exc):
+    elif is_out_of_space(exc):
         message = FULL_DISK
     if status == 500:
         request_id = request_id or new_id("req")
@@ -227,7 +227,7 @@ def _classify(exc: BaseException) -> tuple[int, str | None, str | None, dict[str
         return 400, None, None, {}
     if isinstance(exc, RequestValidationError):
         return 400, _find_param(exc), None, {}
-    if is_out_of_room(exc):
+    if is_out_of_space(exc):
         return 507, None, "disk_full", {}
     return 500, None, None, {}
 

@@ -190,7 +190,7 @@ class FileIndex:
             self._faults.report(_name_item(name), f"cannot be read: {exc}")
             return None
         self._faults.clear(_name_item(name))
-        return show_file(record, self._find_check(folder))
+        return describe_file(record, self._find_check(folder))
 
     def _find_check(self, folder: str) -> StoredCheck | None:
         try:
@@ -202,7 +202,7 @@ class FileIndex:
             return None
 
 
-def show_file(record: StoredFile, check: StoredCheck | None) -> FileObject:
+def describe_file(record: StoredFile, check: StoredCheck | None) -> FileObject:
     """Return a file as the API shows it, with the result of its check if it was checked."""
     if check is None:
         status: CheckStatus = "uploaded" if record["purpose"] == ROWS_PURPOSE else "processed"

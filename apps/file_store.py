@@ -17,15 +17,15 @@ from apps.file_index import (
     FileObject,
     NewFile,
     StoredBytes,
+    describe_file,
     read_check,
     read_file_record,
-    show_file,
 )
 from storage import durable, versioned_json
 from storage.durable import DamagedFileError
 from storage.layout import StorageLayout, new_id
 from storage.locks import LockedError, lock_existing, lock_shared
-from storage.tombstones import bury_folder, remove_tombstones
+from storage.tombstones import remove_tombstones, rename_to_tombstone
 from training.data.readers import KnownFile
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class FileStore:
         self._layout = layout
         self._index = FileIndex(layout.files)
 
-    def take_in(self, content: Path, name: str, record: NewFile) -> FileObject:
+    def add_upload(self, content: Path, name: str, record: NewFile) -> FileObject:
         """Move a file from a scratch folder into the store; return it as the API shows it.
 
         The content, under `name`, and the record are put into a new folder inside the scratch
@@ -116,7 +116,7 @@ class FileStore:
         except DamagedFileError as exc:
             message = f"file {file_id!r} cannot be read: {exc.reason}"
             raise ApiError(500, message, code="file_unreadable") from exc
-        return show_file(record, read_check(folder / CHECK_NAME))
+        return describe_file(record, read_check(folder / CHECK_NAME))
 
     def find_content(self, file_id: str) -> Path:
         """Return the path of a file's content, after comparing its size with the record.
@@ -151,7 +151,7 @@ class FileStore:
                 logger.error("%s: its hash is not that of the upload, %s", path, file.sha256)
                 raise _describe_damaged(file.name)
 
-    def hold(self, file_id: str) -> IO[bytes]:
+    def lock_shared(self, file_id: str) -> IO[bytes]:
         """Lock a file against deletion until the result is closed; raises `ApiError` 404."""
         try:
             return lock_shared(self._folder(file_id) / RECORD_NAME)
@@ -169,7 +169,7 @@ class FileStore:
         try:
             with lock_existing(folder / RECORD_NAME):
                 check()
-                bury_folder(folder)
+                rename_to_tombstone(folder)
         except (FileNotFoundError, NotADirectoryError):
             raise not_found("file", file_id) from None
         except LockedError:

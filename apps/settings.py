@@ -183,10 +183,12 @@ class ApplicationSettings(GenerationSettings, UsageLimits, AccessSettings):
         "each request goes to the first that lists its model.",
     )
     reserved_cpus: float = Field(
-        0.0, ge=0, description="Logical CPUs that other applications of the cluster hold for good."
+        0.0,
+        ge=0,
+        description="Logical CPUs that other applications of the cluster reserve permanently.",
     )
     reserved_gpus: float = Field(
-        0.0, ge=0, description="GPUs that other applications of the cluster hold for good."
+        0.0, ge=0, description="GPUs that other applications of the cluster reserve permanently."
     )
 
     @field_validator("storage")

@@ -48,7 +48,7 @@ def check_job_size(spec: TrainingSpec, limits: UsageLimits) -> None:
             )
 
 
-def check_model_room(stored_bytes: int, limits: UsageLimits, new_bytes: int) -> None:
+def check_model_space(stored_bytes: int, limits: UsageLimits, new_bytes: int) -> None:
     """Raise `ApiError` 507 if there is no room for a model of `new_bytes`.
 
     `stored_bytes` is the size of all models and checkpoints.

@@ -55,7 +55,7 @@ def _train(rank: int, model: Path, checkpoint: Path, rendezvous: Path) -> None:
 
     from training.batching import BatchPlan
     from training.checkpoint.format import TAG
-    from training.checkpoint.reference_logits import PROBE_NAME, take_probe
+    from training.checkpoint.reference_logits import PROBE_NAME, compute_probe
     from training.engine import Place, init_distributed, start_engine
     from training.spec import TrainingSpec
     from training.task import open_default_objective
@@ -75,7 +75,7 @@ def _train(rank: int, model: Path, checkpoint: Path, rendezvous: Path) -> None:
     ids = torch.arange(_NUM_TOKENS)[None] + rank
     engine.backward(engine(input_ids=ids, labels=ids).loss)
     engine.step()
-    probe = take_probe(engine, place, open_default_objective())
+    probe = compute_probe(engine, place, open_default_objective())
     engine.save_checkpoint(str(checkpoint), tag=TAG)
     if rank == 0:
         probe.write(checkpoint / PROBE_NAME)

@@ -33,7 +33,7 @@ class _Target:
     """The model that serves an alias, with the open lock that prevents its deletion."""
 
     model: StoredModel
-    held: IO[bytes]
+    lock: IO[bytes]
 
 
 class AliasWatcher:
@@ -110,14 +110,14 @@ class AliasWatcher:
 
     def _point(self, alias: str, model: StoredModel) -> None:
         before = self._targets.get(alias)
-        self._targets[alias] = _Target(model, model.hold())  # a serving model cannot be deleted
+        self._targets[alias] = _Target(model, model.lock_shared())  # cannot be deleted now
         if before is not None:
-            before.held.close()
+            before.lock.close()
         self._pin_targets()
 
     def _forget(self, alias: str) -> None:
         if (target := self._targets.pop(alias, None)) is not None:
-            target.held.close()
+            target.lock.close()
             self._pin_targets()
 
     def _pin_targets(self) -> None:
@@ -169,7 +169,7 @@ class AliasWatcher:
             if old is None:  # no model serves the alias, so do not wait for the lock
                 has_moved = await self._move(alias, None, model)
             else:
-                async with _take_lock(self._handover_lock, self._poll_s):
+                async with _acquire_lock(self._handover_lock, self._poll_s):
                     is_current = self._desired.get(alias) == model_id
                     has_moved = is_current and await self._move(alias, old, model)
         except (OverloadedError, DeadlineExceededError) as exc:  # retried at the next poll
@@ -214,7 +214,7 @@ class AliasWatcher:
 
 
 @asynccontextmanager
-async def _take_lock(path: Path, poll_s: float) -> AsyncIterator[None]:
+async def _acquire_lock(path: Path, poll_s: float) -> AsyncIterator[None]:
     """Hold the hand-over lock; loading uses memory and CPU that other replicas need to serve.
 
     Polls instead of blocking in a thread, which would keep waiting after the task is cancelled.

@@ -92,7 +92,7 @@ class ModelPool:
         self._loaded.add_lease(model.id)
         lock = None
         try:
-            lock = model.hold()
+            lock = model.lock_shared()
             loaded = self._loaded.find(model)
             if loaded is None:
                 try:
@@ -123,7 +123,7 @@ class ModelPool:
             if model.id not in self._loading:  # no other task has started to load it meanwhile
                 if (loaded := self._loaded.find(model)) is not None:
                     return loaded
-                self._make_room(model.id, size_bytes, beside=beside)
+                self._evict_for(model.id, size_bytes, beside=beside)
                 task = asyncio.create_task(self._load(model, size_bytes))
                 self._loading[model.id] = _Loading(task, size_bytes)
         # Shielded: other requests may wait for the same engine.
@@ -208,7 +208,7 @@ class ModelPool:
         started = time.monotonic()
         try:
             await self._loaded.wait_until_closed()
-            with model.hold():
+            with model.lock_shared():
                 await run_in_new_thread(_verify, model)
                 self._check_open()
                 engine = await asyncio.to_thread(Engine.start, model.path, self._settings)
@@ -231,7 +231,7 @@ class ModelPool:
         if self._is_closed:
             raise EngineDeadError("the replica is shutting down")
 
-    def _make_room(self, model_id: str, size_bytes: int, *, beside: bool) -> None:
+    def _evict_for(self, model_id: str, size_bytes: int, *, beside: bool) -> None:
         """Evict the models that must be evicted to load another.
 
         Raises `OverloadedError`, and evicts none, if that is not enough.

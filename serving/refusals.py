@@ -39,7 +39,7 @@ def return_refusals(
     return decorate
 
 
-def take(result: T | Refusal) -> T:
+def unwrap(result: T | Refusal) -> T:
     """Return the result of a call; raise the error of a `Refusal`."""
     if isinstance(result, Refusal):
         raise result.error

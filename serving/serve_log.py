@@ -14,7 +14,7 @@ _SERVE_LOGGER = "ray.serve"
 _PACKAGES = ("apps", "serving", "storage", "training")
 
 
-class _ToServe(logging.Handler):
+class _ServeHandler(logging.Handler):
     """Forwards records to Serve's logger, whose handlers Serve may change at any time."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -33,7 +33,7 @@ def log_to_serve() -> None:
         return
     for name in _PACKAGES:
         logger = logging.getLogger(name)
-        if not any(isinstance(handler, _ToServe) for handler in logger.handlers):
-            logger.addHandler(_ToServe())
+        if not any(isinstance(handler, _ServeHandler) for handler in logger.handlers):
+            logger.addHandler(_ServeHandler())
         logger.setLevel(logging.INFO)
         logger.propagate = False

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage.local_paths import check_local_path
-from storage.privacy import close_to_others
+from storage.privacy import make_private
 
 DEFAULT_ROOT = "~/.tuneserve"
 KEYS_NAME = "keys.json"
@@ -59,7 +59,7 @@ class StorageLayout:
         roots = () if is_shared else (self.root,)
         for path in (*ours, self.store.aliases, self.store.handovers, *roots):
             if path.exists():
-                close_to_others(path)
+                make_private(path)
         return self
 
     @property

@@ -19,7 +19,7 @@ def keep_files_private() -> None:
     os.umask(PRIVATE_UMASK)
 
 
-def close_to_others(path: Path) -> None:
+def make_private(path: Path) -> None:
     """Remove all permissions of group and others from a path; log if that is not permitted."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if not mode & _OTHERS:
@@ -36,8 +36,8 @@ def close_to_others(path: Path) -> None:
         )
 
 
-def close_tree_to_others(root: Path) -> None:
+def make_tree_private(root: Path) -> None:
     """Remove all permissions of group and others from a directory and its content."""
     for path in (root, *root.rglob("*")):
         if not path.is_symlink():
-            close_to_others(path)
+            make_private(path)

@@ -31,7 +31,7 @@ class ScratchFolder:
 
     def __init__(self, parent: Path, prefix: str) -> None:
         parent.mkdir(parents=True, exist_ok=True)
-        sweep_scratch(parent, prefix)
+        remove_abandoned_scratch(parent, prefix)
         unlocked = Path(tempfile.mkdtemp(dir=parent, prefix=f"{_NEW_PREFIX}{prefix}"))
         self._lock = (unlocked / _LOCK_NAME).open("w")
         lock_open_file(self._lock)
@@ -59,7 +59,7 @@ def build_in_scratch(parent: Path, prefix: str) -> Iterator[Path]:
         scratch.remove()
 
 
-def sweep_scratch(parent: Path, prefix: str) -> None:
+def remove_abandoned_scratch(parent: Path, prefix: str) -> None:
     """Remove the scratch folders of processes that have ended."""
     for unlocked in parent.glob(f"{_NEW_PREFIX}{prefix}*"):
         with suppress(OSError, RecursionError):

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 _PREFIX = ".deleted"
 
 
-def bury_folder(folder: Path) -> Path:
+def rename_to_tombstone(folder: Path) -> Path:
     """Rename a folder to a tombstone in the same parent and return its path.
 
     `remove_tombstones` removes it.

@@ -61,7 +61,7 @@ def measure_free_disk(folder: Path) -> int:
     return shutil.disk_usage(_find_existing(folder)).free
 
 
-def has_room(folder: Path, needed_bytes: int | None) -> bool:
+def has_free_space(folder: Path, needed_bytes: int | None) -> bool:
     """Return whether a folder and temporary files each have the bytes free; None needs none."""
     if needed_bytes is None:
         return True

@@ -22,7 +22,7 @@ _FAULTS_OF_INPUT = frozenset(
 _ERRORS_OF_INPUT = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
 
-def is_out_of_room(exc: BaseException) -> bool:
+def is_out_of_space(exc: BaseException) -> bool:
     """Return whether an exception means that a disk or a quota is full."""
     return isinstance(exc, OSError) and exc.errno in _NO_ROOM
 

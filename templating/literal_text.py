@@ -297,14 +297,15 @@ class _Swap:
         return value
 
     def _replace_text(self, text: str, pattern: re.Pattern[str]) -> str:
-        swapped = pattern.sub(lambda match: self._stand_in(match.group()), text)
+        swapped = pattern.sub(lambda match: self._assign_placeholder(match.group()), text)
         if (start := self._control.find_open_end(swapped)) is not None:
-            swapped = f"{swapped[:start]}{self._stand_in(swapped[start])}{swapped[start + 1 :]}"
+            placeholder = self._assign_placeholder(swapped[start])
+            swapped = f"{swapped[:start]}{placeholder}{swapped[start + 1 :]}"
         if self._normalize and self._control.normalized.search(self._normalize(swapped)):
-            return self._stand_in(text)
+            return self._assign_placeholder(text)
         return swapped
 
-    def _stand_in(self, text: str) -> str:
+    def _assign_placeholder(self, text: str) -> str:
         if text not in self._placeholders:
             placeholder = next(self._free, None)
             if placeholder is None:

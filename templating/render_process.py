@@ -160,7 +160,7 @@ def _check_length(text: str, max_characters: int) -> None:
         raise _TooLongError(f"wrote {len(text):,} characters, more than {max_characters:,}")
 
 
-def _takes_parts(hello: dict[str, Any], template: str) -> bool:
+def _requires_parts(hello: dict[str, Any], template: str) -> bool:
     """Return whether a template writes content only if it is a list of parts, not text.
 
     Templates of vision models do. The test renders one message, once per template.
@@ -198,7 +198,7 @@ def _render_text(
 ) -> tuple[str, Sequence[Span]]:
     """Render messages with the tools of a conversation; return the text and its marked blocks."""
     template = hello["templates"][job["template"]]
-    if _takes_parts(hello, template):
+    if _requires_parts(hello, template):
         messages = [
             {key: _make_parts(value) if key == "content" else value for key, value in one.items()}
             for one in messages

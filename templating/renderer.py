@@ -148,7 +148,7 @@ class _RenderProcess:
         """Serialize conversations, each with its limit on processor time."""
         return pack([{**job, "cpu_s": self._limit_cpu(job)} for job in jobs])
 
-    def note_start(self, job: RenderJob | None) -> None:
+    def record_start(self, job: RenderJob | None) -> None:
         """Record that the rendering of a conversation starts now, or with None that it is idle."""
         self._started = time.monotonic()
         self._cpu_limit_s = None if job is None else self._limit_cpu(job)
@@ -217,7 +217,7 @@ class AsyncRenderer:
                 self.close()
                 raise RenderProcessError("the model is no longer loaded")
             try:
-                found = _read_reply(await _ask(process, job))
+                found = _read_reply(await _send_job(process, job))
             except (OSError, EOFError):
                 self._process = None
                 raise process.explain_end() from None
@@ -263,7 +263,7 @@ class BatchRenderer:
         except OSError:
             raise self._process.explain_end() from None
         self._sent.extend(jobs)
-        self._note_start()
+        self._record_start()
 
     def receive(self, num_jobs: int) -> Iterator[Rendering | TemplateRefusedError]:
         """Yield the results of the sent conversations, in order.
@@ -278,7 +278,7 @@ class BatchRenderer:
             except (OSError, EOFError):
                 raise self._process.explain_end() from None
             job = self._sent.popleft()
-            self._note_start()
+            self._record_start()
             found = _read_reply(reply)
             if isinstance(found, TemplateLimitError | RenderProcessError):
                 raise found
@@ -290,8 +290,8 @@ class BatchRenderer:
         """End the process."""
         self._process.close()
 
-    def _note_start(self) -> None:
-        self._process.note_start(self._sent[0] if self._sent else None)
+    def _record_start(self) -> None:
+        self._process.record_start(self._sent[0] if self._sent else None)
 
     def _check_pace(self, cpu_s: float, num_renderings: int) -> None:
         self._cpu_s += cpu_s
@@ -313,12 +313,12 @@ class BatchRenderer:
         return bytes(received)
 
 
-async def _ask(process: _RenderProcess, job: RenderJob) -> bytes:
+async def _send_job(process: _RenderProcess, job: RenderJob) -> bytes:
     loop = asyncio.get_running_loop()
     process.connection.setblocking(False)
-    process.note_start(None)
+    process.record_start(None)
     await loop.sock_sendall(process.connection, process.pack_jobs([job]))
-    process.note_start(job)
+    process.record_start(job)
     length = unpack_length(await _receive(loop, process.connection, LENGTH_BYTES))
     return await _receive(loop, process.connection, _check_length(length))
 

@@ -30,13 +30,13 @@ from storage.privacy import keep_files_private
 from system.byte_progress import show_bytes
 from system.threads import lower_process_priority
 from training.cluster.agent_port import choose_free_agent_port
-from training.command.full_output import drop_what_finds_no_room
+from training.command.full_output import drop_output_on_full_disk
 from training.command.interruption import PauseOnInterrupt, PauseTimeoutError, interrupt_on_sigterm
 from training.data.token_cache import default_cache
 from training.monitoring.trackers import check_trackers
 from training.run import run_state
 from training.run.folder import RunFolder
-from training.run.lease import hold_lease
+from training.run.lease import acquire_lease
 from training.run.reopen import RerunError, is_untrained, reopen_run
 from training.run.run_log import log_to_file
 from training.run.run_record import RunRecord
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     keep_files_private()
-    with drop_what_finds_no_room(), interrupt_on_sigterm():
+    with drop_output_on_full_disk(), interrupt_on_sigterm():
         return _run_command(options, Console(stderr=True))
 
 
@@ -145,7 +145,7 @@ def _fine_tune(options: argparse.Namespace, console: Console) -> Path | None:
     with show_bytes(console, "Reading and tokenising the rows") as on_progress:
         data = prepare_data(spec, options.cache, on_progress)
     run.path.mkdir(parents=True, exist_ok=True)
-    with hold_lease(run):
+    with acquire_lease(run):
         if (reopened := _reopen(run, spec, data)) is None:
             run.events.path.unlink(missing_ok=True)
             for request in (run.cancel_file, run.pause_file):

@@ -138,12 +138,12 @@ def find_revision(base_model: str) -> str | None:
 
 
 @contextmanager
-def hold_base_model(base_model: str) -> Iterator[None]:
-    """Prevent the deletion of a base model in a model store while the body runs."""
-    held: AbstractContextManager[object] = nullcontext()
+def lock_base_model(base_model: str) -> Iterator[None]:
+    """Lock a base model of a model store against deletion while the body runs."""
+    lock: AbstractContextManager[object] = nullcontext()
     with suppress(FileNotFoundError, NotADirectoryError):  # another folder, or an id on the hub
-        held = lock_shared(Path(base_model) / durable.MANIFEST_NAME)
-    with held:
+        lock = lock_shared(Path(base_model) / durable.MANIFEST_NAME)
+    with lock:
         yield
 
 

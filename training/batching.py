@@ -71,7 +71,7 @@ class Step:
         """The rows of all micro batches."""
         return tuple(row for micro_batch in self.micro_batches for row in micro_batch)
 
-    def deal(self, rank: int, world_size: int) -> list[tuple[int, ...]]:
+    def select_micro_batches(self, rank: int, world_size: int) -> list[tuple[int, ...]]:
         """Return the micro batches of one worker.
 
         Every rank gets the same number, because with ZeRO-3 all ranks gather the weights together
@@ -191,18 +191,18 @@ def _form_rounds(
     starts = range(0, len(micro_batches), plan.num_shares)
     rounds = [micro_batches[start : start + plan.num_shares] for start in starts]
     if rounds and len(rounds[-1]) < plan.num_shares:
-        rounds[-1] = _share_out(rounds[-1], lengths, plan)
+        rounds[-1] = _split_into_shares(rounds[-1], lengths, plan)
     shuffled = [batch for place in random.permutation(len(rounds)) for batch in rounds[place]]
     rows = np.concatenate(shuffled) if shuffled else np.zeros(0, dtype=np.int64)
     return rows, np.cumsum([0, *(len(batch) for batch in shuffled)], dtype=np.int64)
 
 
-def _share_out(rest: list[_Indices], lengths: Lengths, plan: BatchPlan) -> list[_Indices]:
+def _split_into_shares(rest: list[_Indices], lengths: Lengths, plan: BatchPlan) -> list[_Indices]:
     """Split the rows of an incomplete round over all shares, or add empty micro batches."""
     rows = np.concatenate(rest)
-    dealt = [rows[share :: plan.num_shares] for share in range(plan.num_shares)]
-    if all(_fits(lengths[share], plan) for share in dealt):
-        return dealt
+    shares = [rows[share :: plan.num_shares] for share in range(plan.num_shares)]
+    if all(_fits(lengths[share], plan) for share in shares):
+        return shares
     return rest + [rows[:0]] * (plan.num_shares - len(rest))
 
 

@@ -132,7 +132,7 @@ def take_step(
     for group in engine.optimizer.param_groups:
         group["lr"] = learning_rate
     loss_sum = torch.zeros((), dtype=torch.float64, device=place.device)
-    micro_batches = step.deal(place.rank, place.world_size)
+    micro_batches = step.select_micro_batches(place.rank, place.world_size)
     for index, micro_batch in enumerate(micro_batches):
         engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
         _seed(f"{seed}/{index * place.world_size + place.rank}")

@@ -30,7 +30,7 @@ def evaluate(
     engine.eval()
     with torch.no_grad():
         for step in rounds:
-            for micro_batch in step.deal(place.rank, place.world_size):
+            for micro_batch in step.select_micro_batches(place.rank, place.world_size):
                 batch = read_micro_batch(objective, rows, micro_batch, place, plan.layout)
                 result = objective.compute(engine, batch)
                 loss_sum += result.loss_sum

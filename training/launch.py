@@ -13,7 +13,7 @@ from training.cluster.cluster_state import find_cluster_loss
 from training.cluster.ray_train import ClusterLostError, train
 from training.deepspeed.cpu_op import ensure_cpu_op
 from training.monitoring.loss_trend import find_loss_rise
-from training.preflight.resources import check_resources, settle_precision, wants_gpu
+from training.preflight.resources import check_resources, resolve_precision, wants_gpu
 from training.run import run_state
 from training.run.folder import RunFolder
 from training.run.run_record import RunError
@@ -43,13 +43,13 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
     `TrainingFailedError`, `ConsolidationError` or `CompilerError`. Raises `ClusterLostError`
     without recording it: the run resumes when it is started again.
     """
-    from training.base_model import hold_base_model
+    from training.base_model import lock_base_model
     from training.cluster.retry import is_full_disk
-    from training.monitoring.full_disk_pause import pause_until_room
+    from training.monitoring.full_disk_pause import record_full_disk_pause
 
     run_state.start(run)
     try:
-        with hold_base_model(spec.base_model):
+        with lock_base_model(spec.base_model):
             model = _compute(run, spec)
     except KeyboardInterrupt:
         run.events.add("Stopped; it resumes from its last checkpoint when it is started again")
@@ -59,7 +59,7 @@ def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
         raise
     except Exception as exc:
         if is_full_disk(exc):
-            pause_until_room(run, spec, exc)
+            record_full_disk_pause(run, spec, exc)
             return None
         if loss := find_cluster_loss():
             reason = " ".join(str(exc).split()) or type(exc).__name__
@@ -92,7 +92,7 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
     import ray
 
     from training.base_model import find_revision
-    from training.preflight.disk_and_memory import check_room
+    from training.preflight.disk_and_memory import check_disk_and_memory
     from training.preflight.preflight import check_settings
 
     check_settings(spec)  # in seconds, before the base model is hashed and any worker starts
@@ -103,8 +103,8 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
     nodes = [node["Resources"] for node in alive if node["Alive"]]
     check_resources(spec, nodes)
     use_gpu = wants_gpu(spec, sum(node.get("GPU", 0.0) for node in nodes))
-    spec = settle_precision(spec, on_gpu=use_gpu)
-    check_room(run, spec, nodes, on_gpu=use_gpu)
+    spec = resolve_precision(spec, on_gpu=use_gpu)
+    check_disk_and_memory(run, spec, nodes, on_gpu=use_gpu)
     run.write_spec(spec)
     if len(nodes) == 1 and spec.min_workers is None:
         # Ray Train's watcher for node preemption is a process that takes seconds to start.
@@ -146,8 +146,8 @@ def export_checkpoint(
     The training may continue meanwhile. Raises `ConsolidationError`, `ShardsError`, or
     `UnknownModelError` if the base model, which provides the tokenizer, is gone.
     """
-    from training.base_model import hold_base_model
-    from training.checkpoint.format import find_damage, hold_checkpoint
+    from training.base_model import lock_base_model
+    from training.checkpoint.format import find_damage, lock_checkpoint
     from training.export.consolidate import consolidate_checkpoint
     from training.export.lineage import write_lineage
     from training.export.zero_shards import ShardsError
@@ -157,7 +157,7 @@ def export_checkpoint(
     run.events.add(f"Consolidating the checkpoint of step {checkpoint.step}", data=metrics)
     started = time.monotonic()
     # Meanwhile the training may supersede the checkpoint, and a client may delete the base model.
-    with hold_checkpoint(checkpoint), hold_base_model(spec.base_model):
+    with lock_checkpoint(checkpoint), lock_base_model(spec.base_model):
         _check_base_model(run, spec)
         if damage := find_damage(checkpoint, rank=0, world_size=1):
             raise ShardsError(f"the checkpoint of step {checkpoint.step} is damaged: {damage}")

@@ -20,7 +20,7 @@ from storage.privacy import keep_files_private
 from system.threads import lower_process_priority
 from training.batching import BatchPlan, EpochPlan, Step, count_steps, plan_epoch
 from training.checkpoint.format import Checkpoint, CheckpointError
-from training.checkpoint.reference_logits import take_probe
+from training.checkpoint.reference_logits import compute_probe
 from training.checkpoint.restore import find_start, is_resharded, load_checkpoint
 from training.checkpoint.writer import CheckpointWriter
 from training.data.row_table import RowTable
@@ -54,7 +54,7 @@ Ending = Literal["finished", "stopped_early", "paused"]
 _HANDOVER_S = 120.0
 # Errors that new workers would meet again, and that all workers raise together: if only one worker
 # returned, the others would wait for it.
-_NOT_WORTH_ANOTHER_TRY = (NonFiniteLossError, WeightsError, CheckpointError)
+_NOT_RETRYABLE = (NonFiniteLossError, WeightsError, CheckpointError)
 
 
 def run_worker(config: dict[str, Any]) -> dict[str, str]:
@@ -71,11 +71,11 @@ def run_worker(config: dict[str, Any]) -> dict[str, str]:
     lower_process_priority()
     place = _find_place()
     # Workers of a killed driver run for another moment: wait until they no longer write.
-    alone = run.hold("writer", _HANDOVER_S) if place.rank == 0 else nullcontext()
+    alone = run.lock("writer", _HANDOVER_S) if place.rank == 0 else nullcontext()
     with log_to_file(run.log_file), alone:
         try:
             return {"ending": _train(spec, run, place)}
-        except _NOT_WORTH_ANOTHER_TRY as exc:
+        except _NOT_RETRYABLE as exc:
             logger.exception("worker failed")
             return {"error": str(exc), "code": type(exc).__name__}
         except Exception:
@@ -98,9 +98,11 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
     rows = RowTable(run.data / "train.arrow", objective.layout)
     plan = BatchPlan.from_spec(spec, progress.layout, progress.num_shares)
     num_steps = count_steps(rows.lengths, plan, spec.epochs, spec.max_steps)
-    with open_trackers(spec, run, progress.step, speaks=place.rank == 0) as trackers:
+    with open_trackers(spec, run, progress.step, is_reporting=place.rank == 0) as trackers:
         journal = Journal(run, place, trackers, num_steps)
-        journal.tell(f"{place.world_size} workers are up on {place.device.type}; loading the model")
+        journal.log_event(
+            f"{place.world_size} workers are up on {place.device.type}; loading the model"
+        )
         engine = _start_engine(spec, run, place, plan, objective, start)
         if start is None and plan.layout == "flattened" and _has_leak(engine, place, journal):
             plan = replace(plan, layout="padded")
@@ -112,14 +114,14 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
             num_steps = count_steps(rows.lengths, plan, spec.epochs, spec.max_steps)
             journal.expect_steps(num_steps)
         num_parameters = count_parameters(engine)
-        journal.tell(f"Loaded {num_parameters:,} parameters", num_parameters=num_parameters)
+        journal.log_event(f"Loaded {num_parameters:,} parameters", num_parameters=num_parameters)
         if start:
-            journal.tell(f"Resuming after step {start.step} of {num_steps}", step=start.step)
+            journal.log_event(f"Resuming after step {start.step} of {num_steps}", step=start.step)
         else:
             within = "in" if num_steps != spec.max_steps else "within"
-            journal.tell(f"Training for {num_steps} steps {within} {spec.epochs} epochs")
+            journal.log_event(f"Training for {num_steps} steps {within} {spec.epochs} epochs")
         worker = _Worker(spec, run, place, engine, plan, objective, rows, journal)
-        _stop_collecting_what_stays()
+        _freeze_existing_objects()
         return worker.walk(progress, num_steps)
 
 
@@ -129,11 +131,11 @@ def _has_leak(engine: Any, place: Place, journal: Journal) -> bool:
     if not sum_over_workers(leak is not None, place):
         return False
     reason = leak or "another worker found that rows influence each other"
-    journal.tell(f"Rows are padded, not flattened: in this model {reason}", level="warn")
+    journal.log_event(f"Rows are padded, not flattened: in this model {reason}", level="warn")
     return True
 
 
-def _stop_collecting_what_stays() -> None:
+def _freeze_existing_objects() -> None:
     """Exempt all existing objects from garbage collection: modules, the model, Ray's objects.
 
     Autograd creates enough objects in a step to trigger a collection, which would scan all objects.
@@ -217,11 +219,11 @@ class _Worker:
                 progress = self._evaluate(progress)
             self._journal.record_step(result, progress, len(steps))
             if ends_epoch:
-                self._tell_epoch(progress)
+                self._log_epoch(progress)
             if progress.step < num_steps:
                 ending = self._choose_ending(progress, result)
             if ends_part or ending or self._is_worth_saving(progress):
-                probe = take_probe(self._engine, self._place, self._objective)
+                probe = compute_probe(self._engine, self._place, self._objective)
                 self._writer.save(self._engine, progress, probe)
         self._writer.finish()
         return ending or "finished"
@@ -265,7 +267,7 @@ class _Worker:
         if find_task(self._spec.task).generates:
             figures.append(f"perplexity {compute_perplexity(loss):.2f} per token")
         figures += [f"{name} {value:.4f}" for name, value in metrics.items()]
-        self._journal.tell(
+        self._journal.log_event(
             f"Step {progress.step}: {', '.join(figures)}",
             step=progress.step,
             eval_loss=loss,
@@ -278,7 +280,7 @@ class _Worker:
             return ending
         if result.was_asked_to_stop:
             step = progress.step
-            self._journal.tell(f"Pausing after step {step}", code="pausing", step=step)
+            self._journal.log_event(f"Pausing after step {step}", code="pausing", step=step)
             return "paused"
         return None
 
@@ -289,16 +291,16 @@ class _Worker:
         best = "of which none was finite"
         if progress.best_value is not None:
             best = f"none better than the {progress.best_value:.4f} of step {progress.best_step}"
-        self._journal.tell(f"Stopping early after {progress.num_worse} evaluations, {best}")
+        self._journal.log_event(f"Stopping early after {progress.num_worse} evaluations, {best}")
         return "stopped_early"
 
     def _is_worth_saving(self, progress: Progress) -> bool:
         is_best = self._spec.keep == "best" and progress.best_step == progress.step
         return is_best or _is_due(progress.step, self._spec.save_every_steps)
 
-    def _tell_epoch(self, progress: Progress) -> None:
+    def _log_epoch(self, progress: Progress) -> None:
         epoch, loss = progress.epoch + 1, progress.epoch_loss
-        self._journal.tell(
+        self._journal.log_event(
             f"Epoch {epoch} of {self._spec.epochs}: loss {loss:.4f}",
             epoch=epoch,
             step=progress.step,

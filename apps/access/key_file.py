@@ -36,15 +36,17 @@ class KeyRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     id: str = Field(description="The public part of the key.")
-    name: str = Field(description="Its name, in logs and messages.")
-    role: Role = Field(description="What it may do.")
+    name: str = Field(description="Name of the key in logs and messages.")
+    role: Role = Field(description="What the key may do.")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="The hash of its secret.")
     created_at: float = Field(description="Unix time, in seconds.")
     expires_at: float | None = Field(None, description="Unix time from which it is refused.")
     revoked_at: float | None = Field(None, description="Unix time at which it was revoked.")
-    requests_per_minute: int | None = Field(None, ge=1, description="Most requests per minute.")
+    requests_per_minute: int | None = Field(
+        None, ge=1, description="Maximum number of requests per minute."
+    )
     tokens_per_minute: int | None = Field(
-        None, ge=1, description="Most tokens of prompts and answers per minute."
+        None, ge=1, description="Maximum number of prompt and answer tokens per minute."
     )
 
     def is_active(self, now: float) -> bool:

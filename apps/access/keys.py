@@ -210,14 +210,14 @@ class KeyStore:
                 content = file.read()
             keys = KeyFile(self._path, content)
         except FileNotFoundError:
-            self._note_absence()
+            self._record_absence()
             return
         except OSError as exc:  # may be temporary: read again at the next request
-            self._note_fault(f"{self._path} cannot be read: {exc.strerror}")
+            self._record_fault(f"{self._path} cannot be read: {exc.strerror}")
             self._seen = None
             return
         except KeysUnreadableError as exc:
-            self._note_fault(str(exc))
+            self._record_fault(str(exc))
             self._has_keys = True
         else:
             self._records = {record.id: record for record in keys.list_records()}
@@ -225,7 +225,7 @@ class KeyStore:
             self._fault = None
         self._seen = seen
 
-    def _note_absence(self) -> None:
+    def _record_absence(self) -> None:
         """Record that there is no key file; the marker shows whether there ever was one."""
         if self._has_keys and self._seen is not None:
             logger.warning("%s was removed; its keys are refused from now on", self._path)
@@ -233,9 +233,9 @@ class KeyStore:
         try:
             self._has_keys = self._has_keys or self._marker.exists()
         except OSError as exc:
-            self._note_fault(f"{self._marker} cannot be read: {exc.strerror}")
+            self._record_fault(f"{self._marker} cannot be read: {exc.strerror}")
 
-    def _note_fault(self, fault: str) -> None:
+    def _record_fault(self, fault: str) -> None:
         if fault != self._fault:
             logger.error("%s; every named key is refused until this is repaired", fault)
         self._fault = fault

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from apps.cli.output import console, escape_controls, fail, notes, say
+from apps.cli.output import console, escape_controls, fail, notes, print_message
 from apps.server.deploy_file import DeployFileError, find_storage
 from storage.layout import KEYS_NAME, StorageLayout
 from storage.privacy import keep_files_private
@@ -24,7 +24,9 @@ Deploy = Annotated[Path, typer.Option(help="Settings of the application.")]
 
 
 def backup(
-    folder: Annotated[Path, typer.Argument(help="Where snapshots are kept; made if need be.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of the snapshots; created if it does not exist.")
+    ],
     storage: Storage = None,
     deploy: Deploy = Path("deploy.yaml"),
 ) -> None:
@@ -38,24 +40,28 @@ def backup(
     keep_files_private()
     layout = StorageLayout(_find_root(storage, deploy))
     if not layout.models.is_dir():
-        fail(f"{str(layout.root)!r} is no storage root: it has no folder 'models'")
+        fail(f"{str(layout.root)!r} is not a storage root: it has no folder 'models'")
     try:
         with show_bytes(console, "Backing up") as on_bytes:
             snapshot = back_up(layout, folder, on_bytes)
     except (BackupError, OSError) as exc:
         fail(f"the backup failed: {exc}")
-    reused = f", {snapshot.num_reused} unchanged since the last" if snapshot.num_reused else ""
-    say(f"{_describe(snapshot)}{reused}")
+    reused = (
+        f", {snapshot.num_reused} unchanged since the last snapshot" if snapshot.num_reused else ""
+    )
+    print_message(f"{_describe(snapshot)}{reused}")
     num_deleted = len(snapshot.manifest.left_out) - len(snapshot.unreadable)
     if num_deleted:
-        say(f"left out because they were deleted meanwhile: {num_deleted} entries")
+        print_message(f"entries omitted because they were deleted meanwhile: {num_deleted}")
     _warn_of_unreadable(snapshot)
     if snapshot.unreadable:
         raise typer.Exit(INCOMPLETE_STATUS)
 
 
 def restore(
-    folder: Annotated[Path, typer.Argument(help="A snapshot, or a folder with the newest in it.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A snapshot, or a folder of snapshots: its newest one.")
+    ],
     storage: Storage = None,
     deploy: Deploy = Path("deploy.yaml"),
 ) -> None:
@@ -72,7 +78,7 @@ def restore(
             restore_snapshot(snapshot, root, on_bytes)
     except (BackupError, OSError) as exc:
         fail(f"the restore failed: {exc}")
-    say(f"{_describe(snapshot)} restored to {root}")
+    print_message(f"{_describe(snapshot)} restored to {root}")
     _warn_of_unreadable(snapshot)
     if KEYS_NAME in snapshot.manifest.files:
         notes.print(
@@ -94,7 +100,7 @@ def _find_root(storage: Path | None, deploy: Path) -> Path:
 def _warn_of_unreadable(snapshot: Snapshot) -> None:
     """Print a warning for each entry that a snapshot lacks because it could not be read."""
     for entry in snapshot.unreadable:
-        text = f"warning: the snapshot does not have {entry.path}: {entry.detail}"
+        text = f"warning: the snapshot does not contain {entry.path}: {entry.detail}"
         notes.print(escape_controls(text), soft_wrap=True)
 
 

@@ -15,11 +15,13 @@ from apps.client.text import Message, Sampling
 
 def chat(
     question: Annotated[
-        str | None, typer.Argument(help="What to ask; a conversation if there is nothing.")
+        str | None, typer.Argument(help="The question; without one, a conversation starts.")
     ] = None,
     model: Annotated[str, typer.Option("--model", "-m", help="Id or alias.")] = "latest",
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, help="0 is greedy decoding.")
+    ] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:

@@ -27,9 +27,11 @@ _UNAUTHORIZED = 401
 
 Url = Annotated[
     str,
-    typer.Option(envvar="TUNESERVE_URL", help=f"The application; its key is in {KEY_VARIABLE}."),
+    typer.Option(
+        envvar="TUNESERVE_URL", help=f"URL of the application; {KEY_VARIABLE} has its key."
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print what the API answers.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the API's response as JSON.")]
 Result = TypeVar("Result")
 
 
@@ -41,7 +43,7 @@ def run_with_api(url: str, work: Callable[[ApiClient], Awaitable[Result]]) -> Re
     """
     key = os.environ.get(KEY_VARIABLE, "").strip() or None
     if key is not None and not key.isascii():
-        fail(f"{KEY_VARIABLE} has characters that no key has: expected ASCII")
+        fail(f"{KEY_VARIABLE} has a character that is not ASCII; expected an API key")
 
     async def run() -> Result:
         async with ApiClient(url, lambda: key, timeouts=_TIMEOUTS, uses_proxies=True) as api:
@@ -63,15 +65,15 @@ def _describe_failure(exc: ApiClientError, url: str) -> str:
         case RequestRefusedError(status=status) if status == _UNAUTHORIZED:
             return f"{exc}; set {KEY_VARIABLE} to the application's key"
         case InvalidIdError():
-            return f"{exc.identifier!r} is no id"
+            return f"{exc.identifier!r} is not a valid id"
         case InvalidUrlError():
             return f"--url {url!r}: {exc}"
         case ApiTimeoutError():
             return f"{url} did not answer in time"
         case ApiUnavailableError():
             return (
-                f"{url} cannot be reached: {exc}; start it with 'tuneserve run', or name another "
-                "address by --url"
+                f"{url} cannot be reached: {exc}; start it with 'tuneserve run', or set another "
+                "address with --url"
             )
         case UnexpectedResponseError():
             return f"the server at {url} is not Tuneserve"

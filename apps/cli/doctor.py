@@ -63,7 +63,9 @@ def examine(deploy: Path) -> Iterator[Finding]:
     yield from _examine_packages()
     yield _examine_processor()
     yield from _examine_gpus()
-    yield from _judge("compiler", preflight.check_compiler(), "found, with Python's headers")
+    yield from _list_findings(
+        "compiler", preflight.check_compiler(), "found, with Python's headers"
+    )
     try:
         root = find_storage(deploy)
     except DeployFileError as exc:
@@ -74,13 +76,13 @@ def examine(deploy: Path) -> Iterator[Finding]:
     if deploy.is_file():
         port = preflight.read_port(deploy)
         if preflight.is_application_running(port):
-            yield Finding(f"port {port}", "good", "Tuneserve is running on it")
+            yield Finding(f"port {port}", "good", "in use by Tuneserve, which is running")
         else:
-            yield from _judge(f"port {port}", preflight.check_port(port), "free")
+            yield from _list_findings(f"port {port}", preflight.check_port(port), "free")
     else:
-        text = f"there is no {str(deploy)!r} here; 'tuneserve init' writes one"
+        text = f"{str(deploy)!r} does not exist; 'tuneserve init' creates it"
         yield Finding("settings", "note", text)
-    yield from _judge("cluster", preflight.check_cluster(), _describe_cluster())
+    yield from _list_findings("cluster", preflight.check_cluster(), _describe_cluster())
 
 
 def _examine_packages() -> Iterator[Finding]:
@@ -100,7 +102,7 @@ def _examine_processor() -> Finding:
 
 def _examine_gpus() -> Iterator[Finding]:
     if not preflight.has_gpu_driver():
-        yield Finding("GPUs", "note", "none; models train and answer on the processor")
+        yield Finding("GPUs", "note", "none; training and serving use the CPU")
         return
     query = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader"]
     asked = subprocess.run(query, capture_output=True, text=True, check=False)  # noqa: S603
@@ -124,7 +126,7 @@ def _examine_storage(root: Path) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(existing).free
     faults = preflight.check_disk(existing, preflight.RUN_BYTES)
-    yield from _judge("storage", faults, f"{root}, {free / 1e9:.0f} GB free")
+    yield from _list_findings("storage", faults, f"{root}, {free / 1e9:.0f} GB free")
 
 
 def _describe_cluster() -> str:
@@ -138,10 +140,12 @@ def _examine_key(root: Path) -> Finding:
         return Finding("access", "good", "clients with a key; 'tuneserve keys list' shows the keys")
     if os.environ.get("TUNESERVE_API_KEY", "").strip():
         return Finding("access", "good", "clients that send TUNESERVE_API_KEY as their key")
-    return Finding("access", "note", "this machine only; for others: tuneserve keys create")
+    return Finding(
+        "access", "note", "this machine only; create a key for others: tuneserve keys create"
+    )
 
 
-def _judge(subject: str, faults: Iterator[str], good: str) -> Iterator[Finding]:
+def _list_findings(subject: str, faults: Iterator[str], good: str) -> Iterator[Finding]:
     found = list(faults)
     for fault in found:
         yield Finding(subject, "fault", fault)

@@ -22,7 +22,7 @@ from apps.cli.output import (
 from apps.client.client import ApiClient
 from apps.client.resources import File
 
-files = typer.Typer(help="Send files of rows, look at them, delete them.", no_args_is_help=True)
+files = typer.Typer(help="Upload, show, download and delete files of rows.", no_args_is_help=True)
 
 FileId = Annotated[str, typer.Argument(help="Id of a file.")]
 
@@ -30,7 +30,7 @@ FileId = Annotated[str, typer.Argument(help="Id of a file.")]
 @files.command()
 def upload(
     path: Annotated[
-        Path, typer.Argument(help="File of rows, in any kind of file that training takes.")
+        Path, typer.Argument(help="File of rows, in any format that training accepts.")
     ],
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
@@ -42,7 +42,7 @@ def upload(
 
 @files.command("list")
 def list_files(
-    purpose: Annotated[str | None, typer.Option(help="Only those of this purpose.")] = None,
+    purpose: Annotated[str | None, typer.Option(help="Only files with this purpose.")] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
@@ -61,7 +61,9 @@ def show_file(file_id: FileId, url: Url = DEFAULT_URL, as_json: AsJson = False) 
 @files.command()
 def download(
     file_id: FileId,
-    target: Annotated[Path | None, typer.Argument(help="A new file; else it is printed.")] = None,
+    target: Annotated[
+        Path | None, typer.Argument(help="A new file; by default the content is printed.")
+    ] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
@@ -69,7 +71,7 @@ def download(
     if target is None and as_json:
         fail("--json needs a file to write to: tuneserve files download FILE TARGET --json")
     if target is not None and target.exists():
-        fail(f"{str(target)!r} is there already; choose another name")
+        fail(f"{str(target)!r} already exists; choose another name")
 
     async def fetch(api: ApiClient) -> None:
         async with api.files.download(file_id) as pieces:

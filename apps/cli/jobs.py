@@ -16,7 +16,9 @@ from apps.client.client import ApiClient
 from apps.client.jobs import JobChanges, MixedFile
 from apps.client.resources import Job, JobCheckpoint
 
-jobs = typer.Typer(help="Begin fine-tunes, watch, pause and end them.", no_args_is_help=True)
+jobs = typer.Typer(
+    help="Create, watch, pause, cancel and delete fine-tuning jobs.", no_args_is_help=True
+)
 
 JobId = Annotated[str, typer.Argument(help="Id of a job.")]
 Settings = Annotated[
@@ -28,23 +30,23 @@ Mixed = Annotated[
     typer.Option(
         "--mix",
         metavar="FILE=WEIGHT",
-        help="A further file of rows, one here or an id, and how often each row is seen in an "
-        "epoch (default 1); repeatable.",
+        help="An additional file of rows (a local path or a file id), and how often each row is "
+        "used per epoch (default 1); repeatable.",
     ),
 ]
 Suffix = Annotated[str | None, typer.Option(help="Becomes part of the new model's id.")]
-Watch = Annotated[bool, typer.Option("--watch", help="Watch it until it ends.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Watch the job until it ends.")]
 
 
 @jobs.command()
 def create(
-    rows: Annotated[str, typer.Argument(help="File of rows: one here, or the id of one sent.")],
-    model: Annotated[str, typer.Option(help="Model to start from.")] = "latest",
+    rows: Annotated[str, typer.Argument(help="File of rows: a local path or a file id.")],
+    model: Annotated[str, typer.Option(help="Model to fine-tune.")] = "latest",
     mix: Mixed = None,
     validation: Annotated[str | None, typer.Option(help="File of rows to evaluate on.")] = None,
     suffix: Suffix = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the rows.")] = None,
-    priority: Annotated[int, typer.Option(help="Jobs with a higher one go first.")] = 0,
+    epochs: Annotated[int | None, typer.Option(help="Number of passes over the rows.")] = None,
+    priority: Annotated[int, typer.Option(help="Jobs with a higher priority start first.")] = 0,
     settings: Settings = None,
     watch: Watch = False,
     url: Url = DEFAULT_URL,
@@ -57,13 +59,13 @@ def create(
     others = [read_mixed(one) for one in mix or ()]  # before anything is sent
 
     async def send(api: ApiClient) -> Job:
-        training_file = await send_if_here(api, rows)
+        training_file = await upload_if_local(api, rows)
         return await api.jobs.create(
             {
                 "model": model,
                 "training_file": training_file,
                 "training_files": await _send_mix(api, training_file, others),
-                "validation_file": await send_if_here(api, validation) if validation else None,
+                "validation_file": await upload_if_local(api, validation) if validation else None,
                 "suffix": suffix,
                 "priority": priority,
                 "training": training,
@@ -89,7 +91,7 @@ def clone(
 
 @jobs.command("list")
 def list_jobs(
-    limit: Annotated[int, typer.Option(min=1, help="Jobs at most.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of jobs.")] = 20,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
@@ -107,7 +109,7 @@ def show_job(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> 
 
 @jobs.command()
 def watch(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Follow a job until it ends: its progress, loss and events; only events with --json.
+    """Follow a job until it ends: its progress, loss and events; with --json, only events.
 
     Ctrl-C stops watching, not the job.
     """
@@ -142,8 +144,12 @@ def delete(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> No
 @jobs.command()
 def logs(
     job_id: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job ends.")] = False,
-    tail: Annotated[int, typer.Option(min=0, help="Bytes of its end to begin with.")] = 64_000,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow the log until the job ends.")
+    ] = False,
+    tail: Annotated[
+        int, typer.Option(min=0, help="Number of bytes at the end to print first.")
+    ] = 64_000,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
@@ -168,12 +174,12 @@ def checkpoints(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) 
     show([checkpoint.raw for checkpoint in found], as_json, lambda: _render_checkpoints(found))
 
 
-async def send_if_here(api: ApiClient, named: str) -> str:
+async def upload_if_local(api: ApiClient, named: str) -> str:
     """Return the id of a file of rows; upload it first if it is a local file."""
     if Path(named).is_file():
         return (await send_file(api, Path(named))).id
     if not named.startswith("file-"):
-        fail(f"there is no file {named!r} here, and it is no id of a file, as in 'file-…'")
+        fail(f"{named!r} is neither a local file nor a file id, as in 'file-…'")
     return named
 
 
@@ -196,7 +202,7 @@ async def _send_mix(
         return None
     mixed: list[MixedFile] = [{"file": training_file, "weight": 1.0}]
     for name, weight in others:
-        mixed.append({"file": await send_if_here(api, name), "weight": weight})
+        mixed.append({"file": await upload_if_local(api, name), "weight": weight})
     return mixed
 
 
@@ -239,7 +245,7 @@ def _render_jobs(found: list[Job]) -> Rows:
         (job.id, job.model, show_time(job.created_at), job.status, _summarize_state(job))
         for job in found
     ]
-    return Rows(cells, ("job", "from", "begun", "status", ""))
+    return Rows(cells, ("job", "base model", "created", "status", ""))
 
 
 def _summarize_state(job: Job) -> str:
@@ -257,15 +263,15 @@ def _render_job(job: Job) -> Rows:
         "job": job.id,
         "status": job.status,
         "waiting for": job.waiting_for,
-        "from": job.model,
-        "rows": job.training_file,
-        "rows to evaluate on": job.validation_file,
+        "base model": job.model,
+        "training file": job.training_file,
+        "validation file": job.validation_file,
         "model": job.fine_tuned_model,
-        "begun": show_time(job.created_at),
+        "created": show_time(job.created_at),
         "ended": show_time(job.finished_at),
-        "expected to end": show_time(job.estimated_finish),
+        "estimated finish": show_time(job.estimated_finish),
         "trained tokens": job.trained_tokens,
-        "figures": ", ".join(job.result_files),
+        "result files": ", ".join(job.result_files),
         "error": job.error and job.error.message,
         "settings": ", ".join(f"{name}={value}" for name, value in job.training.items()),
     }

@@ -20,7 +20,7 @@ from apps.access.keys import (
 )
 from apps.access.roles import Role
 from apps.cli.connection import AsJson
-from apps.cli.output import Rows, fail, notes, print_json, say, show, show_time
+from apps.cli.output import Rows, fail, notes, print_json, print_message, show, show_time
 from apps.server.deploy_file import find_storage
 from storage.layout import StorageLayout, new_id, open_storage
 
@@ -40,17 +40,18 @@ DEFAULT_DEPLOY = Path("deploy.yaml")
 
 @keys.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Its name, in logs and messages.")],
-    role: Annotated[Role, typer.Option(help="What it may do.")],
+    name: Annotated[str, typer.Argument(help="Name of the key in logs and messages.")],
+    role: Annotated[Role, typer.Option(help="What the key may do.")],
     expires: Annotated[
         str | None,
-        typer.Option(help="When it is refused: 30m, 12h, 90d, 2w from now, or a date (UTC)."),
+        typer.Option(help="When the key expires: 30m, 12h, 90d, 2w from now, or a date (UTC)."),
     ] = None,
     requests_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Most requests per minute.")
+        int | None, typer.Option(min=1, help="Maximum number of requests per minute.")
     ] = None,
     tokens_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of prompts and answers per minute.")
+        int | None,
+        typer.Option(min=1, help="Maximum number of prompt and answer tokens per minute."),
     ] = None,
     deploy: Deploy = DEFAULT_DEPLOY,
     storage: Storage = None,
@@ -91,7 +92,7 @@ def list_keys(
 def rotate(
     name: KeyName,
     grace: Annotated[
-        str | None, typer.Option(help="How long the old key still works: 30m, 12h, 7d.")
+        str | None, typer.Option(help="How long the old key stays valid: 30m, 12h, 7d.")
     ] = None,
     deploy: Deploy = DEFAULT_DEPLOY,
     storage: Storage = None,
@@ -112,7 +113,7 @@ def rotate(
 def revoke(
     name: KeyName, deploy: Deploy = DEFAULT_DEPLOY, storage: Storage = None, as_json: AsJson = False
 ) -> None:
-    """Revoke every key with a name, or the one with an id, from the next request on."""
+    """Revoke every key with a name, or the key with an id; the next request with it is refused."""
     try:
         layout = _find_storage(storage, deploy)
         revoked = KeyStore(layout).revoke(name)
@@ -173,7 +174,7 @@ def _find_storage(storage: Path | None, deploy: Path) -> StorageLayout:
     root = _find_root(storage, deploy)
     if not root.is_dir():
         fail(
-            f"there is no storage folder {str(root)!r}; expected that of the application: name it "
+            f"there is no storage folder {str(root)!r}; set the folder of the application "
             "with --storage, or its deploy file with --deploy"
         )
     return StorageLayout(root)
@@ -206,7 +207,7 @@ def _show_created(created: CreatedKey, as_json: bool) -> None:
         print_json({**_describe(created.record), "key": created.text})
         return
     notes.print(f"{created.record.name}: role {created.record.role}; it is shown only here:")
-    say(created.text)
+    print_message(created.text)
 
 
 def _describe(record: KeyRecord) -> dict[str, object]:

@@ -51,14 +51,14 @@ DeployFile = Annotated[Path, typer.Argument(help="Settings of the application.")
 
 @cli.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where to put it.")] = Path(),
-    vllm: Annotated[bool, typer.Option("--vllm", help="Models on GPUs, by vLLM.")] = False,
+    folder: Annotated[Path, typer.Argument(help="Folder of the new deploy file.")] = Path(),
+    vllm: Annotated[bool, typer.Option("--vllm", help="Serve models on GPUs with vLLM.")] = False,
 ) -> None:
     """Write a deploy file to start from; `tuneserve run FILE` or `serve run FILE` starts it."""
     name = _VLLM_DEPLOY_NAME if vllm else _DEPLOY_NAME
     target = folder / name
     if target.exists():
-        _fail(f"{str(target)!r} is there already; it is left as it is")
+        _fail(f"{str(target)!r} already exists; it was not changed")
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(find_bundled(name), target)
     Console().print(f"wrote {target}; now run: tuneserve run {target}", highlight=False)
@@ -78,15 +78,16 @@ def run(
         ),
     ] = 60.0,
     log_bytes: Annotated[
-        int, typer.Option("--log-bytes", min=1000, help="Size at which the log is rotated, bytes.")
+        int,
+        typer.Option("--log-bytes", min=1000, help="Size in bytes at which the log is rotated."),
     ] = 10_000_000,
     log_files: Annotated[
-        int, typer.Option("--log-files", min=1, help="Old logs that are kept.")
+        int, typer.Option("--log-files", min=1, help="Number of rotated logs that are kept.")
     ] = 5,
 ) -> None:
     """Start the application, print the address of the page, and stop on Ctrl-C or SIGTERM."""
     if not deploy.is_file():
-        _fail(f"there is no {str(deploy)!r} here; 'tuneserve init' writes one")
+        _fail(f"{str(deploy)!r} does not exist; 'tuneserve init' creates it")
     if faults := list(preflight.find_faults(None, deploy)):
         _fail("; ".join(faults))
     keep_files_private()
@@ -120,7 +121,7 @@ def _supervise(deploy: Path, log: ServerLog, folder: Path, drain_timeout_s: floa
         console.print(f"  The log:   {log.path}\n\n  Ctrl-C stops it.", highlight=False)
         return server.wait()
     except StopRequested as exc:
-        console.print(f"{exc}: finishing requests and pausing fine-tunes; again to stop at once")
+        console.print(f"{exc}: finishing requests and pausing fine-tunes; repeat to stop at once")
         if is_up and not preflight.joins_cluster():
             left = drain_server(
                 address,

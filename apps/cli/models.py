@@ -51,7 +51,7 @@ def add(
 ) -> None:
     """Upload an external model."""
     if not source.exists():
-        fail(f"there is no {str(source)!r}")
+        fail(f"{str(source)!r} does not exist")
     pieces = _pack(source, model_id) if source.is_dir() else _read(source)
     sent = _show_progress("Sending", _iterate(pieces))
     model = run_with_api(url, lambda api: api.models.add(model_id, sent))
@@ -86,13 +86,13 @@ def verify(model_id: ModelId, url: Url = DEFAULT_URL, as_json: AsJson = False) -
     """Compare every file of a model with what was published."""
     with notes.status("Reading every file"):
         answer = run_with_api(url, lambda api: api.models.verify(model_id))
-    show(answer, as_json, lambda: f"{model_id} is as it was published")
+    show(answer, as_json, lambda: f"{model_id} matches what was published")
 
 
 @models.command()
 def export(
     model_id: ModelId,
-    archive: Annotated[Path, typer.Argument(help="A new .tar or .zip file.")],
+    archive: Annotated[Path, typer.Argument(help="The new .tar or .zip file.")],
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
@@ -100,7 +100,7 @@ def export(
     if (archive_format := _FORMATS.get(archive.suffix)) is None:
         fail(f"{archive.name!r}: expected a name that ends in .tar or .zip")
     if archive.exists():
-        fail(f"{str(archive)!r} is there already; choose another name")
+        fail(f"{str(archive)!r} already exists; choose another name")
     run_with_api(url, lambda api: _fetch(api, model_id, archive, archive_format))
     show({"model": model_id, "path": str(archive)}, as_json, lambda: f"wrote {archive}")
 
@@ -109,7 +109,7 @@ def export(
 def push(
     model_id: ModelId,
     repository: Annotated[str, typer.Argument(help="owner/name on the Hugging Face hub.")],
-    public: Annotated[bool, typer.Option(help="Let everybody see it.")] = False,
+    public: Annotated[bool, typer.Option(help="Make the repository public.")] = False,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:

@@ -49,7 +49,7 @@ def show(answer: object, as_json: bool, render: Callable[[], str | Rows]) -> Non
         return
     shown = render()
     if isinstance(shown, str):
-        say(shown)
+        print_message(shown)
     else:
         _print_rows(shown)
 
@@ -59,7 +59,7 @@ def print_json(answer: object) -> None:
     typer.echo(escape_controls(json.dumps(answer, ensure_ascii=False)))
 
 
-def say(message: str) -> None:
+def print_message(message: str) -> None:
     """Print a message; it is wrapped only on a terminal."""
     console.print(escape_controls(message), soft_wrap=not console.is_terminal)
 

@@ -90,7 +90,7 @@ def check_disk(folder: Path, needed_bytes: int) -> Iterator[str]:
     if free < needed_bytes:
         yield (
             f"only {free / 1e9:.1f} GB are free in {str(folder)!r}, and "
-            f"{needed_bytes / 1e9:.0f} GB are needed; make room or use another disk"
+            f"{needed_bytes / 1e9:.0f} GB are needed; free some space or use another disk"
         )
 
 
@@ -108,7 +108,7 @@ def check_port(port: int) -> Iterator[str]:
                 )
                 return
             yield (
-                f"port {port} is in use by another program; stop the program that has it, or "
+                f"port {port} is in use by another program; stop that program, or "
                 "change http_options.port and with it api_url and upstreams in the deploy file"
             )
 

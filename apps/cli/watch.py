@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from apps.cli.connection import run_with_api
-from apps.cli.output import console, escape_controls, notes, print_json, say
+from apps.cli.output import console, escape_controls, notes, print_json, print_message
 from apps.client.client import ApiClient
 from apps.client.resources import Event, Job, Metrics
 
@@ -38,7 +38,7 @@ def watch_job(url: str, job_id: str, *, as_json: bool) -> NoReturn:
             await _print_events(api, job_id, as_json=as_json)
         else:
             await _draw(api, job_id)
-        return await api.retry_when_back(lambda: api.jobs.get(job_id))
+        return await api.retry_when_available(lambda: api.jobs.get(job_id))
 
     try:
         job = run_with_api(url, watch)
@@ -46,7 +46,7 @@ def watch_job(url: str, job_id: str, *, as_json: bool) -> NoReturn:
         notes.print(f"stopped watching; {job_id} continues")
         raise typer.Exit(_INTERRUPTED) from None
     if job.status == "succeeded" and not as_json:
-        say(f"{job.fine_tuned_model} is ready; try it with: tuneserve chat")
+        print_message(f"{job.fine_tuned_model} is ready; try it with: tuneserve chat")
     raise typer.Exit(0 if job.status == "succeeded" else 1)
 
 
@@ -56,7 +56,7 @@ async def _print_events(api: ApiClient, job_id: str, *, as_json: bool) -> None:
             if as_json:
                 print_json(event.raw)
             else:
-                say(_write_event(event))
+                print_message(_write_event(event))
 
 
 async def _draw(api: ApiClient, job_id: str) -> None:
@@ -64,9 +64,9 @@ async def _draw(api: ApiClient, job_id: str) -> None:
     outputs = api.job_outputs
 
     async def read() -> tuple[Job, list[Metrics], list[Event]]:
-        job = await api.retry_when_back(lambda: api.jobs.get(job_id))
-        updated = await api.retry_when_back(lambda: outputs.update_metrics(job_id, metrics))
-        listed = await api.retry_when_back(lambda: outputs.list_events(job_id, _NUM_EVENTS))
+        job = await api.retry_when_available(lambda: api.jobs.get(job_id))
+        updated = await api.retry_when_available(lambda: outputs.update_metrics(job_id, metrics))
+        listed = await api.retry_when_available(lambda: outputs.list_events(job_id, _NUM_EVENTS))
         return job, updated, listed
 
     with Live(console=console, auto_refresh=False) as live:

@@ -57,6 +57,6 @@ class ApiClient:
         """Close the connections."""
         await self._connection.close()
 
-    async def retry_when_back(self, send: Callable[[], Awaitable[Result]]) -> Result:
+    async def retry_when_available(self, send: Callable[[], Awaitable[Result]]) -> Result:
         """Send a request, and send it again if the API was away; see `ApiConnection`."""
-        return await self._connection.retry_when_back(send)
+        return await self._connection.retry_when_available(send)

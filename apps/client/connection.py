@@ -158,7 +158,7 @@ class ApiConnection:
         finally:
             await response.aclose()
 
-    async def wait_until_back(self) -> None:
+    async def wait_until_available(self) -> None:
         """Wait until the API is healthy: at least `RETRY_INTERVAL_S`, at most `PATIENCE_S`."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
@@ -167,7 +167,7 @@ class ApiConnection:
                 await self.send(ApiRequest("GET", "/healthz"))
                 return
 
-    async def retry_when_back(self, send: Callable[[], Awaitable[Result]]) -> Result:
+    async def retry_when_available(self, send: Callable[[], Awaitable[Result]]) -> Result:
         """Send a request; if the API is temporarily unavailable, wait for it, then send it again.
 
         `send` is called once more at most.
@@ -179,7 +179,7 @@ class ApiConnection:
         except RequestRefusedError as exc:
             if exc.status != httpx.codes.SERVICE_UNAVAILABLE:
                 raise
-        await self.wait_until_back()
+        await self.wait_until_available()
         return await send()
 
     def _build(self, request: ApiRequest) -> httpx.Request:

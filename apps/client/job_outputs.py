@@ -52,7 +52,7 @@ class JobOutputsClient:
                             event = _parse_event(data)
                             last = event.id
                             yield event
-            await self._connection.wait_until_back()
+            await self._connection.wait_until_available()
 
     async def list_metrics(
         self, job_id: str, *, after_step: int = 0, max_points: int | None = None
@@ -103,7 +103,7 @@ class JobOutputsClient:
                     raise
             if is_whole and (has_ended or not follow):
                 return
-            await self._connection.wait_until_back()
+            await self._connection.wait_until_available()
             has_ended = (await self._read_job(job_id)).is_final
             # If the job has ended, one more request fetches what was added.
             query = {"offset": str(offset), "follow": "true"}
@@ -116,7 +116,9 @@ class JobOutputsClient:
     async def _read_job(self, job_id: str) -> Job:
         request = ApiRequest("GET", join_path(JOBS_PATH, job_id))
         read = self._connection.read_object
-        return read_resource(Job, await self._connection.retry_when_back(lambda: read(request)))
+        return read_resource(
+            Job, await self._connection.retry_when_available(lambda: read(request))
+        )
 
 
 def _parse_event(data: bytes) -> Event:

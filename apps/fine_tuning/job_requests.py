@@ -54,7 +54,7 @@ Multiplier = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class Hyperparameters(RequestPart):
     """Hyperparameters by OpenAI's names; 'auto' keeps the default of the base model."""
 
-    n_epochs: Auto | Count = Field("auto", description="Passes over the rows.")
+    n_epochs: Auto | Count = Field("auto", description="Number of passes over the rows.")
     batch_size: Auto | Count = Field("auto", description="Rows per optimizer step, all workers.")
     learning_rate_multiplier: Auto | Multiplier = Field(
         "auto", description="Factor on the base model's default learning rate."
@@ -126,7 +126,9 @@ class FineTuneRequest(RequestPart):
         max_length=MAX_TRAIN_FILES,
         description="Several files to learn from, mixed by weight. training_file is one of them.",
     )
-    priority: int = Field(0, ge=-100, le=100, description="Jobs with a higher one go first.")
+    priority: int = Field(
+        0, ge=-100, le=100, description="Jobs with a higher priority start first."
+    )
     training: Annotated[dict[str, Any], limit_items(MAX_SETTINGS, "settings")] = Field(
         default_factory=dict,
         max_length=MAX_SETTINGS,

@@ -26,7 +26,7 @@ UNREADABLE_STATUS: Literal["unreadable"] = "unreadable"
 """Status of a job whose record this version cannot read."""
 
 
-class ShownError(TypedDict):
+class JobErrorObject(TypedDict):
     """Why a job failed, or cannot be read."""
 
     code: str
@@ -34,7 +34,7 @@ class ShownError(TypedDict):
     param: str | None
 
 
-class ShownHyperparameters(TypedDict):
+class HyperparametersObject(TypedDict):
     """The hyperparameters of a job by OpenAI's names."""
 
     n_epochs: Auto | int
@@ -42,29 +42,29 @@ class ShownHyperparameters(TypedDict):
     learning_rate_multiplier: Auto | float
 
 
-class ShownSupervised(TypedDict):
+class SupervisedObject(TypedDict):
     """The settings of supervised fine-tuning."""
 
-    hyperparameters: ShownHyperparameters
+    hyperparameters: HyperparametersObject
 
 
-class ShownMethod(TypedDict):
+class MethodObject(TypedDict):
     """The method of fine-tuning."""
 
     type: Literal["supervised"]
-    supervised: ShownSupervised
+    supervised: SupervisedObject
 
 
-class ShownSettings(TypedDict):
+class SettingsObject(TypedDict):
     """The settings of a job: OpenAI's, and all of ours in `training`."""
 
     seed: int
-    hyperparameters: ShownHyperparameters
-    method: ShownMethod
+    hyperparameters: HyperparametersObject
+    method: MethodObject
     training: Mapping[str, Any]
 
 
-class ShownProgress(TypedDict):
+class ProgressObject(TypedDict):
     """The figures of the newest step."""
 
     step: float
@@ -76,7 +76,7 @@ class ShownProgress(TypedDict):
     remaining_s: float
 
 
-class ShownJob(ShownSettings):
+class JobObject(SettingsObject):
     """A job as OpenAI's `fine_tuning.job`, with additional fields of ours."""
 
     id: str
@@ -95,29 +95,29 @@ class ShownJob(ShownSettings):
     validation_file: str | None
     result_files: list[str]
     trained_tokens: int | None
-    error: ShownError | None
+    error: JobErrorObject | None
     user_provided_suffix: str | None
     metadata: dict[str, str] | None
     integrations: None
-    progress: ShownProgress | None
+    progress: ProgressObject | None
     priority: int
     waiting_for: str | None
     resumable: bool
 
 
-class ShownEvent(RunEvent):
+class EventObject(RunEvent):
     """An event as OpenAI's `fine_tuning.job.event`."""
 
     object: Literal["fine_tuning.job.event"]
     type: Literal["message", "metrics"]
 
 
-_NO_HYPERPARAMETERS: ShownHyperparameters = {
+_NO_HYPERPARAMETERS: HyperparametersObject = {
     "n_epochs": "auto",
     "batch_size": "auto",
     "learning_rate_multiplier": "auto",
 }
-_NO_SETTINGS: ShownSettings = {
+_NO_SETTINGS: SettingsObject = {
     "seed": 0,
     "hyperparameters": _NO_HYPERPARAMETERS,
     "method": {"type": "supervised", "supervised": {"hyperparameters": _NO_HYPERPARAMETERS}},
@@ -125,7 +125,7 @@ _NO_SETTINGS: ShownSettings = {
 }
 
 
-def describe_job(run: RunFolder) -> ShownJob:
+def describe_job(run: RunFolder) -> JobObject:
     """Describe a run as OpenAI's `fine_tuning.job`, with our additional field `progress`.
 
     If this version cannot use the spec, the settings are empty and `error` contains the reason.
@@ -173,7 +173,7 @@ def describe_job(run: RunFolder) -> ShownJob:
     }
 
 
-def describe_unreadable_job(unreadable: UnreadableRun) -> ShownJob:
+def describe_unreadable_job(unreadable: UnreadableRun) -> JobObject:
     """Describe a run whose record cannot be read, so that the list still contains it."""
     run_id = unreadable.run.path.name
     return {
@@ -205,13 +205,13 @@ def describe_unreadable_job(unreadable: UnreadableRun) -> ShownJob:
     }
 
 
-def describe_event(event: RunEvent) -> ShownEvent:
+def describe_event(event: RunEvent) -> EventObject:
     """Describe an event as OpenAI's `fine_tuning.job.event`."""
     kind: Literal["message", "metrics"] = "metrics" if "loss" in event["data"] else "message"
     return {"object": "fine_tuning.job.event", "type": kind, **event}
 
 
-def _describe_error(record: RunRecord) -> ShownError | None:
+def _describe_error(record: RunRecord) -> JobErrorObject | None:
     if (error := record.error) is None:
         return None
     return {"code": error.code, "message": error.message, "param": error.param}
@@ -234,8 +234,8 @@ def _find_trained_tokens(record: RunRecord, last: dict[str, float] | None) -> in
     return int(tokens) if tokens is not None and record.is_final else None
 
 
-def _describe_settings(spec: TrainingSpec, request: Mapping[str, Any]) -> ShownSettings:
-    hyperparameters: ShownHyperparameters = {
+def _describe_settings(spec: TrainingSpec, request: Mapping[str, Any]) -> SettingsObject:
+    hyperparameters: HyperparametersObject = {
         "n_epochs": spec.epochs,
         "batch_size": _count_batch(spec) or "auto",
         "learning_rate_multiplier": _find_multiplier(request),
@@ -264,7 +264,7 @@ def _count_batch(spec: TrainingSpec) -> int | None:
     return spec.micro_batch_size * spec.gradient_accumulation_steps * spec.num_workers
 
 
-def _describe_progress(last: dict[str, float] | None) -> ShownProgress | None:
+def _describe_progress(last: dict[str, float] | None) -> ProgressObject | None:
     if last is None:
         return None
     return {

@@ -12,7 +12,7 @@ from training.run.run_record import RunError
 
 
 class LostRuns:
-    """Settles runs whose process ended without recording how.
+    """Ends or requeues runs whose process ended without recording how.
 
     A run is queued again at most `max_restarts` times without a completed step in between. The
     caller holds the lock under which the queue decides about runs.
@@ -23,7 +23,7 @@ class LostRuns:
         self._processes = processes
         self._max_restarts = max_restarts
 
-    def settle(self, run: RunFolder) -> None:
+    def end_or_requeue(self, run: RunFolder) -> None:
         """End a run or queue it again, according to what its process has published."""
         record = run.read_record()
         if record.writer == "queue" and not run.is_cancel_requested:

@@ -21,7 +21,7 @@ from apps.fine_tuning.index.run_lookup import (
 )
 from apps.fine_tuning.publishing import find_checkpoint, name_checkpoint_model, publish_checkpoint
 from apps.settings import UsageLimits
-from apps.usage_limits import check_model_room
+from apps.usage_limits import check_model_space
 from serving.errors import OverloadedError
 from serving.store.model_store import ModelStore
 from storage import versioned_json
@@ -81,7 +81,7 @@ class CheckpointExporter:
         `ApiError` 404 for an unknown run or checkpoint, 409 for a model id that is taken and 507 if
         there is no room for the model, and `OverloadedError` if too many exports are in progress.
         """
-        from training.checkpoint.format import hold_checkpoint
+        from training.checkpoint.format import lock_checkpoint
 
         run = find_run(self._layout, run_id)
         checkpoint = find_checkpoint(run, checkpoint_id)
@@ -97,9 +97,9 @@ class CheckpointExporter:
                 )
             base_model = str(run.read_record().request.get("model") or "")
             new_bytes = self._sizes.measure_model(base_model) if is_plain_name(base_model) else 0
-            check_model_room(self._sizes.measure(), self._limits, new_bytes)
+            check_model_space(self._sizes.measure(), self._limits, new_bytes)
             try:
-                self._locked[model_id] = hold_checkpoint(checkpoint)
+                self._locked[model_id] = lock_checkpoint(checkpoint)
             except FileNotFoundError:  # superseded just now
                 raise not_found("checkpoint", checkpoint_id) from None
             run.events.add(f"Publishing step {checkpoint.step} as {model_id}")

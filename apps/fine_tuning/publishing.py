@@ -11,7 +11,7 @@ from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from storage.layout import StorageLayout
 from storage.locks import lock_exclusive
-from storage.scratch import sweep_scratch
+from storage.scratch import remove_abandoned_scratch
 from system.library_imports import import_transformers
 from training.run.folder import REJECTED_SUFFIX, RunFolder
 
@@ -22,7 +22,7 @@ _EXPORT_PREFIX = "export-"
 _STEP = re.compile(r"[0-9]{1,18}")
 
 
-class ShownCheckpointMetrics(TypedDict):
+class CheckpointMetricsObject(TypedDict):
     """The metrics of a checkpoint by OpenAI's names; None is unknown."""
 
     step: float
@@ -33,7 +33,7 @@ class ShownCheckpointMetrics(TypedDict):
     trained_tokens: float
 
 
-class ShownCheckpoint(TypedDict):
+class CheckpointObject(TypedDict):
     """A checkpoint as OpenAI's `fine_tuning.job.checkpoint`."""
 
     id: str
@@ -42,18 +42,18 @@ class ShownCheckpoint(TypedDict):
     fine_tuning_job_id: str
     step_number: int
     fine_tuned_model_checkpoint: str
-    metrics: ShownCheckpointMetrics
+    metrics: CheckpointMetricsObject
 
 
-def list_run_checkpoints(run: RunFolder) -> list[ShownCheckpoint]:
+def list_run_checkpoints(run: RunFolder) -> list[CheckpointObject]:
     """Describe the checkpoints that a run still has as OpenAI does, newest first."""
     from training.checkpoint.format import list_checkpoints
 
     job_id = run.path.name
-    shown: list[ShownCheckpoint] = []
+    shown: list[CheckpointObject] = []
     for checkpoint in list_checkpoints(run.checkpoints):
         with suppress(FileNotFoundError):  # superseded just now
-            entry: ShownCheckpoint = {
+            entry: CheckpointObject = {
                 "id": name_checkpoint(job_id, checkpoint.step),
                 "object": "fine_tuning.job.checkpoint",
                 "created_at": int(checkpoint.path.stat().st_mtime),
@@ -66,7 +66,7 @@ def list_run_checkpoints(run: RunFolder) -> list[ShownCheckpoint]:
     return shown
 
 
-def _describe_metrics(figures: dict[str, float]) -> ShownCheckpointMetrics:
+def _describe_metrics(figures: dict[str, float]) -> CheckpointMetricsObject:
     """Return a checkpoint's metrics by OpenAI's names; evaluation uses all validation rows."""
     eval_loss = figures.get("eval_loss")
     return {
@@ -136,7 +136,7 @@ def publish_checkpoint(layout: StorageLayout, run_id: str, step: int, model_id: 
 
 def _remove_leftovers(run: RunFolder) -> None:
     """Remove unpublished output; output that failed verification stays, with its report."""
-    sweep_scratch(run.path, f".{_EXPORT_PREFIX}")
+    remove_abandoned_scratch(run.path, f".{_EXPORT_PREFIX}")
     for path in run.path.glob(f"{_EXPORT_PREFIX}*"):
         if not path.name.endswith(REJECTED_SUFFIX):
             shutil.rmtree(path, ignore_errors=True)

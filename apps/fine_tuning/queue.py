@@ -18,7 +18,7 @@ from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import expect_run, find_run
 from apps.fine_tuning.job_requests import parse_fine_tune
-from apps.fine_tuning.job_responses import ShownJob, describe_job
+from apps.fine_tuning.job_responses import JobObject, describe_job
 from apps.fine_tuning.lost_runs import LostRuns
 from apps.fine_tuning.publication_tasks import CheckpointExporter, PublishingModel
 from apps.fine_tuning.reconciler import Reconciler
@@ -26,7 +26,7 @@ from apps.fine_tuning.run_changes import RunChanges
 from apps.fine_tuning.run_processes import RunProcesses
 from apps.fine_tuning.scheduler import RunScheduler
 from apps.fine_tuning.storage_claim import StorageClaim
-from apps.fine_tuning.submission import JobCreator, ShownDefaults, ShownPreview
+from apps.fine_tuning.submission import DefaultsObject, JobCreator, PreviewObject
 from apps.fine_tuning.validation.row_thread import RowThread
 from apps.fine_tuning.validation.validation_tasks import ValidationScheduler
 from apps.settings import UsageLimits
@@ -96,7 +96,7 @@ class RunQueue:
         self._rows.close()
         self._claim.close()
 
-    async def create(self, body: Mapping[str, Any]) -> ShownJob:
+    async def create(self, body: Mapping[str, Any]) -> JobObject:
         """Validate and queue a fine-tuning job; return it as the API shows it.
 
         Raises `ServingError` or `ApiError` for a job that cannot work.
@@ -107,15 +107,15 @@ class RunQueue:
 
     async def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
-    ) -> ShownPreview:
+    ) -> PreviewObject:
         """Show how the first rows of a file become tokens for a model."""
         return await self._rows.run(self._creator.preview, file_id, model, num_rows, training)
 
-    def get_defaults(self, model: str) -> ShownDefaults:
+    def get_defaults(self, model: str) -> DefaultsObject:
         """Return the default settings of a fine-tuning job for `model`, and their schema."""
         return self._creator.get_defaults(model)
 
-    async def cancel(self, run_id: str) -> ShownJob:
+    async def cancel(self, run_id: str) -> JobObject:
         """Cancel a queued, paused or running run now; return the job as the API shows it.
 
         The cancellation completes even if its caller no longer waits. Raises `ApiError` 404 for an
@@ -123,7 +123,7 @@ class RunQueue:
         """
         return await self._change(self._changes.cancel, run_id)
 
-    async def pause(self, run_id: str) -> ShownJob:
+    async def pause(self, run_id: str) -> JobObject:
         """Pause a run; a running one first finishes its step and saves a checkpoint.
 
         A paused run uses no resources. Returns the job as the API shows it, which may still be
@@ -131,7 +131,7 @@ class RunQueue:
         """
         return await self._change(self._changes.pause, run_id)
 
-    async def resume(self, run_id: str) -> ShownJob:
+    async def resume(self, run_id: str) -> JobObject:
         """Put a paused, failed or cancelled run back into the queue, at its old position.
 
         The run resumes from its last checkpoint. Returns the job as the API shows it. Raises
@@ -158,7 +158,7 @@ class RunQueue:
         return await asyncio.to_thread(self._exporter.begin, run_id, checkpoint_id, model_id)
 
     async def reconcile(self) -> None:
-        """Reconcile the records with the Ray jobs: settle lost runs, start queued ones."""
+        """Reconcile the records with the Ray jobs: end or requeue lost runs, start queued ones."""
         await self._passes.run(self._reconcile)
 
     async def drain(self) -> bool:
@@ -172,7 +172,7 @@ class RunQueue:
         await self.reconcile()
         return self._num_computing == 0
 
-    async def _change(self, change: Callable[[RunFolder], None], run_id: str) -> ShownJob:
+    async def _change(self, change: Callable[[RunFolder], None], run_id: str) -> JobObject:
         run = find_run(self.layout, run_id)
         await asyncio.to_thread(self._claim.check)
         with expect_run(run_id), refuse_full_disk():

@@ -1,6 +1,6 @@
 """The reconcile pass: it compares the records of the runs with their Ray jobs.
 
-It settles lost runs, completes interrupted changes, ends pauses, and starts queued runs.
+It ends or requeues lost runs, completes interrupted changes, ends pauses, and starts queued runs.
 """
 
 import logging
@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Literal
 
 from apps.fine_tuning.index.run_index import RunIndex, UnreadableRun
-from apps.fine_tuning.index.run_lookup import list_waiting_order
+from apps.fine_tuning.index.run_lookup import list_start_order
 from apps.fine_tuning.lost_runs import LostRuns
 from apps.fine_tuning.run_changes import is_written_by_queue, resume_run
 from apps.fine_tuning.run_endings import end_run
@@ -18,7 +18,7 @@ from apps.fine_tuning.scheduler import RunScheduler, record_waiting_reason
 from apps.fine_tuning.validation.validation_tasks import ValidationScheduler
 from storage.layout import StorageLayout
 from system.fault_log import FaultLog
-from system.free_resources import has_room
+from system.free_resources import has_free_space
 from training.run import run_state
 from training.run.folder import RunFolder
 from training.run.run_record import RunError, RunRecord
@@ -59,7 +59,7 @@ class Reconciler:
         found = self._runs.scan_unfinished()
         computing: list[RunFolder] = []
         waiting: list[RunFolder] = []
-        for run, record in list_waiting_order(found):
+        for run, record in list_start_order(found):
             activity: _Activity = "neither" if record.writer == "queue" else "computing"
             with self._faults.guard(f"run {record.id}"):
                 activity = self._reconcile_run(run, record)
@@ -106,7 +106,7 @@ class Reconciler:
                 self._processes.request_stop(record)
                 return "computing"
             with self._lock:
-                self._lost_runs.settle(run)
+                self._lost_runs.end_or_requeue(run)
             return "neither"
         if record.status == "paused":
             with self._lock:
@@ -121,7 +121,7 @@ class Reconciler:
         if self._processes.is_computing(run, record):
             return "computing"
         with self._lock:
-            self._lost_runs.settle(run)
+            self._lost_runs.end_or_requeue(run)
         record = run.read_record()
         is_waiting = record.status == "queued" and record.writer == "queue"
         return "waiting" if is_waiting else "neither"  # and keeps its position
@@ -133,7 +133,7 @@ class Reconciler:
         record = run.read_record()
         if record.status != "paused" or run.is_pause_requested:
             return
-        if has_room(run.path, record.needed_bytes):
+        if has_free_space(run.path, record.needed_bytes):
             resume_run(run)
 
     def _reconcile_validation(self, run: RunFolder) -> None:

@@ -6,7 +6,7 @@ from threading import Event, Thread
 from apps.fine_tuning.submission import BUILDING_PREFIX
 from serving.store.clean_up import clean_up_models
 from storage.layout import UPLOAD_PREFIX, StorageLayout
-from storage.scratch import sweep_scratch
+from storage.scratch import remove_abandoned_scratch
 from storage.temporary_files import remove_old_temporaries
 from system.threads import lower_thread_priority
 from training.data.token_cache import prune_cache
@@ -30,8 +30,8 @@ def enforce_retention(layout: StorageLayout, max_token_cache_bytes: int) -> None
         clean_up_models(layout)
     except (OSError, RuntimeError):
         logger.exception("remains of killed processes in the model store cannot be removed")
-    sweep_scratch(layout.files, UPLOAD_PREFIX)
-    sweep_scratch(layout.runs, BUILDING_PREFIX)
+    remove_abandoned_scratch(layout.files, UPLOAD_PREFIX)
+    remove_abandoned_scratch(layout.runs, BUILDING_PREFIX)
     try:
         remove_old_temporaries(layout)
     except OSError:

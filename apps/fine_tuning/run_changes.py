@@ -10,7 +10,7 @@ from apps.fine_tuning.run_processes import RunProcesses
 from apps.settings import UsageLimits
 from apps.usage_limits import check_job_counts
 from storage.layout import StorageLayout
-from storage.tombstones import bury_folder, remove_tombstones
+from storage.tombstones import remove_tombstones, rename_to_tombstone
 from training.run import run_state
 from training.run.folder import RunFolder
 from training.run.run_record import RunRecord
@@ -47,14 +47,14 @@ class RunChanges:
             run.request_cancel()
             run.events.add("Cancelling", code="cancel_requested")
             if is_written_by_queue(record):
-                self._lost_runs.settle(run)
+                self._lost_runs.end_or_requeue(run)
                 return
         if not self._processes.stop(run, record, STOP_TIMEOUT_S):
             message = f"job {record.id!r} did not stop in {STOP_TIMEOUT_S:g} s; it ends "
             raise ApiError(504, f"{message}as soon as it does")
         with self._lock:
             if run.is_cancel_requested:  # otherwise it has ended and was queued again
-                self._lost_runs.settle(run)
+                self._lost_runs.end_or_requeue(run)
 
     def pause(self, run: RunFolder) -> None:
         """Pause a run; a running one is asked to pause after its step."""
@@ -78,7 +78,7 @@ class RunChanges:
                 try:
                     _resume_ended_run(run, record)
                 finally:  # it may be queued although its event could not be written
-                    self._runs.note_reopened(run.path.name)
+                    self._runs.record_reopened(run.path.name)
                 return
             record = _read_unfinished(run)
             if run.is_cancel_requested:
@@ -103,7 +103,7 @@ class RunChanges:
             if has_exports(run):
                 message = f"a checkpoint of job {record.id!r} is being published"
                 raise ApiError(409, message, code="in_use")
-            bury_folder(run.path)
+            rename_to_tombstone(run.path)
         remove_tombstones(self._layout.runs)
 
 

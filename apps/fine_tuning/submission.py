@@ -24,7 +24,7 @@ from apps.fine_tuning.validation.row_validation import (
     prepare_rows,
 )
 from apps.settings import UsageLimits
-from apps.usage_limits import check_job_counts, check_job_size, check_model_room
+from apps.usage_limits import check_job_counts, check_job_size, check_model_space
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from storage import durable
@@ -42,22 +42,22 @@ from training.task import find_task
 BUILDING_PREFIX = ".building-"
 
 
-class ShownToken(TypedDict):
+class TokenObject(TypedDict):
     """A piece of a row: the text of a token, and whether it is learned."""
 
     text: str
     learned: bool
 
 
-class ShownRow(TypedDict):
+class RowObject(TypedDict):
     """One row as tokens."""
 
     line: int
     is_part: bool
-    tokens: list[ShownToken]
+    tokens: list[TokenObject]
 
 
-class ShownPreview(TypedDict):
+class PreviewObject(TypedDict):
     """The first rows of a file as tokens, with the counts of all rows as far as known."""
 
     object: Literal["file.preview"]
@@ -70,12 +70,12 @@ class ShownPreview(TypedDict):
     format: str
     max_length: int
     ignored_keys: dict[str, int]
-    rows: list[ShownRow]
+    rows: list[RowObject]
     learned_share: NotRequired[float]
     model: NotRequired[str]
 
 
-class ShownDefaults(TypedDict):
+class DefaultsObject(TypedDict):
     """The default settings of a job for a model, and their schema."""
 
     object: Literal["fine_tuning.defaults"]
@@ -116,17 +116,17 @@ class JobCreator:
         model = self._models.resolve(request.model)
         require_lineage(model)  # the new model's lineage refers to it
         new_bytes = self._sizes.measure_model(model.id)
-        check_model_room(self._sizes.measure(), self._limits, new_bytes)
+        check_model_space(self._sizes.measure(), self._limits, new_bytes)
         with ExitStack() as locks, refuse_full_disk():
             # Locked until a record states that they are needed.
-            locks.enter_context(model.hold())
+            locks.enter_context(model.lock_shared())
             for file_id in request.list_files():
-                locks.enter_context(self._files.hold(file_id))
+                locks.enter_context(self._files.lock_shared(file_id))
             return self._create_from(model, request, nodes)
 
     def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
-    ) -> ShownPreview:
+    ) -> PreviewObject:
         """Show how the first rows of a file become tokens for a model.
 
         `training` has settings as in a job. Raises as `create` does.
@@ -148,7 +148,7 @@ class JobCreator:
             self._files.check_unchanged(known)
             raise InvalidInputError(str(exc), param="file") from exc
         counts = self._count_rows(file_id, file, spec, None if training else stored.id)
-        rows: list[ShownRow] = [
+        rows: list[RowObject] = [
             {
                 "line": row.line,
                 "is_part": row.is_part,
@@ -159,7 +159,7 @@ class JobCreator:
             }
             for row in shown.rows
         ]
-        preview: ShownPreview = {
+        preview: PreviewObject = {
             "object": "file.preview",
             "num_rows": None,
             "num_tokens": None,
@@ -188,7 +188,7 @@ class JobCreator:
         checked = self._files.get(file_id).get("check")
         return checked if checked and checked["model"] == model_id else None
 
-    def get_defaults(self, model: str) -> ShownDefaults:
+    def get_defaults(self, model: str) -> DefaultsObject:
         """Return the default settings of a fine-tuning job for `model`, and their schema."""
         schema = TrainingSpec.model_json_schema()["properties"]
         spec = build_default_spec(self._models, self._models.resolve(model), "-")

@@ -184,9 +184,9 @@ async def _write_events(
             yield events
     except Exception as exc:
         if is_expected(exc):
-            logger.warning("a streamed answer broke off: %s", exc)
+            logger.warning("a streamed answer was interrupted: %s", exc)
         else:
-            logger.exception("a streamed answer broke off")
+            logger.exception("a streamed answer was interrupted")
         yield f"data: {bytes(to_response(exc).body).decode()}\n\n"
         return
     yield "data: [DONE]\n\n"

@@ -120,7 +120,7 @@ class IncomingFile:
             assert self._form.filename is not None
             with lock_exclusive(self._layout.upload_lock):  # one upload is counted at a time
                 check_stored_files(self._files.measure(), self._limits, self._size_bytes)
-                return self._files.take_in(
+                return self._files.add_upload(
                     self._content,
                     make_safe_name(self._form.filename),
                     {
@@ -139,7 +139,7 @@ class IncomingFile:
             if self._size_bytes > self._max_bytes:
                 raise ApiError(
                     413,
-                    f"the file is larger than {self._max_bytes:,} bytes, the most that is accepted",
+                    f"the file is larger than {self._max_bytes:,} bytes, which is the maximum",
                 )
             self._num_counted += len(piece)
             check_stored_files(self._stored, self._limits, _INCOMING_BYTES.add(len(piece)))
@@ -176,8 +176,8 @@ class IncomingFile:
         if num_bytes > self._max_bytes:
             raise ApiError(
                 413,
-                f"{name!r} unpacks to more than {self._max_bytes:,} bytes, the most that is "
-                "accepted; split it into several files",
+                f"{name!r} unpacks to more than {self._max_bytes:,} bytes, which is the "
+                "maximum; split it into several files",
             )
 
 
@@ -230,7 +230,7 @@ class _Form:
     def check_end(self) -> None:
         """Raise `ApiError` 400 if the form is incomplete."""
         if not self._has_ended:
-            raise ApiError(400, "the form is cut off: its last boundary is missing")
+            raise ApiError(400, "the form is truncated: its last boundary is missing")
 
     def _end(self) -> None:
         self._has_ended = True

@@ -15,7 +15,7 @@ from typing import IO
 from apps.errors import ApiError, invalid_input, refuse_full_disk
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.settings import UsageLimits
-from apps.usage_limits import IncomingBytes, check_model_room
+from apps.usage_limits import IncomingBytes, check_model_space
 from serving.store.import_process import ModelRefusedError
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
@@ -63,7 +63,7 @@ class IncomingModel:
         self._sizes = sizes
         self._limits = limits
         self._stored_bytes = sizes.measure()
-        check_model_room(self._stored_bytes, limits, 1)
+        check_model_space(self._stored_bytes, limits, 1)
         self._num_counted = 0
         self._store = ModelStore(layout)
         self._scratch = ScratchFolder(layout.models, UPLOAD_PREFIX)
@@ -105,13 +105,13 @@ class IncomingModel:
 
     def _write(self, file: IO[bytes], content: bytearray) -> None:
         self._num_counted += len(content)
-        check_model_room(self._stored_bytes, self._limits, _INCOMING_BYTES.add(len(content)))
+        check_model_space(self._stored_bytes, self._limits, _INCOMING_BYTES.add(len(content)))
         file.write(content)
 
     def _unpack(self) -> None:
         self._content.mkdir()
         try:
-            with refuse_full_disk(), _CarefulReader(FileIO(self._archive)) as file:
+            with refuse_full_disk(), _BoundedReader(FileIO(self._archive)) as file:
                 if zipfile.is_zipfile(self._archive):
                     self._unpack_zip(file)
                 else:
@@ -131,7 +131,7 @@ class IncomingModel:
             listed = archive.infolist()
             size_bytes = sum(entry.file_size for entry in listed)
             self._check_growth(len(listed), size_bytes)
-            check_model_room(self._sizes.measure(), self._limits, size_bytes)
+            check_model_space(self._sizes.measure(), self._limits, size_bytes)
             entries = [entry for entry in listed if _is_wanted(entry.filename)]
             folders = {folder for entry in entries for folder in _list_folders(entry.filename)}
             self._check_growth(len(listed) + len(folders), size_bytes)
@@ -150,7 +150,7 @@ class IncomingModel:
                     raise ApiError(400, f"{entry.filename!r} in the archive is a link")
             archive.extractall(self._content, entries)  # noqa: S202 - their names were checked
 
-    def _unpack_tar(self, file: "_CarefulReader") -> None:
+    def _unpack_tar(self, file: "_BoundedReader") -> None:
         file.num_left = _MAX_HEADER_BYTES
         with tarfile.open(fileobj=file, mode="r:") as archive:
             entries, size_bytes = [], 0
@@ -164,18 +164,20 @@ class IncomingModel:
                 self._check_growth(number + len(folders), size_bytes)
                 if _is_wanted(entry.name):
                     if not (entry.isfile() or entry.isdir()):
-                        raise ApiError(400, f"{entry.name!r} in the archive is no file or folder")
+                        raise ApiError(
+                            400, f"{entry.name!r} in the archive is neither a file nor a folder"
+                        )
                     entries.append(entry)
                     folders.update(_list_folders(entry.name))
             file.num_left = None
-            check_model_room(self._sizes.measure(), self._limits, size_bytes)
+            check_model_space(self._sizes.measure(), self._limits, size_bytes)
             archive.extractall(self._content, entries, filter="data")
 
     def _check_growth(self, num_entries: int, size_bytes: int) -> None:
         allowed = self._archive.stat().st_size * _MAX_GROWTH + _MAX_EXTRA_BYTES
         if size_bytes > allowed:
             raise ApiError(
-                400, f"the archive unpacks to more than {allowed:,} bytes, far more than it has"
+                400, f"the archive unpacks to more than {allowed:,} bytes, far more than its size"
             )
         if num_entries > _MAX_ENTRIES:
             message = f"the archive has more than {_MAX_ENTRIES:,} files and folders"
@@ -188,7 +190,7 @@ class IncomingModel:
         return entries[0] if is_wrapped else self._content
 
 
-class _CarefulReader(BufferedReader):
+class _BoundedReader(BufferedReader):
     """A reader that limits the size of each read, since an archive's headers may declare any size.
 
     `num_left` is the number of bytes that may still be read, or None without a limit: a tar may
@@ -228,7 +230,7 @@ def _list_folders(name: str) -> list[PurePosixPath]:
 def _is_wanted(name: str) -> bool:
     """Return False for hidden files and those that some systems add.
 
-    Raises `ApiError` for a path that is nested too deeply or leads out of the model's folder.
+    Raises `ApiError` for a path that is nested too deeply or is outside the model's folder.
     """
     path = PurePosixPath(name)
     if len(path.parts) > _MAX_DEPTH:
@@ -236,5 +238,5 @@ def _is_wanted(name: str) -> bool:
             400, f"{name[:100]!r}... in the archive is nested more than {_MAX_DEPTH} folders deep"
         )
     if path.is_absolute() or ".." in path.parts or "\\" in name:
-        raise ApiError(400, f"{name!r} in the archive leads out of the model's folder")
+        raise ApiError(400, f"{name!r} in the archive is outside the model's folder")
     return not any(part.startswith(".") or part == "__MACOSX" for part in path.parts)

@@ -8,8 +8,8 @@ from fastapi import Query
 from apps.errors import ApiError
 from storage.layout import is_id
 
-Limit = Annotated[int, Query(ge=1, le=1000, description="Entries at most.")]
-After = Annotated[str | None, Query(description="Id of the last entry of the page before.")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of entries.")]
+After = Annotated[str | None, Query(description="Id of the last entry of the previous page.")]
 Item = TypeVar("Item")
 Entry = Mapping[str, object]
 """An entry of a list as the API shows it."""

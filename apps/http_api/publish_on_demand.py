@@ -34,7 +34,7 @@ async def ensure_model(services: Services, principal: Principal, name: str) -> N
     if found is None:
         return
     job_id, checkpoint_id = found
-    if not _is_under_way(services.layout, job_id, name):
+    if not _is_being_published(services.layout, job_id, name):
         if not principal.may(Permission.WRITE_JOBS):
             reason = principal.explain_refusal(Permission.WRITE_JOBS)
             message = f"{name!r} is a checkpoint that is not published as a model, and {reason}"
@@ -52,16 +52,16 @@ async def ensure_model(services: Services, principal: Principal, name: str) -> N
 async def _wait_for(services: Services, name: str, job_id: str) -> None:
     deadline = asyncio.get_running_loop().time() + WAIT_S
     while not services.models.has(name):
-        if not _is_under_way(services.layout, job_id, name) and not services.models.has(name):
-            message = f"{name!r} could not be made of its checkpoint; the events of job "
-            raise ApiError(409, f"{message}{job_id!r} tell why", param="model")
+        if not _is_being_published(services.layout, job_id, name) and not services.models.has(name):
+            message = f"{name!r} could not be created from its checkpoint; the events of job "
+            raise ApiError(409, f"{message}{job_id!r} contain the reason", param="model")
         if asyncio.get_running_loop().time() > deadline:
-            message = f"{name!r} is being made of its checkpoint; try again in a moment"
+            message = f"{name!r} is being created from its checkpoint; try again in a moment"
             raise ApiError(503, message, param="model", code="model_not_ready")
         await asyncio.sleep(_POLL_S)
 
 
-def _is_under_way(layout: StorageLayout, job_id: str, name: str) -> bool:
+def _is_being_published(layout: StorageLayout, job_id: str, name: str) -> bool:
     return name_export_note(find_run(layout, job_id), name).exists()
 
 

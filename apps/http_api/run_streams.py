@@ -27,7 +27,7 @@ def has_ended(run: RunFolder) -> bool:
         return True
 
 
-def find_place(run: RunFolder, last_event_id: str | None) -> int:
+def find_offset(run: RunFolder, last_event_id: str | None) -> int:
     """Return the number of events up to and including the last one that a client has received.
 
     Raises `ApiError` 404 for an unknown event.
@@ -40,8 +40,8 @@ def find_place(run: RunFolder, last_event_id: str | None) -> int:
     return ids.index(last_event_id) + 1
 
 
-async def follow_events(run: RunFolder, place: int, max_age_s: float) -> AsyncGenerator[str, None]:
-    """Yield the events after the first `place` as server-sent events, until the run has ended.
+async def follow_events(run: RunFolder, offset: int, max_age_s: float) -> AsyncGenerator[str, None]:
+    """Yield the events after the first `offset` as server-sent events, until the run has ended.
 
     Each poll reads only what was added to the file. The stream ends after `max_age_s`; the client
     reconnects with the id of the last event.
@@ -54,7 +54,7 @@ async def follow_events(run: RunFolder, place: int, max_age_s: float) -> AsyncGe
         # The status is read first, so that all events written before the end are sent.
         is_last, added = await asyncio.to_thread(lambda: (has_ended(run), lines.read_new()))
         events = run.events.number(added, num_read + 1)
-        new = events[max(0, place - num_read) :]
+        new = events[max(0, offset - num_read) :]
         num_read += len(events)
         if new:
             yield "".join(write_event(describe_event(event), event["id"]) for event in new)

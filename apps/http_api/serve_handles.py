@@ -10,7 +10,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from apps.http_api.deployment_health import DeploymentHealth
 from serving.errors import DeadlineExceededError
-from serving.refusals import Refusal, take
+from serving.refusals import Refusal, unwrap
 from serving.store.model_store import ModelStore
 from serving.wire import StreamItem, TextRequest, ValidRequest, WholeAnswer
 
@@ -60,7 +60,7 @@ class RemoteText:
                     async with asyncio.timeout_at(deadline):
                         item: StreamItem | Refusal = await anext(items)
                     has_begun = True
-                    yield take(item)
+                    yield unwrap(item)
             except StopAsyncIteration:
                 return
             except TimeoutError as exc:
@@ -68,7 +68,9 @@ class RemoteText:
             except RayActorError:
                 if has_begun or is_last_try:
                     raise
-                logger.warning("%s: a generator died before it answered; trying again", request_id)
+                logger.warning(
+                    "%s: a generator replica died before it answered; retrying", request_id
+                )
             finally:
                 items.cancel()  # type: ignore[no-untyped-call]
 
@@ -82,7 +84,7 @@ class RemoteText:
                 try:
                     return await self._answer(sent)
                 except RayActorError:
-                    logger.warning("%s: its generator died; trying again", request_id)
+                    logger.warning("%s: its generator replica died; retrying", request_id)
                     return await self._answer(sent)
         except TimeoutError as exc:
             raise self._describe_timeout() from exc
@@ -99,7 +101,7 @@ class RemoteText:
         except asyncio.CancelledError:
             response.cancel()  # type: ignore[no-untyped-call]
             raise
-        return take(answer)
+        return unwrap(answer)
 
     def _pack(self, request: ValidRequest, body: Mapping[str, Any], request_id: str) -> TextRequest:
         return TextRequest(request_id, request, str(dict(body)) if self._log_texts else None)
@@ -123,41 +125,41 @@ class QueueClient:
 
     async def create(self, body: dict[str, Any]) -> Mapping[str, object]:
         """Validate and queue a fine-tuning job."""
-        return take(await self._handle.create.remote(body))
+        return unwrap(await self._handle.create.remote(body))
 
     async def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, object]
     ) -> Mapping[str, object]:
         """Show rows of a file as tokens."""
         call = self._handle.preview
-        return take(await call.remote(file_id, model, num_rows, training))
+        return unwrap(await call.remote(file_id, model, num_rows, training))
 
     async def get_defaults(self, model: str) -> Mapping[str, object]:
         """Return the default settings of a fine-tuning job for a model."""
-        return take(await self._handle.get_defaults.remote(model))
+        return unwrap(await self._handle.get_defaults.remote(model))
 
     async def cancel(self, run_id: str) -> Mapping[str, object]:
         """Cancel a fine-tuning job."""
-        return take(await self._handle.cancel.remote(run_id))
+        return unwrap(await self._handle.cancel.remote(run_id))
 
     async def pause(self, run_id: str) -> Mapping[str, object]:
         """Pause a fine-tuning job and free its resources; it can be resumed later."""
-        return take(await self._handle.pause.remote(run_id))
+        return unwrap(await self._handle.pause.remote(run_id))
 
     async def resume(self, run_id: str) -> Mapping[str, object]:
         """Resume a paused, failed or cancelled fine-tuning job."""
-        return take(await self._handle.resume.remote(run_id))
+        return unwrap(await self._handle.resume.remote(run_id))
 
     async def delete(self, run_id: str) -> None:
         """Delete a fine-tuning job that has ended."""
-        take(await self._handle.delete.remote(run_id))
+        unwrap(await self._handle.delete.remote(run_id))
 
     async def publish_checkpoint(
         self, run_id: str, checkpoint_id: str, model_id: str | None
     ) -> Mapping[str, object]:
         """Start publishing a checkpoint as a model."""
         call = self._handle.publish_checkpoint
-        return take(await call.remote(run_id, checkpoint_id, model_id))
+        return unwrap(await call.remote(run_id, checkpoint_id, model_id))
 
     async def check(self) -> None:
         """Raise if the queue cannot respond."""

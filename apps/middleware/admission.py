@@ -73,9 +73,9 @@ class Admission:
         """Return why another request is refused, or None."""
         what = "streams of events and logs" if kind == "stream" else "requests"
         if self._num_ongoing[kind] >= self._limits[kind]:
-            return f"{self._limits[kind]} {what} are open, the most at once"
+            return f"{self._limits[kind]} {what} are open, which is the maximum"
         if key is not None and self._num_by_key[kind, key] >= self._limits_per_key[kind]:
-            return f"{self._limits_per_key[kind]} {what} of this key are open, the most at once"
+            return f"{self._limits_per_key[kind]} {what} of this key are open, which is the maximum"
         return None
 
 

@@ -25,7 +25,7 @@ WINDOW_BYTES = 1 << 19
 _STEP_BYTES = 1 << 17  # consumed between two reports
 _HEADER = b"x-tuneserve-window"
 _USED = "tuneserve.used"
-_TAKEN = "tuneserve.taken"
+_DELIVERED = "tuneserve.taken"
 # Matched as whole paths: another application behind the same proxy would never send reports.
 _LARGE_BODIES = re.compile(r"/v1/(files|models/[^/]+)/?|/ui/gradio_api/upload")
 _LARGE_ANSWERS = re.compile(
@@ -41,7 +41,7 @@ class WindowedReading:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request; intercept the application's reports about its body."""
-        if not takes_large_body(scope):
+        if not has_large_body(scope):
             await self.app(scope, receive, send)
             return
         num_read = num_used = 0
@@ -57,7 +57,7 @@ class WindowedReading:
             num_read += len(message.get("body", b""))
             return message
 
-        async def send_on(message: Message) -> None:
+        async def send_response(message: Message) -> None:
             nonlocal num_used, is_answered
             if message["type"] == _USED:
                 num_used = message["bytes"]
@@ -66,7 +66,7 @@ class WindowedReading:
                 is_answered = True
                 await send(message)
 
-        await self.app(_mark(scope), receive_in_window, send_on)
+        await self.app(_mark(scope), receive_in_window, send_response)
         if not is_answered:  # the replica ended; Serve mistook the reports for a response
             message = "the process that took the body has ended; another takes its place, try again"
             await JSONResponse(error_body(503, message), 503)(scope, receive, send)
@@ -80,21 +80,21 @@ class ConsumptionReporting:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request, with reports among the messages of its response."""
-        if not takes_large_body(scope) or not _is_marked(scope):
+        if not has_large_body(scope) or not _is_marked(scope):
             await self.app(scope, receive, send)
             return
-        num_used = num_told = 0
+        num_used = num_reported = 0
 
-        async def receive_and_tell() -> Message:
-            nonlocal num_used, num_told
+        async def receive_and_report() -> Message:
+            nonlocal num_used, num_reported
             message = await receive()
             num_used += len(message.get("body", b""))
-            if num_used - num_told >= _STEP_BYTES:
-                num_told = num_used
+            if num_used - num_reported >= _STEP_BYTES:
+                num_reported = num_used
                 await send({"type": _USED, "bytes": num_used})
             return message
 
-        await self.app(scope, receive_and_tell, send)
+        await self.app(scope, receive_and_report, send)
 
 
 class DeliveryReporting:
@@ -108,34 +108,34 @@ class DeliveryReporting:
         if not _matches(scope, _LARGE_ANSWERS):
             await self.app(scope, receive, send)
             return
-        num_taken = num_told = 0
-        has_taken = asyncio.Event()
+        num_delivered = num_reported = 0
+        has_delivered = asyncio.Event()
         reading: asyncio.Future[Message] | None = None
 
         async def send_and_count(message: Message) -> None:
-            nonlocal num_taken
+            nonlocal num_delivered
             await send(message)
-            num_taken += len(message.get("body", b""))
-            if num_taken - num_told >= _STEP_BYTES:
-                has_taken.set()
+            num_delivered += len(message.get("body", b""))
+            if num_delivered - num_reported >= _STEP_BYTES:
+                has_delivered.set()
 
-        async def receive_or_tell() -> Message:
-            nonlocal num_told, reading
+        async def receive_or_report() -> Message:
+            nonlocal num_reported, reading
             reading = reading or asyncio.ensure_future(receive())
-            telling = asyncio.ensure_future(has_taken.wait())
+            reporting = asyncio.ensure_future(has_delivered.wait())
             try:
-                await asyncio.wait((reading, telling), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((reading, reporting), return_when=asyncio.FIRST_COMPLETED)
             finally:
-                telling.cancel()
+                reporting.cancel()
             if reading.done():
                 message, reading = reading.result(), None
                 return message
-            has_taken.clear()
-            num_told = num_taken
-            return {"type": _TAKEN, "bytes": num_taken}
+            has_delivered.clear()
+            num_reported = num_delivered
+            return {"type": _DELIVERED, "bytes": num_delivered}
 
         try:
-            await self.app(_mark(scope), receive_or_tell, send_and_count)
+            await self.app(_mark(scope), receive_or_report, send_and_count)
         finally:
             if reading is not None:
                 reading.cancel()
@@ -154,16 +154,16 @@ class WindowedSending:
             return
         answer = _WindowedAnswer(send)
         messages: asyncio.Queue[Message] = asyncio.Queue()
-        listening = asyncio.create_task(_listen(receive, answer.note_taken, messages))
+        listening = asyncio.create_task(_listen(receive, answer.record_delivered, messages))
 
-        async def receive_own() -> Message:
+        async def receive_queued() -> Message:
             message = await messages.get()
             if message["type"] == "http.disconnect":
                 messages.put_nowait(message)  # every later call returns it again
             return message
 
         try:
-            await self.app(scope, receive_own, answer.send)
+            await self.app(scope, receive_queued, answer.send)
         finally:
             listening.cancel()
 
@@ -173,42 +173,44 @@ class _WindowedAnswer:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._num_sent = self._num_taken = 0
+        self._num_sent = self._num_delivered = 0
         self._is_dropped = False
-        self._has_taken = asyncio.Event()
+        self._has_delivered = asyncio.Event()
 
-    def note_taken(self, num_bytes: int | None) -> None:
+    def record_delivered(self, num_bytes: int | None) -> None:
         """Record how many bytes the client has received; None if it has disconnected."""
         self._is_dropped = num_bytes is None
-        self._num_taken = num_bytes or self._num_taken
-        self._has_taken.set()
+        self._num_delivered = num_bytes or self._num_delivered
+        self._has_delivered.set()
 
     async def send(self, message: Message) -> None:
         """Send a message as soon as the window allows it."""
-        while self._num_sent - self._num_taken > WINDOW_BYTES and not self._is_dropped:
-            self._has_taken.clear()
-            await self._has_taken.wait()
+        while self._num_sent - self._num_delivered > WINDOW_BYTES and not self._is_dropped:
+            self._has_delivered.clear()
+            await self._has_delivered.wait()
         if not self._is_dropped:
             self._num_sent += len(message.get("body", b""))
             await self._send(message)
 
 
 async def _listen(
-    receive: Receive, note_taken: Callable[[int | None], None], messages: asyncio.Queue[Message]
+    receive: Receive,
+    record_delivered: Callable[[int | None], None],
+    messages: asyncio.Queue[Message],
 ) -> None:
     """Separate the proxy's reports from the messages for the application."""
     while True:
         message = await receive()
-        if message["type"] == _TAKEN:
-            note_taken(message["bytes"])
+        if message["type"] == _DELIVERED:
+            record_delivered(message["bytes"])
             continue
         messages.put_nowait(message)
         if message["type"] == "http.disconnect":
-            note_taken(None)
+            record_delivered(None)
             return
 
 
-def takes_large_body(scope: Scope) -> bool:
+def has_large_body(scope: Scope) -> bool:
     """Return whether a request's body is under flow control."""
     return _matches(scope, _LARGE_BODIES)
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.errors import error_body
 from apps.middleware.connection_limits import read_connection_limits
-from apps.middleware.flow_control import takes_large_body
+from apps.middleware.flow_control import has_large_body
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _REQUEST_ID_HEADERS = frozenset({b"x-request-id", b"x_request_id"})
@@ -30,7 +30,7 @@ class BodyCap:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request; if its body is too large, the application gets a disconnect."""
-        if scope["type"] != "http" or takes_large_body(scope):
+        if scope["type"] != "http" or has_large_body(scope):
             await self.app(scope, receive, send)
             return
         num_bytes = 0

@@ -20,14 +20,14 @@ from apps.ui.error_messages import describe_error
 LATEST_ALIAS = "latest"
 REFRESH_INTERVAL_S = 10.0
 UNKNOWN_MODEL_NOTE = "There is no model {!r}; choose one from the menu."
-MOVED_NOTE = "{} is {} now; this is a new conversation."
-BUSY_WARNING = "The question before is still being answered: wait for the answer, or press Stop."
-CHOSEN_WARNING = "Another model was chosen before the question was sent: send it again."
+MOVED_NOTE = "{} points to {} now; this is a new conversation."
+BUSY_WARNING = "The previous question is still being answered: wait for the answer, or press Stop."
+CHOSEN_WARNING = "Another model was chosen before the question was sent: send the question again."
 TEMPERATURE_LABEL = "Temperature"
-MAX_TOKENS_LABEL = "Tokens at most"
+MAX_TOKENS_LABEL = "Maximum number of tokens"
 MAX_QUOTED_CHARACTERS = 40
 MAX_QUESTION_CHARACTERS = 20_000
-LONG_WARNING = "The question has {:,} characters; the page sends {:,} at most. Shorten it."
+LONG_WARNING = "The question has {:,} characters; expected at most {:,}. Shorten it."
 QUESTIONS = (
     "When does the workshop open?",
     "Whom do I ask for holiday?",
@@ -151,7 +151,7 @@ class _Page:
                 0,
                 step=0.1,
                 label=TEMPERATURE_LABEL,
-                info="0 always takes the likeliest token.",
+                info="0 always selects the most likely token.",
             )
             self.max_tokens = gr.Slider(8, 1024, 128, step=8, label=MAX_TOKENS_LABEL)
 
@@ -253,7 +253,7 @@ class _Page:
         A refused question is removed from the conversation and put back into the text field. An
         answer that was stopped, or whose conversation was replaced, makes no further changes.
         """
-        asked = chat.take_question()
+        asked = chat.begin_answer()
         if asked is None:
             yield skip_outputs(5)  # without a value, Gradio would clear the outputs
             return
@@ -261,22 +261,22 @@ class _Page:
             heat = read_number(TEMPERATURE_LABEL, temperature)
             limit = read_whole_number(MAX_TOKENS_LABEL, max_tokens)
         except ValueError as exc:
-            yield give_back(chat, asked, asked, str(exc))
+            yield end_with_error(chat, asked, asked, str(exc))
             return
-        grown = asked
+        current = asked
         try:
             async with aclosing(answer(self._client, asked, heat, limit)) as steps:
                 async for step in steps:
-                    if not chat.grow(grown, step.conversation):
+                    if not chat.update_answer(current, step.conversation):
                         return
-                    grown = step.conversation
+                    current = step.conversation
                     line = f'<p class="ts-muted">{escape(step.line)}</p>'
                     note = show_note(step.note) if step.note else gr.skip()
-                    yield chat, grown.to_chatbot(), line, gr.skip(), note
+                    yield chat, current.to_chatbot(), line, gr.skip(), note
         except ApiClientError as exc:
-            yield give_back(chat, asked, grown, describe_error(exc))
+            yield end_with_error(chat, asked, current, describe_error(exc))
         finally:
-            chat.end_answer(grown)
+            chat.end_answer(current)
 
     async def stop_answer(self, chat: OpenChat) -> tuple[Any, ...]:
         """Stop the answer, keep its text so far, and show Send again."""
@@ -315,16 +315,16 @@ def refuse_question(message: str) -> tuple[Any, ...]:
     return skip_outputs(8)
 
 
-def give_back(
-    chat: OpenChat, asked: Conversation, grown: Conversation, message: str
+def end_with_error(
+    chat: OpenChat, asked: Conversation, current: Conversation, message: str
 ) -> tuple[Any, ...]:
     """End an answer with an error; put a question without an answer back into the text field."""
-    kept = grown.drop_unanswered()
-    if not chat.grow(grown, kept):
+    kept = current.drop_unanswered()
+    if not chat.update_answer(current, kept):
         return skip_outputs(5)
     chat.end_answer(kept)
     gr.Warning(escape(message))
-    question = gr.skip() if kept is grown else asked.find_unanswered()
+    question = gr.skip() if kept is current else asked.find_unanswered()
     return chat, kept.to_chatbot(), markup.render_notice(message, "error"), question, gr.skip()
 
 

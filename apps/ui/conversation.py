@@ -25,7 +25,7 @@ class Turn:
     note: str = ""
 
 
-class ShownTurn(TypedDict):
+class ChatbotMessage(TypedDict):
     """A message in the format of Gradio's chatbot: its text, and a note if there is one."""
 
     role: str
@@ -65,7 +65,7 @@ class Conversation:
         """Return the messages in the API's format."""
         return [{"role": turn.role, "content": turn.text} for turn in self.turns if turn.text]
 
-    def to_chatbot(self) -> list[ShownTurn]:
+    def to_chatbot(self) -> list[ChatbotMessage]:
         """Return the messages in the format of Gradio's chatbot."""
         return [
             {"role": turn.role, "content": [turn.text, _render_note(turn.note)]}
@@ -113,14 +113,14 @@ class OpenChat:
         """Open a conversation that ends with a question to be answered."""
         self.conversation = self._asked = conversation
 
-    def take_question(self) -> Conversation | None:
+    def begin_answer(self) -> Conversation | None:
         """Mark the pending question as being answered and return its conversation, else None."""
         if self._asked is None:
             return None
         self._answered, self._asked = self._asked, None
         return self._answered
 
-    def grow(self, before: Conversation, after: Conversation) -> bool:
+    def update_answer(self, before: Conversation, after: Conversation) -> bool:
         """Replace the conversation being answered; return False if `before` no longer is."""
         if self._answered is not before:
             return False

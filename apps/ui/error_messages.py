@@ -21,16 +21,16 @@ def describe_error(exc: ApiClientError) -> str:
         case ApiTimeoutError():
             return "The API took too long to answer; please try again."
         case ConnectionLostError():
-            return "The connection broke off in the middle of the answer."
+            return "The connection was lost during the answer."
         case ApiUnreachableError() | InvalidUrlError():
             return f"The API at {exc.url} does not answer; it may still be starting."
         case UnexpectedResponseError():
-            return "The API answered with something that this page does not know."
+            return "The API returned an unexpected response."
     return str(exc)
 
 
 def _describe_refusal(exc: RequestRefusedError) -> str:
-    message = exc.api_message or f"The API answered with status {exc.status}."
+    message = exc.api_message or f"The API returned status {exc.status}."
     if message.partition(" ")[0].isalpha():  # else it starts with a name, as of a setting or file
         message = message[:1].upper() + message[1:]
     if exc.status in _TEMPORARY_STATUSES:

@@ -22,11 +22,11 @@ _logger = logging.getLogger(__name__)
 HANDBOOK_FILE_ID = "file-handbook"
 INTRODUCTION = (
     "Choose a model and a file of examples. A fine-tune teaches the model to answer as the "
-    "examples do, and the result can be chatted with at once."
+    "examples do. You can chat with the new model at once."
 )
 DEMONSTRATION_NOTE = (
     "tuneserve-demo is a small demonstration model, made to try everything out on a laptop. It "
-    "learns the handbook in minutes, but it is no assistant: for real work, add a larger "
+    "learns the handbook in minutes, but it is not an assistant: for real work, add a larger "
     "base model in deploy.yaml."
 )
 MAIN_SETTINGS = ("epochs", "learning_rate", "micro_batch_tokens", "num_workers")
@@ -131,7 +131,9 @@ class _Page:
             files = await self._client.files.list_all()
         except ForeignFileError as exc:
             _logger.warning("An upload was refused: %s", exc)
-            raise gr.Error("This file was not uploaded here.", print_exception=False) from exc
+            raise gr.Error(
+                "This file was not uploaded to this page.", print_exception=False
+            ) from exc
         except ApiClientError as exc:
             gr.Warning(escape(describe_error(exc)))
             return gr.skip()
@@ -167,65 +169,75 @@ def show_notice(message: str) -> Any:
     return gr.HTML(markup.render_notice(message, "error"), visible=bool(message))
 
 
-def _build_settings(page: _Page, defaults: Defaults) -> None:
-    """Lay out the fields of a model's settings, the name and the start button."""
-    keys = [key for key in defaults.training if key in defaults.schemas]
-    more = [key for key in keys if key not in MAIN_SETTINGS]
+class _Settings:
+    """The fields of a model's settings, the name and the start button, and their event handlers."""
 
-    def build(key: str) -> Component:
-        return build_setting(key, defaults.schemas[key], defaults.training[key])
+    def __init__(self, page: _Page, defaults: Defaults) -> None:
+        self._page = page
+        self._defaults = defaults
+        keys = [key for key in defaults.training if key in defaults.schemas]
+        more = [key for key in keys if key not in MAIN_SETTINGS]
+        with gr.Row():
+            self.fields = {key: self._build(key) for key in MAIN_SETTINGS if key in keys}
+        with gr.Accordion("More settings", open=False, elem_id="more-settings"), gr.Row():
+            self.fields |= {key: self._build(key) for key in more}
+        with gr.Row(equal_height=False):
+            self.suffix = gr.Textbox(
+                label="Name of the result",
+                placeholder="letters, digits, - and _",
+                elem_id="run-name",
+                interactive=True,
+                scale=3,
+            )
+            self.button = gr.Button("Start", variant="primary", elem_id="start-button", scale=2)
+        self.row_keys = [key for key in ROW_SETTINGS if key in self.fields]
 
-    with gr.Row():
-        fields = {key: build(key) for key in MAIN_SETTINGS if key in keys}
-    with gr.Accordion("More settings", open=False, elem_id="more-settings"), gr.Row():
-        fields |= {key: build(key) for key in more}
-    with gr.Row(equal_height=False):
-        suffix = gr.Textbox(
-            label="Name of the result",
-            placeholder="letters, digits, - and _",
-            elem_id="run-name",
-            interactive=True,
-            scale=3,
-        )
-        button = gr.Button("Start", variant="primary", elem_id="start-button", scale=2)
+    def _build(self, key: str) -> Component:
+        return build_setting(key, self._defaults.schemas[key], self._defaults.training[key])
 
-    def read_changes(names: Sequence[str], values: Sequence[Any]) -> dict[str, object]:
-        asked = dict(zip(names, values, strict=True))
-        return collect_changes(defaults.training, defaults.schemas, asked)
-
-    async def start(model: str | None, data: str | None, name: str, *values: Any) -> str:
+    async def start(self, model: str | None, data: str | None, name: str, *values: Any) -> str:
+        """Create a job with the changed settings and return its id; raises `gr.Error`."""
         try:
-            changes = read_changes(list(fields), values)
+            changes = self._read_changes(list(self.fields), values)
         except ValueError as exc:
             raise gr.Error(escape(str(exc)), duration=None, print_exception=False) from exc
-        return await page.start(model, data, name, changes)
+        return await self._page.start(model, data, name, changes)
 
     async def update_preview(
-        model: str | None, data: str | None, *values: Any
+        self, model: str | None, data: str | None, *values: Any
     ) -> tuple[dict[str, object], str]:
+        """Return the changed settings that affect the preview, and the preview with them."""
         try:
-            changes = read_changes(row_keys, values)
+            changes = self._read_changes(self.row_keys, values)
         except ValueError as exc:
             return {}, markup.render_notice(str(exc), "error")
-        return changes, await page.show_preview(model, data, changes)
+        return changes, await self._page.show_preview(model, data, changes)
 
-    row_keys = [key for key in ROW_SETTINGS if key in fields]
-    if row_keys:
+    def _read_changes(self, names: Sequence[str], values: Sequence[Any]) -> dict[str, object]:
+        entered = dict(zip(names, values, strict=True))
+        return collect_changes(self._defaults.training, self._defaults.schemas, entered)
+
+
+def _build_settings(page: _Page, defaults: Defaults) -> None:
+    """Lay out the settings of a model and their events inside the current Blocks."""
+    settings = _Settings(page, defaults)
+    if settings.row_keys:
+        row_fields = [settings.fields[key] for key in settings.row_keys]
         gr.on(
-            [watch_field(fields[key]) for key in row_keys],
-            update_preview,
-            [page.model, page.data, *(fields[key] for key in row_keys)],
+            [watch_field(field) for field in row_fields],
+            settings.update_preview,
+            [page.model, page.data, *row_fields],
             [page.row_settings, page.preview],
             show_progress="minimal",
             show_progress_on=page.preview,
             api_visibility="private",
         )
-    button.click(
-        start,
-        [page.model, page.data, suffix, *fields.values()],
+    settings.button.click(
+        settings.start,
+        [page.model, page.data, settings.suffix, *settings.fields.values()],
         page.started_run,
         show_progress="minimal",
-        show_progress_on=button,
+        show_progress_on=settings.button,
         api_visibility="private",
     ).success(None, page.started_run, js=GO_TO_RUN_JS)
 
@@ -248,16 +260,6 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
         show_progress="hidden",
         api_visibility="private",
     )
-
-    def show_preview_after(listen: Callable[..., object]) -> None:
-        listen(
-            page.show_preview,
-            [page.model, page.data, page.row_settings],
-            page.preview,
-            show_progress="minimal",
-            api_visibility="private",
-        )
-
     model_chosen = page.model.input(
         page.choose_model,
         page.model,
@@ -268,8 +270,15 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
     file_added = page.upload.upload(
         page.add_file, page.upload, page.data, show_progress="minimal", api_visibility="private"
     )
-    for listen in (model_chosen.then, file_added.success, page.data.input):
-        show_preview_after(listen)
+    events: list[Callable[..., object]] = [model_chosen.then, file_added.success, page.data.input]
+    for listen in events:
+        listen(
+            page.show_preview,
+            [page.model, page.data, page.row_settings],
+            page.preview,
+            show_progress="minimal",
+            api_visibility="private",
+        )
     with page.settings_place:
 
         @gr.render(  # type: ignore[untyped-decorator] # gradio does not annotate it

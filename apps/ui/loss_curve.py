@@ -27,8 +27,8 @@ def render_loss_curve(metrics: Sequence[Metrics]) -> str:
     last_step = max(float(metrics[-1].num_steps), points[-1][0], 1.0)
     ticks = choose_ticks(min(loss for _, loss in points), max(loss for _, loss in points))
     scale = (last_step, ticks[0], ticks[-1])
-    raw = _draw(thin_out(points), scale)
-    mean = _draw(thin_out(smooth(points)), scale)
+    raw = _draw(downsample(points), scale)
+    mean = _draw(downsample(smooth(points)), scale)
     lines = "".join(_render_tick(tick, ticks) for tick in ticks)
     x, y = _place(smooth(points)[-1], scale)
     return (
@@ -54,7 +54,7 @@ def smooth(points: Sequence[Point]) -> list[Point]:
     return smoothed
 
 
-def thin_out(points: Sequence[Point]) -> list[Point]:
+def downsample(points: Sequence[Point]) -> list[Point]:
     """Keep at most `MAX_POINTS` evenly spaced points, always including the last one."""
     stride = math.ceil(len(points) / MAX_POINTS)
     return list(points[::-1][::stride][::-1])

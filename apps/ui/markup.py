@@ -87,7 +87,7 @@ def _render_ignored(counts: Mapping[str, int]) -> str:
     names = ", ".join(f"{name} ({count:,})" for name, count in ordered[:MAX_SHOWN_KEYS])
     more = len(ordered) - MAX_SHOWN_KEYS
     rest = f" and {more} more" if more > 0 else ""
-    return render_notice(f"Keys that are not used, with how many rows have them: {names}{rest}.")
+    return render_notice(f"Ignored keys, with the number of rows that have them: {names}{rest}.")
 
 
 def _show_count(count: int | None) -> str:

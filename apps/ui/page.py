@@ -73,7 +73,7 @@ def build_http(settings: UiSettings) -> PageGuard:
         keys.may_write_files,
         app.state.unread,
     )
-    return PageGuard(ConsumptionReporting(guarded), keys.judge, needs_key=settings.needs_key())
+    return PageGuard(ConsumptionReporting(guarded), keys.check, needs_key=settings.needs_key())
 
 
 def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder) -> FastAPI:

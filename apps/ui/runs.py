@@ -122,7 +122,7 @@ async def read_view(client: ApiClient, selected: str, known: KnownEvents = NO_EV
         is_paused=job.is_paused,
         is_resumable=job.resumable,
         is_pausing=job.status == "running" and is_about_to_pause(events),
-        is_cancelling=job.is_active and has_asked_to_cancel(events),
+        is_cancelling=job.is_active and has_cancel_request(events),
         interval_s=ACTIVE_INTERVAL_S if is_any_active else IDLE_INTERVAL_S,
         known=known,
     )
@@ -175,7 +175,7 @@ def describe_stage(job: Job, events: Sequence[Event]) -> str:
     return next(messages, markup.STATUS_WORDS.get(job.status, job.status))
 
 
-def has_asked_to_cancel(events: Sequence[Event]) -> bool:
+def has_cancel_request(events: Sequence[Event]) -> bool:
     """Return whether any client requested a cancel recently and the run was not queued since."""
     earliest = time.time() - CANCEL_PATIENCE_S
     since = takewhile(lambda event: event.code != "queued", events)
@@ -188,53 +188,72 @@ def is_about_to_pause(events: Sequence[Event]) -> bool:
     return next(codes, None) in ("pause_requested", "pausing")
 
 
-def build_runs_page(client: ApiClient) -> None:
-    """Lay out the page and its events inside the current Blocks."""
-    selected = gr.Textbox(visible="hidden", elem_id="selected-run", show_label=False)
-    notice = gr.HTML(visible=False, elem_id="runs-notice")
-    with gr.Row(equal_height=False):
-        with gr.Column(scale=2, min_width=300):
-            run_list = gr.HTML(elem_id="run-list")
-        with gr.Column(scale=3, min_width=320, visible=False) as detail:
-            run = gr.HTML(elem_id="run-detail")
-            curve = gr.HTML(elem_id="loss-plot", visible=False)
-            with gr.Row(elem_id="run-buttons"):
-                pause = gr.Button(
-                    "Pause this run", elem_id="pause-button", visible=False, size="sm"
-                )
-                resume = gr.Button(
-                    "Resume this run", elem_id="resume-button", visible=False, size="sm"
-                )
-                cancel = gr.Button(
-                    "Cancel this run", elem_id="cancel-button", visible=False, size="sm"
-                )
-            with gr.Accordion("Events", open=True):
-                events = gr.HTML(elem_id="run-events")
-            with gr.Accordion("Log", open=False):
-                log = gr.Textbox(
-                    show_label=False, lines=12, max_lines=12, elem_id="run-log", container=False
-                )
-    timer = gr.Timer(ACTIVE_INTERVAL_S)
-    known = gr.State(NO_EVENTS)
-    buttons = [pause, resume, cancel]
-    outputs = [notice, selected, run_list, run, curve, events, log, detail, *buttons, timer, known]
+class _Detail:
+    """The components that show the selected run, and the buttons that change it."""
 
-    async def refresh(selected_id: str, known_events: KnownEvents) -> list[Any]:
+    def __init__(self) -> None:
+        self.run = gr.HTML(elem_id="run-detail")
+        self.curve = gr.HTML(elem_id="loss-plot", visible=False)
+        with gr.Row(elem_id="run-buttons"):
+            self.pause = _build_button("Pause this run", "pause-button")
+            self.resume = _build_button("Resume this run", "resume-button")
+            self.cancel = _build_button("Cancel this run", "cancel-button")
+        with gr.Accordion("Events", open=True):
+            self.events = gr.HTML(elem_id="run-events")
+        with gr.Accordion("Log", open=False):
+            self.log = gr.Textbox(
+                show_label=False, lines=12, max_lines=12, elem_id="run-log", container=False
+            )
+
+
+def _build_button(label: str, elem_id: str) -> gr.Button:
+    return gr.Button(label, elem_id=elem_id, visible=False, size="sm")
+
+
+class _Page:
+    """The components of the page and their event handlers."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self.selected = gr.Textbox(visible="hidden", elem_id="selected-run", show_label=False)
+        notice = gr.HTML(visible=False, elem_id="runs-notice")
+        with gr.Row(equal_height=False):
+            with gr.Column(scale=2, min_width=300):
+                run_list = gr.HTML(elem_id="run-list")
+            with gr.Column(scale=3, min_width=320, visible=False) as column:
+                self.detail = _Detail()
+        self.timer = gr.Timer(ACTIVE_INTERVAL_S)
+        known: gr.State = gr.State(NO_EVENTS)
+        self.inputs: list[Any] = [self.selected, known]
+        self.outputs: list[Any] = [  # in the order of `View.to_updates`
+            *(notice, self.selected, run_list),
+            *(self.detail.run, self.detail.curve, self.detail.events, self.detail.log, column),
+            *(self.detail.pause, self.detail.resume, self.detail.cancel),
+            *(self.timer, known),
+        ]
+
+    async def open_page(self, request: gr.Request) -> list[Any]:
+        """Show the run that the URL names."""
+        return await self.refresh(request.query_params.get("run", ""), NO_EVENTS)
+
+    async def refresh(self, selected_id: str, known_events: KnownEvents) -> list[Any]:
+        """Return the updates of all outputs, or an error and unchanged outputs."""
         try:
-            return (await read_view(client, selected_id, known_events)).to_updates()
-        except ApiClientError as exc:  # outputs stay unchanged; the next tick retries
-            return [show_notice(describe_error(exc)), *[gr.skip() for _ in outputs[1:]]]
+            return (await read_view(self._client, selected_id, known_events)).to_updates()
+        except ApiClientError as exc:  # the next tick retries
+            return [show_notice(describe_error(exc)), *[gr.skip() for _ in self.outputs[1:]]]
 
-    async def open_page(request: gr.Request) -> list[Any]:
-        return await refresh(request.query_params.get("run", ""), NO_EVENTS)
+    def on_click(
+        self, button: gr.Button, word: str, change: Callable[[str], Awaitable[Job]]
+    ) -> None:
+        """Make a button change the selected run, and show `word` until the run has changed."""
 
-    def on_click(button: gr.Button, word: str, change: Callable[[str], Awaitable[Job]]) -> None:
         async def change_run(selected_id: str, known_events: KnownEvents) -> list[Any]:
             try:
                 await change(selected_id)
             except ApiClientError as exc:
                 gr.Warning(escape(describe_error(exc)))
-            return await refresh(selected_id, known_events)
+            return await self.refresh(selected_id, known_events)
 
         def show_busy() -> gr.Button:
             return gr.Button(word, interactive=False)
@@ -245,15 +264,19 @@ def build_runs_page(client: ApiClient) -> None:
             show_progress="hidden",
             api_visibility="private",
         ).then(
-            change_run, [selected, known], outputs, show_progress="hidden", api_visibility="private"
+            change_run, self.inputs, self.outputs, show_progress="hidden", api_visibility="private"
         )
 
-    gr.on(fn=open_page, outputs=outputs, show_progress="hidden", api_visibility="private").then(
-        None, selected, js=KEEP_SELECTION_JS
+
+def build_runs_page(client: ApiClient) -> None:
+    """Lay out the page and its events inside the current Blocks."""
+    page = _Page(client)
+    gr.on(
+        fn=page.open_page, outputs=page.outputs, show_progress="hidden", api_visibility="private"
+    ).then(None, page.selected, js=KEEP_SELECTION_JS)
+    page.timer.tick(
+        page.refresh, page.inputs, page.outputs, show_progress="hidden", api_visibility="private"
     )
-    timer.tick(
-        refresh, [selected, known], outputs, show_progress="hidden", api_visibility="private"
-    )
-    on_click(pause, "Pausing…", client.jobs.pause)
-    on_click(resume, "Resuming…", client.jobs.resume)
-    on_click(cancel, "Cancelling…", client.jobs.cancel)
+    page.on_click(page.detail.pause, "Pausing…", client.jobs.pause)
+    page.on_click(page.detail.resume, "Resuming…", client.jobs.resume)
+    page.on_click(page.detail.cancel, "Cancelling…", client.jobs.cancel)

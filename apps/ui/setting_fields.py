@@ -125,4 +125,4 @@ def _list_kinds(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
+    raise ValueError(f"{name} is not a JSON value")

@@ -14,12 +14,12 @@ class UiSettings(BaseModel):
     api_url: str = Field(
         "http://127.0.0.1:8000",
         pattern=r"^https?://[^/]",
-        description="Where this process finds the HTTP API, without '/v1'.",
+        description="URL of the HTTP API, without '/v1'.",
     )
     require_key: bool = Field(
         False,
-        description="Whether a visitor needs a key, also while none exists; as the setting of the "
-        "API of this name.",
+        description="Whether a visitor needs a key even while none exists; set it like the "
+        "setting of the API with this name.",
     )
     max_upload_bytes: int = Field(
         DEFAULT_MAX_UPLOAD_BYTES,

@@ -177,7 +177,7 @@ class UpstreamProxy:
             if model is None:
                 continue
             try:
-                self._locked[model_id] = model.hold()
+                self._locked[model_id] = model.lock_shared()
             except ModelNotFoundError:
                 logger.warning("model %s has been deleted while a server has it", model_id)
 

@@ -61,7 +61,9 @@ def _make_batches(bench: Workbench) -> tuple[list[MicroBatch], list[int]]:
     """Make this worker's batches from our own plan; returns the batches and their token counts."""
     rows, plan = bench.open_tokens(), bench.plan_epoch()
     mine = [
-        indices for step in plan for indices in step.deal(dist.get_rank(), dist.get_world_size())
+        indices
+        for step in plan
+        for indices in step.select_micro_batches(dist.get_rank(), dist.get_world_size())
     ]
     assert len(mine) == len(plan), "one micro batch a step"
     batches = [collate_tokens(rows.read(indices), "padded") for indices in mine]

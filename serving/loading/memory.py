@@ -29,9 +29,9 @@ def find_default_budget(num_sharing: int = 1) -> int:
 
     if torch.cuda.is_available():
         return int(_find_free_gpu_bytes() * _GPU_SHARE)
-    room = min(psutil.virtual_memory().available, _find_group_room())
-    room = max(0, room - num_sharing * FORK_SERVER_BYTES)
-    return int(room * _CPU_SHARE / num_sharing)
+    memory = min(psutil.virtual_memory().available, _find_group_memory())
+    memory = max(0, memory - num_sharing * FORK_SERVER_BYTES)
+    return int(memory * _CPU_SHARE / num_sharing)
 
 
 def _find_free_gpu_bytes() -> int:
@@ -45,7 +45,7 @@ def _find_free_gpu_bytes() -> int:
     return int(finished.stdout)
 
 
-def _find_group_room() -> float:
+def _find_group_memory() -> float:
     """Return the bytes left under the container's memory limit; infinite without a limit."""
     try:
         limit = (_CONTROL_GROUP / "memory.max").read_text().strip()

@@ -64,7 +64,7 @@ class AliasHistory:
         if len(moves) <= MAX_MOVES:
             return replace(self, moves=moves)
         dropped, newest = moves[:-KEPT_MOVES], moves[-KEPT_MOVES:]
-        kept = (*_find_standing(dropped)[-KEPT_STEPS:], *newest)
+        kept = (*_find_effective_moves(dropped)[-KEPT_STEPS:], *newest)
         still_named = {each.model_id for each in kept}
         named = dict.fromkeys([*self.past_models, *(each.model_id for each in dropped)])
         past = tuple(name for name in named if name is not None and name not in still_named)
@@ -76,23 +76,23 @@ def list_earlier(moves: Iterable[AliasMove]) -> list[str]:
 
     A rollback undoes moves, so it is not itself a move that can be rolled back to.
     """
-    names = [move.model_id for move in _find_standing(moves)]
+    names = [move.model_id for move in _find_effective_moves(moves)]
     return [name for name in names[-2::-1] if name is not None]
 
 
-def _find_standing(moves: Iterable[AliasMove]) -> list[AliasMove]:
+def _find_effective_moves(moves: Iterable[AliasMove]) -> list[AliasMove]:
     """Return the moves that no later rollback or removal has undone, oldest first."""
-    standing: list[AliasMove] = []
+    effective: list[AliasMove] = []
     for move in moves:
         if move.model_id is None:
-            standing.clear()
+            effective.clear()
             continue
         if move.is_rollback:
-            while standing and standing[-1].model_id != move.model_id:
-                standing.pop()
-        if not move.is_rollback or not standing:  # the target move of the rollback was dropped
-            standing.append(move)
-    return standing
+            while effective and effective[-1].model_id != move.model_id:
+                effective.pop()
+        if not move.is_rollback or not effective:  # the target move of the rollback was dropped
+            effective.append(move)
+    return effective
 
 
 def parse_history(entry: Any) -> AliasHistory:

@@ -82,7 +82,7 @@ class AliasBook:
     @contextmanager
     def change(self) -> Iterator["AliasChange"]:
         """Hold the lock on the aliases during the body, then write what the body changed."""
-        with self._take_turn():
+        with self._lock_file():
             before = self._read_stored()
             change = AliasChange(dict(before.histories))
             yield change
@@ -91,13 +91,13 @@ class AliasBook:
 
     def ensure_copy(self) -> None:
         """Write the copy if it does not exist, for example after an upgrade."""
-        with self._take_turn():
+        with self._lock_file():
             if self._path.exists() and not self._copy.exists():
                 stored = self._read_stored()
                 if not stored.problem:
                     self._write(stored, stored.histories)
 
-    def _take_turn(self) -> AbstractContextManager[None]:
+    def _lock_file(self) -> AbstractContextManager[None]:
         return lock_exclusive(self._path.with_name(".aliases.lock"))
 
     def _read_stored(self) -> "_StoredAliases":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from serving.store.aliases import AliasBook
 from storage.layout import UPLOAD_PREFIX, StorageLayout
-from storage.scratch import sweep_scratch
+from storage.scratch import remove_abandoned_scratch
 
 ADDED_PREFIX = ".added-"
 """Prefix of a copy that is not a model yet."""
@@ -20,7 +20,7 @@ def clean_up_models(layout: StorageLayout) -> None:
     """
     remove_deleted(layout.models)
     for prefix in (ADDED_PREFIX, UPLOAD_PREFIX):
-        sweep_scratch(layout.models, prefix)
+        remove_abandoned_scratch(layout.models, prefix)
     AliasBook(layout.store.aliases).ensure_copy()
 
 

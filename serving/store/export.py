@@ -39,7 +39,7 @@ def stream_archive(model: StoredModel, kind: ArchiveFormat) -> Generator[bytes, 
     verified: after a `DamagedDirectoryError` the archive is truncated, and no program accepts it as
     complete.
     """
-    pieces = _stream(model, kind, model.hold())
+    pieces = _stream(model, kind, model.lock_shared())
     next(pieces)  # start the generator, so that closing it releases the model even if it is unread
     return pieces
 
@@ -84,7 +84,7 @@ def push_to_hub(
 
 
 def _stream(
-    model: StoredModel, kind: ArchiveFormat, held: IO[bytes]
+    model: StoredModel, kind: ArchiveFormat, lock: IO[bytes]
 ) -> Generator[bytes, None, None]:
     try:
         entries = _list_published(model.path)
@@ -95,7 +95,7 @@ def _stream(
             logger.error("an archive of model %s was broken off: %s", model.id, exc)  # noqa: TRY400
             raise
     finally:
-        held.close()
+        lock.close()
 
 
 def _list_published(folder: Path) -> list[_Entry]:

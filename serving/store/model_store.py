@@ -16,7 +16,7 @@ from storage import durable
 from storage.layout import StorageLayout, new_id
 from storage.locks import LockedError, lock_exclusive, lock_existing
 from storage.manifest import verify_directory
-from storage.privacy import close_tree_to_others
+from storage.privacy import make_tree_private
 from storage.scratch import build_in_scratch
 
 
@@ -45,7 +45,7 @@ class ModelStore:
             verify_directory(directory)
         else:
             durable.seal_directory(directory)
-        close_tree_to_others(directory)
+        make_tree_private(directory)
         self.names.move_in(directory, model_id)
         return self.get(model_id)
 
@@ -204,7 +204,7 @@ def _list_names(store: ModelStore) -> str:
 def _seal(directory: Path) -> None:
     """Write a new manifest, and make the files private."""
     durable.seal_directory(directory)
-    close_tree_to_others(directory)
+    make_tree_private(directory)
 
 
 def _check_files(directory: Path, links_stay_in: Path | None = None) -> None:

@@ -45,20 +45,20 @@ class StoredModel:
             raise self.lineage_fault
         return self.lineage
 
-    def hold(self) -> IO[bytes]:
-        """Prevent deletion of the model until the returned file is closed or this process ends.
+    def lock_shared(self) -> IO[bytes]:
+        """Lock the model against deletion until the returned file is closed or this process ends.
 
         Raises `ModelNotFoundError` if the model has been deleted.
         """
         deleted = ModelNotFoundError(f"model {self.id!r} has been deleted")
         try:
-            held = lock_shared(self.path / durable.MANIFEST_NAME)
+            locked = lock_shared(self.path / durable.MANIFEST_NAME)
         except FileNotFoundError:
             raise deleted from None
         if read_edition(self.path) != self.edition:
-            held.close()
+            locked.close()
             raise deleted
-        return held
+        return locked
 
     def exists(self) -> bool:
         """Return whether the model still exists."""

@@ -61,7 +61,7 @@ class SnapshotWriter:
         self.num_reused = 0
         self._content.mkdir()
 
-    def announce(self, size_bytes: int) -> None:
+    def add_expected_bytes(self, size_bytes: int) -> None:
         """Increase the expected number of bytes."""
         self._total_bytes += size_bytes
         self._on_bytes(self._done_bytes, self._total_bytes)
@@ -71,7 +71,7 @@ class SnapshotWriter:
         target = self._make_target(path)
         target.write_bytes(content)
         sha256 = hashlib.sha256(content).hexdigest()
-        self._note(path, BackedUpFile(size_bytes=len(content), sha256=sha256, source=(0, 0, 0)))
+        self._record(path, BackedUpFile(size_bytes=len(content), sha256=sha256, source=(0, 0, 0)))
 
     def add_file(self, path: Path) -> None:
         """Copy a file of the storage root up to its current size; it may grow meanwhile.
@@ -91,7 +91,7 @@ class SnapshotWriter:
             except BaseException:
                 target.unlink(missing_ok=True)
                 raise
-            self._note(path, copied)
+            self._record(path, copied)
 
     def add_tree(self, folder: Path) -> None:
         """Copy every file below a folder except hidden files, links and files deleted meanwhile.
@@ -168,7 +168,7 @@ class SnapshotWriter:
         except OSError:  # another file system, or one without hard links: copy instead
             return False
         self.num_reused += 1
-        self._note(path, known)
+        self._record(path, known)
         self._progress(known.size_bytes)
         return True
 
@@ -180,7 +180,7 @@ class SnapshotWriter:
     def _name(self, path: Path) -> str:
         return path.relative_to(self._root).as_posix()
 
-    def _note(self, path: Path, file: BackedUpFile) -> None:
+    def _record(self, path: Path, file: BackedUpFile) -> None:
         self._files[self._name(path)] = file
 
     def _progress(self, num_bytes: int) -> None:

@@ -17,7 +17,7 @@ from tests.e2e.training_group import join_group, write_table
 from tests.e2e.worker_group import run_in_group
 from training.batching import BatchPlan, plan_epoch
 from training.checkpoint.format import TAG
-from training.checkpoint.reference_logits import PROBE_NAME, take_probe
+from training.checkpoint.reference_logits import PROBE_NAME, compute_probe
 from training.data.row_table import RowTable
 from training.data.text.token_layout import TOKEN_LAYOUT
 from training.engine import Place, start_engine, take_step
@@ -73,7 +73,7 @@ def _save(case: ExportCase, rows: RowTable, place: Place) -> None:
         engine = start_engine(spec, place, plan, open_default_objective())
     (step, *_) = plan_epoch(rows.lengths, plan, 0)
     take_step(engine, place, open_default_objective(), rows, step, "padded", 0.01, seed="0")
-    probe = take_probe(engine, place, open_default_objective())
+    probe = compute_probe(engine, place, open_default_objective())
     leak = find_leak(engine, engine.module.config, place.device)
     engine.save_checkpoint(str(case.checkpoint), tag=TAG)
     if place.rank == 0:

@@ -115,7 +115,7 @@ def test_tensorboard_does_not_block_training_on_full_disk(small_disk: SmallDisk)
     run = RunFolder(small_disk.path / "run")
     run.path.mkdir()
     spec = TrainingSpec(base_model="tiny", train_file="rows.jsonl")
-    with open_trackers(spec, run, 0, speaks=True) as (tensorboard,):
+    with open_trackers(spec, run, 0, is_reporting=True) as (tensorboard,):
         tensorboard.log({"loss": 1.0}, 1)
         small_disk.leave_free(0)
         with pytest.raises(OSError, match=r"^\[Errno 28\] No space left"):

@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from serving.errors import InvalidRequestError, OverloadedError, ServingError
-from serving.refusals import Refusal, return_refusals, take
+from serving.refusals import Refusal, return_refusals, unwrap
 
 
 def test_expected_error_is_returned_and_bug_is_raised() -> None:
@@ -19,7 +19,7 @@ def test_expected_error_is_returned_and_bug_is_raised() -> None:
     assert asyncio.run(fail(None)) == 1
     refused = asyncio.run(fail(InvalidRequestError("too long", param="messages")))
     with pytest.raises(InvalidRequestError, match="^too long$") as caught:
-        take(pickle.loads(pickle.dumps(refused)))
+        unwrap(pickle.loads(pickle.dumps(refused)))
     assert caught.value.param == "messages"
     with pytest.raises(ValueError, match="^a bug$"):
         asyncio.run(fail(ValueError("a bug")))

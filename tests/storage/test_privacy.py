@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from storage.layout import open_storage
-from storage.privacy import close_to_others, close_tree_to_others
+from storage.privacy import make_private, make_tree_private
 
 
 def read_mode(path: Path) -> int:
@@ -59,7 +59,7 @@ def test_failed_mode_change_logs_warning(
     tmp_path.chmod(0o755)
     monkeypatch.setattr(Path, "chmod", refuse)
     with caplog.at_level(logging.WARNING):
-        close_to_others(tmp_path)
+        make_private(tmp_path)
     assert f"{tmp_path} has mode 0755" in caplog.text
 
 
@@ -68,7 +68,7 @@ def test_close_tree_keeps_owner_permissions(tmp_path: Path) -> None:
     (root / "script").write_text("")
     (root / "script").chmod(0o755)
     (root / "link").symlink_to(tmp_path / "nowhere")
-    close_tree_to_others(root)
+    make_tree_private(root)
     assert read_mode(root / "script") == 0o700
     assert read_mode(root / "aliases.json") == 0o600
     assert read_mode(root / "files" / "file-1") == 0o700

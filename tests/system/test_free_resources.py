@@ -6,7 +6,7 @@ import pytest
 
 from system.free_resources import (
     are_on_one_disk,
-    has_room,
+    has_free_space,
     measure_free_disk,
     measure_gpu_memory,
     measure_host_memory,
@@ -35,7 +35,7 @@ def test_a_folder_that_does_not_exist_yet_has_the_disk_of_its_parent(
     monkeypatch.setattr(shutil, "disk_usage", measure)
     assert measure_free_disk(new) == 600
     assert measured == [tmp_path]
-    assert [has_room(new, size) for size in (None, 600, 601)] == [True, True, False]
+    assert [has_free_space(new, size) for size in (None, 600, 601)] == [True, True, False]
 
 
 def test_the_size_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:

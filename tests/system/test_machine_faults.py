@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from system.machine_faults import is_machine_fault, is_out_of_room
+from system.machine_faults import is_machine_fault, is_out_of_space
 
 MACHINE = [
     errno.ENOSPC,
@@ -68,5 +68,5 @@ def test_names_and_content_are_no_fault_of_the_machine(exc: BaseException) -> No
 
 
 def test_only_a_full_disk_has_no_room() -> None:
-    assert [is_out_of_room(make(n)) for n in (errno.ENOSPC, errno.EDQUOT)] == [True, True]
-    assert not is_out_of_room(make(errno.EROFS))
+    assert [is_out_of_space(make(n)) for n in (errno.ENOSPC, errno.EDQUOT)] == [True, True]
+    assert not is_out_of_space(make(errno.EROFS))

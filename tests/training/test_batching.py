@@ -75,13 +75,13 @@ def test_remaining_rows_are_distributed_within_limits(layout: BatchLayout) -> No
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_step_is_dealt_evenly_and_completely(world_size: int) -> None:
+def test_step_is_divided_evenly_and_completely(world_size: int) -> None:
     for plan in iterate_plans():
         for step in plan_epoch(LENGTHS, plan, 0):
-            dealt = [step.deal(rank, world_size) for rank in range(world_size)]
-            assert {len(of) for of in dealt} == {-(-len(step.micro_batches) // world_size)}
-            dealt_micro_batches = [rows for of in dealt for rows in of if rows]
-            assert sorted(dealt_micro_batches) == sorted(step.micro_batches)
+            selected = [step.select_micro_batches(rank, world_size) for rank in range(world_size)]
+            assert {len(of) for of in selected} == {-(-len(step.micro_batches) // world_size)}
+            micro_batches = [rows for of in selected for rows in of if rows]
+            assert sorted(micro_batches) == sorted(step.micro_batches)
 
 
 def test_micro_batches_of_round_have_similar_length() -> None:
@@ -194,7 +194,7 @@ def test_fewer_rows_than_shares_are_distributed_one_by_one(layout: BatchLayout) 
     for num_rows in (1, 3, 7):
         (step,) = plan_epoch(make_lengths(num_rows), plan, 0)
         assert sorted(step.micro_batches) == [(row,) for row in range(num_rows)]
-        assert [len(step.deal(rank, 8)) for rank in range(8)] == [1] * 8
+        assert [len(step.select_micro_batches(rank, 8)) for rank in range(8)] == [1] * 8
 
 
 def test_number_of_steps_is_limited_by_epochs_and_max_steps() -> None:

@@ -58,7 +58,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> FakeCheckpointWriter:
 
     monkeypatch.setattr(loop, "take_step", take_step)
     monkeypatch.setattr(loop, "evaluate", lambda *_: Evaluation(0.5, {}))
-    monkeypatch.setattr(loop, "take_probe", lambda *_: None)
+    monkeypatch.setattr(loop, "compute_probe", lambda *_: None)
     monkeypatch.setattr(loop, "CheckpointWriter", lambda *_: saved)
     return saved
 

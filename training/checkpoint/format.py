@@ -28,7 +28,7 @@ from storage.layout import new_id
 from storage.locks import lock_shared
 from storage.manifest import parse_listed_files
 from storage.regular_file import read_regular
-from storage.tombstones import bury_folder, remove_tombstones
+from storage.tombstones import remove_tombstones, rename_to_tombstone
 from storage.versioned_json import NewerFormatError
 from training.criterion import Criterion
 from training.run.progress import Progress
@@ -131,8 +131,8 @@ def find_damage(checkpoint: Checkpoint, rank: int, world_size: int) -> str | Non
     return None
 
 
-def hold_checkpoint(checkpoint: Checkpoint) -> IO[bytes]:
-    """Prevent the removal of a checkpoint as superseded until the returned file is closed.
+def lock_checkpoint(checkpoint: Checkpoint) -> IO[bytes]:
+    """Lock a checkpoint against removal as superseded until the returned file is closed.
 
     Raises `FileNotFoundError` if it has already been removed.
     """
@@ -206,7 +206,7 @@ def quarantine_newer(folder: Path, start: Checkpoint | None) -> None:
 def remove_quarantined(folder: Path) -> None:
     """Remove quarantined checkpoints; called once the resumed run has completed a checkpoint."""
     for path in folder.glob(f"{_QUARANTINE_PREFIX}*"):
-        bury_folder(path)
+        rename_to_tombstone(path)
     remove_tombstones(folder)
 
 

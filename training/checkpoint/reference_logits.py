@@ -57,7 +57,7 @@ def read_probe(checkpoint: Path) -> Probe | None:
         raise ValueError(f"{PROBE_NAME} of {checkpoint.name!r} is damaged: {exc}") from exc
 
 
-def take_probe(engine: Any, place: Place, objective: Objective) -> Probe:
+def compute_probe(engine: Any, place: Place, objective: Objective) -> Probe:
     """Compute the probe of the model in training; all workers call this together."""
     inputs = objective.make_probe_inputs(engine.module.config)
     engine.eval()

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from storage import durable, versioned_json
 from storage.locks import LockedError, lock_existing
 from storage.scratch import ScratchFolder
-from storage.tombstones import bury_folder, remove_tombstones
+from storage.tombstones import remove_tombstones, rename_to_tombstone
 from training.checkpoint.format import (
     HOW_TO_RESTART,
     TAG,
@@ -109,7 +109,7 @@ class CheckpointWriter:
         record_complete(self._folder, self._saved_step)
         complete = list_checkpoints(self._folder)
         for old in choose_superseded(complete, num_kept=self._num_kept):
-            _bury(old.path)
+            _discard_unless_locked(old.path)
         remove_tombstones(self._folder)
         if any(found.step == self._saved_step for found in complete):
             remove_quarantined(self._folder)
@@ -122,7 +122,7 @@ class CheckpointWriter:
         target = name_checkpoint(self._folder, self._saved_step)
         try:
             if target.is_dir() and read_checkpoint(target) is None:
-                bury_folder(target)
+                rename_to_tombstone(target)
                 remove_tombstones(self._folder)
         except (OSError, CheckpointError):
             # The failure of the upload is raised anyway, and may have the same cause.
@@ -221,7 +221,7 @@ def _copy(source: Path, target: Path) -> dict[str, Any]:
         return {"size_bytes": writer.tell(), "sha256": digest.hexdigest()}
 
 
-def _bury(path: Path) -> None:
+def _discard_unless_locked(path: Path) -> None:
     """Rename a checkpoint to a tombstone; skip one that is being read or is not visible."""
     with suppress(LockedError, FileNotFoundError), lock_existing(name_manifest(path, 0)):
-        bury_folder(path)
+        rename_to_tombstone(path)

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 60.0
 """The longest time a cluster may take to answer while its port accepts connections."""
-_LOOK_INTERVAL_S = 5.0
+_PROBE_INTERVAL_S = 5.0
 _CONNECT_TIMEOUT_S = 5.0
 
 
@@ -23,10 +23,10 @@ def find_cluster_loss() -> str | None:
     Ray itself waits a minute for a cluster that has ended, and then terminates this process.
     """
     address = _find_own_address()
-    answer = _ask_for_nodes()
-    for _ in range(max(1, round(ANSWER_TIMEOUT_S / _LOOK_INTERVAL_S))):
-        if wait([answer], min(_LOOK_INTERVAL_S, ANSWER_TIMEOUT_S)).done:
-            return _judge_answer(answer, address)
+    answer = _query_nodes()
+    for _ in range(max(1, round(ANSWER_TIMEOUT_S / _PROBE_INTERVAL_S))):
+        if wait([answer], min(_PROBE_INTERVAL_S, ANSWER_TIMEOUT_S)).done:
+            return _describe_answer(answer, address)
         if address is not None and (reason := describe_unreachable(address)):
             return reason
     return f"the Ray cluster did not answer for {ANSWER_TIMEOUT_S:g} s"
@@ -44,7 +44,7 @@ def describe_unreachable(address: str) -> str | None:
     return None
 
 
-def _judge_answer(answer: "Future[bool]", address: str | None) -> str | None:
+def _describe_answer(answer: "Future[bool]", address: str | None) -> str | None:
     failure = answer.exception()
     if failure is None:
         return None if answer.result() else "no node of the Ray cluster is alive"
@@ -59,18 +59,18 @@ def _find_own_address() -> str | None:
     return str(ray.get_runtime_context().gcs_address) if ray.is_initialized() else None
 
 
-def _ask_for_nodes() -> "Future[bool]":
+def _query_nodes() -> "Future[bool]":
     """Query on a daemon thread whether any node of the cluster is alive."""
     import ray
 
     answer: Future[bool] = Future()
 
-    def ask() -> None:
+    def query() -> None:
         try:
             nodes = ray.nodes()  # type: ignore[no-untyped-call]
             answer.set_result(any(node["Alive"] for node in nodes))
         except Exception as exc:  # noqa: BLE001 - passed to the waiting thread
             answer.set_exception(exc)
 
-    Thread(target=ask, name="ask-cluster", daemon=True).start()
+    Thread(target=query, name="ask-cluster", daemon=True).start()
     return answer

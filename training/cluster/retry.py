@@ -14,7 +14,7 @@ from typing import Any
 import ray.exceptions
 from ray.train import UserCallback
 
-from system.machine_faults import is_out_of_room
+from system.machine_faults import is_out_of_space
 from training.cluster.failure_messages import choose_failure, summarise_exception
 from training.cluster.unwrapping import unwrap_user_exception
 from training.run.folder import RunBusyError, RunFolder
@@ -56,17 +56,17 @@ _FULL_DISK = re.compile(
 )
 
 
-def is_worth_another_try(failures: Mapping[int, BaseException]) -> bool:
+def is_retryable(failures: Mapping[int, BaseException]) -> bool:
     """Return whether new workers may succeed where these failed; `failures` are by rank.
 
     If a worker or its node was lost, other reported failures are likely consequences of that.
     """
     if any(_is_lost(failure) for failure in failures.values()):
         return True
-    return not failures or may_heal(choose_failure(failures)[1])
+    return not failures or is_transient(choose_failure(failures)[1])
 
 
-def may_heal(exception: BaseException) -> bool:
+def is_transient(exception: BaseException) -> bool:
     """Return whether an exception in a worker may not recur with new workers."""
     if _is_lost(exception):
         return True
@@ -87,7 +87,7 @@ def is_full_disk(exception: BaseException) -> bool:
     """Return whether a full disk caused an exception, even if only its text shows that."""
     cause: BaseException | None = unwrap_user_exception(exception)
     while cause is not None:
-        if is_out_of_room(cause) or _FULL_DISK.search(str(cause)):
+        if is_out_of_space(cause) or _FULL_DISK.search(str(cause)):
             return True
         cause = cause.__cause__ or cause.__context__
     return False
@@ -101,7 +101,7 @@ class ReportFailures(UserCallback):
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002 - Ray's name
         """Add an event that names the worker that failed, and the reason."""
-        if not is_worth_another_try(worker_exceptions):
+        if not is_retryable(worker_exceptions):
             return  # the run fails, and its last event has the reason
         rank, exception = choose_failure(worker_exceptions)
         reason = summarise_exception(exception)

@@ -10,7 +10,7 @@ from ray.train.v2._internal.execution.failure_handling import (
 )
 from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 
-from training.cluster.retry import is_worth_another_try
+from training.cluster.retry import is_retryable
 
 # The first starts a process for Ray Data sets, which we do not use. The second starts a process
 # that frees the workers' placement group if Ray Train's controller dies but its job survives: our
@@ -42,12 +42,12 @@ class FreeFailedGroup(WorkerGroupCallback, ControllerCallback):
             self._starting.shutdown()
 
 
-class RetryWhatMayHeal(DefaultFailurePolicy):
+class RetryTransientFailures(DefaultFailurePolicy):
     """Replaces lost workers as Ray Train does, and ends the run at once for other exceptions."""
 
     def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
         """Decide whether to start new workers."""
-        if isinstance(training_failed_error, WorkerGroupError) and not is_worth_another_try(
+        if isinstance(training_failed_error, WorkerGroupError) and not is_retryable(
             training_failed_error.worker_failures
         ):
             return FailureDecision.RAISE
@@ -64,7 +64,7 @@ class LeanTorchTrainer(TorchTrainer):
 
     def _initialize_and_run_controller(self, **settings: Any) -> Any:
         failure_config: Any = self.run_config.failure_config
-        settings["failure_policy"] = RetryWhatMayHeal(failure_config)
+        settings["failure_policy"] = RetryTransientFailures(failure_config)
         return super()._initialize_and_run_controller(**settings)  # type: ignore[misc]
 
     def _create_default_callbacks(self) -> list[Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from system.machine_faults import is_out_of_room
+from system.machine_faults import is_out_of_space
 
 
 class _LossyOutput(io.TextIOBase):
@@ -43,13 +43,13 @@ class _LossyOutput(io.TextIOBase):
             while left:
                 left = left[os.write(self._descriptor, left) :]
         except OSError as exc:
-            if not is_out_of_room(exc):
+            if not is_out_of_space(exc):
                 raise
         return len(text)
 
 
 @contextmanager
-def drop_what_finds_no_room() -> Iterator[None]:
+def drop_output_on_full_disk() -> Iterator[None]:
     """Make `sys.stderr` drop output that a full disk cannot take while the body runs."""
     stream = sys.stderr
     try:

@@ -106,22 +106,22 @@ def prepare_data(
     """
     data = find_task(spec.task).open_data(spec)
     build = _Build(spec, data, cache, max_cache_bytes)
-    with _note_role("training"):
+    with _set_role("training"):
         train = open_train_sources(spec, known)
         fingerprint = _compute_fingerprint(train)
         total_bytes = sum(one.source.measure() for one in train)
-    with _note_role("validation"):
+    with _set_role("validation"):
         validation = open_validation_sources(spec, known)
         total_bytes += sum(one.source.measure() for one in validation)
     meter = ByteMeter(total_bytes, on_progress)
-    with _note_role("training"):
+    with _set_role("training"):
         fraction = 0.0 if validation else spec.validation_fraction
         entry = build.encode_sources(train, meter, max_rows=spec.max_rows, fraction=fraction)
     counts = {"validation": None, **entry.counts}
     validation_table = entry.folder / VALIDATION_TABLE if fraction else None
     is_hit = entry.is_hit
     if validation:
-        with _note_role("validation"):
+        with _set_role("validation"):
             held_out = build.encode_sources(validation, meter, fallback=entry.formats[0])
         counts["validation"] = {key: held_out.counts[key] for key in _COUNTS}
         validation_table = held_out.folder / TRAIN_TABLE
@@ -176,7 +176,7 @@ def _link_file(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def _note_role(role: RowRole) -> Iterator[None]:
+def _set_role(role: RowRole) -> Iterator[None]:
     """Set the `role` of a `DataError` raised in the body."""
     try:
         yield
@@ -239,7 +239,7 @@ class _Build:
         for key in keys:
             if use_entry(self._cache, key):
                 meter.finish_source(source.measure())
-                return self._take_entry(key, is_hit=True)
+                return self._open_entry(key, is_hit=True)
         with build_entry(self._cache, keys[-1]) as building:
             reader = self._data.open_reader(source, fallback)
             stream = RowStream(source, reader, self._data.max_length, self._spec.overlong)
@@ -250,7 +250,7 @@ class _Build:
             meter.finish_source(source.measure())
             counts = {**stream.describe(), **self._count(table, stream)}
             durable.write_json(building / SUMMARY_FILE, counts)
-        return self._take_entry(keys[-1], is_hit=False)
+        return self._open_entry(keys[-1], is_hit=False)
 
     def _mix(
         self, sources: Sequence[WeightedSource], entries: Sequence[_Entry], fraction: float
@@ -271,7 +271,7 @@ class _Build:
         key = _hash_parts(parts)
         is_hit = all(entry.is_hit for entry in entries)
         if use_entry(self._cache, key):
-            return self._take_entry(key, is_hit=is_hit)
+            return self._open_entry(key, is_hit=is_hit)
         tables = [entry.folder / TRAIN_TABLE for entry in entries]
         numbers = [read_numbers(table) for table in tables]
         if fraction:
@@ -292,7 +292,7 @@ class _Build:
                 write_mix(tables, chosen.held_out, names, building / VALIDATION_TABLE)
                 counts["validation"] = self._count(building / VALIDATION_TABLE)
             durable.write_json(building / SUMMARY_FILE, counts)
-        return self._take_entry(key, is_hit=False)
+        return self._open_entry(key, is_hit=False)
 
     def _check_enough(self, num_rows: int, name: str) -> None:
         """Raise `DataError` if there are too few rows to hold some of them out."""
@@ -311,7 +311,7 @@ class _Build:
         parts = [whole.folder.name, self._spec.validation_fraction, self._spec.seed]
         key = _hash_parts({"split": parts, "version": _ENCODING_VERSION})
         if is_hit := use_entry(self._cache, key):
-            return self._take_entry(key, is_hit=is_hit)
+            return self._open_entry(key, is_hit=is_hit)
         table = whole.folder / TRAIN_TABLE
         numbers = read_numbers(table)
         self._check_enough(len(np.unique(numbers)), name)
@@ -323,7 +323,7 @@ class _Build:
             validation, train = (self._count(path) for path in tables)
             counts = {**whole.counts, **train, **left_out, "validation": validation}
             durable.write_json(building / SUMMARY_FILE, counts)
-        return self._take_entry(key, is_hit=False)
+        return self._open_entry(key, is_hit=False)
 
     def _count(self, path: Path, stream: RowStream[Any, Any] | None = None) -> dict[str, Any]:
         """Count the rows and tokens of a table, and the rows that its stream left out."""
@@ -339,7 +339,7 @@ class _Build:
             "ignored_keys": stream.ignored_keys.counts if stream else {},
         }
 
-    def _take_entry(self, key: str, *, is_hit: bool) -> _Entry:
+    def _open_entry(self, key: str, *, is_hit: bool) -> _Entry:
         self._used.append(key)
         if not is_hit and self._max_cache_bytes is not None:
             prune_cache(self._cache, self._used, self._max_cache_bytes)

@@ -23,9 +23,9 @@ from training.data.files.kinds import (
     NUM_MAGIC_BYTES,
     FileKind,
     Record,
+    detect_kind,
     find_columnar_kind,
     find_suffix,
-    tell_kind,
 )
 from training.data.files.packed import find_position, open_unpacked
 from training.data.files.text_rows import read_text
@@ -109,7 +109,7 @@ class RowFile:
         with open_unpacked(self.path, self.name) as file:
             is_packed = not isinstance(file.raw, FileIO)  # type: ignore[attr-defined]
             sample = file.read(_SAMPLE_BYTES)
-        kind = tell_kind(self.name, self.suffix, sample, self.names)
+        kind = detect_kind(self.name, self.suffix, sample, self.names)
         if kind in COLUMNAR_KINDS:
             yield from self._read_columnar(kind, is_packed=is_packed)
             return

@@ -47,7 +47,7 @@ def build_deepspeed_config(
     }
     if load_universal:
         config["checkpoint"] = {"load_universal": True}
-    config = _lay_over(config, select_extras(spec.deepspeed, hidden_size))
+    config = _merge_settings(config, select_extras(spec.deepspeed, hidden_size))
     if not spec.offload_optimizer:
         config["zero_optimization"].pop("offload_optimizer", None)
     if not spec.offload_parameters:
@@ -55,12 +55,12 @@ def build_deepspeed_config(
     return config
 
 
-def _lay_over(config: Mapping[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_settings(config: Mapping[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(config)
     for key, value in extras.items():
         below = merged.get(key)
         if isinstance(value, Mapping) and isinstance(below, Mapping):
-            merged[key] = _lay_over(below, value)
+            merged[key] = _merge_settings(below, value)
         else:
             merged[key] = value
     return merged

@@ -86,7 +86,7 @@ def main() -> int:
     return 0
 
 
-def prefer_own_ninja() -> None:
+def prepend_ninja_to_path() -> None:
     """Put this environment's ninja first on PATH, without activating the environment.
 
     DeepSpeed runs ninja whenever it loads its operation, to check whether it is up to date. A
@@ -115,7 +115,7 @@ def set_build_folder() -> None:
 
 def _load_builder() -> Any:
     os.environ["DS_ACCELERATOR"] = "cpu"
-    prefer_own_ninja()
+    prepend_ninja_to_path()
     set_build_folder()
     from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 

@@ -13,7 +13,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class _Twin:
+class _EquivalentKey:
     """A DeepSpeed key with the same meaning as a field of the spec."""
 
     key: str  # path in the configuration, with dots
@@ -40,20 +40,20 @@ def _name_schedule(scheduler: Any) -> str:
     return schedules[scheduler]
 
 
-_TWINS = (
-    _Twin("zero_optimization.stage", "zero_stage"),
-    _Twin("zero_optimization.offload_optimizer.device", "offload_optimizer", _is_on_cpu),
-    _Twin("zero_optimization.offload_param.device", "offload_parameters", _is_on_cpu),
-    _Twin("gradient_clipping", "max_grad_norm"),
-    _Twin("gradient_accumulation_steps", "gradient_accumulation_steps"),
-    _Twin("train_micro_batch_size_per_gpu", "micro_batch_size"),
-    _Twin("wall_clock_breakdown", "wall_clock_breakdown"),
-    _Twin("optimizer.params.lr", "learning_rate"),
-    _Twin("scheduler.params.warmup_max_lr", "learning_rate"),
-    _Twin("optimizer.params.weight_decay", "weight_decay"),
-    _Twin("optimizer.params.betas", "adam_betas", _read_betas),
-    _Twin("optimizer.params.eps", "adam_epsilon"),
-    _Twin("scheduler.type", "lr_schedule", _name_schedule),
+_EQUIVALENT_KEYS = (
+    _EquivalentKey("zero_optimization.stage", "zero_stage"),
+    _EquivalentKey("zero_optimization.offload_optimizer.device", "offload_optimizer", _is_on_cpu),
+    _EquivalentKey("zero_optimization.offload_param.device", "offload_parameters", _is_on_cpu),
+    _EquivalentKey("gradient_clipping", "max_grad_norm"),
+    _EquivalentKey("gradient_accumulation_steps", "gradient_accumulation_steps"),
+    _EquivalentKey("train_micro_batch_size_per_gpu", "micro_batch_size"),
+    _EquivalentKey("wall_clock_breakdown", "wall_clock_breakdown"),
+    _EquivalentKey("optimizer.params.lr", "learning_rate"),
+    _EquivalentKey("scheduler.params.warmup_max_lr", "learning_rate"),
+    _EquivalentKey("optimizer.params.weight_decay", "weight_decay"),
+    _EquivalentKey("optimizer.params.betas", "adam_betas", _read_betas),
+    _EquivalentKey("optimizer.params.eps", "adam_epsilon"),
+    _EquivalentKey("scheduler.type", "lr_schedule", _name_schedule),
 )
 # Filled in from the size of the model, as Transformers does; see `select_extras`.
 _FILLED = (
@@ -62,13 +62,13 @@ _FILLED = (
     "zero_optimization.stage3_param_persistence_threshold",
 )
 # Keys that this program sets itself; their values come from the spec only.
-_OURS = (
+_SET_BY_SPEC = (
     "train_batch_size",
     "optimizer",
     "scheduler",
     "bf16.enabled",
     "fp16.enabled",
-    *(twin.key for twin in _TWINS),
+    *(equivalent.key for equivalent in _EQUIVALENT_KEYS),
 )
 _REFUSED = {
     "amp": "mixed precision is set by 'precision'",
@@ -113,18 +113,18 @@ def adopt_settings(values: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"deepspeed.{section} is {found!r}, expected keys and values")
     _refuse_unsupported(config)
     adopted = dict(values)
-    for twin in _TWINS:
-        found = _find(config, twin.key)
+    for equivalent in _EQUIVALENT_KEYS:
+        found = _find(config, equivalent.key)
         if found in (None, AUTO):
             continue
         try:
-            value = twin.translate(found)
+            value = equivalent.translate(found)
         except ValueError as exc:
-            raise ValueError(f"deepspeed.{twin.key} {exc}") from None
-        _adopt(adopted, twin.field, value, f"deepspeed.{twin.key} is {found!r}")
+            raise ValueError(f"deepspeed.{equivalent.key} {exc}") from None
+        _adopt(adopted, equivalent.field, value, f"deepspeed.{equivalent.key} is {found!r}")
     if (precision := _find_precision(config)) is not None:
-        said = f"deepspeed's bf16.enabled and fp16.enabled mean {precision}"
-        _adopt(adopted, "precision", precision, said)
+        source = f"deepspeed's bf16.enabled and fp16.enabled mean {precision}"
+        _adopt(adopted, "precision", precision, source)
     _check_switches(config, adopted.get("precision"))
     return adopted
 
@@ -165,7 +165,7 @@ def select_extras(config: Mapping[str, Any], hidden_size: int) -> dict[str, Any]
     }
     extras: dict[str, Any] = {}
     for key, value in _flatten(config):
-        if _is_ours(key):
+        if _is_set_by_spec(key):
             continue
         _put(extras, key, sizes[key] if value == AUTO else value)
     return extras
@@ -190,20 +190,20 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
             f"deepspeed.optimizer.params has {sorted(unknown)}, expected {sorted(_ADAMW_KEYS)}"
         )
     for key, value in _flatten(config):
-        if value == AUTO and not _is_ours(key) and key not in _FILLED:
+        if value == AUTO and not _is_set_by_spec(key) and key not in _FILLED:
             raise ValueError(f"deepspeed.{key} is 'auto', which cannot be filled in: give a value")
 
 
-def _is_ours(key: str) -> bool:
-    return any(key == ours or key.startswith(f"{ours}.") for ours in _OURS)
+def _is_set_by_spec(key: str) -> bool:
+    return any(key == own or key.startswith(f"{own}.") for own in _SET_BY_SPEC)
 
 
-def _adopt(values: dict[str, Any], field: str, value: Any, said: str) -> None:
+def _adopt(values: dict[str, Any], field: str, value: Any, source: str) -> None:
     set_here = values.get(field)
     if isinstance(set_here, list):
         set_here = tuple(set_here)
     if set_here not in (None, AUTO) and set_here != value:
-        raise ValueError(f"{said}, but {field} is {set_here!r}: set one of them, or it to 'auto'")
+        raise ValueError(f"{source}, but {field} is {set_here!r}: set one of them, or it to 'auto'")
     values[field] = value
 
 

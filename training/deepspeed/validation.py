@@ -123,14 +123,16 @@ class _RecordedKeys(dict[str, Any]):
 
 def _describe_fault(fault: Any, config: Mapping[str, Any], title: str) -> str:
     names = tuple(str(part) for part in fault["loc"])
-    key = _find_place(config, names) or ".".join((title, *names))
+    key = _find_full_key(config, names) or ".".join((title, *names))
     if fault["type"] == "extra_forbidden":
         return f"'deepspeed.{key}' is not a key that DeepSpeed knows"
     message = fault["msg"].replace("Input should", "DeepSpeed says that it should")
     return f"deepspeed.{key} is {fault['input']!r}: {_shorten(message)}"
 
 
-def _find_place(config: Mapping[str, Any], names: tuple[str, ...], prefix: str = "") -> str | None:
+def _find_full_key(
+    config: Mapping[str, Any], names: tuple[str, ...], prefix: str = ""
+) -> str | None:
     """Find the full key of a path of names that a section's error reports; None if not found."""
     value: Any = config
     for name in names:
@@ -141,7 +143,7 @@ def _find_place(config: Mapping[str, Any], names: tuple[str, ...], prefix: str =
         return prefix + ".".join(names)
     for key, section in config.items():
         if isinstance(section, Mapping) and (
-            found := _find_place(section, names, f"{prefix}{key}.")
+            found := _find_full_key(section, names, f"{prefix}{key}.")
         ):
             return found
     return None

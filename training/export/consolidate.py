@@ -72,7 +72,7 @@ def consolidate_checkpoint(
     suffix `.rejected` and contains the report. `output` is published complete or not at all.
     """
     if output.exists():
-        raise ConsolidationError(f"{str(output)!r} is there already; it is left as it is")
+        raise ConsolidationError(f"{str(output)!r} already exists; it was not changed")
     objective = objective or open_default_objective()
     probe = read_probe(checkpoint)
     with build_in_scratch(output.parent, f".{output.name}.building-") as building:

@@ -74,13 +74,13 @@ def write_weights(
             reaching_disk.append(disk.submit(durable.fsync_file, directory / name))
         for synced in reaching_disk:  # each file is synced while the next one is written
             synced.result()
-    _note_values(written, exports, values)
+    _record_values(written, exports, values)
     if len(written.hashes) > 1:
         _write_index(written, directory)
     return written
 
 
-def _note_values(
+def _record_values(
     written: WrittenWeights, exports: list[Export], values: Mapping[str, "_Values"]
 ) -> None:
     nonzero: set[str] = set()

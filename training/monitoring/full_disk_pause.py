@@ -7,7 +7,7 @@ it could not finish), so only the steps since then are lost.
 import logging
 
 from system.free_resources import measure_size
-from system.machine_faults import is_out_of_room
+from system.machine_faults import is_out_of_space
 from training.checkpoint.format import list_checkpoints
 from training.preflight.preflight import count_parameters
 from training.preflight.requirements import estimate_checkpoint, estimate_disk
@@ -23,7 +23,7 @@ _COPIES = 2  # the shards being copied, and the checkpoint
 _MAX_REASON_CHARACTERS = 300
 
 
-def pause_until_room(run: RunFolder, spec: TrainingSpec, exc: BaseException) -> None:
+def record_full_disk_pause(run: RunFolder, spec: TrainingSpec, exc: BaseException) -> None:
     """Record that a run pauses because the disk is full, and how much space it needs.
 
     A run that has taken no step since its last such pause stays paused until the user resumes it,
@@ -52,12 +52,12 @@ def pause_until_room(run: RunFolder, spec: TrainingSpec, exc: BaseException) -> 
             data={"step": step, "needed_bytes": needed_bytes},
         )
     except OSError as error:
-        _log_no_room(error)
+        _log_unrecorded_pause(error)
     try:
         waiting_for = f"room on the disk, which is full; it resumes {when}"
         run_state.pause_on_full_disk(run, waiting_for, needed_bytes, step)
     except OSError as error:
-        _log_no_room(error)
+        _log_unrecorded_pause(error)
 
 
 def _estimate_needed(run: RunFolder, spec: TrainingSpec) -> int:
@@ -77,8 +77,8 @@ def _estimate_needed(run: RunFolder, spec: TrainingSpec) -> int:
     return max(_COPIES * checkpoint.likely, folder.certain + checkpoint.likely) + _SPARE_BYTES
 
 
-def _log_no_room(error: OSError) -> None:
+def _log_unrecorded_pause(error: OSError) -> None:
     """Log that the pause could not be recorded; raises `error` if the disk is not full."""
-    if not is_out_of_room(error):
+    if not is_out_of_space(error):
         raise error
     logger.error("the pause cannot be recorded on the full disk: %s", error)

@@ -25,16 +25,16 @@ class Journal:
         self, run: RunFolder, place: Place, trackers: Sequence[Tracker], num_steps: int
     ) -> None:
         self._run = run
-        self._speaks = place.rank == 0
+        self._is_reporting = place.rank == 0
         self._trackers = list(trackers)
         self._num_steps = num_steps
-        self._speed = _Speedometer()
+        self._speed = _Throughput()
 
     def expect_steps(self, num_steps: int) -> None:
         """Correct the number of steps that the run will take."""
         self._num_steps = num_steps
 
-    def tell(
+    def log_event(
         self,
         message: str,
         level: EventLevel = "info",
@@ -44,7 +44,7 @@ class Journal:
         **data: float,
     ) -> None:
         """Write an event to the run's events file and its log, with figures by their names."""
-        if self._speaks:
+        if self._is_reporting:
             logger.info(message)
             named = {**(figures or {}), **data}
             finite = {name: value for name, value in named.items() if math.isfinite(value)}
@@ -54,7 +54,7 @@ class Journal:
         """Write the metrics of a step, and of the evaluation after it if there was one."""
         self._speed.add(result)
         if result.was_skipped:
-            self.tell(
+            self.log_event(
                 f"Step {progress.step} was skipped: its gradients were not finite",
                 level="warn",
             )
@@ -77,7 +77,7 @@ class Journal:
             line |= _name_if_finite("eval_perplexity", compute_perplexity(loss))
         for name, value in progress.measured_metrics.items():
             line |= _name_if_finite(f"eval_{name}", value)
-        if self._speaks:
+        if self._is_reporting:
             self._run.metrics.add(line)
             self._track(line, progress.step)
 
@@ -107,7 +107,7 @@ def compute_perplexity(loss: float) -> float:
     return math.exp(min(loss, _LARGEST_EXPONENT))
 
 
-class _Speedometer:
+class _Throughput:
     """Throughput over the last 50 steps, in tokens without padding over all workers."""
 
     def __init__(self) -> None:

@@ -104,7 +104,7 @@ class TrackerThread:
             self._failure = exc
             return
         self._busy_since = None
-        self._hand_over(tracker)
+        self._forward_figures(tracker)
         self._busy_since = time.monotonic()
         try:
             opened.__exit__(*(self._outcome or (None, None, None)))
@@ -113,7 +113,7 @@ class TrackerThread:
             if self._outcome is None or exc is not self._outcome[1]:
                 logger.exception("tracker %s cannot be closed", self.name)
 
-    def _hand_over(self, tracker: Tracker) -> None:
+    def _forward_figures(self, tracker: Tracker) -> None:
         """Pass figures on until the tracker fails, or closing is requested and the queue empty."""
         while not (self._is_closing.is_set() and self._waiting.empty()):
             if (taken := self._waiting.get()) is None:

@@ -24,15 +24,15 @@ class TrackerError(ValueError):
 
 @contextmanager
 def open_trackers(
-    spec: TrainingSpec, run: RunFolder, first_step: int, *, speaks: bool
+    spec: TrainingSpec, run: RunFolder, first_step: int, *, is_reporting: bool
 ) -> Iterator[list[Tracker]]:
     """Open TensorBoard's event file in the run's folder, and the trackers of the spec.
 
     TensorBoard hides figures that an interrupted run recorded after `first_step`. Each tracker of
     the spec has its own thread (`training.monitoring.tracker_thread`): only the end of the
-    training waits for it, for a limited time. A worker with `speaks` false gets no trackers.
+    training waits for it, for a limited time. A worker with `is_reporting` false gets no trackers.
     """
-    if not speaks:
+    if not is_reporting:
         yield []
         return
     threads = [TrackerThread(name, partial(OPENERS[name], spec, run)) for name in spec.trackers]

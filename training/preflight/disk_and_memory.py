@@ -28,17 +28,17 @@ from training.run.folder import RunFolder
 from training.spec import TrainingSpec
 
 
-class _Room(NamedTuple):
-    """A need, and the bytes available for it: at most, and now."""
+class _Resource(NamedTuple):
+    """A kind of space that a run needs: the need, the bytes that exist, and those that are free."""
 
     what: str
     need: Need
-    most: int
-    now: int
+    total_bytes: int
+    free_bytes: int
     advice: str
 
 
-def check_room(
+def check_disk_and_memory(
     run: RunFolder,
     spec: TrainingSpec,
     nodes: Sequence[Mapping[str, float]],
@@ -53,28 +53,28 @@ def check_room(
     num_parameters = count_parameters(spec.base_model)
     if num_parameters is None:
         return
-    rooms = [*_list_disks(run, spec, num_parameters, len(nodes))]
-    rooms += _list_memory(spec, num_parameters, nodes, on_gpu=on_gpu)
-    for room in rooms:
-        if room.need.certain > room.most:
+    resources = [*_list_disks(run, spec, num_parameters, len(nodes))]
+    resources += _list_memory(spec, num_parameters, nodes, on_gpu=on_gpu)
+    for what, need, total_bytes, _, advice in resources:
+        if need.certain > total_bytes:
             raise ResourceError(
-                f"{room.what}: at least {_write_gb(room.need.certain)} are needed for "
-                f"{num_parameters:,} parameters, there are {_write_gb(room.most)}; {room.advice}"
+                f"{what}: at least {_write_gb(need.certain)} are needed for {num_parameters:,} "
+                f"parameters, there are {_write_gb(total_bytes)}; {advice}"
             )
-    for room in rooms:
-        if room.need.likely > room.now:
+    for what, need, _, free_bytes, advice in resources:
+        if need.likely > free_bytes:
             run.events.add(
-                f"{room.what} may not be enough: about {_write_gb(room.need.likely)} are needed "
-                f"for {num_parameters:,} parameters, {_write_gb(room.now)} are free; {room.advice}",
+                f"{what} may not be enough: about {_write_gb(need.likely)} are needed for "
+                f"{num_parameters:,} parameters, {_write_gb(free_bytes)} are free; {advice}",
                 level="warn",
                 code="resources_close",
-                data={"needed_bytes": room.need.likely, "free_bytes": room.now},
+                data={"needed_bytes": need.likely, "free_bytes": free_bytes},
             )
 
 
 def _list_disks(
     run: RunFolder, spec: TrainingSpec, num_parameters: int, num_nodes: int
-) -> Iterator[_Room]:
+) -> Iterator[_Resource]:
     """List the disk of the run, and the disk for temporary shards if it is a different one."""
     checkpoints = list_checkpoints(run.checkpoints)
     has_trained = bool(checkpoints)
@@ -87,7 +87,7 @@ def _list_disks(
     if is_shared:
         certain = folder_need.certain + (0 if has_trained else staging.certain)
         folder_need = Need(certain, folder_need.likely + staging.likely)
-    yield _Room(
+    yield _Resource(
         f"the disk of {run.path.name!r}, for checkpoints and the model",
         folder_need,
         free,
@@ -96,7 +96,7 @@ def _list_disks(
     )
     if num_nodes == 1 and not is_shared:
         free = measure_free_disk(temporary)
-        yield _Room(
+        yield _Resource(
             "the folder for temporary files (TMPDIR), for the shards of one checkpoint",
             Need(0 if has_trained else staging.certain, staging.likely),
             free,
@@ -111,7 +111,7 @@ def _list_memory(
     nodes: Sequence[Mapping[str, float]],
     *,
     on_gpu: bool,
-) -> Iterator[_Room]:
+) -> Iterator[_Resource]:
     host, device = estimate_memory(spec, num_parameters, on_gpu=on_gpu)
     advice = "take a smaller model"
     if on_gpu:
@@ -120,14 +120,14 @@ def _list_memory(
         advice += ", or zero_stage 3, which shards it over the workers"
     if len(nodes) == 1:
         memory = measure_host_memory()
-        yield _Room("the memory of this machine", host, memory.total, memory.free, advice)
+        yield _Resource("the memory of this machine", host, memory.total, memory.free, advice)
     elif known := sum(int(node.get("memory", 0)) for node in nodes):
-        yield _Room("the memory of the cluster", host._replace(certain=0), known, known, advice)
+        yield _Resource("the memory of the cluster", host._replace(certain=0), known, known, advice)
     if on_gpu and (gpus := measure_gpu_memory()):
         largest, freest = max(gpu.total for gpu in gpus), max(gpu.free for gpu in gpus)
         if len(nodes) > 1:  # other nodes may have larger ones
             device = device._replace(certain=0)
-        yield _Room("the memory of a GPU", device, largest, freest, advice)
+        yield _Resource("the memory of a GPU", device, largest, freest, advice)
 
 
 def _write_gb(size_bytes: int) -> str:

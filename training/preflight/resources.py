@@ -33,10 +33,10 @@ def check_resources(
     on_gpu = wants_gpu(spec, num_gpus)
     free_gpus = num_gpus - reserved_gpus
     if on_gpu and free_gpus < num_workers:
-        held = f" besides the {reserved_gpus:g} that serving holds" if reserved_gpus else ""
+        reserved = f" besides the {reserved_gpus:g} reserved for serving" if reserved_gpus else ""
         raise ResourceError(
             f"{num_workers} workers with one GPU each were asked for, the cluster has "
-            f"{max(0.0, free_gpus):g} GPUs{held}; lower num_workers or set accelerator to 'cpu'"
+            f"{max(0.0, free_gpus):g} GPUs{reserved}; lower num_workers or set accelerator to 'cpu'"
         )
     if spec.precision == "fp16" and not on_gpu:
         raise ResourceError(
@@ -46,23 +46,23 @@ def check_resources(
     asked = num_workers * spec.cpus_per_worker
     cpus = [node.get("CPU", 0.0) for node in nodes]
     free, largest = sum(cpus) - reserved_cpus, max(cpus, default=0.0)
-    num_places = sum(int(node / spec.cpus_per_worker + _ROUNDING) for node in cpus)
-    if asked > free + _ROUNDING or num_workers > num_places:
-        held = f" besides the {reserved_cpus:g} that serving holds" if reserved_cpus else ""
+    num_startable = sum(int(node / spec.cpus_per_worker + _ROUNDING) for node in cpus)
+    if asked > free + _ROUNDING or num_workers > num_startable:
+        reserved = f" besides the {reserved_cpus:g} reserved for serving" if reserved_cpus else ""
         raise ResourceError(
             f"{num_workers} workers × {spec.cpus_per_worker:g} CPUs = {asked:g} CPUs were "
-            f"asked for, the cluster has {free:g}{held}, at most {largest:g} on one node; lower "
-            "num_workers or cpus_per_worker"
+            f"asked for, the cluster has {free:g}{reserved}, at most {largest:g} on one node; "
+            "lower num_workers or cpus_per_worker"
         )
-    if on_gpu and (num_places := _count_gpu_places(spec, nodes)) < num_workers:
+    if on_gpu and (num_startable := _count_gpu_workers(spec, nodes)) < num_workers:
         raise ResourceError(
             f"{num_workers} workers with one GPU and {spec.cpus_per_worker:g} CPUs each were asked "
-            f"for, the cluster's nodes have room for {num_places}; lower num_workers or "
+            f"for, the cluster's nodes have room for {num_startable}; lower num_workers or "
             "cpus_per_worker"
         )
 
 
-def _count_gpu_places(spec: TrainingSpec, nodes: Sequence[Mapping[str, float]]) -> int:
+def _count_gpu_workers(spec: TrainingSpec, nodes: Sequence[Mapping[str, float]]) -> int:
     """Count the workers for which one node has both a GPU and enough CPUs."""
     return sum(
         int(min(node.get("GPU", 0.0), node.get("CPU", 0.0) / spec.cpus_per_worker) + _ROUNDING)
@@ -101,7 +101,7 @@ def wants_gpu(spec: TrainingSpec, num_gpus: float) -> bool:
     return spec.accelerator == "gpu" or (spec.accelerator == "auto" and num_gpus > 0)
 
 
-def settle_precision(spec: TrainingSpec, *, on_gpu: bool) -> TrainingSpec:
+def resolve_precision(spec: TrainingSpec, *, on_gpu: bool) -> TrainingSpec:
     """Resolve a precision of 'auto'; a run that resumes on other hardware keeps its precision.
 
     On a CPU without bf16 instructions, bf16 matrix products are several times slower than fp32

@@ -121,8 +121,8 @@ class RunFolder:
         return record
 
     @contextmanager
-    def hold(self, role: str, timeout_s: float) -> Iterator[None]:
-        """Hold the lock of a role ('driver', 'writer') of this run; it ends with the process.
+    def lock(self, role: str, timeout_s: float) -> Iterator[None]:
+        """Hold the lock of a role ('driver', 'writer') during the body; it ends with the process.
 
         Waits at most `timeout_s` for another process to release it, then raises `RunBusyError`.
         """
@@ -137,10 +137,10 @@ class RunFolder:
                 time.sleep(_LOCK_INTERVAL_S)
             yield
 
-    def is_held(self, role: str) -> bool:
+    def is_locked(self, role: str) -> bool:
         """Return whether a process on this machine holds the lock of a role of this run.
 
-        This check may delay a concurrent `hold` for an instant.
+        This check may delay a concurrent `lock` for an instant.
         """
         try:
             with open_regular(self.path / f".{role}.lock") as file:

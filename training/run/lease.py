@@ -30,13 +30,13 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @contextmanager
-def hold_lease(run: RunFolder, *, timeout_s: float = 0.0) -> Iterator[None]:
-    """Hold the lease of a run, with a heartbeat, while the body runs.
+def acquire_lease(run: RunFolder, *, timeout_s: float = 0.0) -> Iterator[None]:
+    """Acquire the lease of a run, and hold it, with a heartbeat, while the body runs.
 
     Raises `RunBusyError` if another process has it for all of `timeout_s`. If this process
     stalls for too long and another one takes over, this process kills itself once it finds out.
     """
-    with run.hold(_ROLE, timeout_s):
+    with run.lock(_ROLE, timeout_s):
         heartbeat = _Heartbeat(run)
         heartbeat.write()
         thread = Thread(target=heartbeat.keep_writing, name="heartbeat", daemon=True)
@@ -58,7 +58,7 @@ class LeaseWatch:
 
     def is_alive(self, run: RunFolder) -> bool:
         """Return whether a process computes a run; a death on another machine is noticed late."""
-        if run.is_held(_ROLE):
+        if run.is_locked(_ROLE):
             return True
         line = _read(run)
         machine, _, _ = line.partition(" ")

@@ -19,7 +19,7 @@ from training import launch
 from training.cluster.ray_train import ClusterLostError
 from training.run import run_state
 from training.run.folder import RunFolder
-from training.run.lease import hold_lease
+from training.run.lease import acquire_lease
 from training.run.run_log import log_to_file
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def execute_queued_run(layout: StorageLayout, run: RunFolder, job_id: str) -> in
 
     Returns the exit status; a failure is already in the record.
     """
-    with hold_lease(run, timeout_s=_LEASE_TIMEOUT_S):
+    with acquire_lease(run, timeout_s=_LEASE_TIMEOUT_S):
         record = run.read_record()
         is_ours = record.writer == "job" and record.job_id == job_id
         if record.is_final or not is_ours or run.is_cancel_requested:

@@ -79,7 +79,7 @@ class RunIndex:
         """Return the runs that have not ended, and those that cannot be read.
 
         Checks ended runs only when a run was added or removed, and every half a minute, and those
-        given to `note_reopened`. Raises as `scan` does.
+        given to `record_reopened`. Raises as `scan` does.
         """
         with self._lock:
             if self._watch.check_changed():
@@ -95,7 +95,7 @@ class RunIndex:
         num_unfinished = sum(not record.is_final for _, record in found.runs)
         return len(found.runs) + len(found.unreadable), num_unfinished
 
-    def note_reopened(self, run_id: str) -> None:
+    def record_reopened(self, run_id: str) -> None:
         """Record that a run that had ended was resumed."""
         with self._lock:
             self._found.pop(run_id, None)
@@ -133,12 +133,12 @@ class RunIndex:
             self._forget(name)
             self._faults.report(self._name_item(name), "is not a folder and is ignored")
         except (OSError, DamagedFileError) as exc:
-            self._note_unreadable(name, exc)
+            self._index_unreadable(name, exc)
         else:
             if self._found.get(name) is not record:
-                self._note_record(name, record)
+                self._index_record(name, record)
 
-    def _note_record(self, name: str, record: RunRecord) -> None:
+    def _index_record(self, name: str, record: RunRecord) -> None:
         self._faults.clear(self._name_item(name))
         self._found[name] = record
         if name not in self._folders:
@@ -148,7 +148,7 @@ class RunIndex:
         else:
             self._open.add(name)
 
-    def _note_unreadable(self, name: str, exc: OSError | DamagedFileError) -> None:
+    def _index_unreadable(self, name: str, exc: OSError | DamagedFileError) -> None:
         if not is_plain_name(name):
             self._forget(name)
             self._faults.report(self._name_item(name), "is not the name of a run and is ignored")

@@ -19,7 +19,7 @@ EXPORTS_FOLDER = "exports"
 _MAX_BASE_CHARACTERS = 40  # with a suffix of 64 and a step there are at most 128
 
 
-def list_waiting_order(index: IndexedRuns) -> list[tuple[RunFolder, RunRecord]]:
+def list_start_order(index: IndexedRuns) -> list[tuple[RunFolder, RunRecord]]:
     """Return runs in the order in which they are to start: by priority, then the oldest first."""
     oldest_first = index.runs[::-1]
     return sorted(oldest_first, key=lambda pair: -pair[1].priority)

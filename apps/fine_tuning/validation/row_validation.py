@@ -216,7 +216,7 @@ def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -
 
     try:
         model = models.resolve(LATEST_ALIAS)
-        with model.hold():
+        with model.lock_shared():
             spec = build_default_spec(models, model, str(path))
             known = find_known_files(layout, spec)
             prepared = prepare_data(spec, layout.token_cache, stop_early, known, None)

@@ -79,7 +79,7 @@ class ValidationScheduler:
 
     def reconcile_files(self) -> None:
         """Schedule checks of uploads: at most one small and one large file at a time."""
-        self._settle_quick()
+        self._record_quick_outcome()
         is_busy = False
         unchecked = self._files.list_unchecked()
         self._faults.keep_only(unchecked)
@@ -93,7 +93,7 @@ class ValidationScheduler:
 
     def withdraw_attempts(self) -> None:
         """Withdraw the attempts of running checks, which the application's shutdown interrupts."""
-        self._settle_quick()
+        self._record_quick_outcome()
         for task in list(self._started):
             with self._faults.guard(task.subject):
                 is_quick = self._quick is not None and self._quick[0] == task
@@ -130,7 +130,7 @@ class ValidationScheduler:
         self._runner.start_task(self._layout.root, task)
         return "busy"
 
-    def _settle_quick(self) -> None:
+    def _record_quick_outcome(self) -> None:
         """Record the outcome of a quick check that has ended."""
         if self._quick is None or not self._quick[1].done():
             return

@@ -114,7 +114,7 @@ def _complete(description: dict[str, Any]) -> dict[str, Any]:
             if path.startswith("/v1/"):
                 operation["tags"] = [path.split("/")[2]]
             if (method, path) == ("get", f"{_JOB}/events"):
-                text = "A stream that would have nothing to send, now or later."
+                text = "The stream has no events left to send."
                 operation["responses"]["204"] = {"description": text}
             if path in ("/livez", "/readyz"):
                 operation["security"] = []
@@ -131,7 +131,7 @@ def _complete(description: dict[str, Any]) -> dict[str, Any]:
         "bearer": {
             "type": "http",
             "scheme": "bearer",
-            "description": "The API key; not needed where the server has none.",
+            "description": "The API key; not required if the server has no keys.",
         }
     }
     description["security"] = [{"bearer": []}, {}]

@@ -22,7 +22,7 @@ class ErrorDetail(_Answer):
     message: str = Field(description="What failed, the value found and what was expected.")
     type: str = Field(description="Kind of error, as in 'invalid_request_error'.")
     param: str | None = Field(description="The field at fault, if there is one.")
-    code: str | None = Field(description="The reason, for programs.")
+    code: str | None = Field(description="Machine-readable reason.")
 
 
 class Error(_Answer):
@@ -97,12 +97,12 @@ class FilePreview(_Answer):
     num_truncated_rows: int | None
     num_dropped_rows: int | None
     num_split_rows: int | None = Field(
-        description="Rows that became several, one for each answer, since the chat template "
+        description="Rows that were split, one for each answer, because the chat template "
         "rewrites earlier turns."
     )
     ignored_keys: dict[str, int] = Field(
-        description="Keys of rows that are not used, and how many rows have each: of all rows "
-        "where they are counted, else of the rows that were read for the preview."
+        description="Ignored keys of rows, and how many rows have each: of all rows if they have "
+        "been counted, else of the rows that were read for the preview."
     )
     rows: list[PreviewRow]
 
@@ -166,7 +166,7 @@ class FineTuningJob(_Answer):
     fine_tuned_model: str | None
     organization_id: str
     training_file: str
-    training_filename: str | None = Field(description="The name that it was uploaded under.")
+    training_filename: str | None = Field(description="Name of the uploaded file.")
     training_files: list[WeightedFile] | None = Field(
         description="The files of a mix with their weights; null if it is training_file alone."
     )
@@ -180,7 +180,7 @@ class FineTuningJob(_Answer):
     user_provided_suffix: str | None
     metadata: dict[str, str] | None
     integrations: None
-    training: AnyObject = Field(description="The settings, by the names of our spec.")
+    training: AnyObject = Field(description="The settings, by the names of the training spec.")
     progress: dict[str, float] | None
     priority: int
     waiting_for: str | None
@@ -201,7 +201,7 @@ class JobDefaults(_Answer):
     object: Literal["fine_tuning.defaults"]
     model: str
     training: AnyObject
-    settings_schema: AnyObject = Field(alias="schema", description="A JSON schema of each.")
+    settings_schema: AnyObject = Field(alias="schema", description="JSON schema of each setting.")
 
 
 class JobEvent(_Answer):
@@ -213,7 +213,7 @@ class JobEvent(_Answer):
     created_at: int = Field(description="Unix seconds.")
     level: Literal["info", "warn", "error"]
     message: str
-    code: str | None = Field(None, description="What happened, for programs; of some events.")
+    code: str | None = Field(None, description="Machine-readable code; some events have none.")
     data: AnyObject
 
 

@@ -25,7 +25,7 @@ class Promotion(RequestPart):
     model: str = Field(
         min_length=1,
         max_length=MAX_MODEL_CHARACTERS,
-        description="Id of the model that the alias is to point to.",
+        description="Id of the new target model.",
     )
 
 

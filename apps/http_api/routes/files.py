@@ -56,10 +56,12 @@ async def upload_file(services: ServicesOf, request: Request) -> Mapping[str, ob
 @requires(Permission.READ_JOBS)
 async def list_files(
     services: ServicesOf,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="Entries at most.")] = 10_000,
+    limit: Annotated[
+        int, Query(ge=1, le=10_000, description="Maximum number of entries.")
+    ] = 10_000,
     after: After = None,
     order: Annotated[Literal["asc", "desc"], Query(description="By age.")] = "desc",
-    purpose: Annotated[str | None, Query(description="Only those of this purpose.")] = None,
+    purpose: Annotated[str | None, Query(description="Only files with this purpose.")] = None,
 ) -> Mapping[str, object]:
     """List files, by default newest first."""
     files = await asyncio.to_thread(services.files.list_files)

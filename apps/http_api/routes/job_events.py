@@ -19,7 +19,7 @@ from apps.http_api.pagination import After, Limit, cut_page, describe_page
 from apps.http_api.routes import ServicesOf, describe_body
 from apps.http_api.run_streams import (
     find_log_range,
-    find_place,
+    find_offset,
     follow_events,
     follow_log,
     has_ended,
@@ -42,7 +42,7 @@ class Publication(RequestPart):
         None,
         min_length=1,
         max_length=MAX_ID_CHARACTERS,
-        description="Id of the new model; by default made of the job.",
+        description="Id of the new model; by default derived from the job.",
     )
 
 
@@ -55,7 +55,7 @@ async def list_events(
     limit: Limit = 20,
     after: After = None,
     newer_than: Annotated[
-        str | None, Query(description="Id of an event; only those that happened after it.")
+        str | None, Query(description="Id of an event; only later events are listed.")
     ] = None,
     stream: Annotated[
         bool, Query(description="Stream events as server-sent events, oldest first.")
@@ -105,7 +105,7 @@ async def list_checkpoints(
 async def publish_checkpoint(
     services: ServicesOf, job_id: str, checkpoint_id: str, body: OptionalJsonBody
 ) -> Mapping[str, object]:
-    """Start to publish a checkpoint as a model; an event of the job reports when it is done."""
+    """Start publishing a checkpoint as a model; an event of the job reports when it is done."""
     model = parse_part(Publication, body.value).model
     return await services.fine_tuning.publish_checkpoint(job_id, checkpoint_id, model)
 
@@ -115,15 +115,17 @@ async def publish_checkpoint(
 async def list_metrics(
     services: ServicesOf,
     job_id: str,
-    after_step: Annotated[int, Query(ge=0, description="Only steps beyond this one.")] = 0,
+    after_step: Annotated[int, Query(ge=0, description="Only steps after this one.")] = 0,
     max_points: Annotated[
         int | None,
-        Query(ge=2, le=100_000, description="Entries at most; first and last are among them."),
+        Query(
+            ge=2, le=100_000, description="Maximum number of entries, with the first and the last."
+        ),
     ] = None,
 ) -> Mapping[str, object]:
-    """List the metrics of optimizer steps, oldest first: of every step, or thinned.
+    """List the metrics of optimizer steps, oldest first: of every step, or downsampled.
 
-    If thinned, there is one entry per range of steps, the same entry in every call.
+    If downsampled, there is one entry per range of steps, the same entry in every call.
     """
     path = find_run(services.layout, job_id).metrics.path
     data = await asyncio.to_thread(services.metrics.read, path, after_step, max_points)
@@ -136,11 +138,14 @@ async def get_log(
     services: ServicesOf,
     job_id: str,
     tail: Annotated[
-        int, Query(ge=0, le=10_000_000, description="Bytes of its end, at most.")
+        int, Query(ge=0, le=10_000_000, description="Maximum number of bytes, from its end.")
     ] = _LOG_BYTES,
     offset: Annotated[
         int | None,
-        Query(ge=0, description="First byte, in place of 'tail', or a later one if it is gone."),
+        Query(
+            ge=0,
+            description="Offset of the first byte, instead of 'tail'; a removed part is skipped.",
+        ),
     ] = None,
     follow: Annotated[
         bool, Query(description="Stream the log while it grows, until the job ends.")
@@ -164,8 +169,8 @@ async def get_log(
 
 async def _stream_events(run: RunFolder, last_event_id: str | None, max_age_s: float) -> Response:
     is_over = await asyncio.to_thread(has_ended, run)
-    place = await asyncio.to_thread(find_place, run, last_event_id)
-    if is_over and place == len(await asyncio.to_thread(run.events.read)):
+    offset = await asyncio.to_thread(find_offset, run, last_event_id)
+    if is_over and offset == len(await asyncio.to_thread(run.events.read)):
         return Response(status_code=204)  # a browser does not reconnect after it
-    events = follow_events(run, place, max_age_s)
+    events = follow_events(run, offset, max_age_s)
     return StreamingResponse(events, media_type="text/event-stream", headers=_UNBUFFERED)

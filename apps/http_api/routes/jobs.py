@@ -13,7 +13,7 @@ from apps.access.roles import Permission, requires
 from apps.fine_tuning.index.run_index import UnreadableRun, describe_fault
 from apps.fine_tuning.index.run_lookup import expect_run, find_run
 from apps.fine_tuning.job_requests import FineTuneRequest, merge_changes, parse_fine_tune
-from apps.fine_tuning.job_responses import ShownJob, describe_job, describe_unreadable_job
+from apps.fine_tuning.job_responses import JobObject, describe_job, describe_unreadable_job
 from apps.http_api.json_body import JsonBody, OptionalJsonBody
 from apps.http_api.pagination import After, Limit, cut_page, describe_page
 from apps.http_api.routes import ServicesOf, describe_body
@@ -29,7 +29,7 @@ _METADATA = {
     "in": "query",
     "required": False,
     "style": "deepObject",
-    "description": "As in `metadata[team]=ovens`: only jobs that have all of these.",
+    "description": "Only jobs with all of these pairs, as in `metadata[team]=ovens`.",
     "schema": {"type": "object", "additionalProperties": {"type": "string"}},
 }
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ async def get_job(services: ServicesOf, job_id: str) -> Mapping[str, object]:
         return dict(await asyncio.to_thread(_get_job, find_run(services.layout, job_id)))
 
 
-def _get_job(run: RunFolder) -> ShownJob:
+def _get_job(run: RunFolder) -> JobObject:
     try:
         return describe_job(run)
     except NewerFormatError as exc:

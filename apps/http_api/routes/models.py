@@ -33,7 +33,7 @@ _VERIFICATIONS = DedicatedThread("verify-model")
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ARCHIVE = {
     "required": True,
-    "description": "A tar or zip archive of the model's folder, whatever its content-type.",
+    "description": "A tar or zip archive of the model's folder, with any content-type.",
     "content": {"application/octet-stream": _BINARY},
 }
 

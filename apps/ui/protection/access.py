@@ -101,18 +101,18 @@ class PageGuard:
         if key is None and (self._needs_key or time.monotonic() < self._needed_until):
             verdict = Verdict.REFUSED
         else:
-            verdict = await self._judge(key)
+            verdict = await self._check_key(key)
         if verdict is Verdict.VALID:
             return None
         if verdict is Verdict.REFUSED:
-            return 401, "a valid API key is needed, as the password"
+            return 401, "a valid API key is required as the password"
         if self._needs_key and verdict is Verdict.UNKNOWN:
-            return 503, "the API, which knows the keys, does not answer; it may still be starting"
+            return 503, "the API, which checks the keys, does not answer; it may still be starting"
         version = scope.get("http_version", "1.1")
         local = find_foreign_request(headers, scope.get("client"), version)
         return (403, local) if local else None
 
-    async def _judge(self, key: str | None) -> Verdict:
+    async def _check_key(self, key: str | None) -> Verdict:
         """Ask the API about a key, unless a valid verdict is cached."""
         digest = sha256((key or "").encode(errors="surrogateescape")).digest()
         if self._valid_until.get(digest, 0.0) > time.monotonic():

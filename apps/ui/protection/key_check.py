@@ -14,7 +14,7 @@ class KeyCheck:
     def __init__(self, access: AccessClient) -> None:
         self._access = access
 
-    async def judge(self, key: str | None) -> Verdict:
+    async def check(self, key: str | None) -> Verdict:
         """Return the API's verdict on a key."""
         try:
             # Sent every few seconds at most: the connection is not kept alive.

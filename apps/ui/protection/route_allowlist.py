@@ -81,7 +81,7 @@ class RouteGuard:
         if scope["type"] != "http" or not is_open(scope["method"], route):
             await _refuse(404, "not found")(scope, receive, send)
         elif route == UPLOAD_ROUTE:
-            await self._take_upload(scope, receive, send)
+            await self._accept_upload(scope, receive, send)
         elif scope["method"] == "POST":
             await self._calls(scope, receive, send)
         elif route == DATA_ROUTE and not SESSION_HASH.fullmatch(_read_session(scope)):
@@ -99,19 +99,19 @@ class RouteGuard:
         if reason := self._slots.find_refusal(key):
             await _refuse(429, reason)(scope, receive, send)
             return
-        with self._slots.occupy(key), ExitStack() as stack:
+        with self._slots.count_stream(key), ExitStack() as stack:
             if is_data:
                 stack.enter_context(self._unread.read(_read_session(scope)))
             await self.app(scope, receive, send)
 
-    async def _take_upload(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _accept_upload(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Accept an upload if the key permits it and not too many uploads await their import."""
         key = read_password(Headers(scope=scope).get("authorization", ""))
         if not await self.may_write_files(key):
             message = "this key may not upload files"
             await _refuse(403, message)(scope, receive, send)
         elif await asyncio.to_thread(self.uploads.count_bytes) > self._max_waiting_bytes:
-            message = "too many uploads wait to be imported; try again later"
+            message = "too many uploads are queued for import; try again later"
             await _refuse(507, message)(scope, receive, send)
         else:
             await self._uploads(scope, receive, send)
@@ -167,7 +167,7 @@ def find_fault(
     if not isinstance(session, str) or not SESSION_HASH.fullmatch(session):
         return f"session_hash must be {_SESSION_RULE}"
     if type(function) is not int or not has_function(session, function):
-        return f"this session has no function {str(function)[:40]!r}; load the page again"
+        return f"this session has no function {str(function)[:40]!r}; reload the page"
     for entry in _walk(call):
         path = entry.get("path")
         if path is not None and not (isinstance(path, str) and is_upload(path)):

@@ -47,15 +47,15 @@ class UnreadCalls:
     def add(self, session: str) -> str | None:
         """Count a call; return why it is refused, or None if it is accepted."""
         if self._count_events(session) >= MAX_UNREAD_EVENTS:
-            return f"this session has {MAX_UNREAD_EVENTS} events that it did not read"
+            return f"this session has {MAX_UNREAD_EVENTS} unread events"
         if self._num_readers[session]:
             return None
         self._forget_old()
         found = self._unread.get(session)
         if found is None and len(self._unread) >= MAX_SESSIONS:
-            return "too many visitors have results that they do not read; try again later"
+            return "too many sessions have unread results; try again later"
         if found is not None and found.num_calls >= MAX_CALLS:
-            return f"this session has {MAX_CALLS} results that it did not read; read them first"
+            return f"this session has {MAX_CALLS} unread results; read them first"
         num_calls = 1 if found is None else found.num_calls + 1
         self._unread[session] = _Unread(num_calls, self._clock())
         return None
@@ -87,13 +87,13 @@ class StreamSlots:
     def find_refusal(self, key: str | None) -> str | None:
         """Return why another stream is refused, or None; `key` is None if no key is required."""
         if self._num_by_key.total() >= MAX_STREAMS:
-            return f"{MAX_STREAMS} tabs of the page are open, the most at once"
+            return f"{MAX_STREAMS} tabs of the page are open, which is the maximum"
         if key is not None and self._num_by_key[key] >= MAX_STREAMS_PER_KEY:
-            return f"{MAX_STREAMS_PER_KEY} tabs of this key are open, the most at once"
+            return f"{MAX_STREAMS_PER_KEY} tabs of this key are open, which is the maximum"
         return None
 
     @contextmanager
-    def occupy(self, key: str | None) -> Iterator[None]:
+    def count_stream(self, key: str | None) -> Iterator[None]:
         """Count one stream while the body runs."""
         self._num_by_key[key] += 1
         try:

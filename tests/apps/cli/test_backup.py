@@ -28,7 +28,7 @@ from storage import durable
 from storage.layout import UPLOAD_PREFIX, StorageLayout, open_storage
 from storage.scratch import build_in_scratch
 from storage.snapshots.snapshot_writer import SnapshotWriter
-from storage.tombstones import bury_folder
+from storage.tombstones import rename_to_tombstone
 from tests.apps.conftest import NotedJobs, add_job, create_run
 from tests.damage import damage
 from training.checkpoint.format import (
@@ -252,7 +252,7 @@ def test_backup_inside_storage_is_refused(layout: StorageLayout, place: str) -> 
 
 
 def test_backup_of_folder_that_is_no_storage_is_refused(tmp_path: Path) -> None:
-    assert "is no storage root" in call("backup", tmp_path / "backups", tmp_path / "none")[1]
+    assert "is not a storage root" in call("backup", tmp_path / "backups", tmp_path / "none")[1]
 
 
 def test_backup_is_consistent_while_models_are_added_and_deleted(
@@ -354,7 +354,7 @@ def test_backup_succeeds_while_uploads_are_added_and_deleted(
             with build_in_scratch(layout.files, UPLOAD_PREFIX) as building:
                 (building / "part" / "of" / "it").mkdir(parents=True)
                 (building / "rows").write_bytes(b"rows")
-                taken = store.take_in(building / "rows", "data_rows.jsonl", record)
+                taken = store.add_upload(building / "rows", "data_rows.jsonl", record)
             store.delete(taken["id"])
 
     writer = threading.Thread(target=upload)
@@ -398,14 +398,14 @@ def test_entry_deleted_during_copy_is_removed_from_backup(
     def copy_and_delete(writer: SnapshotWriter, path: Path) -> None:
         copy(writer, path)
         if doomed in path.parents:
-            bury_folder(doomed)
+            rename_to_tombstone(doomed)
 
     monkeypatch.setattr(SnapshotWriter, "add_file", copy_and_delete)
     output = expect("backup", tmp_path / "backups", layout.root)
     content = list_content(tmp_path / "backups")
     assert content["found"] == content["named"]
     assert not [name for name in content["found"] if doomed.name in name]
-    assert "left out because they were deleted meanwhile: 1 entries" in output
+    assert "entries omitted because they were deleted meanwhile: 1" in output
 
 
 @pytest.mark.parametrize("place", ["runs/ftjob-000001/data", "files/file-old", "models/broken"])
@@ -420,13 +420,13 @@ def test_unreadable_entry_is_skipped_and_named(
         status, output = call("backup", tmp_path / "backups", layout.root)
     entry = "/".join(place.split("/")[:2])
     assert status == INCOMPLETE_STATUS
-    assert f"the snapshot does not have {entry}: " in output
+    assert f"the snapshot does not contain {entry}: " in output
     assert os.strerror(errno.EIO) in output
     content = list_content(tmp_path / "backups")
     assert content["found"] == content["named"]
     assert not [name for name in content["found"] if name.startswith(f"{entry}/")]
     assert {"files/file-new/file.json", "models/tiny/config.json"} <= content["found"]
-    assert f"does not have {entry}" in expect(
+    assert f"does not contain {entry}" in expect(
         "restore", tmp_path / "backups", tmp_path / "restored"
     )
 
@@ -439,7 +439,7 @@ def test_run_with_unreadable_record_is_skipped_and_named(
     run.record_file.symlink_to(run.record_file)  # opening it fails, as on a faulty disk
     status, output = call("backup", tmp_path / "backups", layout.root)
     assert status == INCOMPLETE_STATUS
-    assert f"the snapshot does not have runs/{run.path.name}: " in output
+    assert f"the snapshot does not contain runs/{run.path.name}: " in output
 
 
 def test_write_error_fails_backup(

@@ -43,7 +43,7 @@ def test_unreachable_application_error_has_url_and_reason(
     message = fail(f"{url}/", capsys)
     assert message.startswith(f"error: {url} cannot be reached: [Errno ")
     assert message.endswith(
-        "Connection refused; start it with 'tuneserve run', or name another address by --url"
+        "Connection refused; start it with 'tuneserve run', or set another address with --url"
     )
 
 
@@ -79,7 +79,7 @@ def test_id_with_path_characters_cannot_address_another_route(call: Call, identi
 
 @pytest.mark.parametrize("identifier", ["", ".", ".."])
 def test_invalid_id_error_names_id(call: Call, identifier: str) -> None:
-    assert call("jobs", "delete", identifier) == (1, f"error: {identifier!r} is no id")
+    assert call("jobs", "delete", identifier) == (1, f"error: {identifier!r} is not a valid id")
 
 
 def test_local_requests_bypass_proxy(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

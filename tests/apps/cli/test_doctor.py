@@ -62,7 +62,7 @@ def test_doctor_fault_has_value_found_and_instruction(
         assert find(deploy, "port")[0] == "fault"
         done = CliRunner().invoke(cli, ["doctor", str(deploy)])
         assert done.exit_code == 1
-        assert "stop the program that has it" in " ".join(done.output.split())
+        assert "stop that program" in " ".join(done.output.split())
     monkeypatch.setenv("CXX", "no-such-compiler")
     verdict, text = find(deploy, "compiler")
     assert (verdict, "'no-such-compiler'" in text) == ("fault", True)
@@ -73,7 +73,7 @@ def test_doctor_fault_has_value_found_and_instruction(
 def test_running_application_on_port_is_no_fault(tmp_path: Path, url: str) -> None:
     port = int(url.rpartition(":")[2])
     deploy = write_settings(tmp_path, port, tmp_path / "storage")
-    assert find(deploy, "port") == ("good", "Tuneserve is running on it")
+    assert find(deploy, "port") == ("good", "in use by Tuneserve, which is running")
     (fault,) = preflight.check_port(port)
     assert "already running" in fault
 

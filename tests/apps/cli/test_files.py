@@ -28,7 +28,7 @@ def test_file_is_uploaded_downloaded_and_deleted(
     assert back.read_text() == ROWS
     assert call("files", "download", file_id)[1] == " ".join(ROWS.split())
     status, output = call("files", "download", file_id, str(back))
-    assert (status, "is there already" in output) == (1, True)
+    assert (status, "already exists" in output) == (1, True)
     assert call("files", "delete", file_id) == (0, f"deleted {file_id}")
     status, output = call("files", "download", file_id, str(tmp_path / "new"))
     assert (status, "there is no file" in output) == (1, True)

@@ -92,7 +92,7 @@ def test_training_files_are_mixed_by_weight(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("create", "nowhere.jsonl"), "there is no file 'nowhere.jsonl' here"),
+        (("create", "nowhere.jsonl"), "'nowhere.jsonl' is neither a local file nor a file id"),
         (("create", "file-none"), "there is no file 'file-none'"),
         (("create", "file-none", "--set", "epochs"), "expected NAME=VALUE"),
         (("create", "file-none", "--mix", "a=b"), "the weight is 'b', expected a number, as in"),

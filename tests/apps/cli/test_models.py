@@ -21,7 +21,7 @@ def test_model_is_added_promoted_rolled_back_and_deleted(
     call: Call, store: ModelStore, tiny_model: Path
 ) -> None:
     assert call("models", "add", str(tiny_model), "mine") == (0, "added mine")
-    assert call("models", "verify", "mine") == (0, "mine is as it was published")
+    assert call("models", "verify", "mine") == (0, "mine matches what was published")
     assert call("models", "promote", "latest", "mine") == (0, "latest points to mine")
     status, output = call("models", "delete", "mine")
     assert (status, "'mine' is what 'latest' points to" in output) == (1, True)
@@ -43,7 +43,7 @@ def test_failed_export_leaves_no_file(
         names = {Path(name).name for name in file.getnames()}
     assert names == {path.name for path in layout.model("tiny").iterdir()}
     status, output = call("models", "export", "tiny", "tiny.tar")
-    assert (status, "is there already" in output) == (1, True)
+    assert (status, "already exists" in output) == (1, True)
     assert call("models", "export", "nope", "nope.zip")[0] == 1
     assert call("models", "export", "tiny", "tiny.rar")[0] == 1
     assert [path.name for path in tmp_path.glob("*.*")] == ["tiny.tar"]

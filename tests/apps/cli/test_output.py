@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from apps.cli import output
-from apps.cli.output import Rows, decode, escape_controls, print_json, say, show
+from apps.cli.output import Rows, decode, escape_controls, print_json, print_message, show
 from apps.cli.watch import draw_curve
 from apps.client.resources import Metrics
 from apps.http_api.dependencies import Services
@@ -19,7 +19,7 @@ HARMLESS = "a\\u001b[2Jb\\u009b31mc\\u0007\\u202edcba\\ud800"
 def test_terminal_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     assert escape_controls(HOSTILE) == HARMLESS
     assert escape_controls("two lines\n\tof Brötchen 🥨") == "two lines\n\tof Brötchen 🥨"
-    say(HOSTILE)
+    print_message(HOSTILE)
     show(None, False, lambda: Rows([(HOSTILE, "[/b]")]))
     assert capsys.readouterr().out == f"{HARMLESS}\n{HARMLESS}\t[/b]\n"
     print_json({"text": HOSTILE})

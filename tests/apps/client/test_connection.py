@@ -186,7 +186,7 @@ def test_lost_connection_and_failed_connection_raise_different_errors() -> None:
 
 
 async def read_once(connection: ApiConnection) -> object:
-    return await connection.retry_when_back(lambda: connection.read_object(REQUEST))
+    return await connection.retry_when_available(lambda: connection.read_object(REQUEST))
 
 
 @pytest.mark.usefixtures("short_retry_timeout")

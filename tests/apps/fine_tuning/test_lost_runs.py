@@ -15,7 +15,7 @@ from storage.layout import StorageLayout
 from tests.apps.conftest import NotedJobs, copy_model, create_run, lose_run
 from tests.apps.fine_tuning.conftest import list_messages
 from training import launch
-from training.run.lease import hold_lease
+from training.run.lease import acquire_lease
 
 pytestmark = pytest.mark.anyio
 
@@ -125,7 +125,7 @@ async def test_run_whose_process_outlives_its_job_is_not_started_twice(
     await queue.reconcile()
     run.update_record(status="running")
     jobs.states[f"{run.path.name}-1"] = "unknown"
-    with hold_lease(run):
+    with acquire_lease(run):
         await queue.reconcile()
         assert run.read_record().writer == "job"
     await queue.reconcile()

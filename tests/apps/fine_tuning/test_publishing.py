@@ -397,7 +397,7 @@ async def test_request_with_name_of_damaged_checkpoint_gets_409(
     refused = await chat(client, name_checkpoint_model(run, 10))
     await exporting
     assert refused.status_code == 409
-    assert "the events of job 'ftjob-0001' tell why" in refused.json()["error"]["message"]
+    assert "the events of job 'ftjob-0001' contain the reason" in refused.json()["error"]["message"]
 
 
 async def test_request_with_checkpoint_name_gets_503_while_export_runs(

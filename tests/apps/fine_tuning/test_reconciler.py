@@ -8,7 +8,7 @@ from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.job_responses import describe_job
 from apps.fine_tuning.queue import RunQueue
 from tests.apps.conftest import NotedJobs, create_run
-from training.monitoring.full_disk_pause import pause_until_room
+from training.monitoring.full_disk_pause import record_full_disk_pause
 from training.run import run_state
 
 pytestmark = pytest.mark.anyio
@@ -31,7 +31,7 @@ async def test_run_paused_on_full_disk_resumes_when_space_is_free(
     await queue.reconcile()
     jobs.states[f"{run.path.name}-1"] = "ended"
     run.update_record(status="running")
-    pause_until_room(run, run.read_spec(), OSError(errno.ENOSPC, "No space left on device"))
+    record_full_disk_pause(run, run.read_spec(), OSError(errno.ENOSPC, "No space left on device"))
     free_bytes = 1
     monkeypatch.setattr("system.free_resources.measure_free_disk", lambda _: free_bytes)
     await queue.reconcile()

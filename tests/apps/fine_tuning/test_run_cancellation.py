@@ -9,7 +9,7 @@ from apps.errors import ApiError
 from apps.fine_tuning.queue import RunQueue
 from tests.apps.conftest import NotedJobs, create_run
 from tests.apps.fine_tuning.conftest import list_messages
-from training.run.lease import hold_lease
+from training.run.lease import acquire_lease
 
 pytestmark = pytest.mark.anyio
 
@@ -66,7 +66,7 @@ async def test_cancelled_run_ends_only_after_its_process(
     run, other = await create_run(queue, file_id), await create_run(queue, file_id)
     await queue.reconcile()
     run.update_record(status="running")
-    with hold_lease(run):  # a process that has outlived its job holds the lease
+    with acquire_lease(run):  # a process that has outlived its job holds the lease
         with pytest.raises(
             ApiError, match=f"^job '{run.path.name}' did not stop in 0.2 s; "
         ) as caught:

@@ -12,7 +12,7 @@ from apps.fine_tuning.queue import RunQueue
 from storage.layout import StorageLayout
 from tests.apps.conftest import NotedJobs, create_run
 from tests.apps.fine_tuning.conftest import FIGURES
-from training.monitoring.full_disk_pause import pause_until_room
+from training.monitoring.full_disk_pause import record_full_disk_pause
 from training.run.run_events import MAX_EVENTS_BYTES
 from training.run.run_record import RunError, RunStatus
 
@@ -106,7 +106,7 @@ async def test_run_paused_on_full_disk_can_be_resumed(
     await queue.reconcile()
     jobs.states[f"{run.path.name}-1"] = "ended"
     run.update_record(status="running")
-    pause_until_room(run, run.read_spec(), OSError(errno.ENOSPC, "No space left on device"))
+    record_full_disk_pause(run, run.read_spec(), OSError(errno.ENOSPC, "No space left on device"))
     await queue.reconcile()
     assert run.read_record().status == "paused"
     await queue.resume(run.path.name)

@@ -73,10 +73,10 @@ async def test_form_may_arrive_in_pieces_of_any_size(
             (PURPOSE, part("expires_after[anchor]", "created_at"), part("file", ROW, "a"), END),
             "'expires_after[anchor]' is not a field of an upload",
         ),
-        ((PURPOSE, part("file", ROW, "a")), "the form is cut off"),
-        ((PURPOSE, part("file", ROW, "a")[:-30]), "the form is cut off"),
+        ((PURPOSE, part("file", ROW, "a")), "the form is truncated"),
+        ((PURPOSE, part("file", ROW, "a")[:-30]), "the form is truncated"),
         ((b"no form at all",), "the form cannot be read"),
-        ((b"",), "the form is cut off"),
+        ((b"",), "the form is truncated"),
         ((PURPOSE, part("file", "", "a"), END), "the file is empty"),
         ((PURPOSE, part("file", ROW, "a"), part("file", ROW, "b"), END), "expected one file"),
         ((PURPOSE, part("other", ROW, "a"), END), "expected one file"),
@@ -137,7 +137,7 @@ async def test_file_that_expands_beyond_limit_is_refused_and_leaves_no_files(
     answer = await send(client, PURPOSE, part("file", content, name), END)
     assert answer.status_code == 413, answer.text
     message = answer.json()["error"]["message"]
-    assert f"'{name}' unpacks to more than 10,000 bytes, the most that" in message
+    assert f"'{name}' unpacks to more than 10,000 bytes, which is the maximum" in message
     assert list(layout.files.iterdir()) == []
 
 

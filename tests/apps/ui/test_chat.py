@@ -125,7 +125,7 @@ def test_moved_alias_starts_new_conversation(tab: Tab, stub: StubApi) -> None:
     stub.latest = "newer"
     asked, _ = tab.send("second")
     assert "latest → newer" in asked.text  # shown before the answer
-    assert "latest is newer now; this is a new conversation" in asked.text
+    assert "latest points to newer now; this is a new conversation" in asked.text
     assert list_questions(stub.bodies[-1]) == ["second"]
 
 
@@ -236,10 +236,10 @@ def test_question_is_answered_once_and_before_next_question(tab: Tab, stub: Stub
 @pytest.mark.parametrize(
     ("temperature", "max_tokens", "message"),
     [
-        (0.0, 16.5, "Tokens at most is 16.5: enter a whole number."),
-        (0.0, None, "Tokens at most is empty: enter a number."),
-        (0.0, [16], "Tokens at most is [16]: enter a number."),
-        (0.0, True, "Tokens at most is True: enter a number."),
+        (0.0, 16.5, "Maximum number of tokens is 16.5: enter a whole number."),
+        (0.0, None, "Maximum number of tokens is empty: enter a number."),
+        (0.0, [16], "Maximum number of tokens is [16]: enter a number."),
+        (0.0, True, "Maximum number of tokens is True: enter a number."),
         (None, 16, "Temperature is empty: enter a number."),
         ("1", 16, "Temperature is &#x27;1&#x27;: enter a number."),
     ],
@@ -299,6 +299,6 @@ def test_chat_history_from_browser_is_ignored(tab: Tab, stub: StubApi) -> None:
 
 def test_question_beyond_length_limit_is_refused(tab: Tab, stub: StubApi) -> None:
     asked = tab.call("ask", "x" * 20_001, None, "latest")
-    assert "The question has 20,001 characters; the page sends 20,000 at most." in asked.text
+    assert "The question has 20,001 characters; expected at most 20,000." in asked.text
     tab.call("respond", None, 0.0, 16)
     assert stub.bodies == []

@@ -23,13 +23,13 @@ async def collect_answer(
 
 def test_streamed_answer_ends_with_note_of_its_model(api: StubApi) -> None:
     steps = ask(api, lambda client: collect_answer(client, "hello"))
-    grown = [step.conversation.turns[-1].text for step in steps[:3]]
-    assert grown[0] == "Hello "
-    assert grown[1] == "Hello there "
+    current = [step.conversation.turns[-1].text for step in steps[:3]]
+    assert current[0] == "Hello "
+    assert current[1] == "Hello there "
     content = steps[-1].conversation.to_chatbot()[-1]["content"]
     assert not isinstance(content, str)
     text, note = content
-    assert text == grown[-1]
+    assert text == current[-1]
     assert isinstance(note, gr.HTML)
     assert "Answered by base-tuned · 3 tokens" in note.value
     assert {step.conversation.model_id for step in steps} == {"base-tuned"}
@@ -85,26 +85,26 @@ def test_conversation_continues_when_only_alias_moved(
 
 def test_question_is_taken_once_and_its_answer_can_be_stopped() -> None:
     chat, asked = OpenChat(), BEGUN.add(Turn("user", "hello"))
-    assert chat.take_question() is None
+    assert chat.begin_answer() is None
     chat.ask(asked)
     assert chat.is_busy
-    assert chat.take_question() is asked
-    assert chat.take_question() is None
-    grown = asked.add(Turn("assistant", "Hel"))
-    assert chat.grow(asked, grown)
+    assert chat.begin_answer() is asked
+    assert chat.begin_answer() is None
+    current = asked.add(Turn("assistant", "Hel"))
+    assert chat.update_answer(asked, current)
     assert chat.is_busy
     chat.stop()
     assert not chat.is_busy
-    assert not chat.grow(grown, asked.add(Turn("assistant", "Hello")))
-    assert chat.conversation is grown
+    assert not chat.update_answer(current, asked.add(Turn("assistant", "Hello")))
+    assert chat.conversation is current
 
 
 def test_answer_is_not_added_to_another_conversation() -> None:
     chat, asked = OpenChat(), BEGUN.add(Turn("user", "hello"))
     chat.ask(asked)
-    chat.take_question()
+    chat.begin_answer()
     other = Conversation(asked_model="base")
     chat.begin(other)
-    assert not chat.grow(asked, asked.add(Turn("assistant", "Hello")))
+    assert not chat.update_answer(asked, asked.add(Turn("assistant", "Hello")))
     chat.end_answer(asked)
     assert chat.conversation is other

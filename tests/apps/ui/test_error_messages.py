@@ -30,20 +30,20 @@ URL = "http://127.0.0.1:8000"
             RequestRefusedError(429, "Too Many", "all places are taken"),
             "All places are taken. Please try again in a moment.",
         ),
-        (RequestRefusedError(404, "Not Found"), "The API answered with status 404."),
+        (RequestRefusedError(404, "Not Found"), "The API returned status 404."),
         (
             RequestRefusedError(503, "Unavailable"),
-            "The API answered with status 503. Please try again in a moment.",
+            "The API returned status 503. Please try again in a moment.",
         ),
         (ApiTimeoutError(URL, ""), "The API took too long to answer; please try again."),
         (
             ApiUnreachableError(URL, "[Errno 111] Connection refused"),
             f"The API at {URL} does not answer; it may still be starting.",
         ),
-        (ConnectionLostError(URL, ""), "The connection broke off in the middle of the answer."),
+        (ConnectionLostError(URL, ""), "The connection was lost during the answer."),
         (
             UnexpectedResponseError("not JSON"),
-            "The API answered with something that this page does not know.",
+            "The API returned an unexpected response.",
         ),
         (AnswerFailedError("the model was unloaded"), "the model was unloaded"),
     ],
@@ -59,4 +59,4 @@ def test_response_of_foreign_server_is_described(api: StubApi) -> None:
 
     with pytest.raises(RequestRefusedError) as caught:
         asyncio.run(list_models())
-    assert describe_error(caught.value) == "The API answered with status 404."
+    assert describe_error(caught.value) == "The API returned status 404."

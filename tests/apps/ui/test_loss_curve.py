@@ -3,7 +3,7 @@
 import pytest
 
 from apps.client.resources import Metrics
-from apps.ui.loss_curve import MAX_POINTS, choose_ticks, render_loss_curve, smooth, thin_out
+from apps.ui.loss_curve import MAX_POINTS, choose_ticks, downsample, render_loss_curve, smooth
 
 
 def make_metrics(losses: list[float], num_steps: int) -> list[Metrics]:
@@ -46,9 +46,9 @@ def test_moving_average_starts_at_first_value() -> None:
     assert 0 < losses[2] < 5
 
 
-def test_long_curve_is_thinned_and_keeps_last_point() -> None:
+def test_long_curve_is_downsampled_and_keeps_last_point() -> None:
     points = [(float(step), 1.0) for step in range(1, 10_001)]
-    thinned = thin_out(points)
-    assert len(thinned) <= MAX_POINTS
-    assert thinned[-1] == points[-1]
-    assert thinned == sorted(thinned)
+    sampled = downsample(points)
+    assert len(sampled) <= MAX_POINTS
+    assert sampled[-1] == points[-1]
+    assert sampled == sorted(sampled)

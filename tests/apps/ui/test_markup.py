@@ -56,9 +56,9 @@ def test_long_row_is_truncated_with_note() -> None:
 def test_preview_lists_ignored_keys() -> None:
     counts = {"id": 3, "source": 1200, HOSTILE: 1, **{f"key{place:02}": 2 for place in range(20)}}
     html = markup.render_preview(make_preview([], ignored_keys=counts))
-    assert "not used, with how many rows have them: source (1,200), id (3), key00 (2)" in html
+    assert "with the number of rows that have them: source (1,200), id (3), key00 (2)" in html
     assert "and 3 more." in html
-    assert "not used" not in markup.render_preview(make_preview([]))
+    assert "Ignored keys" not in markup.render_preview(make_preview([]))
 
 
 @pytest.mark.parametrize(

@@ -133,14 +133,14 @@ async def test_failed_request_does_not_affect_other_requests(tiny_model: Path) -
 def test_process_killed_during_loading_is_reported(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.pidfd_open
+    real = fork_server.fork
 
-    def kill_process(pid: int) -> int:
-        descriptor = real(pid)
-        os.kill(pid, signal.SIGKILL)
-        return descriptor
+    def kill_process(connection: int) -> int:
+        process = real(connection)
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        return process
 
-    monkeypatch.setattr(os, "pidfd_open", kill_process)
+    monkeypatch.setattr(fork_server, "fork", kill_process)
     with pytest.raises(
         EngineLostError, match="^the process that was to load model 'model' has ended$"
     ):

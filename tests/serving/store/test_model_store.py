@@ -251,14 +251,17 @@ def test_model_is_deleted_only_when_unused(
     with pytest.raises(ModelInUseError, match="^model 'a' is what 'latest' points to; "):
         store.delete("a")
     store.point_alias("latest", "b")
-    with store.get("a").hold(), pytest.raises(ModelInUseError, match="^model 'a' is loaded "):
+    with (
+        store.get("a").lock_shared(),
+        pytest.raises(ModelInUseError, match="^model 'a' is loaded "),
+    ):
         store.delete("a")
     model = store.get("a")
     store.delete("a")
     assert [found.id for found in store.list_models()] == ["b"]
     assert not layout.model("a").exists()
     with pytest.raises(ModelNotFoundError, match="^model 'a' has been deleted$"):
-        model.hold()
+        model.lock_shared()
     with pytest.raises(ModelNotFoundError, match="^no model has the id 'a'; "):
         store.delete("a")
 
@@ -383,8 +386,8 @@ def test_new_model_with_deleted_id_is_distinct(
     assert new.exists()
     assert not old.exists()
     with pytest.raises(ModelNotFoundError, match="^model 'a' has been deleted$"):
-        old.hold()
-    new.hold().close()
+        old.lock_shared()
+    new.lock_shared().close()
 
 
 def test_delete_is_refused_by_usage_check(store: ModelStore, tiny_model: Path) -> None:
@@ -395,7 +398,7 @@ def test_delete_is_refused_by_usage_check(store: ModelStore, tiny_model: Path) -
 
     with pytest.raises(ModelInUseError, match="^a job needs it$"):
         store.delete("a", need)
-    store.get("a").hold().close()
+    store.get("a").lock_shared().close()
     store.delete("a", lambda: None)
 
 

@@ -16,8 +16,8 @@ from ray.train.v2._internal.util import construct_user_exception_with_traceback
 from ray.train.v2.api.config import FailureConfig
 from ray.train.v2.api.exceptions import WorkerGroupError
 
-from training.cluster.retry import ReportFailures, is_full_disk, is_worth_another_try, may_heal
-from training.cluster.trainer import RetryWhatMayHeal
+from training.cluster.retry import ReportFailures, is_full_disk, is_retryable, is_transient
+from training.cluster.trainer import RetryTransientFailures
 from training.cluster.unwrapping import unwrap_user_exception
 from training.model import WeightsError
 from training.run.folder import RunBusyError, RunFolder
@@ -66,8 +66,8 @@ def test_unwrap_user_exception_returns_exception_of_worker() -> None:
 )
 def test_permanent_failure_is_not_retried(exception: Exception) -> None:
     """Previously, each of them was retried four times, for 103 s."""
-    assert not may_heal(wrap(exception))
-    assert not is_worth_another_try({0: wrap(exception), 1: wrap(PEER_LOST)})
+    assert not is_transient(wrap(exception))
+    assert not is_retryable({0: wrap(exception), 1: wrap(PEER_LOST)})
 
 
 @pytest.mark.parametrize(
@@ -88,22 +88,22 @@ def test_permanent_failure_is_not_retried(exception: Exception) -> None:
     ],
 )
 def test_transient_failure_is_retried(exception: Exception) -> None:
-    assert may_heal(exception)
-    assert is_worth_another_try({0: exception})
+    assert is_transient(exception)
+    assert is_retryable({0: exception})
 
 
 def test_lost_worker_outweighs_failures_of_other_workers() -> None:
     lost = ray.exceptions.ActorDiedError()
-    assert is_worth_another_try({0: wrap(ValueError("expected 2 tensors, got 1")), 1: lost})
+    assert is_retryable({0: wrap(ValueError("expected 2 tensors, got 1")), 1: lost})
 
 
 def test_failure_policy_decides_by_cause() -> None:
-    policy = RetryWhatMayHeal(FailureConfig(max_failures=2))
+    policy = RetryTransientFailures(FailureConfig(max_failures=2))
     full, lost = WorkerGroupError("", {1: wrap(FULL)}), WorkerGroupError("", {1: wrap(PEER_LOST)})
     assert policy.make_decision(full) is FailureDecision.RAISE
     decisions = [policy.make_decision(lost) for _ in range(3)]
     assert decisions == [FailureDecision.RETRY, FailureDecision.RETRY, FailureDecision.RAISE]
-    assert isinstance(pickle.loads(pickle.dumps(policy)), RetryWhatMayHeal)
+    assert isinstance(pickle.loads(pickle.dumps(policy)), RetryTransientFailures)
 
 
 def test_only_replaced_workers_emit_event(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 from ray.train import FailureConfig, RunConfig
 from ray.train.torch import TorchTrainer
 
-from training.cluster.trainer import UNUSED, LeanTorchTrainer, RetryWhatMayHeal
+from training.cluster.trainer import UNUSED, LeanTorchTrainer, RetryTransientFailures
 
 
 def name_callbacks(trainer: TorchTrainer) -> list[str]:
@@ -33,6 +33,6 @@ def test_controller_receives_failure_policy(
     )
     trainer._initialize_and_run_controller(failure_policy=None, callbacks=[])
     policy = given["failure_policy"]
-    assert isinstance(policy, RetryWhatMayHeal)
+    assert isinstance(policy, RetryTransientFailures)
     assert policy.failure_config.max_failures == 4
     assert "failure_policy=create_failure_policy(" in inspect.getsource(TorchTrainer.fit)

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from training.command.full_output import drop_what_finds_no_room
+from training.command.full_output import drop_output_on_full_disk
 
 WRITE = """
 import sys
-from training.command.full_output import drop_what_finds_no_room
-with drop_what_finds_no_room():
+from training.command.full_output import drop_output_on_full_disk
+with drop_output_on_full_disk():
     print("fox", file=sys.stderr)
     sys.stderr.write("\\udcff")
 raise SystemExit(75)
@@ -33,7 +33,7 @@ def test_lines_are_written_at_once_if_disk_has_space(tmp_path: Path) -> None:
 
 def test_stream_without_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     stream = sys.stderr
-    with drop_what_finds_no_room():
+    with drop_output_on_full_disk():
         print("fox", file=sys.stderr)
     assert sys.stderr is stream
     assert capsys.readouterr().err == "fox\n"

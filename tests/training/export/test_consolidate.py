@@ -361,4 +361,4 @@ def test_command_line_prints_verification(
     assert captured.out == f"{tmp_path / 'model'}\n"
     assert "logits differ from those in training by" in captured.err
     assert consolidate.main([*command, "--base-model", str(base)]) == 1
-    assert "it is left as it is" in " ".join(capsys.readouterr().err.split())
+    assert "it was not changed" in " ".join(capsys.readouterr().err.split())

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from system.free_resources import has_room
+from system.free_resources import has_free_space
 from training.cluster.ray_train import TrainingFailedError
 from training.launch import execute_run
-from training.monitoring.full_disk_pause import pause_until_room
-from training.preflight.disk_and_memory import check_room
+from training.monitoring.full_disk_pause import record_full_disk_pause
+from training.preflight.disk_and_memory import check_disk_and_memory
 from training.run.folder import RunFolder
 from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
@@ -45,16 +45,16 @@ def test_full_disk_pauses_run(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_paused_run_waits_for_disk_space(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    pause_until_room(run, SPEC, FULL)
+    record_full_disk_pause(run, SPEC, FULL)
     needed_bytes = run.read_record().needed_bytes
     assert needed_bytes is not None
     free = needed_bytes - 1
     monkeypatch.setattr("system.free_resources.measure_free_disk", lambda _: free)
-    assert not has_room(run.path, needed_bytes)
+    assert not has_free_space(run.path, needed_bytes)
     free = needed_bytes
-    assert has_room(run.path, needed_bytes)
+    assert has_free_space(run.path, needed_bytes)
     free = 0
-    assert has_room(run.path, None), "a run that does not wait for room"
+    assert has_free_space(run.path, None), "a run that does not wait for room"
     assert not run.is_pause_requested
 
 
@@ -63,21 +63,23 @@ def test_resumed_run_passes_disk_space_check(
 ) -> None:
     for module in ("monitoring.full_disk_pause", "preflight.disk_and_memory"):
         monkeypatch.setattr(f"training.{module}.count_parameters", lambda _: 10_000_000)
-    pause_until_room(run, SPEC, FULL)
+    record_full_disk_pause(run, SPEC, FULL)
     free = run.read_record().needed_bytes
     monkeypatch.setattr("training.preflight.disk_and_memory.measure_free_disk", lambda _: free)
-    check_room(run, SPEC.model_copy(update={"precision": "fp32"}), [{"CPU": 2.0}], on_gpu=False)
+    check_disk_and_memory(
+        run, SPEC.model_copy(update={"precision": "fp32"}), [{"CPU": 2.0}], on_gpu=False
+    )
 
 
 def test_run_without_progress_waits_for_user(run: RunFolder) -> None:
     """Otherwise the run would be restarted repeatedly if a different disk is full."""
     run.metrics.add({"step": 5, "loss": 1.0})
-    pause_until_room(run, SPEC, FULL)
+    record_full_disk_pause(run, SPEC, FULL)
     assert not run.is_pause_requested
     run.metrics.add({"step": 6, "loss": 1.0})
-    pause_until_room(run, SPEC, FULL)
+    record_full_disk_pause(run, SPEC, FULL)
     assert not run.is_pause_requested
-    pause_until_room(run, SPEC, FULL)
+    record_full_disk_pause(run, SPEC, FULL)
     assert run.requested_pause_reason == "user"
     assert "when it is resumed" in run.events.read()[-1]["message"]
 
@@ -90,12 +92,12 @@ def test_unrecorded_pause_leaves_record_unchanged(
 
     monkeypatch.setattr("training.run.folder.durable.append_json_line", fail)
     monkeypatch.setattr("training.run.folder.versioned_json.write_object", fail)
-    pause_until_room(run, SPEC, FULL)
+    record_full_disk_pause(run, SPEC, FULL)
     assert run.read_record().status == "running", "the queue resumes a run with this status"
 
 
 def test_ended_run_is_not_paused(run: RunFolder) -> None:
     run.update_record(status="cancelled")
-    pause_until_room(run, SPEC, FULL)
+    record_full_disk_pause(run, SPEC, FULL)
     assert run.read_record().status == "cancelled"
     assert run.events.read() == []

@@ -139,10 +139,10 @@ def test_perplexity_is_finite() -> None:
 
 def test_only_rank_0_records(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
     progress = Progress(num_shares=2).take_step(RESULT, 0.5)
-    with caplog.at_level(logging.INFO), open_trackers(SPEC, run, 0, speaks=False) as trackers:
+    with caplog.at_level(logging.INFO), open_trackers(SPEC, run, 0, is_reporting=False) as trackers:
         assert trackers == []
         journal = make_journal(run, rank=1, trackers=trackers)
-        journal.tell("something")
+        journal.log_event("something")
         journal.record_step(replace(RESULT, was_skipped=True), progress, 4)
     assert list(run.path.iterdir()) == []
     assert caplog.messages == []
@@ -150,7 +150,7 @@ def test_only_rank_0_records(run: RunFolder, caplog: pytest.LogCaptureFixture) -
 
 def test_event_is_logged(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        make_journal(run).tell("Resuming after step 3 of 9", step=3)
+        make_journal(run).log_event("Resuming after step 3 of 9", step=3)
     (event,) = run.events.read()
     assert (event["message"], event["data"], event["level"]) == (
         "Resuming after step 3 of 9",
@@ -202,7 +202,7 @@ def list_scalars(events: list[Any]) -> dict[str, list[tuple[int, float]]]:
 
 def test_tensorboard_has_curve_of_each_figure(run: RunFolder) -> None:
     progress = Progress(num_shares=2)
-    with open_trackers(SPEC, run, 0, speaks=True) as trackers:
+    with open_trackers(SPEC, run, 0, is_reporting=True) as trackers:
         journal = make_journal(run, trackers=trackers)
         for loss in (2.5, 2.25, 2.0):
             result = replace(RESULT, loss=loss)
@@ -223,7 +223,7 @@ def test_tensorboard_session_hides_repeated_steps(run: RunFolder) -> None:
     for first_step, steps in ((0, (1, 2, 3)), (2, (3, 4))):
         for earlier in folder.glob("*"):  # file names contain the start time in seconds
             earlier.rename(folder / "events.out.tfevents.1.host")
-        with open_trackers(SPEC, run, first_step, speaks=True) as trackers:
+        with open_trackers(SPEC, run, first_step, is_reporting=True) as trackers:
             for step in steps:
                 trackers[0].log({"loss": 1.0}, step)
     events = read_tensorboard(folder)
@@ -265,7 +265,7 @@ def test_failing_tracker_does_not_fail_run(
 
     monkeypatch.setitem(OPENERS, "mlflow", open_failing_tracker)
     spec = SPEC.model_copy(update={"trackers": ("mlflow",)})
-    with open_trackers(spec, run, 0, speaks=True) as opened:
+    with open_trackers(spec, run, 0, is_reporting=True) as opened:
         make_journal(run, trackers=opened).record_step(RESULT, Progress(num_shares=2), 3)
     assert len(run.metrics.read()) == 1
     assert (run.path / "tensorboard").is_dir()
@@ -293,7 +293,7 @@ def test_exception_of_body_reaches_trackers_and_caller(
     spec = SPEC.model_copy(update={"trackers": ("wandb",)})
 
     def fail_step() -> None:
-        with open_trackers(spec, run, 0, speaks=True):
+        with open_trackers(spec, run, 0, is_reporting=True):
             assert is_open.wait(10)
             raise ValueError("the step failed")
 

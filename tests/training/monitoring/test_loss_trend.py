@@ -88,7 +88,9 @@ def test_loss_rise_emits_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in ("_check_base_model", "ensure_cpu_op", "_consolidate"):
         monkeypatch.setattr(f"training.launch.{name}", lambda *_: False)
     monkeypatch.setattr("training.preflight.preflight.check_settings", lambda *_: None)
-    monkeypatch.setattr("training.preflight.disk_and_memory.check_room", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "training.preflight.disk_and_memory.check_disk_and_memory", lambda *_, **__: None
+    )
     monkeypatch.setattr("training.launch.train", lambda *_, **__: "finished")
     _compute(run, spec)
     (event,) = run.events.read()

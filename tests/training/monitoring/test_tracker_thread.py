@@ -117,7 +117,7 @@ def test_blocking_tracker_keeps_metrics_and_emits_event(
     run = RunFolder(tmp_path)
     spec = TrainingSpec(base_model="m", train_file="f", trackers=("wandb",))
     started = time.monotonic()
-    with open_trackers(spec, run, 0, speaks=True) as trackers:
+    with open_trackers(spec, run, 0, is_reporting=True) as trackers:
         journal: Journal = make_journal(run, trackers=trackers)
         journal.record_step(RESULT, Progress(num_shares=2), 3)
     assert time.monotonic() - started < 5

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from training.preflight.resources import ResourceError, check_resources, settle_precision
+from training.preflight.resources import ResourceError, check_resources, resolve_precision
 from training.spec import TrainingSpec
 
 
@@ -53,7 +53,7 @@ def test_cpus_reserved_for_serving_are_unavailable() -> None:
     check_resources(spec, [{"CPU": 2.0}])
     with pytest.raises(
         ResourceError,
-        match="^2 workers × 0.8 CPUs = .* has 1.3 besides the 0.7 that serving holds",
+        match="^2 workers × 0.8 CPUs = .* has 1.3 besides the 0.7 reserved for serving",
     ):
         check_resources(spec, [{"CPU": 2.0}], reserved_cpus=0.7)
 
@@ -88,7 +88,7 @@ def test_auto_precision_depends_on_processor(
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: bf16\n")
     monkeypatch.setattr("training.preflight.resources._CPU_INFO", tmp_path / "cpuinfo")
-    settled = settle_precision(make_spec("m", Path("f")), on_gpu=on_gpu)
-    assert settled.precision == expected
+    resolved = resolve_precision(make_spec("m", Path("f")), on_gpu=on_gpu)
+    assert resolved.precision == expected
     chosen = make_spec("m", Path("f"), precision="bf16")
-    assert settle_precision(chosen, on_gpu=False) is chosen
+    assert resolve_precision(chosen, on_gpu=False) is chosen

@@ -9,7 +9,7 @@ import pytest
 
 from training.run import lease
 from training.run.folder import RunBusyError, RunFolder
-from training.run.lease import LEASE_S, LeaseWatch, hold_lease
+from training.run.lease import LEASE_S, LeaseWatch, acquire_lease
 
 
 @pytest.fixture
@@ -30,13 +30,13 @@ def holder(run: RunFolder) -> Iterator["subprocess.Popen[bytes]"]:
     """A process that holds the lease of the run until it is killed."""
     program = (
         "import sys, time; from pathlib import Path;"
-        "from training.run.lease import hold_lease; from training.run.folder import RunFolder\n"
-        f"with hold_lease(RunFolder(Path({str(run.path)!r}))):\n"
-        " print('held', flush=True); time.sleep(60)"
+        "from training.run.lease import acquire_lease; from training.run.folder import RunFolder\n"
+        f"with acquire_lease(RunFolder(Path({str(run.path)!r}))):\n"
+        " print('acquired', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert process.stdout is not None
-    assert process.stdout.readline() == b"held\n"
+    assert process.stdout.readline() == b"acquired\n"
     yield process
     process.kill()
     process.wait()
@@ -47,7 +47,7 @@ def test_lease_is_held_by_one_process_at_a_time(
     run: RunFolder, holder: "subprocess.Popen[bytes]"
 ) -> None:
     assert LeaseWatch().is_alive(run)
-    with pytest.raises(RunBusyError, match="^another process computes"), hold_lease(run):
+    with pytest.raises(RunBusyError, match="^another process computes"), acquire_lease(run):
         pass
 
 
@@ -60,12 +60,12 @@ def test_killed_process_on_same_machine_is_detected_at_once(
     holder.wait()
     assert run.heartbeat_file.exists(), "the killed process removed its heartbeat"
     assert not watch.is_alive(run)
-    with hold_lease(run):
+    with acquire_lease(run):
         assert watch.is_alive(run)
 
 
 def test_released_lease_is_not_alive(run: RunFolder) -> None:
-    with hold_lease(run):
+    with acquire_lease(run):
         pass
     assert not LeaseWatch().is_alive(run)
 
@@ -89,7 +89,7 @@ def test_lease_of_other_machine_expires_without_heartbeat(run: RunFolder) -> Non
 
 def test_heartbeat_is_updated(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "HEARTBEAT_INTERVAL_S", 0.01)
-    with hold_lease(run):
+    with acquire_lease(run):
         seen: set[str] = set()
         while len(seen) < 5:
             seen.add(run.heartbeat_file.read_text())

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from templating.reasoning import remove_reasoning
 from templating.renderer import RenderedTurn, Rendering, RenderLimits, Span
 from training.data.chat.end_tokens import EndTokens
-from training.data.chat.reasoning import ReasoningUse, show_reasoning
+from training.data.chat.reasoning import ReasoningUse, insert_reasoning
 from training.data.faults import RowFault
 
 LearnedTurns = Literal["all", "last"]
@@ -119,7 +119,7 @@ class SampleBuilder:
         elif marked:
             rendered = rendered[: marked[-1][1]]
         prompt_end = _read_prompt_end(text, turn)
-        shown = show_reasoning(prompt_end, rendered, reasoning, content, self._template, place)
+        shown = insert_reasoning(prompt_end, rendered, reasoning, content, self._template, place)
         spans = [(0, len(shown.text))]
         if marked and not shown.is_changed:
             spans = marked

@@ -25,7 +25,7 @@ _TAGS = (
 )
 
 
-class ShownAnswer(NamedTuple):
+class AnswerWithReasoning(NamedTuple):
     """An answer with its reasoning and the reasoning's span; `is_changed` if text was inserted."""
 
     text: str
@@ -33,9 +33,9 @@ class ShownAnswer(NamedTuple):
     is_changed: bool
 
 
-def show_reasoning(
+def insert_reasoning(
     prompt_end: str, answer: str, reasoning: str | None, content: str, template: str, place: int
-) -> ShownAnswer:
+) -> AnswerWithReasoning:
     """Insert reasoning that the template omits into an answer; end reasoning begun by the prompt.
 
     `prompt_end` is the end of the prompt, `content` the content of the answer after its reasoning,
@@ -46,11 +46,11 @@ def show_reasoning(
         _check_open(prompt_end, place)
     begun = next((tags for tags in _TAGS if prompt_end.rstrip().endswith(tags.begin.strip())), None)
     if reasoning is not None and (start := _find_reasoning(answer, reasoning, content)) is not None:
-        return ShownAnswer(answer, (start, start + len(reasoning)), is_changed=False)
+        return AnswerWithReasoning(answer, (start, start + len(reasoning)), is_changed=False)
     if begun is not None:
         return _end_begun(prompt_end, answer, reasoning, begun)
     if reasoning is None:
-        return ShownAnswer(answer, None, is_changed=False)
+        return AnswerWithReasoning(answer, None, is_changed=False)
     for tags in _TAGS:
         empty = re.match(rf"\s*{re.escape(tags.begin)}(\s*){re.escape(tags.end)}", answer)
         if empty:
@@ -88,10 +88,12 @@ def _check_open(prompt_end: str, place: int) -> None:
             )
 
 
-def _end_begun(prompt_end: str, answer: str, reasoning: str | None, tags: _Tags) -> ShownAnswer:
+def _end_begun(
+    prompt_end: str, answer: str, reasoning: str | None, tags: _Tags
+) -> AnswerWithReasoning:
     """Complete an answer whose prompt ends within the reasoning."""
     if reasoning is None and tags.end in answer:
-        return ShownAnswer(answer, None, is_changed=False)
+        return AnswerWithReasoning(answer, None, is_changed=False)
     is_lined = prompt_end.endswith("\n")
     if tags.end in answer and (at := answer.index(tags.end)) == len(answer) - len(answer.lstrip()):
         end = "\n" if is_lined else ""  # the template ends it immediately
@@ -102,9 +104,9 @@ def _end_begun(prompt_end: str, answer: str, reasoning: str | None, tags: _Tags)
 
 def _splice(
     answer: str, start: int, end: int, before: str, reasoning: str, after: str
-) -> ShownAnswer:
+) -> AnswerWithReasoning:
     """Replace characters of an answer by reasoning and the text around it."""
     text = f"{answer[:start]}{before}{reasoning}{after}{answer[end:]}"
     first = start + len(before)
     span = (first, first + len(reasoning)) if reasoning else None
-    return ShownAnswer(text, span, is_changed=True)
+    return AnswerWithReasoning(text, span, is_changed=True)

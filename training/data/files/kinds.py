@@ -58,7 +58,7 @@ def find_suffix(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def tell_kind(name: str, suffix: str, sample: bytes, names: Collection[str]) -> FileKind:
+def detect_kind(name: str, suffix: str, sample: bytes, names: Collection[str]) -> FileKind:
     """Return the kind of a decompressed file by its beginning, or raise `DataError`.
 
     `names` are expected column names; they distinguish a CSV file from malformed JSON.

@@ -275,7 +275,7 @@ def _parse_history(record: Mapping[str, Any]) -> list[Turn]:
 
 def _parse_completion(line: int, record: Mapping[str, Any]) -> Row:
     if not isinstance(record.get("prompt"), list):
-        turns = _ask(record, get_text(record, "prompt"), get_text(record, "completion"))
+        turns = _build_turns(record, get_text(record, "prompt"), get_text(record, "completion"))
         return _make_row(line, turns, parse_tools(record))
     prompt = get_list(record, "prompt", "message")
     completion = get_list(record, "completion", "message")
@@ -292,7 +292,7 @@ def _instruct(record: Mapping[str, Any]) -> list[Turn]:
     return [Turn({"role": "system", "content": get_text(record, "system")})]
 
 
-def _ask(record: Mapping[str, Any], question: str, answer: str) -> list[Turn]:
+def _build_turns(record: Mapping[str, Any], question: str, answer: str) -> list[Turn]:
     return [
         *_instruct(record),
         Turn({"role": "user", "content": question}),

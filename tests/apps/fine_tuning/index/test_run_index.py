@@ -140,7 +140,7 @@ def test_index_detects_changes_by_other_processes(layout: StorageLayout) -> None
     assert len(index.scan().runs) == 5
     assert index.scan_unfinished().runs == []
     runs[2].update_record(status="queued")
-    index.note_reopened(runs[2].path.name)
+    index.record_reopened(runs[2].path.name)
     assert [run.path for run, _ in index.scan_unfinished().runs] == [runs[2].path]
     runs[2].update_record(status="running")
     assert [record.status for _, record in index.scan_unfinished().runs] == ["running"]

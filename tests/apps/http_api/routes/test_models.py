@@ -137,11 +137,11 @@ async def test_unsafe_or_incomplete_model_archive_is_refused(
 
     (source / "leads-away").symlink_to("/etc/passwd")
     message = await read_message(await put(client, "a", make_tar(source)), 400)
-    assert message == "'model/leads-away' in the archive is no file or folder"
+    assert message == "'model/leads-away' in the archive is neither a file nor a folder"
     (source / "leads-away").unlink()
 
     message = await read_message(await put(client, "a", make_tar(source, "../away")), 400)
-    assert "leads out of the model's folder" in message
+    assert "is outside the model's folder" in message
     message = await read_message(await put(client, "a", b"no archive"), 400)
     assert "not a whole tar (not compressed) or zip archive" in message
     (source / "config.json").unlink()
@@ -157,7 +157,7 @@ async def test_archive_that_expands_excessively_is_refused(client: httpx.AsyncCl
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("config.json", bytes(60_000_000))
     message = await read_message(await put(client, "a", buffer.getvalue()), 400)
-    assert "far more than it has" in message
+    assert "far more than its size" in message
 
 
 def make_compressed(source: Path) -> bytes:
@@ -449,9 +449,9 @@ async def test_model_in_use_is_not_deleted(
     assert message == "job 'ftjob-000001' still needs model 'other'"
     run.update_record(status="failed")
     assert "'latest' points to" in await read_message(await client.delete("/v1/models/tiny"), 409)
-    held = services.models.get("other").hold()
+    lock = services.models.get("other").lock_shared()
     await read_message(await client.delete("/v1/models/other"), 409)
-    held.close()
+    lock.close()
     deleted = (await client.delete("/v1/models/other")).json()
     assert deleted == {"id": "other", "object": "model", "deleted": True}
     assert (await client.get("/v1/models/other")).status_code == 404

@@ -40,19 +40,19 @@ def test_unavailable_api_does_not_make_key_invalid(
     status: int, code: str, verdict: Verdict
 ) -> None:
     refusal = httpx.Response(status, json={"error": {"message": "no", "code": code}})
-    assert ask(refusal, lambda keys: keys.judge("key")) is verdict
+    assert ask(refusal, lambda keys: keys.check("key")) is verdict
     assert ask(refusal, lambda keys: keys.may_write_files("key")) is False
 
 
 @pytest.mark.parametrize(("key", "verdict"), [("ann", Verdict.VALID), (None, Verdict.NOT_NEEDED)])
 def test_accepted_key_is_valid_or_not_needed(key: str | None, verdict: Verdict) -> None:
     access = httpx.Response(200, json={"object": "access", "key": key, "permissions": []})
-    assert ask(access, lambda keys: keys.judge("key")) is verdict
+    assert ask(access, lambda keys: keys.check("key")) is verdict
 
 
 @pytest.mark.parametrize("response", [httpx.Response(200, text="<html>"), httpx.ConnectError("no")])
 def test_failed_key_check_has_unknown_verdict(response: httpx.Response | Exception) -> None:
-    assert ask(response, lambda keys: keys.judge("key")) is Verdict.UNKNOWN
+    assert ask(response, lambda keys: keys.check("key")) is Verdict.UNKNOWN
     assert ask(response, lambda keys: keys.may_write_files("key")) is False
 
 

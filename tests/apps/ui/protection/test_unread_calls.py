@@ -33,19 +33,19 @@ class Kept:
 def test_calls_of_session_without_reader_are_limited() -> None:
     kept = Kept()
     assert [kept.calls.add("a") for _ in range(MAX_CALLS)] == [None] * MAX_CALLS
-    assert "did not read" in (kept.calls.add("a") or "")
+    assert "unread" in (kept.calls.add("a") or "")
     assert kept.calls.add("b") is None
     with kept.calls.read("a"):
         assert [kept.calls.add("a") for _ in range(3 * MAX_CALLS)] == [None] * 3 * MAX_CALLS
         kept.num_events = MAX_UNREAD_EVENTS
-        assert "did not read" in (kept.calls.add("a") or "")
+        assert "unread" in (kept.calls.add("a") or "")
 
 
 def test_sessions_without_reader_are_limited_and_expire() -> None:
     kept = Kept()
     for number in range(MAX_SESSIONS):
         assert kept.calls.add(f"s{number}") is None
-    assert "too many visitors" in (kept.calls.add("late") or "")
+    assert "too many sessions" in (kept.calls.add("late") or "")
     kept.now = UNREAD_LIFETIME_S + 1
     assert kept.calls.add("late") is None
     assert len(kept.forgotten) == MAX_SESSIONS
@@ -55,12 +55,12 @@ def test_streams_are_limited_per_key_and_in_total() -> None:
     slots = StreamSlots()
     with ExitStack() as streams:
         for _ in range(MAX_STREAMS_PER_KEY):
-            streams.enter_context(slots.occupy("a"))
+            streams.enter_context(slots.count_stream("a"))
         assert "of this key" in (slots.find_refusal("a") or "")
         assert slots.find_refusal("b") is None
         for _ in range(MAX_STREAMS - MAX_STREAMS_PER_KEY):
-            streams.enter_context(slots.occupy(None))
-        assert "the most at once" in (slots.find_refusal(None) or "")
+            streams.enter_context(slots.count_stream(None))
+        assert "which is the maximum" in (slots.find_refusal(None) or "")
     assert slots.find_refusal("a") is None
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.chat_templates import FAMILIES
 from tests.test_chat_families import encode, find_end_ids, make_tokenizer
-from training.data.chat.reasoning import ShownAnswer, show_reasoning
+from training.data.chat.reasoning import AnswerWithReasoning, insert_reasoning
 from training.data.chat.rendering import ChatSettings
 from training.data.faults import RowFault
 from training.data.text.encoding import TokenSample
@@ -70,7 +70,7 @@ def test_reasoning_after_prompt_without_reasoning_is_rejected() -> None:
 
 def test_reasoning_for_model_without_reasoning_is_rejected() -> None:
     with pytest.raises(RowFault, match="^message 2 has reasoning, which .* does not write"):
-        show_reasoning("assistant:", "Twelve.", "I count.", "Twelve.", "{{ messages }}", 1)
+        insert_reasoning("assistant:", "Twelve.", "I count.", "Twelve.", "{{ messages }}", 1)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_reasoning_for_model_without_reasoning_is_rejected() -> None:
     ],
 )
 def test_reasoning_opened_by_prompt_is_closed(prompt: str, answer: str, shown: str) -> None:
-    found = show_reasoning(prompt, answer, None, "Twelve.", "", 1)
-    assert found == ShownAnswer(shown, None, is_changed=shown != answer)
+    found = insert_reasoning(prompt, answer, None, "Twelve.", "", 1)
+    assert found == AnswerWithReasoning(shown, None, is_changed=shown != answer)
 
 
 @pytest.mark.parametrize("use", ["learn", "mask"])
