@@ -56,8 +56,9 @@ def _train(rank: int, model: Path, checkpoint: Path, rendezvous: Path) -> None:
     from training.batching import BatchPlan
     from training.checkpoint.format import TAG
     from training.checkpoint.reference_logits import PROBE_NAME, compute_probe
-    from training.engine import Place, init_distributed, start_engine
+    from training.place import Place
     from training.spec import TrainingSpec
+    from training.strategies.zero import init_distributed, start_engine
     from training.task import open_default_objective
 
     torch.set_num_threads(1)
@@ -73,7 +74,7 @@ def _train(rank: int, model: Path, checkpoint: Path, rendezvous: Path) -> None:
         spec, place, BatchPlan.from_spec(spec, "padded", 2), open_default_objective()
     )
     ids = torch.arange(_NUM_TOKENS)[None] + rank
-    engine.backward(engine(input_ids=ids, labels=ids).loss)
+    engine.backward(engine(input_ids=ids, labels=ids).loss, scale_wrt_gas=True)
     engine.step()
     probe = compute_probe(engine, place, open_default_objective())
     engine.save_checkpoint(str(checkpoint), tag=TAG)

@@ -1,45 +1,30 @@
-"""DeepSpeed's engine around the model, and one optimizer step with it.
+"""One optimizer step with the engine of a strategy.
 
 The gradient of a step is the mean over the step's targets, such as learned tokens, across workers
 and micro batches alike. Each micro batch contributes its summed loss divided by the weight of the
 targets of the whole step.
-DeepSpeed averages gradients over workers, so the sum is scaled by the world size.
+The engine averages gradients over workers, so the sum is scaled by the world size.
 """
 
 import hashlib
-import logging
 import math
-import os
 import resource
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from training.batching import BatchLayout, BatchPlan, Step
+from training.batching import BatchLayout, Step
 from training.data.row_table import RowTable
-from training.deepspeed.config import build_deepspeed_config
-from training.deepspeed.cpu_op import load_cpu_op
-from training.deepspeed.optimizer import build_optimizer
-from training.model import find_hidden_size, load_model
-from training.spec import TrainingSpec
+from training.place import Place
+from training.strategy import TrainingEngine
 from training.task import MicroBatch, Objective
 
 
 class NonFiniteLossError(RuntimeError):
     """The loss is infinite or not a number; the optimizer was not stepped."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A worker's rank among `world_size`, and its device."""
-
-    rank: int
-    world_size: int
-    device: torch.device
 
 
 @dataclass(frozen=True)
@@ -57,59 +42,13 @@ class StepResult:
     was_asked_to_stop: bool  # by any worker
 
 
-def init_distributed(device: torch.device) -> None:
-    """Set up DeepSpeed's collectives in the process group that Ray Train created."""
-    # DeepSpeed guesses its accelerator at import: set it before, and import it in workers only.
-    os.environ["DS_ACCELERATOR"] = device.type
-    if device.type == "cpu":
-        load_cpu_op()
-    import deepspeed
-
-    deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo")
-
-
-def start_engine(
-    spec: TrainingSpec,
-    place: Place,
-    plan: BatchPlan,
-    objective: Objective,
-    *,
-    load_universal: bool = False,
-) -> Any:
-    """Load the base model, sharded during loading, and wrap it in DeepSpeed's engine.
-
-    `load_universal` prepares the engine for a checkpoint of another number of workers. Raises
-    `WeightsError` if the weights do not match the architecture.
-    """
-    import deepspeed
-    from transformers.integrations import HfDeepSpeedConfig
-
-    if spec.wall_clock_breakdown:  # else its lines would not reach the log
-        deepspeed.utils.logger.setLevel(logging.INFO)
-        deepspeed.utils.logger.propagate = True
-    config = build_deepspeed_config(
-        spec,
-        place.world_size,
-        hidden_size=find_hidden_size(spec.base_model),
-        num_shares=plan.num_shares,
-        load_universal=load_universal,
-    )
-    shards_on_load = HfDeepSpeedConfig(config)  # must live across from_pretrained
-    model = load_model(spec, objective, plan.layout, place.device)
-    del shards_on_load
-    engine, *_ = deepspeed.initialize(
-        model=model, optimizer=build_optimizer(model, spec), config=config
-    )
-    return engine
-
-
-def count_parameters(engine: Any) -> int:
+def count_parameters(engine: TrainingEngine) -> int:
     """Count the parameters of the whole model, sharded or not."""
     return sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
 
 
 def take_step(
-    engine: Any,
+    engine: TrainingEngine,
     place: Place,
     objective: Objective,
     rows: RowTable,
@@ -195,8 +134,11 @@ def _gather(values: Sequence[float | torch.Tensor], place: Place) -> torch.Tenso
     return torch.stack(everyones).cpu()
 
 
-def _measure_unsharded_norm(engine: Any) -> torch.Tensor | None:
-    """Return the gradient norm at stage 0 in fp32, the only case in which DeepSpeed has none."""
+def _measure_unsharded_norm(engine: TrainingEngine) -> torch.Tensor | None:
+    """Return the gradient norm of fp32 parameters that are not sharded.
+
+    DeepSpeed measures it in all other cases.
+    """
     if engine.zero_optimization() or engine.fp16_enabled() or engine.bfloat16_enabled():
         return None
     gradients = [p.grad for p in engine.module.parameters() if p.grad is not None]

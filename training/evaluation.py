@@ -6,7 +6,8 @@ import torch
 
 from training.batching import BatchPlan, plan_evaluation
 from training.data.row_table import RowTable
-from training.engine import Place, read_micro_batch, sum_over_workers
+from training.engine import read_micro_batch, sum_over_workers
+from training.place import Place
 from training.task import Objective
 
 

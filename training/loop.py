@@ -21,17 +21,14 @@ from system.threads import lower_process_priority
 from training.batching import BatchPlan, EpochPlan, Step, count_steps, plan_epoch
 from training.checkpoint.format import Checkpoint, CheckpointError
 from training.checkpoint.reference_logits import compute_probe
-from training.checkpoint.restore import find_start, is_resharded, load_checkpoint
+from training.checkpoint.restore import find_start, load_checkpoint
 from training.checkpoint.writer import CheckpointWriter
 from training.data.row_table import RowTable
 from training.deepspeed.optimizer import learning_rate_at
 from training.engine import (
     NonFiniteLossError,
-    Place,
     StepResult,
     count_parameters,
-    init_distributed,
-    start_engine,
     sum_over_workers,
     take_step,
 )
@@ -40,11 +37,13 @@ from training.model import WeightsError, choose_layout
 from training.monitoring.journal import Journal, compute_perplexity
 from training.monitoring.trackers import open_trackers
 from training.monitoring.watchdog import Watchdog, report_stall
+from training.place import Place
 from training.preflight.flattening_check import find_leak
 from training.run.folder import RunFolder
 from training.run.progress import Progress
 from training.run.run_log import log_to_file
 from training.spec import TrainingSpec
+from training.strategy import TrainingEngine, find_strategy
 from training.task import Objective, find_task
 
 logger = logging.getLogger(__name__)
@@ -91,7 +90,7 @@ def _find_place() -> Place:
 
 
 def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
-    init_distributed(place.device)
+    find_strategy(spec.strategy).prepare_process(place.device)
     start = find_start(run, place)
     progress = _find_position(spec, run, place, start)
     objective = find_task(spec.task).open_objective(spec, run.read_data_summary())
@@ -161,11 +160,12 @@ def _start_engine(
     plan: BatchPlan,
     objective: Objective,
     start: Checkpoint | None,
-) -> Any:
+) -> TrainingEngine:
+    strategy = find_strategy(spec.strategy)
     if start is None:
-        return start_engine(spec, place, plan, objective)
-    is_universal = is_resharded(start, place, spec.zero_stage)
-    engine = start_engine(spec, place, plan, objective, load_universal=is_universal)
+        return strategy.start_engine(spec, place, plan, objective)
+    is_universal = strategy.is_resharded(spec, start.world_size, place)
+    engine = strategy.start_engine(spec, place, plan, objective, load_universal=is_universal)
     load_checkpoint(engine, start, place, run.ray / "universal")
     return engine
 
@@ -178,7 +178,7 @@ class _Worker:
         spec: TrainingSpec,
         run: RunFolder,
         place: Place,
-        engine: Any,
+        engine: TrainingEngine,
         plan: BatchPlan,
         objective: Objective,
         rows: RowTable,

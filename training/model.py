@@ -28,9 +28,11 @@ def load_model(
     objective: Objective,
     layout: BatchLayout = "padded",
     device: torch.device = _CPU,
+    dtype: torch.dtype | None = None,
 ) -> torch.nn.Module:
     """Load the base model; raises `WeightsError` unless its weights match its architecture.
 
+    The weights have `dtype`, by default that of the spec's precision.
     The weights of a head that the base model lacks are random, by the seed of the spec. Raises
     `UnknownModelError` if there is no such model.
     """
@@ -53,7 +55,7 @@ def load_model(
         model, info = getattr(transformers, task.model_class).from_pretrained(
             spec.base_model,
             config=config,
-            dtype=DTYPES[spec.precision],
+            dtype=dtype or DTYPES[spec.precision],
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,

@@ -203,6 +203,12 @@ class TrainingSpec(BaseModel):
     )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of the order of rows and of dropout.")
 
+    strategy: Literal["zero", "ddp"] = Field(
+        "zero",
+        description="How the training is spread over the workers: 'zero' is DeepSpeed, which "
+        "shards by 'zero_stage'; 'ddp' is PyTorch's DistributedDataParallel, in which every worker "
+        "has the whole model.",
+    )
     zero_stage: Literal[0, 1, 2, 3] = Field(
         3,
         description="What DeepSpeed shards over the workers: 0 nothing, 1 the optimizer's state, "
@@ -288,6 +294,11 @@ class TrainingSpec(BaseModel):
     threads_per_worker: int = Field(
         1, ge=1, le=256, description="Threads of each worker's arithmetic on the CPU."
     )
+
+    @property
+    def sharding_stage(self) -> int:
+        """What is sharded over the workers, as a stage of ZeRO; 0 is nothing."""
+        return self.zero_stage if self.strategy == "zero" else 0
 
     @property
     def criterion(self) -> Criterion:

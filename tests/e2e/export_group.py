@@ -20,10 +20,12 @@ from training.checkpoint.format import TAG
 from training.checkpoint.reference_logits import PROBE_NAME, compute_probe
 from training.data.row_table import RowTable
 from training.data.text.token_layout import TOKEN_LAYOUT
-from training.engine import Place, start_engine, take_step
+from training.engine import take_step
 from training.model import load_model
+from training.place import Place
 from training.preflight.flattening_check import find_leak
 from training.spec import TrainingSpec
+from training.strategies.zero import start_engine
 from training.task import open_default_objective
 
 VOCABULARY = 160
@@ -69,7 +71,7 @@ def _save(case: ExportCase, rows: RowTable, place: Place) -> None:
         }
     )
     plan = BatchPlan.from_spec(spec, "padded", place.world_size)
-    with patch("training.engine.load_model", partial(_load_frozen, case.frozen)):
+    with patch("training.strategies.zero.load_model", partial(_load_frozen, case.frozen)):
         engine = start_engine(spec, place, plan, open_default_objective())
     (step, *_) = plan_epoch(rows.lengths, plan, 0)
     take_step(engine, place, open_default_objective(), rows, step, "padded", 0.01, seed="0")

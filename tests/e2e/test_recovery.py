@@ -100,6 +100,29 @@ def test_run_resumes_after_kill_and_after_pause_timeout(folder: Path, whole: Ste
     assert sum(message.startswith("Resuming after step") for message in messages) == 2
 
 
+def test_killed_ddp_run_takes_the_same_steps_as_zero(folder: Path) -> None:
+    settings: dict[str, Any] = {"precision": "fp32", "epochs": 2, "learning_rate": 0.001}
+    with start(folder, "sharded", **settings) as process:
+        assert finish(process) == 0
+    expected = read_steps(folder, "sharded")
+    with start(folder, "replicated", strategy="ddp", **settings) as process:
+        wait_for_step(folder, "replicated", 8, process)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait()
+        end(children)
+    assert len(read_steps(folder, "replicated")) < len(expected)
+    with start(folder, "replicated", strategy="ddp", **settings) as process:
+        assert finish(process) == 0
+    found = read_steps(folder, "replicated")
+    for name in ("loss", "eval_loss", "grad_norm"):
+        values = [step[name] for step in expected if name in step]
+        assert [step[name] for step in found if name in step] == pytest.approx(values, rel=1e-4)
+    messages = read_messages(folder, "replicated")
+    assert sum(message.startswith("Resuming after step") for message in messages) == 1
+    assert durable.read_json(folder / "replicated" / "model" / "verification.json")["passed"]
+
+
 def test_paused_run_resumes_with_other_number_of_workers(folder: Path, whole: Steps) -> None:
     """Two workers, then one, then two again; each resumes from the previous checkpoint."""
     num_steps = 0

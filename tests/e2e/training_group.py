@@ -19,16 +19,18 @@ from torch.nn.functional import cross_entropy
 from tests.e2e.worker_group import run_in_group
 from training.batching import BatchLayout, BatchPlan, Step, plan_epoch
 from training.checkpoint.format import TAG, Checkpoint
-from training.checkpoint.restore import is_resharded, load_checkpoint
+from training.checkpoint.restore import load_checkpoint
 from training.data.row_table import RowTable, RowWriter
 from training.data.text.encoding import TokenSample
 from training.data.text.token_layout import TOKEN_LAYOUT
 from training.deepspeed.optimizer import build_optimizer, learning_rate_at
-from training.engine import Place, init_distributed, start_engine, take_step
+from training.engine import take_step
 from training.losses.next_token import collate_tokens
 from training.model import load_model
+from training.place import Place
 from training.run.progress import Progress
 from training.spec import TrainingSpec
+from training.strategies.zero import STRATEGY, init_distributed, start_engine
 from training.task import open_default_objective
 
 NUM_STEPS = 40  # length of the learning-rate schedule; fewer steps are taken
@@ -176,7 +178,7 @@ def _train(folder: Path, case: Case, place: Place) -> Trained:
         _allow_fp16()
     spec, rows = make_spec(folder, case), RowTable(folder / "rows.arrow", TOKEN_LAYOUT)
     checkpoint = Checkpoint(case.checkpoint or folder, case.saved_by, Progress(num_shares=2))
-    is_universal = case.first > 0 and is_resharded(checkpoint, place, spec.zero_stage)
+    is_universal = case.first > 0 and STRATEGY.is_resharded(spec, checkpoint.world_size, place)
     plan = BatchPlan.from_spec(spec, case.layout, case.num_shares)
     engine = start_engine(spec, place, plan, open_default_objective(), load_universal=is_universal)
     if case.first > 0:

@@ -15,9 +15,10 @@ from training.batching import BatchPlan, count_steps, plan_epoch
 from training.data.row_table import RowTable, RowWriter
 from training.data.text.encoding import TokenSample
 from training.data.text.token_layout import TOKEN_LAYOUT
-from training.engine import Place, StepResult
+from training.engine import StepResult
 from training.evaluation import Evaluation
 from training.monitoring.journal import Journal
+from training.place import Place
 from training.run.folder import RunFolder
 from training.run.progress import Progress
 from training.run.run_record import RunRecord
@@ -92,7 +93,8 @@ def test_last_step_is_evaluated_and_saved(
     place = Place(0, 1, torch.device("cpu"))
     journal = Journal(run, place, (), num_steps)
     objective = open_default_objective()
-    worker = loop._Worker(spec, run, place, None, plan, objective, rows, journal)
+    engine: Any = None  # all that would use it is replaced
+    worker = loop._Worker(spec, run, place, engine, plan, objective, rows, journal)
     assert worker.walk(Progress(num_shares=1), num_steps) == "finished"
     last = max_steps or 8
     assert [progress.step for progress in saved.progress] == sorted({min(4, last), last})

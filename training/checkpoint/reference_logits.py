@@ -13,7 +13,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from training.engine import Place
+from training.place import Place
 from training.task import Objective
 
 PROBE_NAME = "probe.safetensors"

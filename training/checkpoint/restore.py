@@ -20,7 +20,7 @@ from training.checkpoint.format import (
     record_complete,
 )
 from training.checkpoint.writer import agree_on_checkpoint
-from training.engine import Place
+from training.place import Place
 from training.run.folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -59,11 +59,6 @@ def _find_last_step(run: RunFolder, place: Place) -> int:
     if place.rank != 0:
         return 0
     return max((int(line["step"]) for line in run.metrics.read()), default=0)
-
-
-def is_resharded(checkpoint: Checkpoint, place: Place, zero_stage: int) -> bool:
-    """Return whether a checkpoint must be resharded for this number of workers."""
-    return zero_stage > 0 and checkpoint.world_size != place.world_size
 
 
 def load_checkpoint(engine: Any, checkpoint: Checkpoint, place: Place, scratch: Path) -> None:

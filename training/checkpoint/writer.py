@@ -37,7 +37,8 @@ from training.checkpoint.format import (
     survey_checkpoints,
 )
 from training.checkpoint.reference_logits import PROBE_NAME, Probe
-from training.engine import Place, sum_over_workers
+from training.engine import sum_over_workers
+from training.place import Place
 from training.run.progress import Progress
 
 logger = logging.getLogger(__name__)

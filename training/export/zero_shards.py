@@ -26,7 +26,8 @@ from typing import Any
 
 import torch
 
-_WHOLE_STATES = "mp_rank_00_model_states.pt"
+WHOLE_STATES = "mp_rank_00_model_states.pt"
+"""The file of a module that is not sharded: stages 0 to 2, and the strategy `ddp`."""
 _SHARDED_STATES = "zero_pp_rank_0_mp_rank_00_model_states.pt"
 
 
@@ -90,7 +91,7 @@ def open_weights(shards: Path, *, in_fp32: bool = False) -> StoredWeights:
     try:
         if (shards / "zero").is_dir():
             return _open_universal(shards)
-        if (shards / _WHOLE_STATES).is_file():
+        if (shards / WHOLE_STATES).is_file():
             return _open_whole(shards, in_fp32=in_fp32)
         return _open_sharded(shards)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as exc:
@@ -100,7 +101,7 @@ def open_weights(shards: Path, *, in_fp32: bool = False) -> StoredWeights:
 
 
 def _open_whole(shards: Path, *, in_fp32: bool) -> StoredWeights:
-    states = _load(shards / _WHOLE_STATES)
+    states = _load(shards / WHOLE_STATES)
     tensors = _read_module(states)
     if in_fp32:
         for name, pieces in _find_masters(shards).items():
@@ -175,8 +176,8 @@ def _read_frozen(
 
 def _open_universal(shards: Path) -> StoredWeights:
     """Open a universal checkpoint, converted from any stage."""
-    if (shards / _WHOLE_STATES).is_file():
-        states = _load(shards / _WHOLE_STATES)
+    if (shards / WHOLE_STATES).is_file():
+        states = _load(shards / WHOLE_STATES)
         tensors, aliases = _read_module(states), _find_shared(states)
     else:
         states = _load(shards / _SHARDED_STATES)

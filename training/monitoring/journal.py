@@ -5,8 +5,9 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from training.engine import Place, StepResult
+from training.engine import StepResult
 from training.monitoring.tracker_thread import Tracker
+from training.place import Place
 from training.run.event_codes import EventCode
 from training.run.folder import RunFolder
 from training.run.progress import Progress

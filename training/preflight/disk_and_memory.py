@@ -116,7 +116,7 @@ def _list_memory(
     advice = "take a smaller model"
     if on_gpu:
         advice += ", more GPUs with zero_stage 3, or offload_optimizer"
-    elif spec.zero_stage < 3:
+    elif spec.sharding_stage < 3:
         advice += ", or zero_stage 3, which shards it over the workers"
     if len(nodes) == 1:
         memory = measure_host_memory()

@@ -43,7 +43,8 @@ def check_settings(spec: TrainingSpec) -> None:
     Raises `UnfitModelError`, `UnknownModelError` or `DeepSpeedSettingError`.
     """
     check_base_model(spec.base_model, find_task(spec.task))
-    check_deepspeed_keys(spec)
+    if spec.strategy == "zero":
+        check_deepspeed_keys(spec)
 
 
 def check_base_model(base_model: str, task: Task) -> None:

@@ -24,7 +24,7 @@ class Need(NamedTuple):
 def estimate_checkpoint(spec: TrainingSpec, num_parameters: int) -> Need:
     """Estimate one sharded checkpoint: fp32 weights, moments, and below stage 3 the module."""
     certain = (_MASTER_BYTES + _MOMENT_BYTES) * num_parameters
-    module = 0 if spec.zero_stage == 3 else _count_pass_bytes(spec) * num_parameters
+    module = 0 if spec.sharding_stage == 3 else _count_pass_bytes(spec) * num_parameters
     return Need(certain, int(_MARGIN * (certain + module)))
 
 
@@ -58,9 +58,9 @@ def estimate_memory(spec: TrainingSpec, num_parameters: int, *, on_gpu: bool) ->
     num_workers = spec.min_workers or spec.num_workers
     is_half = _count_pass_bytes(spec) < _MASTER_BYTES
     optimizer = _MOMENT_BYTES + (_MASTER_BYTES if is_half else 0)
-    num_weights = 1 if spec.zero_stage == 3 else num_workers  # copies of each in the cluster
-    num_gradients = 1 if spec.zero_stage >= 2 else num_workers
-    num_states = 1 if spec.zero_stage >= 1 else num_workers
+    num_weights = 1 if spec.sharding_stage == 3 else num_workers  # copies of each in the cluster
+    num_gradients = 1 if spec.sharding_stage >= 2 else num_workers
+    num_states = 1 if spec.sharding_stage >= 1 else num_workers
     weights = _count_pass_bytes(spec) * num_parameters * num_weights
     gradients = _count_pass_bytes(spec) * num_parameters * num_gradients
     states = optimizer * num_parameters * num_states
@@ -83,4 +83,4 @@ def _count_export_bytes(spec: TrainingSpec) -> int:
 
 def _count_pass_bytes(spec: TrainingSpec) -> int:
     """Return the bytes per weight in the forward and backward pass; 'auto' may become bf16."""
-    return 4 if spec.precision == "fp32" else 2
+    return 4 if spec.precision == "fp32" or spec.strategy == "ddp" else 2

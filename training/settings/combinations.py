@@ -18,6 +18,7 @@ def check_settings_together(spec: "TrainingSpec") -> None:
     _check_sources(spec)
     _check_evaluation(spec)
     _check_steps(spec)
+    _check_strategy(spec)
     _check_sharding(spec)
     _check_elastic(spec)
 
@@ -73,13 +74,29 @@ def _check_steps(spec: "TrainingSpec") -> None:
         )
 
 
+def _check_strategy(spec: "TrainingSpec") -> None:
+    if spec.strategy == "zero":
+        return
+    names = ("offload_optimizer", "offload_parameters", "wall_clock_breakdown", "deepspeed")
+    if found := [name for name in names if getattr(spec, name)]:
+        raise ValueError(
+            f"{' and '.join(found)} configure DeepSpeed, and strategy is {spec.strategy!r}: remove "
+            f"{'it' if len(found) == 1 else 'them'}, or set strategy to 'zero'"
+        )
+    if spec.precision == "fp16":
+        raise ValueError(
+            f"precision is 'fp16', which needs a loss scale, and strategy {spec.strategy!r} has "
+            "none: set precision to 'bf16' or 'fp32', or strategy to 'zero'"
+        )
+
+
 def _check_sharding(spec: "TrainingSpec") -> None:
     if spec.offload_parameters and spec.zero_stage != 3:
         raise ValueError(
             f"offload_parameters needs zero_stage 3, which alone shards parameters; it is "
             f"{spec.zero_stage}"
         )
-    if spec.precision == "fp16" and spec.zero_stage == 0:
+    if spec.strategy == "zero" and spec.precision == "fp16" and spec.zero_stage == 0:
         raise ValueError(
             "precision fp16 needs zero_stage 1, 2 or 3: at stage 0 DeepSpeed leaves the loss "
             "unscaled and divides the gradients by the scale all the same; it is 0"

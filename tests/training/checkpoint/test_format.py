@@ -27,7 +27,7 @@ from training.checkpoint.format import (
 )
 from training.checkpoint.restore import find_start
 from training.checkpoint.writer import CheckpointWriter, agree_on_checkpoint
-from training.engine import Place
+from training.place import Place
 from training.run.folder import RunFolder
 from training.run.progress import Progress
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from training.engine import Place, StepResult
+from training.engine import StepResult
 from training.monitoring.journal import Journal, compute_perplexity
 from training.monitoring.trackers import (
     OPENERS,
@@ -22,6 +22,7 @@ from training.monitoring.trackers import (
     identify_run,
     open_trackers,
 )
+from training.place import Place
 from training.run.folder import RunFolder
 from training.run.progress import Progress
 from training.run.run_record import RunRecord

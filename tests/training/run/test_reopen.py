@@ -72,6 +72,7 @@ FIXED: dict[str, Any] = {
     "deepspeed": {"steps_per_print": 5},
     "task": "sequence_classification",
     "best_direction": "highest",
+    "strategy": "ddp",
 }
 CLASSIFICATION = {"task": "sequence_classification"}
 # Settings that replace others, which must be removed.

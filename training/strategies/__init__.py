@@ -1,0 +1,1 @@
+"""One module for each strategy; `training.strategy` describes what it defines."""

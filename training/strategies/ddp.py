@@ -1,0 +1,155 @@
+"""The strategy of PyTorch's DistributedDataParallel: every worker has the whole model.
+
+Weights, gradients and optimizer state are fp32; in bf16, autocast computes the forward pass. Ray
+Train's `prepare_model` moves the model to its device and wraps it.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from training.batching import BatchPlan
+from training.deepspeed.optimizer import build_optimizer
+from training.export.zero_shards import WHOLE_STATES
+from training.model import load_model
+from training.place import Place
+from training.spec import TrainingSpec
+from training.strategy import TrainingEngine
+from training.task import Objective
+
+
+class DdpEngine:
+    """A replicated model with its optimizer, behind the interface of DeepSpeed's engine."""
+
+    skipped_steps = 0
+
+    def __init__(self, model: torch.nn.Module, spec: TrainingSpec, place: Place) -> None:
+        from ray.train.torch import prepare_model
+
+        self._wrapped: Any = prepare_model(model, move_to_device=place.device)
+        self._is_wrapped = hasattr(self._wrapped, "require_backward_grad_sync")
+        self.module: Any = self._wrapped.module if self._is_wrapped else self._wrapped
+        self.optimizer = build_optimizer(model, spec)
+        self.global_steps = 0
+        self._place = place
+        self._computes_bf16 = spec.precision == "bf16"
+        self._max_norm = spec.max_grad_norm
+        self._norm = torch.zeros(())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["module"], name)
+
+    def __call__(self, **inputs: torch.Tensor) -> Any:
+        """Compute the model's outputs."""
+        with self._choose_arithmetic():
+            return self._wrapped(**inputs)
+
+    def _choose_arithmetic(self) -> AbstractContextManager[object]:
+        if self._computes_bf16:
+            return torch.autocast(self._place.device.type, torch.bfloat16)
+        return nullcontext()
+
+    def train(self) -> None:
+        """Enable dropout."""
+        self._wrapped.train()
+
+    def eval(self) -> None:
+        """Disable dropout."""
+        self._wrapped.eval()
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """Average gradients in the next backward pass only if it is the last before a step."""
+        if self._is_wrapped:  # what `no_sync` sets, but for a forward and a backward pass
+            self._wrapped.require_backward_grad_sync = is_boundary
+
+    def backward(self, loss: torch.Tensor, *, scale_wrt_gas: bool) -> None:  # noqa: ARG002 - DeepSpeed's
+        """Add the gradients of a loss."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def step(self) -> None:
+        """Clip the gradients, take an optimizer step, and forget them."""
+        self._norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), self._max_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.global_steps += 1
+
+    def zero_optimization(self) -> bool:
+        """Return False: nothing is sharded."""
+        return False
+
+    def fp16_enabled(self) -> bool:
+        """Return False: parameters are fp32."""
+        return False
+
+    def bfloat16_enabled(self) -> bool:
+        """Return False: parameters are fp32."""
+        return False
+
+    def get_global_grad_norm(self) -> float:
+        """Return the norm of the last step's gradients before clipping."""
+        return float(self._norm)
+
+    def save_checkpoint(self, save_dir: str, tag: str) -> None:
+        """Write the model and the optimizer on rank 0, in DeepSpeed's layout of a whole module."""
+        if self._place.rank == 0:
+            folder = Path(save_dir) / tag
+            folder.mkdir(parents=True)
+            states = {
+                "module": self.module.state_dict(),
+                "buffer_names": [name for name, _ in self.module.named_buffers()],
+                "param_shapes": [{name: one.shape for name, one in self.module.named_parameters()}],
+                "optimizer": self.optimizer.state_dict(),
+                "global_steps": self.global_steps,
+            }
+            torch.save(states, folder / WHOLE_STATES)
+            (Path(save_dir) / "latest").write_text(tag)
+        dist.barrier()
+
+    def load_checkpoint(self, load_dir: str, tag: str) -> tuple[str | None, dict[str, Any]]:
+        """Load the model and the optimizer that rank 0 wrote."""
+        file = Path(load_dir) / tag / WHOLE_STATES
+        if not file.is_file():
+            return None, {}
+        states = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+        self.module.load_state_dict(states["module"])
+        self.optimizer.load_state_dict(states["optimizer"])
+        self.global_steps = int(states["global_steps"])
+        return str(file), {}
+
+    def load_universal_checkpoint(self) -> bool:
+        """Return False: a checkpoint has no shards."""
+        return False
+
+    def destroy(self) -> None:
+        """Free nothing: the memory is free with the engine."""
+
+
+class DdpStrategy:
+    """Every worker has the whole model, and computes its share of the rows."""
+
+    def prepare_process(self, device: torch.device) -> None:
+        """Set up nothing: Ray Train's process group is enough."""
+
+    def start_engine(
+        self,
+        spec: TrainingSpec,
+        place: Place,
+        plan: BatchPlan,
+        objective: Objective,
+        *,
+        load_universal: bool = False,
+    ) -> TrainingEngine:
+        """Load the base model in fp32 on every worker."""
+        assert not load_universal
+        model = load_model(spec, objective, plan.layout, place.device, torch.float32)
+        return DdpEngine(model, spec, place)
+
+    def is_resharded(self, spec: TrainingSpec, saved_by: int, place: Place) -> bool:  # noqa: ARG002
+        """Return False: a checkpoint is the same for any number of workers."""
+        return False
+
+
+STRATEGY = DdpStrategy()
