@@ -18,7 +18,7 @@ from serving.store.stored_model import StoredModel
 from storage.durable import DamagedDirectoryError
 from storage.versioned_json import NewerFormatError
 from system.threads import lower_thread_priority, run_in_new_thread
-from templating.fork_server import render_fork_server
+from templating.render_fork_server import render_fork_server
 
 logger = logging.getLogger(__name__)
 

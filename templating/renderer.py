@@ -19,8 +19,8 @@ from templating.errors import (
     TemplateLimitError,
     TemplateRefusedError,
 )
-from templating.fork_server import fork_renderer
 from templating.frames import LENGTH_BYTES, pack, unpack, unpack_length
+from templating.render_fork_server import fork_renderer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

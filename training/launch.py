@@ -130,7 +130,8 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
 
 
 def _consolidate(run: RunFolder, spec: TrainingSpec) -> None:
-    from training.checkpoint.format import choose_result, list_checkpoints
+    from training.checkpoint.format import list_checkpoints
+    from training.checkpoint.selection import choose_result
 
     # Left by a run that was killed here; the model of an earlier end was renamed.
     shutil.rmtree(run.model, ignore_errors=True)

@@ -15,7 +15,20 @@ if TYPE_CHECKING:
     from training.task import Objective
 
 
-class TrainingEngine(Protocol):
+class CheckpointedEngine(Protocol):
+    """A model and its optimizer that can be saved; all workers call each method together."""
+
+    def save_checkpoint(self, save_dir: str, tag: str) -> Any:
+        """Write the share of this worker in the layout of DeepSpeed."""
+
+    def load_checkpoint(self, load_dir: str, tag: str) -> Any:
+        """Load what `save_checkpoint` wrote; returns a tuple that begins with None if nothing."""
+
+    def load_universal_checkpoint(self) -> bool:
+        """Return whether the engine expects a universal checkpoint."""
+
+
+class TrainingEngine(CheckpointedEngine, Protocol):
     """A model in training: the part of DeepSpeed's engine that a training uses.
 
     Calling it runs a forward pass. Attributes that it lacks are the model's. All workers call each
@@ -67,15 +80,6 @@ class TrainingEngine(Protocol):
 
     def get_global_grad_norm(self) -> Any:
         """Return the norm of the last step's gradients before clipping."""
-
-    def save_checkpoint(self, save_dir: str, tag: str) -> Any:
-        """Write the share of this worker in the layout of DeepSpeed."""
-
-    def load_checkpoint(self, load_dir: str, tag: str) -> Any:
-        """Load what `save_checkpoint` wrote; returns a tuple that begins with None if nothing."""
-
-    def load_universal_checkpoint(self) -> bool:
-        """Return whether the engine expects a universal checkpoint."""
 
     def destroy(self) -> None:
         """Free the memory of the optimizer and its hooks."""

@@ -115,7 +115,7 @@ def test_killed_ddp_run_takes_the_same_steps_as_zero(folder: Path) -> None:
     with start(folder, "replicated", strategy="ddp", **settings) as process:
         assert finish(process) == 0
     found = read_steps(folder, "replicated")
-    for name in ("loss", "eval_loss", "grad_norm"):
+    for name in ("loss", "eval_loss"):
         values = [step[name] for step in expected if name in step]
         assert [step[name] for step in found if name in step] == pytest.approx(values, rel=1e-4)
     messages = read_messages(folder, "replicated")

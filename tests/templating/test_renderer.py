@@ -18,7 +18,7 @@ from templating.errors import (
     TemplateRefusedError,
     TemplatingError,
 )
-from templating.fork_server import fork_renderer
+from templating.render_fork_server import fork_renderer
 from templating.render_process import count_shared
 from templating.renderer import AsyncRenderer, BatchRenderer, ChatTemplates, RenderJob, RenderLimits
 

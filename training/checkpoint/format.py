@@ -15,12 +15,11 @@ stops the run: nothing that a newer release saved is removed or replaced by some
 """
 
 import logging
-import math
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from storage import durable, versioned_json
 from storage.durable import DamagedFileError
@@ -30,7 +29,6 @@ from storage.manifest import parse_listed_files
 from storage.regular_file import read_regular
 from storage.tombstones import remove_tombstones, rename_to_tombstone
 from storage.versioned_json import NewerFormatError
-from training.criterion import Criterion
 from training.run.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -208,36 +206,6 @@ def remove_quarantined(folder: Path) -> None:
     for path in folder.glob(f"{_QUARANTINE_PREFIX}*"):
         rename_to_tombstone(path)
     remove_tombstones(folder)
-
-
-def choose_superseded(checkpoints: list[Checkpoint], *, num_kept: int) -> list[Checkpoint]:
-    """Choose the checkpoints to remove: all but the `num_kept` newest and the newest's best."""
-    newest_first = sorted(checkpoints, key=lambda checkpoint: checkpoint.step, reverse=True)
-    best_step = newest_first[0].progress.best_step if newest_first else None
-    return [old for old in newest_first[num_kept:] if old.step != best_step]
-
-
-def choose_result(
-    checkpoints: list[Checkpoint],
-    keep: Literal["last", "best"],
-    criterion: Criterion = Criterion(),  # noqa: B008 - immutable
-) -> Checkpoint:
-    """Choose the checkpoint on disk that becomes the model: the newest, or the best by `criterion`.
-
-    The best of all evaluations is on disk unless 'keep' was changed during the run. Raises
-    `CheckpointError` if there is no checkpoint.
-    """
-    if not checkpoints:
-        raise CheckpointError("no complete checkpoint is on disk")
-    if keep == "best":
-        evaluated = [
-            (criterion.rank(value), -found.step, found)
-            for found in checkpoints
-            if (value := found.progress.measure(criterion)) is not None and math.isfinite(value)
-        ]
-        if evaluated:
-            return min(evaluated)[-1]  # the steps differ, so checkpoints are never compared
-    return max(checkpoints, key=lambda found: found.step)
 
 
 def survey_checkpoints(folder: Path) -> CheckpointSurvey:

@@ -24,7 +24,6 @@ from training.checkpoint.format import (
     TAG,
     Checkpoint,
     CheckpointError,
-    choose_superseded,
     describe_newer,
     explain_missing,
     find_damage,
@@ -37,6 +36,7 @@ from training.checkpoint.format import (
     survey_checkpoints,
 )
 from training.checkpoint.reference_logits import PROBE_NAME, Probe
+from training.checkpoint.selection import choose_superseded
 from training.engine import sum_over_workers
 from training.place import Place
 from training.run.progress import Progress

@@ -4,7 +4,6 @@ Weights, gradients and optimizer state are fp32; in bf16, autocast computes the 
 Train's `prepare_model` moves the model to its device and wraps it.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +43,9 @@ class DdpEngine:
 
     def __call__(self, **inputs: torch.Tensor) -> Any:
         """Compute the model's outputs."""
-        with self._choose_arithmetic():
+        device = self._place.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self._computes_bf16):
             return self._wrapped(**inputs)
-
-    def _choose_arithmetic(self) -> AbstractContextManager[object]:
-        if self._computes_bf16:
-            return torch.autocast(self._place.device.type, torch.bfloat16)
-        return nullcontext()
 
     def train(self) -> None:
         """Enable dropout."""
@@ -77,16 +72,10 @@ class DdpEngine:
         self.global_steps += 1
 
     def zero_optimization(self) -> bool:
-        """Return False: nothing is sharded."""
+        """Return False: nothing is sharded, and parameters are fp32."""
         return False
 
-    def fp16_enabled(self) -> bool:
-        """Return False: parameters are fp32."""
-        return False
-
-    def bfloat16_enabled(self) -> bool:
-        """Return False: parameters are fp32."""
-        return False
+    fp16_enabled = bfloat16_enabled = load_universal_checkpoint = zero_optimization
 
     def get_global_grad_norm(self) -> float:
         """Return the norm of the last step's gradients before clipping."""
@@ -118,10 +107,6 @@ class DdpEngine:
         self.optimizer.load_state_dict(states["optimizer"])
         self.global_steps = int(states["global_steps"])
         return str(file), {}
-
-    def load_universal_checkpoint(self) -> bool:
-        """Return False: a checkpoint has no shards."""
-        return False
 
     def destroy(self) -> None:
         """Free nothing: the memory is free with the engine."""

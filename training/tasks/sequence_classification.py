@@ -159,7 +159,7 @@ class LabelledData:
         Raises `DataError` for labels that do not fit, and `SettingError` for a metric that these
         rows do not have.
         """
-        from training.data.labelled.survey import survey_labels
+        from training.data.labelled.label_survey import survey_labels
         from training.spec import SettingError
 
         settings = _read_settings(self._spec)

@@ -18,7 +18,6 @@ from training.checkpoint.format import (
     TAG,
     Checkpoint,
     CheckpointError,
-    choose_result,
     find_damage,
     find_shards,
     list_checkpoints,
@@ -26,6 +25,7 @@ from training.checkpoint.format import (
     read_last_complete,
 )
 from training.checkpoint.restore import find_start
+from training.checkpoint.selection import choose_result
 from training.checkpoint.writer import CheckpointWriter, agree_on_checkpoint
 from training.place import Place
 from training.run.folder import RunFolder

@@ -4,12 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from training.checkpoint.format import (
-    Checkpoint,
-    CheckpointError,
-    choose_result,
-    choose_superseded,
-)
+from training.checkpoint.format import Checkpoint, CheckpointError
+from training.checkpoint.selection import choose_result, choose_superseded
 from training.run.progress import Progress
 
 

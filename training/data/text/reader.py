@@ -6,7 +6,7 @@ from typing import Any, cast
 from transformers import PreTrainedTokenizerBase
 
 from model_files.end_ids import list_end_ids
-from templating.fork_server import render_fork_server
+from templating.render_fork_server import render_fork_server
 from training.data.chat.rendering import ChatSettings, TemplateStoppedError
 from training.data.faults import DataError, RowFault
 from training.data.readers import RowSource

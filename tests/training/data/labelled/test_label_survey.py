@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from training.data.faults import DataError
-from training.data.labelled.survey import survey_labels
+from training.data.labelled.label_survey import survey_labels
 from training.data.labelled.texts import LABELLED_LAYOUT, LabelledSample
 from training.data.row_table import RowTable, RowWriter
 
