@@ -80,8 +80,8 @@ def _check_strategy(spec: "TrainingSpec") -> None:
     names = ("offload_optimizer", "offload_parameters", "wall_clock_breakdown", "deepspeed")
     if found := [name for name in names if getattr(spec, name)]:
         raise ValueError(
-            f"{' and '.join(found)} configure DeepSpeed, and strategy is {spec.strategy!r}: remove "
-            f"{'it' if len(found) == 1 else 'them'}, or set strategy to 'zero'"
+            f"strategy is {spec.strategy!r}, and DeepSpeed is configured by {' and '.join(found)}: "
+            f"remove {'it' if len(found) == 1 else 'them'}, or set strategy to 'zero'"
         )
     if spec.precision == "fp16":
         raise ValueError(

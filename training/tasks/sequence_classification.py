@@ -1,10 +1,11 @@
 """The task of sequence classification: predict the label or labels, or a number, of a text."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from training.settings.fault_messages import show_value
 from training.task import BatchResult, MicroBatch, Task
 
 if TYPE_CHECKING:
@@ -27,6 +28,19 @@ _METRICS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def _check_weights(value: Any) -> Any:
+    """Return weights of classes unchanged; raises `ValueError` that says what is expected."""
+    if value in ("equal", "balanced"):
+        return value
+    numbers: list[Any] = list(value.values()) if isinstance(value, dict) else [None]
+    if not all(type(one) in (int, float) and 0 < one < float("inf") for one in numbers):
+        raise ValueError(
+            f"class_weights is {show_value(value)}, expected 'equal', 'balanced', or a number "
+            'above zero for each class, as in {"spam": 2.0}'
+        )
+    return value
+
+
 class ClassificationSettings(BaseModel):
     """The settings of sequence classification."""
 
@@ -46,7 +60,9 @@ class ClassificationSettings(BaseModel):
         "'auto': a list where a row has one, a number where all labels are and some have a "
         "decimal point, else one class.",
     )
-    class_weights: Literal["equal", "balanced"] | dict[str, float] = Field(
+    class_weights: Annotated[
+        Literal["equal", "balanced"] | dict[str, float], BeforeValidator(_check_weights)
+    ] = Field(
         "equal",
         description="Factor on the loss of a row by its class: the same for all, 'balanced' "
         'against the number of rows of each, or your own, as in {"spam": 2.0}; 1 for others.',

@@ -14,7 +14,7 @@ from training.data.faults import DataError, RowFault, show_names, show_value
 from training.data.readers import RowSource
 from training.data.row_limits import MAX_TEXT_BYTES, check_size
 from training.data.row_table import Counts, measure_lists, read_list
-from training.data.text.messages import get_text
+from training.data.text.messages import get_text, parse_json
 
 PAIR_COLUMNS = (
     ("text", "text_pair"),
@@ -289,6 +289,8 @@ class LabelledTextReader:
 
 def _get_labels(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
     value = record.get(name)
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = parse_json(value, repr(name))  # a list in the cell of a table
     if isinstance(value, list):
         if len(value) > _MAX_LABELS_PER_ROW:
             raise RowFault(

@@ -114,6 +114,7 @@ def open_reader(folder: Path, encoder: Path) -> LabelledTextReader:
         (True, ("true",)),
         (2.5, ("2.5",)),
         (["b", "a"], ("b", "a")),
+        ('["b", "a"]', ("b", "a")),
         ([], ()),
     ],
 )
