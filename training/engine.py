@@ -24,7 +24,7 @@ from training.data.row_table import RowTable
 from training.deepspeed.config import build_deepspeed_config
 from training.deepspeed.cpu_op import load_cpu_op
 from training.deepspeed.optimizer import build_optimizer
-from training.model import find_hidden_size, load_model
+from training.model import find_hidden_size, find_unfit_head, load_model
 from training.spec import TrainingSpec
 from training.task import MicroBatch, Objective
 
@@ -94,8 +94,9 @@ def start_engine(
         num_shares=plan.num_shares,
         load_universal=load_universal,
     )
+    unfit_head = find_unfit_head(spec, objective)
     shards_on_load = HfDeepSpeedConfig(config)  # must live across from_pretrained
-    model = load_model(spec, objective, plan.layout, place.device)
+    model = load_model(spec, objective, plan.layout, place.device, unfit_head)
     del shards_on_load
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=build_optimizer(model, spec), config=config
@@ -122,8 +123,8 @@ def take_step(
 ) -> StepResult:
     """Take one optimizer step, which every worker must call together; any `stop` reaches all.
 
-    Randomness (dropout) is seeded by `seed` and the position of the micro batch in the step, so
-    that a run repeats it after an interruption, also with another number of workers.
+    Randomness (dropout, augmentation) is seeded by `seed` and the position of the micro batch in
+    the step, so that a run repeats it after an interruption, also with another number of workers.
 
     Raises `NonFiniteLossError` before the optimizer has changed any weight.
     """
@@ -136,7 +137,7 @@ def take_step(
     for index, micro_batch in enumerate(micro_batches):
         engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
         _seed(f"{seed}/{index * place.world_size + place.rank}")
-        batch = read_micro_batch(objective, rows, micro_batch, place, layout)
+        batch = read_micro_batch(objective, rows, micro_batch, place, layout, is_training=True)
         loss = objective.compute(engine, batch).loss_sum
         engine.backward(loss * (place.world_size / weight), scale_wrt_gas=False)
         loss_sum += loss.detach()
@@ -175,9 +176,11 @@ def read_micro_batch(
     indices: Sequence[int],
     place: Place,
     layout: BatchLayout,
+    *,
+    is_training: bool,
 ) -> MicroBatch:
     """Read rows as one micro batch on this worker's device."""
-    return objective.collate(rows.read(indices), layout).to(place.device)
+    return objective.collate(rows.read(indices), layout, is_training=is_training).to(place.device)
 
 
 def sum_over_workers(value: float | torch.Tensor, place: Place) -> float:
