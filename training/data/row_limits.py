@@ -72,9 +72,9 @@ def check_count(count: int, most: int, what: str, advice: str) -> None:
         raise RowFault(f"it has {{:,}} {what}, expected at most {{:,}}; {advice}", count, most)
 
 
-def describe_endless(limit: int = MAX_ROW_BYTES) -> RowFault:
-    """Return the fault of a row whose size in its file exceeds the limit."""
-    return RowFault("longer than {:,} bytes, the limit for one row", limit)
+def describe_endless(limit: int | None = None) -> RowFault:
+    """Return the fault of a row that is larger than a limit, by default that of all files."""
+    return RowFault("longer than {:,} bytes, the limit for one row", limit or MAX_ROW_BYTES)
 
 
 def _count_bytes(text: str) -> int:

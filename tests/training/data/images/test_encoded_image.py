@@ -3,6 +3,7 @@ import struct
 import zlib
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -105,10 +106,12 @@ def test_path_stays_in_the_folder(tmp_path: Path, path: str, message: str) -> No
 
 def test_values_of_image_columns() -> None:
     coded = {"base64": base64.b64encode(b"abc").decode()}
-    for value in (b"abc", coded, {"bytes": b"abc"}, {"bytes": coded, "path": "a.png"}):
+    images: list[Any] = [b"abc", coded, {"bytes": b"abc"}, {"bytes": coded, "path": "a.png"}]
+    for value in images:
         assert find_image_path(value) is None
         assert get_image_bytes(value, "image") == b"abc"
     assert find_image_path("a.png") == find_image_path({"path": "a.png"}) == "a.png"
-    for value, message in [(None, "null"), (5, "5"), ({"base64": "?"}, "not base64")]:
+    faulty: list[Any] = [(None, "null"), (5, "5"), ({"base64": "?"}, "not base64")]
+    for value, message in faulty:
         with pytest.raises(RowFault, match=message):
             get_image_bytes(value, "image")
