@@ -4,6 +4,7 @@ from typing import Any
 
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
@@ -51,6 +52,26 @@ def check_sequence_task(config: Any, name: str) -> None:
             f"{name!r} has the architecture {_name_architecture(config)} (model_type "
             f"{model_type!r}), which the installed transformers has no classification head for; "
             "choose another model, such as BERT, ModernBERT or Llama"
+        )
+
+
+def check_image_task(config: Any, name: str) -> None:
+    """Raise `ValueError` for an architecture that transformers has no image classifier of.
+
+    `name` is the model's name for the error message.
+    """
+    model_type = str(config.model_type)
+    if model_type not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
+        raise ValueError(
+            f"{name!r} has the architecture {_name_architecture(config)} (model_type "
+            f"{model_type!r}), which the installed transformers has no image classifier for; "
+            "choose another model, such as ViT, ConvNeXt or ResNet"
+        )
+    num_channels = getattr(config, "num_channels", 3)
+    if num_channels != 3:
+        raise ValueError(
+            f"{name!r} takes images of {num_channels} channels ('num_channels' in config.json), "
+            "expected 3: red, green and blue"
         )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.spec import TrainingSpec
+from training.task import find_task
 
 BatchLayout = Literal["padded", "flattened"]
 # Rows are shuffled first and sorted by length only within windows of this many micro batches, so
@@ -48,7 +49,7 @@ class BatchPlan:
         return cls(
             layout,
             spec.micro_batch_tokens,
-            spec.micro_batch_size,
+            spec.micro_batch_size or find_task(spec.task).default_micro_batch_size,
             num_shares,
             spec.gradient_accumulation_steps,
             spec.seed,

@@ -61,8 +61,8 @@ def take_step(
 ) -> StepResult:
     """Take one optimizer step, which every worker must call together; any `stop` reaches all.
 
-    Randomness (dropout) is seeded by `seed` and the position of the micro batch in the step, so
-    that a run repeats it after an interruption, also with another number of workers.
+    Randomness (dropout, augmentation) is seeded by `seed` and the position of the micro batch in
+    the step, so that a run repeats it after an interruption, also with another number of workers.
 
     Raises `NonFiniteLossError` before the optimizer has changed any weight.
     """
@@ -75,7 +75,7 @@ def take_step(
     for index, micro_batch in enumerate(micro_batches):
         engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
         _seed(f"{seed}/{index * place.world_size + place.rank}")
-        batch = read_micro_batch(objective, rows, micro_batch, place, layout)
+        batch = read_micro_batch(objective, rows, micro_batch, place, layout, is_training=True)
         loss = objective.compute(engine, batch).loss_sum
         engine.backward(loss * (place.world_size / weight), scale_wrt_gas=False)
         loss_sum += loss.detach()
@@ -114,9 +114,11 @@ def read_micro_batch(
     indices: Sequence[int],
     place: Place,
     layout: BatchLayout,
+    *,
+    is_training: bool,
 ) -> MicroBatch:
     """Read rows as one micro batch on this worker's device."""
-    return objective.collate(rows.read(indices), layout).to(place.device)
+    return objective.collate(rows.read(indices), layout, is_training=is_training).to(place.device)
 
 
 def sum_over_workers(value: float | torch.Tensor, place: Place) -> float:

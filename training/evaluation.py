@@ -32,7 +32,9 @@ def evaluate(
     with torch.no_grad():
         for step in rounds:
             for micro_batch in step.select_micro_batches(place.rank, place.world_size):
-                batch = read_micro_batch(objective, rows, micro_batch, place, plan.layout)
+                batch = read_micro_batch(
+                    objective, rows, micro_batch, place, plan.layout, is_training=False
+                )
                 result = objective.compute(engine, batch)
                 loss_sum += result.loss_sum
                 if metrics is not None and micro_batch and result.predictions is not None:

@@ -1,18 +1,24 @@
 """Strict loading of the model to train, and the layout of its batches."""
 
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from model_files.architecture import hide_load_report
+from model_files.architecture import hide_load_report, load_on_meta, make_meta_tensors
 from model_files.trainable import is_of_base
+from model_files.weight_headers import read_weight_headers
 from training.batching import BatchLayout
 from training.spec import TrainingSpec
 from training.task import Objective, find_task
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
+_UNKNOWN_WIDTH = 1024  # of the few vision models that name no width
+_UNFIT_PREFIX = "unfit_head."
+_WEIGHT_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json"]
 _CPU = torch.device("cpu")
 _FLATTENED_ARCHITECTURES = frozenset(
     {"gemma", "gemma2", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"}
@@ -28,12 +34,14 @@ def load_model(
     objective: Objective,
     layout: BatchLayout = "padded",
     device: torch.device = _CPU,
+    unfit_head: Sequence[str] = (),
+    *,
     dtype: torch.dtype | None = None,
 ) -> torch.nn.Module:
     """Load the base model; raises `WeightsError` unless its weights match its architecture.
 
-    The weights have `dtype`, by default that of the spec's precision.
-    The weights of a head that the base model lacks are random, by the seed of the spec. Raises
+    The weights of a head that the base model lacks are random, by the seed of the spec, and so are
+    those of `unfit_head`. All have `dtype`, by default that of the spec's precision. Raises
     `UnknownModelError` if there is no such model.
     """
     import transformers
@@ -62,6 +70,7 @@ def load_model(
             **attention,
             **generation,
             **({"ignore_mismatched_sizes": True} if task.adds_head else {}),
+            **({"key_mapping": _rename_weights(unfit_head)} if unfit_head else {}),
         )
     faults = find_weight_faults(info)
     if task.adds_head:
@@ -78,11 +87,60 @@ def load_model(
     return model  # type: ignore[no-any-return]
 
 
-def find_hidden_size(base_model: str) -> int:
-    """Return the width of a model's hidden states."""
+def find_unfit_head(spec: TrainingSpec, objective: Objective) -> list[str]:
+    """Return the weights of a base model's head that have another shape than the task's.
+
+    Loading sharded weights at ZeRO stage 3 fails for them, also with `ignore_mismatched_sizes`.
+    Must be called before transformers is set up for sharded loading. Raises `UnknownModelError`.
+    """
+    from huggingface_hub import snapshot_download
+
     from training.base_model import load_config
 
-    return int(load_config(base_model).get_text_config().hidden_size)
+    if not objective.task.adds_head:
+        return []
+    config = load_config(spec.base_model)
+    objective.adapt_config(config)
+    folder = Path(spec.base_model)
+    if not folder.is_dir():
+        folder = Path(snapshot_download(spec.base_model, allow_patterns=_WEIGHT_FILES))
+    tensors = make_meta_tensors(read_weight_headers(folder))
+    model, report = load_on_meta(config, tensors, objective.task.model_class)
+    names = [str(found[0]) for found in report["mismatched_keys"]]
+    return [name for name in names if not is_of_base(name, model.base_model_prefix)]
+
+
+def _rename_weights(names: Sequence[str]) -> dict[str, str]:
+    """Return patterns of names in files, with names that no architecture has."""
+    return {f"^{re.escape(name)}$": f"{_UNFIT_PREFIX}{name}" for name in names}
+
+
+def find_hidden_size(base_model: str) -> int:
+    """Return the width of a model's hidden states: of stages of several widths, the largest."""
+    from training.base_model import load_config
+
+    config = load_config(base_model).get_text_config()
+    widths = getattr(config, "hidden_size", None) or getattr(config, "hidden_sizes", None)
+    return int(max(widths) if isinstance(widths, list | tuple) else widths or _UNKNOWN_WIDTH)
+
+
+def cast_inputs(inputs: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Convert floating-point inputs, such as pixels, to the dtype of a model's weights."""
+    return {
+        name: value.to(dtype) if value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
+
+
+def freeze_statistics(model: torch.nn.Module) -> None:
+    """Let batch normalisation use the base model's statistics, also in training.
+
+    Otherwise the loss of a row would depend on the other rows of its micro batch, and the
+    statistics on the rows of one worker.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d):
+            module.eval()
 
 
 def _drop_head(faults: dict[str, list[str]], base_model_prefix: str) -> dict[str, list[str]]:

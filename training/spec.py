@@ -183,7 +183,8 @@ class TrainingSpec(BaseModel):
         None,
         ge=1,
         le=_MAX_INTEGER,
-        description="Rows in one micro batch of one worker, at most; default: no limit.",
+        description="Rows in one micro batch of one worker, at most; default: no limit, or that of "
+        "the task.",
     )
     gradient_accumulation_steps: int = Field(
         1, ge=1, le=65536, description="Micro batches of one worker per optimizer step."

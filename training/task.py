@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from training.batching import BatchLayout
-    from training.data.readers import RowSource
+    from training.data.readers import KnownFile, RowSource
     from training.data.row_table import RowLayout, RowTable
     from training.data.rows import RowReader
     from training.spec import TrainingSpec
@@ -54,6 +54,10 @@ class Task(Protocol):
     def column_names(self) -> Sequence[str]:
         """Names of columns by which a table is recognised in a file of any kind."""
 
+    @property
+    def default_micro_batch_size(self) -> int | None:
+        """Rows of a micro batch if a spec has no `micro_batch_size`; None: no limit."""
+
     def list_metrics(self, spec: "TrainingSpec") -> Sequence[str]:
         """Return the names of the metrics of an evaluation, besides the loss."""
 
@@ -68,6 +72,15 @@ class Task(Protocol):
 
     def save_companions(self, base_model: str, directory: "Path") -> None:
         """Save what a model needs beside weights and configuration, unless it generates text."""
+
+    def open_source(
+        self, path: "Path", spec: "TrainingSpec", known: "KnownFile | None"
+    ) -> "RowSource | None":
+        """Open a file or folder that needs a source of the task's own.
+
+        None: it is a file of rows as all tasks read them, or a folder of such files. `known` is the
+        record of an uploaded file.
+        """
 
     def open_data(self, spec: "TrainingSpec") -> "TaskData":
         """Open what reads the rows of a spec; raises `SettingError` for its base model."""
@@ -144,10 +157,14 @@ class Objective(Protocol):
     def weigh_targets(self, rows: "RowTable", indices: Sequence[int]) -> float:
         """Return the total weight of the targets of rows, by which their loss is divided."""
 
-    def collate(self, rows: Sequence[Any], layout: "BatchLayout") -> MicroBatch:
+    def collate(
+        self, rows: Sequence[Any], layout: "BatchLayout", *, is_training: bool
+    ) -> MicroBatch:
         """Build one micro batch from rows as their table returns them.
 
-        Without rows, it has one row that adds nothing to the loss.
+        Without rows, it has one row that adds nothing to the loss. `is_training` is false in an
+        evaluation. Any randomness must be that of torch's default generator on the CPU, which is
+        seeded before each micro batch of a training.
         """
 
     def compute(self, model: Any, batch: MicroBatch) -> BatchResult:

@@ -12,6 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from training.base_model import open_tokenizer
 from training.batching import BatchLayout
 from training.checkpoint.reference_logits import make_prompt
+from training.data.readers import KnownFile
 from training.data.row_table import RowTable
 from training.data.text.token_layout import TOKEN_LAYOUT
 from training.spec import TrainingSpec
@@ -33,6 +34,7 @@ class MaskedTask:
     model_class = "AutoModelForMaskedLM"
     adds_head = False
     generates = False
+    default_micro_batch_size = None
     column_names = ("text",)
 
     def list_metrics(self, spec: TrainingSpec) -> Sequence[str]:
@@ -47,6 +49,9 @@ class MaskedTask:
 
     def save_companions(self, base_model: str, directory: Path) -> None:
         open_tokenizer(base_model).save_pretrained(directory)
+
+    def open_source(self, path: Path, spec: TrainingSpec, known: KnownFile | None) -> None:
+        pass
 
     def open_data(self, spec: TrainingSpec) -> TextData:
         return TextData(spec)
@@ -74,7 +79,7 @@ class MaskObjective:
         lengths = rows.lengths[list(indices)]
         return float(((lengths + self._mask_every - 1) // self._mask_every).sum())
 
-    def collate(self, rows: Sequence[Any], layout: BatchLayout) -> MicroBatch:
+    def collate(self, rows: Sequence[Any], layout: BatchLayout, *, is_training: bool) -> MicroBatch:
         shape = (max(1, len(rows)), max((len(ids) for ids, _ in rows), default=1))
         input_ids, mask = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape).long()
         labels = torch.full(shape, IGNORED)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from training.model import cast_inputs
 from training.place import Place
 from training.task import Objective
 
@@ -61,8 +62,9 @@ def compute_probe(engine: Any, place: Place, objective: Objective) -> Probe:
     """Compute the probe of the model in training; all workers call this together."""
     inputs = objective.make_probe_inputs(engine.module.config)
     engine.eval()
+    cast = cast_inputs(inputs, next(engine.module.parameters()).dtype)
     with torch.no_grad():
-        logits = engine(**{name: one.to(place.device) for name, one in inputs.items()}).logits
+        logits = engine(**{name: one.to(place.device) for name, one in cast.items()}).logits
     engine.train()
     return Probe(inputs, logits[0].float().cpu().contiguous(), _find_zeros(engine, place))
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from storage import durable
 from training.data.faults import DataError
@@ -50,7 +50,8 @@ class RowFile:
     """A file of rows.
 
     `names` are expected column names; they distinguish a CSV file from malformed JSON. `known` is
-    the record of the file from when it was received.
+    the record of the file from when it was received. `reads_binary` keeps the bytes in columns of
+    Parquet and Arrow files, each as `{"base64": …}`.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class RowFile:
     position: int = 0  # bytes that have been read
     known: KnownFile | None = None
     text_rows: TextRows = "line"
+    reads_binary: bool = False
     _sha256: str | None = None
 
     @property
@@ -126,7 +128,9 @@ class RowFile:
                 f"{self.name} is a Parquet or Arrow file compressed as a whole: unpack it; these "
                 "files have a compression of their own"
             )
-        for position, record in read_columnar(self.path, self.name, kind):
+        for position, record in read_columnar(
+            self.path, self.name, kind, reads_binary=self.reads_binary
+        ):
             self.position = position
             yield record
 
@@ -144,6 +148,7 @@ class HubRows:
 
     dataset: HubDataset
     unit: str = "row"
+    path: None = None
     position: int = 0  # bytes that have been read, in Arrow's encoding
     _table: Any = None
 
@@ -176,18 +181,48 @@ class HubRows:
         return self._table
 
 
-RowSource = RowFile | HubRows
+class RowSource(Protocol):
+    """A source of rows, which is read once to encode them."""
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+
+    @property
+    def path(self) -> Path | None:
+        """The file or folder; None for a data set on the hub."""
+
+    @property
+    def unit(self) -> str:
+        """The unit in which its records are counted, such as lines."""
+
+    @property
+    def position(self) -> int:
+        """How many of its bytes have been read."""
+
+    def measure(self) -> int:
+        """Return its size in bytes; raises `DataError` if it cannot be read."""
+
+    def compute_fingerprint(self) -> str:
+        """Return what identifies its content."""
+
+    def read(self) -> Iterator[Record]:
+        """Yield the records, each with its line or number."""
 
 
 def _load_dataset(dataset: HubDataset, name: str) -> Any:
     import datasets  # slow to import; most rows come from files
 
     try:
-        return datasets.load_dataset(
+        table = datasets.load_dataset(
             dataset.id, dataset.name, split=dataset.split, revision=dataset.revision
         )
+        for column, feature in table.features.items():
+            if isinstance(feature, datasets.Image):  # else each image would be decoded
+                table = table.cast_column(column, datasets.Image(decode=False))
     except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as exc:
         reason = (str(exc).splitlines() or [type(exc).__name__])[0].replace(dataset.id, name)
         raise DataError(
             f"the data set {name!r} (split {dataset.split!r}) cannot be loaded: {reason[:300]}"
         ) from exc
+    return table

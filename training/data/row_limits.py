@@ -11,6 +11,8 @@ from training.data.faults import RowFault
 
 MAX_ROW_BYTES = 4 << 20
 """Size of a row in its file, including columns that are not learned from."""
+MAX_BINARY_ROW_BYTES = 32 << 20
+"""The same for rows of Parquet and Arrow files with images, whose bytes become base64 text."""
 MAX_TEXT_BYTES = 750_000
 """Size in UTF-8 of a row's messages and tools, or of its text."""
 MAX_PROTECTED_BYTES = 400_000
@@ -70,9 +72,9 @@ def check_count(count: int, most: int, what: str, advice: str) -> None:
         raise RowFault(f"it has {{:,}} {what}, expected at most {{:,}}; {advice}", count, most)
 
 
-def describe_endless() -> RowFault:
-    """Return the fault of a row whose size in its file exceeds the limit."""
-    return RowFault("longer than {:,} bytes, the limit for one row", MAX_ROW_BYTES)
+def describe_endless(limit: int | None = None) -> RowFault:
+    """Return the fault of a row that is larger than a limit, by default that of all files."""
+    return RowFault("longer than {:,} bytes, the limit for one row", limit or MAX_ROW_BYTES)
 
 
 def _count_bytes(text: str) -> int:

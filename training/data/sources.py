@@ -57,7 +57,7 @@ def _check_named_once(sources: Sequence[WeightedSource]) -> None:
     """Raise `DataError` for a file in several settings: its rows could be learned and held out."""
     groups: dict[Path, str] = {}
     for one in sources:
-        if not isinstance(one.source, RowFile):
+        if one.source.path is None:
             continue
         path = one.source.path.resolve()
         if path in groups:
@@ -103,17 +103,20 @@ def _open_files(
     weight: float = 1.0,
     group: int = 0,
 ) -> list[WeightedSource]:
-    names = (*find_task(spec.task).column_names, *spec.columns.values())
+    task = find_task(spec.task)
     record = (known or {}).get(file)
+    if not record and Path(file).is_dir() and (found := task.open_source(Path(file), spec, None)):
+        return [WeightedSource(found, weight, group, found.name)]
     # A file with a record was uploaded, so it is one file, even if its name looks like a pattern.
     paths = [Path(file)] if record else _find_files(file)
     group_name = record.name if record else Path(file).name
-    return [
-        WeightedSource(
-            RowFile(path, names, known=record, text_rows=spec.text_rows), weight, group, group_name
-        )
+    names = (*task.column_names, *spec.columns.values())
+    sources = [
+        task.open_source(path, spec, record)
+        or RowFile(path, names, known=record, text_rows=spec.text_rows)
         for path in paths
     ]
+    return [WeightedSource(source, weight, group, group_name) for source in sources]
 
 
 def _find_files(file: str) -> list[Path]:

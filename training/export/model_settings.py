@@ -42,12 +42,14 @@ def _find_faults(directory: Path) -> list[str]:
     written = json.loads((directory / loading.CONFIG_NAME).read_text())
     faults = [f"config.json has {name!r}" for name in _STALE if written.get(name)]
     config = loading.load_config(directory)
-    loading.load_tokenizer(directory)
     generation = loading.load_generation_config(directory)
     dtypes = _find_dtypes(directory)
     if str(config.dtype).removeprefix("torch.") not in dtypes:
         faults.append(f"config.json has dtype {config.dtype}, the weights {', '.join(dtypes)}")
-    size = config.get_text_config().vocab_size
+    size = getattr(config.get_text_config(), "vocab_size", None)
+    if size is None:  # a model of images alone
+        return faults
+    loading.load_tokenizer(directory)
     ends = read_ids(generation.eos_token_id)
     if outside := [token for token in ends if not 0 <= token < size]:
         faults.append(f"generation_config.json ends at the tokens {outside}, the model has {size}")

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from storage import durable
 from training.checkpoint.reference_logits import Probe
+from training.model import cast_inputs, find_weight_faults
 
 REPORT_NAME = "verification.json"
 _MAX_NAMES = 10
@@ -76,8 +77,6 @@ def check_model(
     """
     import transformers
 
-    from training.model import find_weight_faults
-
     model: Any
     try:
         model, info = getattr(transformers, model_class).from_pretrained(
@@ -104,7 +103,7 @@ def _check_logits(model: Any, probe: Probe | None, trained_in: torch.dtype) -> C
         detail = "the checkpoint was saved without answers to compare with"
         return Check(name="logits", passed=None, detail=detail)
     with torch.no_grad():
-        found = model(**probe.inputs).logits[0].float()
+        found = model(**cast_inputs(probe.inputs, model.dtype)).logits[0].float()
     if found.shape != probe.logits.shape:
         detail = f"logits {tuple(found.shape)}, in training {tuple(probe.logits.shape)}"
         return Check(name="logits", passed=False, detail=detail)

@@ -5,7 +5,7 @@ loss of a row follows transformers: cross entropy for one label, the mean binary
 all classes for several labels, the squared error for a number.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from torchmetrics.classification import (
 )
 
 from training.data.labelled.texts import LabelledRow
+from training.data.row_table import RowTable
 from training.task import BatchResult, MicroBatch
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
@@ -30,6 +31,10 @@ ProblemType = Literal["single_label_classification", "multi_label_classification
 MAX_CLASSES_MEASURED = 20
 """Up to so many classes, the F1 of each is measured too."""
 
+TOP_K = 5
+"""A row counts for 'top5' if its class is among so many with the highest logits."""
+
+_RANKED = ("top5",)  # metrics of the logits instead of the predicted class
 _IGNORED = -100
 
 
@@ -52,6 +57,15 @@ class Classes:
     def number(self, label: str) -> int:
         """Return the number of a class."""
         return self.names.index(label)
+
+
+def set_classes(config: Any, classes: Classes) -> None:
+    """Set the classes of a model and their names in its configuration."""
+    config.num_labels = classes.num_outputs
+    if classes.names:
+        config.id2label = dict(enumerate(classes.names))
+        config.label2id = {name: number for number, name in enumerate(classes.names)}
+    config.problem_type = classes.problem_type
 
 
 class LabelEncoder:
@@ -85,6 +99,12 @@ class LabelEncoder:
             return float(len(rows))
         return sum(weights[self._numbers[label]] for (label,) in rows)
 
+    def weigh_rows(self, rows: RowTable, indices: Sequence[int]) -> float:
+        """Return the total weight of rows of a table, read only if classes have weights."""
+        if not self._classes.weights:
+            return float(len(indices))
+        return self.weigh([row.labels for row in rows.read(indices)])
+
 
 def collate_labelled(
     rows: Sequence[LabelledRow], labels: torch.Tensor, pad_token_id: int
@@ -113,7 +133,10 @@ def collate_labelled(
 
 
 def compute_classification(model: Any, batch: MicroBatch, classes: Classes) -> BatchResult:
-    """Compute the summed loss of a batch; the predictions are the logits in fp32, `[B, C]`."""
+    """Compute the summed loss of a batch; the predictions are the logits in fp32, `[B, C]`.
+
+    The labels of a batch of one class for each row may also be the shares of all classes, `[B, C]`.
+    """
     logits = model(**batch.inputs).logits.float()
     labels = batch.labels
     if classes.problem_type == "single_label_classification":
@@ -140,13 +163,17 @@ def compute_classification(model: Any, batch: MicroBatch, classes: Classes) -> B
 class ClassificationMetrics:
     """The metrics of an evaluation, synchronised over workers by torchmetrics.
 
-    Accuracy, F1, and the correlations of Matthews and Pearson are torchmetrics'. F1 is that of the
-    second class if there are two, else the mean over all classes.
+    `names` selects them. Accuracy, F1, and the correlations of Matthews and Pearson are
+    torchmetrics'. F1 is that of the second class if there are two, else the mean over all classes.
     """
 
-    def __init__(self, classes: Classes, device: torch.device) -> None:
+    def __init__(self, classes: Classes, names: Sequence[str], device: torch.device) -> None:
         self._classes = classes
-        self._metrics = _build_metrics(classes).to(device)
+        built = {name: _build_metric(name, classes) for name in names}
+        ranked = {name: metric for name, metric in built.items() if name in _RANKED}
+        others = {name: metric for name, metric in built.items() if name not in _RANKED}
+        self._metrics = MetricCollection(others, compute_groups=False).to(device)
+        self._ranked = MetricCollection(ranked, compute_groups=False).to(device)
         num_measured = len(classes.names) <= MAX_CLASSES_MEASURED
         self._by_class = _build_f1(classes, "none") if classes.names and num_measured else None
         if self._by_class is not None:
@@ -154,6 +181,7 @@ class ClassificationMetrics:
 
     def add(self, predictions: torch.Tensor, labels: torch.Tensor) -> None:
         """Add rows: their logits and labels."""
+        self._ranked.update(predictions, labels)
         if self._classes.problem_type == "multi_label_classification":
             predictions, labels = predictions.sigmoid(), labels.long()
         elif self._classes.problem_type == "single_label_classification":
@@ -164,7 +192,8 @@ class ClassificationMetrics:
 
     def compute(self) -> dict[str, float]:
         """Return the metrics; all workers must call this together."""
-        figures = {name: float(value) for name, value in self._metrics.compute().items()}
+        found = {**self._metrics.compute(), **self._ranked.compute()}
+        figures = {name: float(value) for name, value in found.items()}
         if self._by_class is not None:
             values = self._by_class.compute().tolist()
             names = self._classes.names
@@ -172,27 +201,25 @@ class ClassificationMetrics:
         return figures
 
 
-def _build_metrics(classes: Classes) -> Any:
-    if classes.problem_type == "regression":
-        return MetricCollection({"pearson": PearsonCorrCoef()})
+def _build_metric(name: str, classes: Classes) -> Any:
     num = len(classes.names)
+    if classes.problem_type == "regression":
+        return {"pearson": PearsonCorrCoef}[name]()
     if classes.problem_type == "multi_label_classification":
-        return MetricCollection(
-            {
-                "accuracy": MultilabelExactMatch(num),
-                "f1_macro": MultilabelF1Score(num, average="macro"),
-                "f1_micro": MultilabelF1Score(num, average="micro"),
-            }
-        )
-    return MetricCollection(
-        {
-            "accuracy": MulticlassAccuracy(num, average="micro"),
-            "f1": BinaryF1Score() if num == 2 else MulticlassF1Score(num, average="macro"),
-            "f1_macro": MulticlassF1Score(num, average="macro"),
-            "matthews": MulticlassMatthewsCorrCoef(num),
-        },
-        compute_groups=False,
-    )
+        several: dict[str, Callable[[], Any]] = {
+            "accuracy": lambda: MultilabelExactMatch(num),
+            "f1_macro": lambda: MultilabelF1Score(num, average="macro"),
+            "f1_micro": lambda: MultilabelF1Score(num, average="micro"),
+        }
+        return several[name]()
+    single: dict[str, Callable[[], Any]] = {
+        "accuracy": lambda: MulticlassAccuracy(num, average="micro"),
+        "top5": lambda: MulticlassAccuracy(num, average="micro", top_k=TOP_K),
+        "f1": lambda: BinaryF1Score() if num == 2 else MulticlassF1Score(num, average="macro"),
+        "f1_macro": lambda: MulticlassF1Score(num, average="macro"),
+        "matthews": lambda: MulticlassMatthewsCorrCoef(num),
+    }
+    return single[name]()
 
 
 def _build_f1(classes: Classes, average: Literal["none"]) -> Any:

@@ -9,15 +9,16 @@ from training.run.folder import RunFolder
 
 def report_data(run: RunFolder, summary: Mapping[str, Any]) -> None:
     """Add events that describe the rows of a run, and the rows and keys that are left out."""
+    unit = summary.get("unit", "tokens")
     learned = f"{summary['num_learned_tokens']:,} of them learned"
     run.events.add(
-        f"{summary['num_rows']} rows ({summary['format']}), {summary['num_tokens']:,} tokens, "
+        f"{summary['num_rows']} rows ({summary['format']}), {summary['num_tokens']:,} {unit}, "
         f"{summary.get('description', learned)}",
         data=dict(summary),
     )
     if held_out := summary["validation"]:
         run.events.add(
-            f"{held_out['num_rows']} rows to evaluate on, {held_out['num_tokens']:,} tokens",
+            f"{held_out['num_rows']} rows to evaluate on, {held_out['num_tokens']:,} {unit}",
             data=dict(held_out),
         )
     if num_split := summary["num_split_rows"]:

@@ -1,5 +1,6 @@
 """Checks of the settings of a spec that depend on its task."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -11,12 +12,24 @@ if TYPE_CHECKING:
     from training.spec import TrainingSpec
 
 DEFAULT_TASK = "causal_lm"
+CHAT_SETTINGS = ("format", "learned_turns", "reasoning", "template_arguments", "batch_layout")
+"""Settings that mean nothing to tasks without chats."""
 
 
 def check_task(name: str) -> str:
     """Return the name of a task unchanged; raises `ValueError` for an unknown one."""
     find_task(name)
     return name
+
+
+def refuse_settings(spec: "TrainingSpec", names: Sequence[str]) -> None:
+    """Raise `ValueError` for a setting that is not the default and means nothing to the task."""
+    for name in names:
+        value = getattr(spec, name)
+        if value != type(spec).model_fields[name].get_default(call_default_factory=True):
+            raise ValueError(
+                f"{name} is {value!r}, which means nothing to task {spec.task!r}: remove it"
+            )
 
 
 def check_task_settings(spec: "TrainingSpec") -> None:

@@ -129,7 +129,7 @@ class DdpStrategy:
     ) -> TrainingEngine:
         """Load the base model in fp32 on every worker."""
         assert not load_universal
-        model = load_model(spec, objective, plan.layout, place.device, torch.float32)
+        model = load_model(spec, objective, plan.layout, place.device, dtype=torch.float32)
         return DdpEngine(model, spec, place)
 
     def is_resharded(self, spec: TrainingSpec, saved_by: int, place: Place) -> bool:  # noqa: ARG002

@@ -13,7 +13,7 @@ from training.batching import BatchPlan
 from training.deepspeed.config import build_deepspeed_config
 from training.deepspeed.cpu_op import load_cpu_op
 from training.deepspeed.optimizer import build_optimizer
-from training.model import find_hidden_size, load_model
+from training.model import find_hidden_size, find_unfit_head, load_model
 from training.place import Place
 from training.spec import TrainingSpec
 from training.strategy import TrainingEngine
@@ -57,8 +57,9 @@ def start_engine(
         num_shares=plan.num_shares,
         load_universal=load_universal,
     )
+    unfit_head = find_unfit_head(spec, objective)
     shards_on_load = HfDeepSpeedConfig(config)  # must live across from_pretrained
-    model = load_model(spec, objective, plan.layout, place.device)
+    model = load_model(spec, objective, plan.layout, place.device, unfit_head)
     del shards_on_load
     engine: Any
     engine, *_ = deepspeed.initialize(

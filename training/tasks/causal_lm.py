@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from training.batching import BatchLayout
-    from training.data.readers import RowSource
+    from training.data.readers import KnownFile, RowSource
     from training.data.row_table import RowTable
     from training.data.text.reader import TextReader
     from training.spec import TrainingSpec
@@ -33,6 +33,7 @@ class CausalTask:
     model_class = "AutoModelForCausalLM"
     adds_head = False
     generates = True
+    default_micro_batch_size = None
 
     @property
     def column_names(self) -> Sequence[str]:
@@ -56,6 +57,14 @@ class CausalTask:
 
     def save_companions(self, base_model: str, directory: "Path") -> None:
         """Save nothing: consolidation saves the tokenizer and the settings of generation."""
+
+    def open_source(
+        self,
+        path: "Path",
+        spec: "TrainingSpec",
+        known: "KnownFile | None",
+    ) -> None:
+        """Return None: files of rows need no source of their own."""
 
     def open_data(self, spec: "TrainingSpec") -> "TextData":
         """Open what reads texts; raises `SettingError` for the base model."""
@@ -128,7 +137,13 @@ class NextTokenObjective:
         """Return the number of learned tokens."""
         return int(rows.num_targets[list(indices)].sum())
 
-    def collate(self, rows: Sequence[Any], layout: "BatchLayout") -> MicroBatch:
+    def collate(
+        self,
+        rows: Sequence[Any],
+        layout: "BatchLayout",
+        *,
+        is_training: bool,  # noqa: ARG002 - the same in an evaluation
+    ) -> MicroBatch:
         """Build one micro batch; without rows, it has one token, which is not learned."""
         from training.losses.next_token import collate_tokens
 

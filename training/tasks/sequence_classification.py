@@ -1,11 +1,11 @@
 """The task of sequence classification: predict the label or labels, or a number, of a text."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import Field
 
-from training.settings.fault_messages import show_value
+from training.settings.class_settings import ClassSettings
 from training.task import BatchResult, MicroBatch, Task
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from training.batching import BatchLayout
     from training.data.labelled.texts import LabelledTextReader
-    from training.data.readers import RowSource
+    from training.data.readers import KnownFile, RowSource
     from training.data.row_table import RowTable
     from training.losses.classification import ClassificationMetrics
     from training.spec import TrainingSpec
@@ -28,30 +28,9 @@ _METRICS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _check_weights(value: Any) -> Any:
-    """Return weights of classes unchanged; raises `ValueError` that says what is expected."""
-    if value in ("equal", "balanced"):
-        return value
-    numbers: list[Any] = list(value.values()) if isinstance(value, dict) else [None]
-    if not all(type(one) in (int, float) and 0 < one < float("inf") for one in numbers):
-        raise ValueError(
-            f"class_weights is {show_value(value)}, expected 'equal', 'balanced', or a number "
-            'above zero for each class, as in {"spam": 2.0}'
-        )
-    return value
-
-
-class ClassificationSettings(BaseModel):
+class ClassificationSettings(ClassSettings):
     """The settings of sequence classification."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    labels: tuple[str, ...] = Field(
-        (),
-        max_length=1000,
-        description="Names of the classes, in the order of the model's outputs; default: the "
-        "labels of the training rows, numbers in ascending order, else by the alphabet.",
-    )
     problem_type: Literal[
         "auto", "single_label_classification", "multi_label_classification", "regression"
     ] = Field(
@@ -59,13 +38,6 @@ class ClassificationSettings(BaseModel):
         description="What a label is: one class, a list of classes, or a number to predict. "
         "'auto': a list where a row has one, a number where all labels are and some have a "
         "decimal point, else one class.",
-    )
-    class_weights: Annotated[
-        Literal["equal", "balanced"] | dict[str, float], BeforeValidator(_check_weights)
-    ] = Field(
-        "equal",
-        description="Factor on the loss of a row by its class: the same for all, 'balanced' "
-        'against the number of rows of each, or your own, as in {"spam": 2.0}; 1 for others.',
     )
 
 
@@ -77,6 +49,7 @@ class SequenceClassificationTask:
     model_class = "AutoModelForSequenceClassification"
     adds_head = True
     generates = False
+    default_micro_batch_size = None
 
     @property
     def column_names(self) -> Sequence[str]:
@@ -93,13 +66,9 @@ class SequenceClassificationTask:
 
     def check_spec(self, spec: "TrainingSpec") -> None:
         """Raise `ValueError` for settings of chats, and for weights that have no class."""
-        for name in ("format", "learned_turns", "reasoning", "template_arguments", "batch_layout"):
-            value, default = getattr(spec, name), type(spec).model_fields[name].get_default()
-            if value != (default if name != "template_arguments" else {}):
-                raise ValueError(
-                    f"{name} is {value!r}, which means nothing to task 'sequence_classification': "
-                    "remove it"
-                )
+        from training.settings.task_settings import CHAT_SETTINGS, refuse_settings
+
+        refuse_settings(spec, CHAT_SETTINGS)
         settings = _read_settings(spec)
         if settings.problem_type == "regression" and settings.labels:
             raise ValueError("task_settings.labels name classes, and problem_type is 'regression'")
@@ -123,6 +92,14 @@ class SequenceClassificationTask:
         tokenizer = open_tokenizer(base_model)
         tokenizer.init_kwargs.pop("auto_map", None)
         tokenizer.save_pretrained(directory)
+
+    def open_source(
+        self,
+        path: "Path",
+        spec: "TrainingSpec",
+        known: "KnownFile | None",
+    ) -> None:
+        """Return None: files of rows need no source of their own."""
 
     def open_data(self, spec: "TrainingSpec") -> "LabelledData":
         """Open what reads labelled texts; raises `SettingError` for the base model."""
@@ -214,22 +191,23 @@ class ClassificationObjective:
 
     def adapt_config(self, config: Any) -> None:
         """Set the classes, their names, and the padding by which decoders find a row's end."""
-        names = self._classes.names
-        config.num_labels = self._classes.num_outputs
-        if names:
-            config.id2label = dict(enumerate(names))
-            config.label2id = {name: number for number, name in enumerate(names)}
-        config.problem_type = self._classes.problem_type
+        from training.losses.classification import set_classes
+
+        set_classes(config, self._classes)
         if config.pad_token_id is None:
             config.pad_token_id = self._pad_token_id
 
     def weigh_targets(self, rows: "RowTable", indices: Sequence[int]) -> float:
         """Return the number of rows, or the sum of the weights of their classes."""
-        if not self._classes.weights:
-            return float(len(indices))
-        return self._encoder.weigh([row.labels for row in rows.read(indices)])
+        return self._encoder.weigh_rows(rows, indices)
 
-    def collate(self, rows: Sequence[Any], layout: "BatchLayout") -> MicroBatch:  # noqa: ARG002 - always padded
+    def collate(
+        self,
+        rows: Sequence[Any],
+        layout: "BatchLayout",  # noqa: ARG002 - always padded
+        *,
+        is_training: bool,  # noqa: ARG002 - the same in an evaluation
+    ) -> MicroBatch:
         """Build one micro batch."""
         from training.losses.classification import collate_labelled
 
@@ -246,7 +224,8 @@ class ClassificationObjective:
         """Open the metrics of the problem type."""
         from training.losses.classification import ClassificationMetrics
 
-        return ClassificationMetrics(self._classes, device)
+        names = _METRICS[self._classes.problem_type]
+        return ClassificationMetrics(self._classes, names, device)
 
     def make_probe_inputs(self, config: Any) -> "Mapping[str, torch.Tensor]":
         """Make a fixed text and its attention mask, both of shape `[1, 16]`."""

@@ -93,8 +93,15 @@ def test_empty_batch_has_zero_loss_and_gradient(tmp_path: Path, classes: Classes
     assert not any(part.any() for part in parts if part is not None)
 
 
+NAMES = {
+    "single_label_classification": ("accuracy", "f1", "f1_macro", "matthews"),
+    "multi_label_classification": ("accuracy", "f1_macro", "f1_micro"),
+    "regression": ("pearson",),
+}
+
+
 def measure(classes: Classes, batches: Sequence[tuple[Any, Any]]) -> dict[str, float]:
-    metrics = ClassificationMetrics(classes, torch.device("cpu"))
+    metrics = ClassificationMetrics(classes, NAMES[classes.problem_type], torch.device("cpu"))
     for predictions, labels in batches:
         metrics.add(torch.tensor(predictions), torch.tensor(labels))
     return metrics.compute()

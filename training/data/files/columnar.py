@@ -23,20 +23,26 @@ MAX_MEMORY_BYTES = 512 << 20
 _KIND_NAMES = {"parquet": "Parquet", "arrow_file": "Arrow", "arrow_stream": "Arrow"}
 
 
-def read_columnar(path: Path, name: str, kind: FileKind) -> Iterator[tuple[int, Record]]:
+def read_columnar(
+    path: Path, name: str, kind: FileKind, *, reads_binary: bool = False
+) -> Iterator[tuple[int, Record]]:
     """Yield the rows, numbered from 1, each after the bytes of the file that have been read.
 
-    Raises `DataError` for a file that cannot be read, or that needs more than `MAX_MEMORY_BYTES`.
+    With `reads_binary`, bytes are `{"base64": …}`, and rows may have `MAX_BINARY_ROW_BYTES`. Raises
+    `DataError` for a file that cannot be read, or that needs more than `MAX_MEMORY_BYTES`.
     """
-    for number, line in enumerate(read_lines(path, name, kind), 1):
+    limit = row_limits.MAX_BINARY_ROW_BYTES if reads_binary else row_limits.MAX_ROW_BYTES
+    for number, line in enumerate(read_lines(path, name, kind, reads_binary=reads_binary), 1):
         position, _, content = line.partition(b" ")
         fault: RowFault | None = None
-        if len(content) > row_limits.MAX_ROW_BYTES or not content.strip():
-            fault = row_limits.describe_endless()
+        if len(content) > limit or not content.strip():
+            fault = row_limits.describe_endless(limit)
         yield int(position), (number, fault or parse_line(content))
 
 
-def read_lines(path: Path, name: str, kind: FileKind) -> Iterator[bytes]:
+def read_lines(
+    path: Path, name: str, kind: FileKind, *, reads_binary: bool = False
+) -> Iterator[bytes]:
     """Yield a line for each row: the position in the file, a space and the row as JSON.
 
     The JSON of a row that is too long is omitted. Raises as `read_columnar` does.
@@ -44,7 +50,7 @@ def read_lines(path: Path, name: str, kind: FileKind) -> Iterator[bytes]:
     process = subprocess.Popen(  # noqa: S603 - our own command
         [
             *(sys.executable, "-m", "training.data.files.columnar_process"),
-            *(str(path), kind, str(MAX_MEMORY_BYTES)),
+            *(str(path), kind, str(MAX_MEMORY_BYTES), *(["binary"] if reads_binary else [])),
         ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -1,9 +1,11 @@
-"""The process that reads one Parquet or Arrow file: `… PATH KIND MAX_BYTES`, rows on stdout.
+"""The process that reads one Parquet or Arrow file: `… PATH KIND MAX_BYTES [binary]`.
 
-Each row is a line: the bytes of the file that have been read, a space, and the row as JSON. A line
-that begins with a mark contains the reason why nothing more can be read.
+Each row is a line on stdout: the bytes of the file that have been read, a space, and the row as
+JSON. A line that begins with a mark contains the reason why nothing more can be read. With
+`binary`, a value of bytes is `{"base64": …}`; otherwise it is text, or its length.
 """
 
+import base64
 import json
 import os
 import resource
@@ -11,17 +13,20 @@ import sys
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from training.data.row_limits import MAX_ROW_BYTES
+from training.data.row_limits import MAX_BINARY_ROW_BYTES, MAX_ROW_BYTES
 
 ERROR_MARK = b"!"
 MEMORY_MARK = b"!memory"
 _MAX_REASON_CHARACTERS = 300
 # Few enough that rows of the largest size fit, even if a dictionary has one text for all of them.
 _BATCH_ROWS = 32
+_BINARY_BATCH_ROWS = 4
 _PAGE_BUFFER_BYTES = 1 << 20
 
 
-def main(path: str, kind: str, max_bytes: int, output: BinaryIO) -> None:
+def main(
+    path: str, kind: str, max_bytes: int, output: BinaryIO, *, writes_binary: bool = False
+) -> None:
     """Write the rows of a file, or the reason why it cannot be read."""
     import pyarrow as pa
 
@@ -29,9 +34,10 @@ def main(path: str, kind: str, max_bytes: int, output: BinaryIO) -> None:
     pa.set_io_thread_count(1)
     _limit_memory(max_bytes)
     try:
-        for position, batch in _READERS[kind](path):
+        num_rows = _BINARY_BATCH_ROWS if writes_binary else _BATCH_ROWS
+        for position, batch in _READERS[kind](path, num_rows):
             for row in batch.to_pylist():
-                output.write(b"%d %s\n" % (position, _write_row(row)))
+                output.write(b"%d %s\n" % (position, _write_row(row, writes_binary=writes_binary)))
     except MemoryError:  # Arrow's memory error is a subclass
         output.write(MEMORY_MARK + b"\n")
     except BrokenPipeError:  # the parent process stopped reading
@@ -54,42 +60,41 @@ def _limit_memory(max_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _read_parquet(path: str) -> Iterator[tuple[int, Any]]:
+def _read_parquet(path: str, batch_rows: int) -> Iterator[tuple[int, Any]]:
     import pyarrow.parquet as pq
 
     size_bytes, num_done = os.stat(path).st_size, 0
     # Read pages one by one; otherwise a whole row group would be in memory.
     with pq.ParquetFile(path, buffer_size=_PAGE_BUFFER_BYTES, pre_buffer=False) as file:
         num_rows = max(1, file.metadata.num_rows)
-        for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+        for batch in file.iter_batches(batch_size=batch_rows, use_threads=False):
             num_done += batch.num_rows
             yield min(size_bytes, size_bytes * num_done // num_rows), batch
 
 
-def _read_arrow_file(path: str) -> Iterator[tuple[int, Any]]:
+def _read_arrow_file(path: str, batch_rows: int) -> Iterator[tuple[int, Any]]:
     import pyarrow as pa
 
     size_bytes = os.stat(path).st_size
     with pa.memory_map(path) as source:
         reader = pa.ipc.open_file(source)
         for number in range(reader.num_record_batches):
-            yield from _cut(
-                reader.get_batch(number), size_bytes * number // reader.num_record_batches
-            )
+            position = size_bytes * number // reader.num_record_batches
+            yield from _cut(reader.get_batch(number), position, batch_rows)
 
 
-def _read_arrow_stream(path: str) -> Iterator[tuple[int, Any]]:
+def _read_arrow_stream(path: str, batch_rows: int) -> Iterator[tuple[int, Any]]:
     import pyarrow as pa
 
     with pa.memory_map(path) as source:
         for batch in pa.ipc.open_stream(source):
-            yield from _cut(batch, source.tell())
+            yield from _cut(batch, source.tell(), batch_rows)
 
 
-def _cut(batch: Any, position: int) -> Iterator[tuple[int, Any]]:
+def _cut(batch: Any, position: int, batch_rows: int) -> Iterator[tuple[int, Any]]:
     batch.validate(full=True)
-    for start in range(0, batch.num_rows, _BATCH_ROWS):
-        yield position, batch.slice(start, _BATCH_ROWS)
+    for start in range(0, batch.num_rows, batch_rows):
+        yield position, batch.slice(start, batch_rows)
 
 
 _READERS = {
@@ -99,13 +104,12 @@ _READERS = {
 }
 
 
-def _write_row(row: dict[str, Any]) -> bytes:
+def _write_row(row: dict[str, Any], *, writes_binary: bool) -> bytes:
     """Return a row as JSON without the nulls that Arrow adds to objects; b"" if it is too long."""
     kept = {key: drop_nulls(value) for key, value in row.items()}
-    line = json.dumps(kept, ensure_ascii=False, default=_write_other).encode(
-        "utf-8", "surrogatepass"
-    )
-    return line if len(line) <= MAX_ROW_BYTES else b""
+    write = _write_binary if writes_binary else _write_other
+    line = json.dumps(kept, ensure_ascii=False, default=write).encode("utf-8", "surrogatepass")
+    return line if len(line) <= (MAX_BINARY_ROW_BYTES if writes_binary else MAX_ROW_BYTES) else b""
 
 
 def drop_nulls(value: Any) -> Any:
@@ -127,5 +131,15 @@ def _write_other(value: Any) -> Any:
     return {type(value).__name__: str(value)}
 
 
+def _write_binary(value: Any) -> Any:
+    """Convert a value that JSON lacks, as `_write_other` does, but keep bytes."""
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    return _write_other(value)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.stdout.buffer)
+    main(
+        *(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.stdout.buffer),
+        writes_binary="binary" in sys.argv[4:],
+    )

@@ -11,10 +11,11 @@ from transformers import PreTrainedTokenizerBase
 
 from model_files.tokenizer_faults import translate_faults
 from training.data.faults import DataError, RowFault, show_names, show_value
+from training.data.labelled.labels import LABEL_COLUMNS, check_columns, get_labels
 from training.data.readers import RowSource
 from training.data.row_limits import MAX_TEXT_BYTES, check_size
 from training.data.row_table import Counts, measure_lists, read_list
-from training.data.text.messages import get_text, parse_json
+from training.data.text.messages import get_text
 
 PAIR_COLUMNS = (
     ("text", "text_pair"),
@@ -25,12 +26,9 @@ PAIR_COLUMNS = (
     ("#1 String", "#2 String"),  # the Microsoft Research Paraphrase Corpus, as it is published
 )
 TEXT_COLUMNS = ("text", "sentence", "content", "review")
-LABEL_COLUMNS = ("label", "labels", "class", "category", "Quality")
 _PAIRED_COLUMNS = tuple(name for pair in PAIR_COLUMNS for name in pair)
 COLUMN_NAMES = tuple(dict.fromkeys([*_PAIRED_COLUMNS, *TEXT_COLUMNS, *LABEL_COLUMNS]))
 _KEYS = ("text", "text_pair", "label")
-_MAX_LABELS_PER_ROW = 1000
-_MAX_LABEL_CHARACTERS = 200
 
 Ids = npt.NDArray[np.int32]
 
@@ -51,18 +49,7 @@ def choose_columns(record: Any, mapped: Mapping[str, str]) -> Columns:
 
     Raises `DataError` that says what is missing.
     """
-    if not isinstance(record, Mapping):
-        raise DataError(f"the first row is {show_value(record)}, expected an object or a table row")
-    keys = [str(key) for key in record]
-    if unknown := sorted(set(mapped) - set(_KEYS)):
-        raise DataError(
-            f"columns has the keys {show_names(unknown)}; the keys are {show_names(_KEYS)}"
-        )
-    if missing := sorted(theirs for theirs in mapped.values() if theirs not in keys):
-        raise DataError(
-            f"columns names {show_names(missing)}, which the first row lacks; "
-            f"the columns there are {show_names(keys)}"
-        )
+    keys = check_columns(record, mapped, _KEYS)
     label = mapped.get("label") or next((name for name in LABEL_COLUMNS if name in keys), None)
     texts = _choose_texts(keys, mapped)
     if label is None or texts is None:
@@ -235,7 +222,7 @@ class LabelledTextReader:
             raise RowFault("expected an object, found {}", show_value(record))
         texts = tuple(get_text(record, name) for name in self._columns.texts)
         check_size("it has", sum(len(text.encode()) for text in texts), MAX_TEXT_BYTES)
-        labels = _get_labels(record, self._columns.label)
+        labels = get_labels(record, self._columns.label)
         used = {*self._columns.texts, self._columns.label}
         ignored = tuple(sorted(str(key) for key in record if key not in used))
         return LabelledText(line, number, texts, labels, ignored)
@@ -285,38 +272,3 @@ class LabelledTextReader:
 
     def close(self) -> None:
         """Free nothing: the tokenizer belongs to the caller."""
-
-
-def _get_labels(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    value = record.get(name)
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        value = parse_json(value, repr(name))  # a list in the cell of a table
-    if isinstance(value, list):
-        if len(value) > _MAX_LABELS_PER_ROW:
-            raise RowFault(
-                "{!r} has {:,} labels, expected at most {:,}", name, len(value), _MAX_LABELS_PER_ROW
-            )
-        labels = tuple(dict.fromkeys(_name_label(name, one) for one in value))
-        if len(labels) < len(value):
-            raise RowFault("{!r} has a label twice: {}", name, show_value(value))
-        return labels
-    return (_name_label(name, value),)
-
-
-def _name_label(column: str, value: Any) -> str:
-    """Return a label as text: numbers and booleans as JSON writes them."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    text = value.strip() if isinstance(value, str) else str(value)
-    if value is None or isinstance(value, Mapping | list) or not text:
-        raise RowFault(
-            "{!r} is {}, expected the name or number of a class", column, show_value(value)
-        )
-    if len(text) > _MAX_LABEL_CHARACTERS:
-        raise RowFault(
-            "{!r} has {:,} characters, expected the name of a class in at most {}: is it a text?",
-            column,
-            len(text),
-            _MAX_LABEL_CHARACTERS,
-        )
-    return text

@@ -1,0 +1,124 @@
+"""`python -m training` for image classification: two ZeRO-3 workers under Ray Train."""
+
+import json
+import subprocess
+import sys
+import warnings
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+from storage import durable
+from tests.tiny_vision import COLOURS, build_tiny_vit, draw_shape, write_image_folder
+from training.batching import BatchPlan, plan_epoch
+from training.data.images.image_rows import IMAGE_LAYOUT
+from training.data.row_table import RowTable
+from training.deepspeed.optimizer import learning_rate_at
+from training.spec import load_spec
+
+pytestmark = pytest.mark.e2e
+
+NAMES = sorted(COLOURS)
+SPEC: dict[str, Any] = {
+    "base_model": "vit",
+    "task": "image_classification",
+    "task_settings": {"augmentation": "none"},
+    "train_file": "shapes",
+    "validation_fraction": 0.25,
+    "epochs": 5,
+    "learning_rate": 0.003,
+    "weight_decay": 0.0,
+    "micro_batch_size": 4,
+    "precision": "fp32",
+    "keep": "best",
+    "best_metric": "accuracy",
+    "keep_checkpoints": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fine-tune a model whose head is new: three classes in place of two."""
+    folder = tmp_path_factory.mktemp("images")
+    build_tiny_vit(folder / "vit")
+    write_image_folder(folder / "shapes", 24)
+    (folder / "spec.json").write_text(json.dumps(SPEC))
+    command = [sys.executable, "-m", "training", "spec.json", "--output", "run", "--cache", "cache"]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    return durable.read_json_lines(folder / "run" / "metrics.jsonl")
+
+
+def open_processor(folder: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # transformers leaves a file open
+        return AutoImageProcessor.from_pretrained(folder)
+
+
+def test_model_names_its_classes_and_classifies(folder: Path) -> None:
+    model = AutoModelForImageClassification.from_pretrained(folder / "run" / "model")
+    processor = open_processor(folder / "run" / "model")
+    assert model.config.id2label == dict(enumerate(NAMES))
+    expected = [name for name in NAMES for _ in range(20)]
+    images = [draw_shape(name, 9000 + number) for number, name in enumerate(expected)]
+    with torch.no_grad():
+        found = model(**processor(images, return_tensors="pt")).logits.argmax(-1).tolist()
+    hits = [NAMES[one] == name for one, name in zip(found, expected, strict=True)]
+    assert sum(hits) >= 0.95 * len(hits)
+
+
+def test_best_evaluation_becomes_the_model(folder: Path) -> None:
+    evaluated = [line for line in read_metrics(folder) if "eval_accuracy" in line]
+    assert len(evaluated) == 5
+    assert "eval_top5" not in evaluated[0]
+    lineage = durable.read_json(folder / "run" / "model" / "lineage.json")
+    best = max(line["eval_accuracy"] for line in evaluated)
+    assert lineage["metrics"]["eval_accuracy"] == pytest.approx(best)
+    assert best >= 0.95
+    assert set(lineage["data"]["label_counts"]) == set(NAMES)
+    assert durable.read_json(folder / "run" / "model" / "verification.json")["passed"]
+
+
+def test_losses_equal_those_of_one_process(folder: Path) -> None:
+    """Start from the same random head, and take the first epoch's steps without DeepSpeed."""
+    spec = load_spec(folder / "spec.json")
+    rows = RowTable(folder / "run" / "data" / "train.arrow", IMAGE_LAYOUT)
+    steps = plan_epoch(rows.lengths, BatchPlan.from_spec(spec, "padded", 2), 0)
+    num_steps = len(steps) * spec.epochs
+    torch.manual_seed(spec.seed)
+    for shape in [(1, 1, 32), (1, 17, 32)]:  # a ViT that is built with values draws its embeddings
+        torch.randn(shape)
+    model = AutoModelForImageClassification.from_pretrained(
+        folder / "vit", num_labels=3, ignore_mismatched_sizes=True
+    )
+    model.train()
+    processor = open_processor(folder / "vit")
+    optimizer = torch.optim.AdamW(
+        model.parameters(), betas=spec.adam_betas, eps=spec.adam_epsilon, weight_decay=0.0
+    )
+    expected = []
+    for index, step in enumerate(steps):
+        read = rows.read(step.rows)
+        images = [Image.open(BytesIO(row.image)).convert("RGB") for row in read]
+        labels = torch.tensor([NAMES.index(row.labels[0]) for row in read])
+        loss = model(**processor(images, return_tensors="pt"), labels=labels).loss
+        expected.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), spec.max_grad_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate_at(index, num_steps, spec)
+        optimizer.step()
+    found = [line["loss"] for line in read_metrics(folder)[: len(steps)]]
+    assert found == pytest.approx(expected, abs=1e-4)

@@ -1,0 +1,67 @@
+"""The labels of a row, and the columns that a spec names."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from training.data.faults import DataError, RowFault, show_names, show_value
+from training.data.text.messages import parse_json
+
+LABEL_COLUMNS = ("label", "labels", "class", "category", "Quality")
+_MAX_LABELS_PER_ROW = 1000
+_MAX_LABEL_CHARACTERS = 200
+
+
+def check_columns(record: Any, mapped: Mapping[str, str], known: Sequence[str]) -> list[str]:
+    """Return the columns of the first row; `mapped` are those that the spec names, by our keys.
+
+    Raises `DataError` for a key that is not `known`, and for a column that the row lacks.
+    """
+    if not isinstance(record, Mapping):
+        raise DataError(f"the first row is {show_value(record)}, expected an object or a table row")
+    keys = [str(key) for key in record]
+    if unknown := sorted(set(mapped) - set(known)):
+        raise DataError(
+            f"columns has the keys {show_names(unknown)}; the keys are {show_names(known)}"
+        )
+    if missing := sorted(theirs for theirs in mapped.values() if theirs not in keys):
+        raise DataError(
+            f"columns names {show_names(missing)}, which the first row lacks; "
+            f"the columns there are {show_names(keys)}"
+        )
+    return keys
+
+
+def get_labels(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Return the labels in a column as text; raises `RowFault`."""
+    value = record.get(name)
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = parse_json(value, repr(name))  # a list in the cell of a table
+    if isinstance(value, list):
+        if len(value) > _MAX_LABELS_PER_ROW:
+            raise RowFault(
+                "{!r} has {:,} labels, expected at most {:,}", name, len(value), _MAX_LABELS_PER_ROW
+            )
+        labels = tuple(dict.fromkeys(_name_label(name, one) for one in value))
+        if len(labels) < len(value):
+            raise RowFault("{!r} has a label twice: {}", name, show_value(value))
+        return labels
+    return (_name_label(name, value),)
+
+
+def _name_label(column: str, value: Any) -> str:
+    """Return a label as text: numbers and booleans as JSON writes them."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = value.strip() if isinstance(value, str) else str(value)
+    if value is None or isinstance(value, Mapping | list) or not text:
+        raise RowFault(
+            "{!r} is {}, expected the name or number of a class", column, show_value(value)
+        )
+    if len(text) > _MAX_LABEL_CHARACTERS:
+        raise RowFault(
+            "{!r} has {:,} characters, expected the name of a class in at most {}: is it a text?",
+            column,
+            len(text),
+            _MAX_LABEL_CHARACTERS,
+        )
+    return text
