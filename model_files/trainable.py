@@ -47,6 +47,12 @@ def check_sequence_task(config: Any, name: str) -> None:
     `name` is the model's name for the error message.
     """
     model_type = str(config.model_type)
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"{name!r} has the architecture {_name_architecture(config)}, an encoder-decoder "
+            "('is_encoder_decoder'), expected an encoder or a decoder, such as BERT, ModernBERT or "
+            "Llama; choose another model"
+        )
     if model_type not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
         raise ValueError(
             f"{name!r} has the architecture {_name_architecture(config)} (model_type "

@@ -23,6 +23,13 @@ from templating.arguments import set_arguments
 from templating.renderer import TemplateValue
 from training.spec import SettingError, TrainingSpec, name_source
 
+# Encoders whose positions begin after the number of the padding token, as in fairseq.
+_OFFSET_POSITIONS = frozenset(
+    {
+        *("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm"),
+        *("xmod", "data2vec-text", "longformer", "mpnet", "ibert", "esm", "luke", "mluke"),
+    }
+)
 _UNLIMITED_CONTEXT = 1_000_000  # tokenizers report 10^30 if it is unknown
 
 
@@ -106,7 +113,10 @@ def find_end_ids(base_model: str, tokenizer: PreTrainedTokenizerBase) -> tuple[i
 
 def find_context_length(base_model: str) -> int:
     """Return the context length of a base model in tokens; raises `UnknownModelError`."""
-    length = getattr(load_config(base_model), "max_position_embeddings", None)
+    config = load_config(base_model)
+    length = getattr(config, "max_position_embeddings", None)
+    if length and config.model_type in _OFFSET_POSITIONS:
+        length -= (config.pad_token_id or 0) + 1
     return int(length) if length else _UNLIMITED_CONTEXT
 
 

@@ -167,7 +167,7 @@ def export_checkpoint(
             spec.base_model,
             output,
             dtype=DTYPES[spec.precision if spec.export_dtype == "auto" else spec.export_dtype],
-            trained_in=DTYPES[spec.precision],
+            trained_in=DTYPES["fp32" if spec.strategy == "ddp" else spec.precision],
             template_arguments=spec.template_arguments,
             objective=find_task(spec.task).open_objective(spec, run.read_data_summary()),
             add_files=lambda directory: write_lineage(directory, run, spec, metrics),

@@ -72,10 +72,7 @@ def load_model(
             **({"ignore_mismatched_sizes": True} if task.adds_head else {}),
             **({"key_mapping": _rename_weights(unfit_head)} if unfit_head else {}),
         )
-    faults = find_weight_faults(info)
-    if task.adds_head:
-        faults = _drop_head(faults, model.base_model_prefix)
-    if faults:
+    if faults := find_weight_faults(info, model.base_model_prefix if task.adds_head else None):
         raise WeightsError(
             f"the weights of {Path(spec.base_model).name!r} do not fit its architecture: {faults}; "
             "training would start from random values in their place"
@@ -143,18 +140,23 @@ def freeze_statistics(model: torch.nn.Module) -> None:
             module.eval()
 
 
-def _drop_head(faults: dict[str, list[str]], base_model_prefix: str) -> dict[str, list[str]]:
-    """Return the faults of the base model's weights alone."""
+def find_weight_faults(
+    loading_info: Any, base_model_prefix: str | None = None
+) -> dict[str, list[str]]:
+    """Return the non-empty lists of transformers' loading report; empty if every weight fits.
+
+    With `base_model_prefix`, only faults of the base model's weights, not of a head.
+    """
+
+    def is_fault(key: object) -> bool:
+        name = key[0] if isinstance(key, tuple) else key  # with both shapes if they differ
+        return base_model_prefix is None or is_of_base(str(name), base_model_prefix)
+
     found = {
-        kind: [name for name in names if is_of_base(name, base_model_prefix)]
-        for kind, names in faults.items()
+        kind: sorted(str(key) for key in keys if is_fault(key))
+        for kind, keys in loading_info.items()
     }
-    return {kind: names for kind, names in found.items() if names}
-
-
-def find_weight_faults(loading_info: Any) -> dict[str, list[str]]:
-    """Return the non-empty lists of transformers' loading report; empty if every weight fits."""
-    return {kind: sorted(str(key) for key in keys) for kind, keys in loading_info.items() if keys}
+    return {kind: keys for kind, keys in found.items() if keys}
 
 
 def choose_layout(spec: TrainingSpec, device: torch.device) -> BatchLayout:

@@ -54,8 +54,8 @@ class TrainingEngine(CheckpointedEngine, Protocol):
     def __call__(self, **inputs: "torch.Tensor") -> Any:
         """Compute the model's outputs."""
 
-    def train(self) -> Any:
-        """Enable dropout."""
+    def train(self, mode: bool = True) -> Any:
+        """Enable or disable dropout."""
 
     def eval(self) -> Any:
         """Disable dropout."""

@@ -24,10 +24,10 @@ _STRIDE = 7919  # a prime, so that few vocabularies are a multiple
 
 @dataclass(frozen=True)
 class Probe:
-    """Fixed inputs of one row and the logits of the training engine for them.
+    """Fixed inputs and the logits of the training engine for them.
 
-    `inputs` are a model's by their names. `logits` are those of the row in fp32, such as
-    `[tokens, vocabulary]`.
+    `inputs` are a model's by their names. `logits` are in fp32: `[tokens, vocabulary]` of the only
+    row of a model that generates, else `[rows, classes]`.
     """
 
     inputs: Mapping[str, torch.Tensor]
@@ -66,16 +66,20 @@ def compute_probe(engine: Any, place: Place, objective: Objective) -> Probe:
     with torch.no_grad():
         logits = engine(**{name: one.to(place.device) for name, one in cast.items()}).logits
     engine.train()
-    return Probe(inputs, logits[0].float().cpu().contiguous(), _find_zeros(engine, place))
+    if logits.dim() == 3 and len(logits) == 1:
+        logits = logits[0]
+    return Probe(inputs, logits.float().cpu().contiguous(), _find_zeros(engine, place))
 
 
-def make_prompt(config: Any) -> dict[str, torch.Tensor]:
+def make_prompt(config: Any, num_rows: int = 1) -> dict[str, torch.Tensor]:
     """Return token ids that depend only on the size of the vocabulary, and their attention mask.
 
-    Both have the shape `[1, 16]`.
+    Both have the shape `[num_rows, 16]`.
     """
     vocabulary = int(config.get_text_config().vocab_size)
-    input_ids = torch.from_numpy(spread_tokens(_NUM_TOKENS, vocabulary))[None]
+    firsts = range(1, 1 + num_rows * _NUM_TOKENS, _NUM_TOKENS)
+    rows = [spread_tokens(_NUM_TOKENS, vocabulary, first) for first in firsts]
+    input_ids = torch.from_numpy(np.stack(rows))
     return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
 
 

@@ -82,7 +82,8 @@ class RowStream(Generic[Parsed, Encoded]):
             lines = describe_lines(self.dropped_lines, self.num_dropped, self.source.unit)
             raise DataError(
                 f"{self.source.name}: no row is left: all have more than max_length "
-                f"{self._max_length} tokens, or no answer within them ({lines}); raise max_length"
+                f"{self._max_length} tokens, or nothing to learn within them ({lines}); raise "
+                "max_length"
             )
 
     def _parse(self, num_rows: int | None, on_read: Callable[[], None]) -> Iterator[Parsed]:

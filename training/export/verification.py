@@ -103,7 +103,9 @@ def _check_logits(model: Any, probe: Probe | None, trained_in: torch.dtype) -> C
         detail = "the checkpoint was saved without answers to compare with"
         return Check(name="logits", passed=None, detail=detail)
     with torch.no_grad():
-        found = model(**cast_inputs(probe.inputs, model.dtype)).logits[0].float()
+        found = model(**cast_inputs(probe.inputs, model.dtype)).logits.float()
+    if found.dim() > probe.logits.dim():
+        found = found[0]
     if found.shape != probe.logits.shape:
         detail = f"logits {tuple(found.shape)}, in training {tuple(probe.logits.shape)}"
         return Check(name="logits", passed=False, detail=detail)

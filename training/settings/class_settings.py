@@ -1,10 +1,28 @@
 """The settings of a task that distinguishes classes."""
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from training.settings.fault_messages import show_value
+
+_MAX_LABELS = 1000
+_MAX_CHARACTERS = 200
+
+
+def _check_labels(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Return names of classes unchanged; raises `ValueError` for too many, or for one twice."""
+    if len(value) > _MAX_LABELS:
+        raise ValueError(f"expected at most {_MAX_LABELS} labels, got {len(value)}")
+    if twice := sorted(name for name, count in Counter(value).items() if count > 1):
+        raise ValueError(f"labels has {show_value(twice[0])} more than once, expected it once")
+    if faulty := [name for name in value if not 0 < len(name.strip()) <= _MAX_CHARACTERS]:
+        raise ValueError(
+            f"labels has {show_value(faulty[0])}, expected names of 1 to {_MAX_CHARACTERS} "
+            "characters"
+        )
+    return value
 
 
 def _check_weights(value: Any) -> Any:
@@ -25,9 +43,8 @@ class ClassSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    labels: tuple[str, ...] = Field(
+    labels: Annotated[tuple[str, ...], AfterValidator(_check_labels)] = Field(
         (),
-        max_length=1000,
         description="Names of the classes, in the order of the model's outputs; default: the "
         "labels of the training rows, numbers in ascending order, else by the alphabet.",
     )

@@ -21,14 +21,28 @@ from training.task import Objective
 
 
 class DdpEngine:
-    """A replicated model with its optimizer, behind the interface of DeepSpeed's engine."""
+    """A replicated model with its optimizer, behind the interface of DeepSpeed's engine.
+
+    With `has_unused_parameters`, some parameters may get no gradient.
+    """
 
     skipped_steps = 0
 
-    def __init__(self, model: torch.nn.Module, spec: TrainingSpec, place: Place) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        spec: TrainingSpec,
+        place: Place,
+        *,
+        has_unused_parameters: bool,
+    ) -> None:
         from ray.train.torch import prepare_model
 
-        self._wrapped: Any = prepare_model(model, move_to_device=place.device)
+        self._wrapped: Any = prepare_model(
+            model,
+            move_to_device=place.device,
+            parallel_strategy_kwargs={"find_unused_parameters": has_unused_parameters},
+        )
         self._is_wrapped = hasattr(self._wrapped, "require_backward_grad_sync")
         self.module: Any = self._wrapped.module if self._is_wrapped else self._wrapped
         self.optimizer = build_optimizer(model, spec)
@@ -47,9 +61,9 @@ class DdpEngine:
         with torch.autocast(device, torch.bfloat16, enabled=self._computes_bf16):
             return self._wrapped(**inputs)
 
-    def train(self) -> None:
-        """Enable dropout."""
-        self._wrapped.train()
+    def train(self, mode: bool = True) -> None:
+        """Enable or disable dropout."""
+        self._wrapped.train(mode)
 
     def eval(self) -> None:
         """Disable dropout."""
@@ -130,7 +144,8 @@ class DdpStrategy:
         """Load the base model in fp32 on every worker."""
         assert not load_universal
         model = load_model(spec, objective, plan.layout, place.device, dtype=torch.float32)
-        return DdpEngine(model, spec, place)
+        # A class with a head may have parameters of its base model that the head does not use.
+        return DdpEngine(model, spec, place, has_unused_parameters=objective.task.adds_head)
 
     def is_resharded(self, spec: TrainingSpec, saved_by: int, place: Place) -> bool:  # noqa: ARG002
         """Return False: a checkpoint is the same for any number of workers."""

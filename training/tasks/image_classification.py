@@ -1,5 +1,6 @@
 """The task of image classification: predict the class of an image."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -234,12 +235,12 @@ class ImageObjective:
         return ClassificationMetrics(self._classes, _choose_metrics(self._classes.names), device)
 
     def make_probe_inputs(self, config: Any) -> "Mapping[str, torch.Tensor]":  # noqa: ARG002 - the size is the processor's
-        """Make a fixed pattern from -1 to 1, of shape `[1, 3, height, width]`."""
+        """Make fixed patterns from -1 to 1, of shape `[8, 3, height, width]`."""
         import torch
 
-        places = torch.arange(3 * self._height * self._width) * _STRIDE % 2001
-        values = places.float() / 1000 - 1
-        return {"pixel_values": values.reshape(1, 3, self._height, self._width)}
+        shape = (8, 3, self._height, self._width)
+        places = torch.arange(math.prod(shape)) * _STRIDE % 2001
+        return {"pixel_values": (places.float() / 1000 - 1).reshape(shape)}
 
     @cached_property
     def _processor(self) -> Any:

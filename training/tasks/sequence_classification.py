@@ -165,11 +165,19 @@ class LabelledData:
                 f"best_metric is {self._spec.best_metric!r}, but the labels are a "
                 f"{classes['problem_type']} problem, expected one of {', '.join(metrics)}"
             )
-        pad = self._tokenizer.pad_token_id
-        return {
-            **classes,
-            "pad_token_id": self._tokenizer.eos_token_id if pad is None else pad,
-        }
+        return {**classes, "pad_token_id": self._find_pad_token()}
+
+    def _find_pad_token(self) -> int | None:
+        """Return the token by which the model itself recognises padding; else its tokenizer's."""
+        from training.base_model import load_config
+
+        config = load_config(self._spec.base_model).get_text_config()
+        names = (
+            getattr(config, "pad_token_id", None),
+            self._tokenizer.pad_token_id,
+            self._tokenizer.eos_token_id,
+        )
+        return next((one for one in names if one is not None), None)
 
 
 class ClassificationObjective:
@@ -194,8 +202,7 @@ class ClassificationObjective:
         from training.losses.classification import set_classes
 
         set_classes(config, self._classes)
-        if config.pad_token_id is None:
-            config.pad_token_id = self._pad_token_id
+        config.get_text_config().pad_token_id = self._pad_token_id
 
     def weigh_targets(self, rows: "RowTable", indices: Sequence[int]) -> float:
         """Return the number of rows, or the sum of the weights of their classes."""
@@ -228,10 +235,13 @@ class ClassificationObjective:
         return ClassificationMetrics(self._classes, names, device)
 
     def make_probe_inputs(self, config: Any) -> "Mapping[str, torch.Tensor]":
-        """Make a fixed text and its attention mask, both of shape `[1, 16]`."""
+        """Make fixed texts and their attention mask, both of shape `[32, 16]`.
+
+        The few logits of one text may be near zero, so that rounding changes them by much.
+        """
         from training.checkpoint.reference_logits import make_prompt
 
-        return make_prompt(config)
+        return make_prompt(config, num_rows=32)
 
 
 def _read_settings(spec: "TrainingSpec") -> ClassificationSettings:

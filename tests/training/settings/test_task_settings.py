@@ -27,12 +27,16 @@ def make_spec(**settings: Any) -> TrainingSpec:
         (
             {**CLASSIFY, "task_settings": {"label": ["a"]}},
             "^task_settings of task 'sequence_classification': 'label' is not a setting; the "
-            "settings are: labels, problem_type, class_weights$",
+            "settings are: labels, class_weights, problem_type$",
         ),
         (
             {**CLASSIFY, "task_settings": {"class_weights": {"a": 0}}},
             "^task_settings of task 'sequence_classification': class_weights is .*, expected "
             "'equal', 'balanced', or a number above zero for each class",
+        ),
+        (
+            {**CLASSIFY, "task_settings": {"labels": ["a", "b", "a"]}},
+            '^task_settings of .*: labels has "a" more than once, expected it once$',
         ),
         (
             {

@@ -53,7 +53,8 @@ def _name_label(column: str, value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     text = value.strip() if isinstance(value, str) else str(value)
-    if value is None or isinstance(value, Mapping | list) or not text:
+    is_nan = isinstance(value, float) and value != value
+    if value is None or isinstance(value, Mapping | list) or not text or is_nan:
         raise RowFault(
             "{!r} is {}, expected the name or number of a class", column, show_value(value)
         )

@@ -41,7 +41,7 @@ class Columns(NamedTuple):
 
     def describe(self) -> str:
         """Name the columns, for messages."""
-        return f"{' and '.join(self.texts)}, with {self.label}"
+        return f"{' and '.join(self.texts)} with {self.label}"
 
 
 def choose_columns(record: Any, mapped: Mapping[str, str]) -> Columns:

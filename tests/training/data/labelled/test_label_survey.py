@@ -42,6 +42,7 @@ def survey(
         ([("b", "a"), ()], "multi_label_classification", ["a", "b"]),
         ([("1.5",), ("2",)], "regression", []),
         ([("1.5",), ("two",)], "single_label_classification", ["1.5", "two"]),
+        ([("--5",), ("1",)], "single_label_classification", ["--5", "1"]),
     ],
 )
 def test_rows_decide_problem_type_and_classes(
@@ -49,6 +50,11 @@ def test_rows_decide_problem_type_and_classes(
 ) -> None:
     found = survey(tmp_path, rows)
     assert (found["problem_type"], found["labels"]) == (problem_type, labels)
+
+
+def test_list_in_validation_rows_alone_decides_problem_type(tmp_path: Path) -> None:
+    found = survey(tmp_path, [("a",), ("b",)], [("a", "b")])
+    assert found["problem_type"] == "multi_label_classification"
 
 
 def test_named_classes_keep_their_order_and_may_have_no_rows(tmp_path: Path) -> None:
@@ -84,7 +90,25 @@ def test_class_weights_are_balanced_or_named(tmp_path: Path) -> None:
         ),
         (
             {"train": [("a", "b"), ("a",)], "problem_type": "single_label_classification"},
-            "^some rows have no label or several, and ",
+            r"^training rows: some have no label or several \(line 1\), expected one: ",
+        ),
+        (
+            {
+                "train": [("a",), ("b",)],
+                "validation": [("a",), ()],
+                "problem_type": "single_label_classification",
+            },
+            r"^validation rows: some have no label or several \(line 2\), expected one: ",
+        ),
+        ({"train": [("a",), ()]}, '^all rows have the label "a", expected rows of at least two'),
+        (
+            {"train": [("a", "b"), ()], "weights": "balanced"},
+            "^task_settings.class_weights is 'balanced', which needs one class for each row, but "
+            "the labels of the rows are a multi_label_classification problem: ",
+        ),
+        (
+            {"train": [("1.5",), ("2",)], "names": ("a", "b")},
+            '^task_settings.labels is "a", "b", but the labels of the rows are numbers to predict',
         ),
         (
             {"train": [("a",), ("b",)], "weights": {"c": 1.0}},
@@ -92,7 +116,7 @@ def test_class_weights_are_balanced_or_named(tmp_path: Path) -> None:
         ),
         (
             {"train": [(f"r{number}",) for number in range(1001)]},
-            "^the 1,001 rows have 1,001 different labels, expected at most 1,000 classes; ",
+            "^the 1,001 rows have more than 1,000 different labels; is the label another column",
         ),
     ],
 )

@@ -56,7 +56,7 @@ def test_paraphrase_corpus_is_read_as_it_is_published(tmp_path: Path, encoder: P
     assert [row.labels for row in rows.read([0, 1])] == [("1",), ("0",)]
     assert prepared.summary["labels"] == ["0", "1"]
     assert prepared.summary["label_counts"] == {"0": 1, "1": 1}
-    assert prepared.summary["format"] == "#1 String and #2 String, with Quality"
+    assert prepared.summary["format"] == "#1 String and #2 String with Quality"
     tokenizer = load_tokenizer(str(encoder))
     expected = tokenizer("the film was good", 'It is "a good film", really')
     (row,) = rows.read([0])
