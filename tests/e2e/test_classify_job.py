@@ -34,7 +34,8 @@ def test_job_fine_tunes_an_encoder_and_its_model_classifies(
     file = application.client.files.create(file=("rows.jsonl", content), purpose="fine-tune")
     checked = application.client.files.wait_for_processing(file.id)
     assert checked.status == "processed"
-    assert checked.to_dict()["check"]["label_counts"] == {"negative": 8, "positive": 8}
+    counts: Any = checked.to_dict()["check"]
+    assert counts["label_counts"] == {"negative": 8, "positive": 8}
     settings = {
         "learning_rate": 0.005,
         "task": "sequence_classification",
