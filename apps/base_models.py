@@ -16,7 +16,9 @@ _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model
 
 
 def install_base_models(store: ModelStore, sources: dict[str, str]) -> None:
-    """Copy base models that the store lacks; set `latest` to the first one if it is not set.
+    """Copy base models that the store lacks; set `latest` to the first language model of them.
+
+    `latest` stays where it is if it is set.
 
     A name that is taken in the store by something other than a readable model is skipped and
     logged. Raises `ValueError` that names the model whose source is not available.
@@ -51,7 +53,7 @@ def install_base_models(store: ModelStore, sources: dict[str, str]) -> None:
 
 
 def _point_latest(store: ModelStore, names: list[str]) -> None:
-    present = {model.id for model in store.list_models()}
+    present = {model.id for model in store.list_models() if model.task == "causal_lm"}
     first = next((name for name in names if name in present), None)
     if first is not None and LATEST_ALIAS not in store.read_aliases():
         store.point_alias(LATEST_ALIAS, first)

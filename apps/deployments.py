@@ -1,7 +1,8 @@
 """The Serve deployments of the application, and how they are connected.
 
-Api              stateless, any number of replicas; reads the disk, calls the other two
+Api              stateless, any number of replicas; reads the disk, calls the others
 Generator        any number of replicas; generates text, unless `upstreams` do
+Classifier       none until the first request; classifies texts
 FineTuningQueue  one replica; its state is on disk
 """
 
@@ -32,7 +33,13 @@ from apps.fine_tuning.submission import DefaultsObject, PreviewObject
 from apps.http_api.app import ApiReplica
 from apps.logical_cpus import API_CPUS, PAGE_CPUS, QUEUE_CPUS
 from apps.middleware.admission import HEALTH_SLOTS, MAX_ORDINARY_REQUESTS
-from apps.settings import ApplicationSettings
+from apps.settings import ApplicationSettings, ReplicaSettings
+from serving.classification.classifier import (
+    CLASSIFIER_CAPACITY,
+    CLASSIFIER_CPUS,
+    Classifier,
+    ClassifierReplicaSettings,
+)
 from serving.errors import ServingError
 from serving.generator import GENERATOR_CPUS, Generator, GeneratorSettings
 from serving.refusals import return_refusals
@@ -64,6 +71,7 @@ def build_app(settings: ApplicationSettings) -> Application:
     install_base_models(store, settings.base_models)
     FileStore(layout).add(HANDBOOK_FILE_ID, find_handbook().read_bytes(), "handbook.jsonl")
     reserved_cpus = API_CPUS + QUEUE_CPUS + PAGE_CPUS + settings.reserved_cpus
+    reserved_cpus += settings.classifier.max_replicas * CLASSIFIER_CPUS
     generator: Application | None = None
     if not settings.upstreams:
         generator = _bind_generator(settings, str(layout.root))
@@ -71,7 +79,8 @@ def build_app(settings: ApplicationSettings) -> Application:
     queue = FineTuningQueue.bind(str(layout.root), settings, reserved_cpus, settings.reserved_gpus)
     max_requests = MAX_ORDINARY_REQUESTS + settings.max_streams + HEALTH_SLOTS
     api = Api.options(max_ongoing_requests=max_requests, max_queued_requests=max_requests)
-    return api.bind(str(layout.root), settings, generator, queue)
+    classifier = _bind_classifier(settings, str(layout.root))
+    return api.bind(str(layout.root), settings, generator, queue, classifier)
 
 
 def _bind_generator(settings: ApplicationSettings, storage: str) -> Application:
@@ -82,6 +91,14 @@ def _bind_generator(settings: ApplicationSettings, storage: str) -> Application:
             max_replicas=settings.replicas.max,
             **{name: getattr(settings, name) for name in GenerationSettings.model_fields},
         )
+    )
+
+
+def _bind_classifier(settings: ApplicationSettings, storage: str) -> Application:
+    own = settings.classifier
+    replicas = ReplicaSettings(min=own.min_replicas, max=own.max_replicas)
+    return Classifier.options(**replicas.to_options(CLASSIFIER_CAPACITY)).bind(
+        ClassifierReplicaSettings(storage=storage, log_texts=settings.log_texts, **own.model_dump())
     )
 
 

@@ -53,6 +53,8 @@ class FileCheck(TypedDict):
     num_tokens: int
     learned_share: float
     ignored_keys: NotRequired[dict[str, int]]
+    task: NotRequired[str]
+    label_counts: NotRequired[dict[str, int]]
 
 
 class StoredCheck(TypedDict):

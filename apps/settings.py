@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from apps.access.settings import AccessSettings
 from apps.bundled import DEMONSTRATION_MODEL
 from apps.middleware.body_limit import DEFAULT_MAX_UPLOAD_BYTES
-from serving.settings import GenerationSettings
+from serving.settings import ClassifierSettings, GenerationSettings
 from storage.layout import DEFAULT_ROOT
 from storage.local_paths import check_local_path
 from training.data.token_cache import MAX_CACHE_BYTES
@@ -176,6 +176,9 @@ class ApplicationSettings(GenerationSettings, UsageLimits, AccessSettings):
     )
     replicas: ReplicaSettings = Field(
         default_factory=ReplicaSettings, description="How many generators there are."
+    )
+    classifier: ClassifierSettings = Field(
+        default_factory=ClassifierSettings, description="How texts are classified."
     )
     upstreams: tuple[UpstreamSettings, ...] = Field(
         (),

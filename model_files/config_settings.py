@@ -9,12 +9,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from model_files.model_task import find_model_task
+
 _KEY = re.compile(r"[A-Za-z0-9][\w.:*-]{0,127}")
 _MAX_TEXT_CHARACTERS = 4_096
 _MAX_DEPTH = 16
 # transformers sets unknown keys as attributes of its configuration. Dropped are names of files and
 # code, attribute aliases, implementations, some of which are downloaded, and labels and texts that
-# text generation does not use.
+# text generation does not use; a classifier's labels are kept.
 _DROPPED = frozenset(
     {
         "name_or_path",
@@ -35,6 +37,8 @@ _DROPPED = frozenset(
         "task_specific_params",
     }
 )
+_LABEL_ID = re.compile(r"[0-9]{1,5}")
+_MAX_LABEL_CHARACTERS = 200
 _INFINITE = {"__float__": frozenset({"NaN", "Infinity", "-Infinity"})}  # transformers' spelling
 
 _GENERATION_NUMBERS = frozenset(
@@ -85,7 +89,13 @@ def clean_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises `ValueError` if it is nested too deep.
     """
-    return _clean_object(config, 0)
+    cleaned = _clean_object(config, 0)
+    if find_model_task(config) == "sequence_classification":
+        labels = _clean_labels(config.get("id2label"))
+        if labels:  # their number is that of the model's outputs
+            cleaned["id2label"] = labels
+            cleaned["label2id"] = {label: int(number) for number, label in labels.items()}
+    return cleaned
 
 
 def clean_generation_config(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,6 +109,18 @@ def clean_generation_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(version, str) and _is_inert(version):
         cleaned["transformers_version"] = version
     return cleaned
+
+
+def _clean_labels(labels: Any) -> dict[str, str]:
+    """Return the names of classes by their numbers; empty if they are not such a mapping."""
+    if not isinstance(labels, Mapping):
+        return {}
+    named = {str(number): str(label) for number, label in labels.items()}
+    is_valid = all(
+        _LABEL_ID.fullmatch(number) and len(label) <= _MAX_LABEL_CHARACTERS
+        for number, label in named.items()
+    )
+    return named if is_valid else {}
 
 
 def _clean_object(value: Mapping[str, Any], depth: int) -> dict[str, Any]:

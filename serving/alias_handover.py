@@ -166,6 +166,9 @@ class AliasWatcher:
         old = None if before is None else before.model
         try:
             model = self._store.get(model_id)
+            if model.task != "causal_lm":  # requests for the alias are refused from now on
+                self._forget(alias)
+                return
             if old is None:  # no model serves the alias, so do not wait for the lock
                 has_moved = await self._move(alias, None, model)
             else:

@@ -9,18 +9,34 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ray.serve.metrics import Counter, Gauge, Histogram
 
 from serving.engine.pending_requests import EngineLoad
 from serving.errors import ServingError
-from serving.wire import Piece, TextRequest
+from serving.wire import Piece, RequestKind
 
 logger = logging.getLogger(__name__)
 
 _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100]
 _CANCELLED, _ANSWERED, _FAILED = "cancelled", "answered", "failed"
+
+
+class ObservedRequest(Protocol):
+    """A request as metrics and log need it."""
+
+    @property
+    def id(self) -> str:
+        """The id of the response."""
+
+    @property
+    def kind(self) -> RequestKind:
+        """The kind of the request."""
+
+    @property
+    def logged_body(self) -> str | None:
+        """The client's body; None if texts are not logged."""
 
 
 @dataclass
@@ -91,7 +107,7 @@ class GeneratorMetrics:
         self._recorded_models: set[str] = set()
 
     @contextmanager
-    def observe_request(self, request: TextRequest) -> Iterator[RequestRecord]:
+    def observe_request(self, request: ObservedRequest) -> Iterator[RequestRecord]:
         """Count and time one request, whether it is answered, fails or is cancelled."""
         texts: dict[int, str] | None = {} if self._log_texts else None
         record, outcome = RequestRecord(request.id, request.kind, texts=texts), _CANCELLED

@@ -15,8 +15,6 @@ from serving.loaded_models import LoadedModel, LoadedModels
 from serving.memory_budget import MemoryEstimates, format_gb
 from serving.settings import EngineSettings
 from serving.store.stored_model import StoredModel
-from storage.durable import DamagedDirectoryError
-from storage.versioned_json import NewerFormatError
 from system.threads import lower_thread_priority, run_in_new_thread
 from templating.render_fork_server import render_fork_server
 
@@ -270,11 +268,4 @@ class ModelPool:
 
 def _verify(model: StoredModel) -> None:
     lower_thread_priority()  # verification should not slow down serving
-    try:
-        model.verify()
-    except DamagedDirectoryError as exc:
-        raise EngineDeadError(f"model {model.id!r} is not loaded: {exc}") from exc
-    except NewerFormatError as exc:
-        raise EngineDeadError(
-            f"model {model.id!r} needs a newer version of Tuneserve: {exc.reason}"
-        ) from exc
+    model.verify_before_loading()

@@ -1,6 +1,6 @@
 """Settings of generation; the application's settings include them."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from serving.store.handover_log import MAX_BYTES as MAX_HANDOVER_LOG_BYTES
 
@@ -41,6 +41,38 @@ class EngineSettings(BaseModel):
     def capacity(self) -> int:
         """Most requests that may be running or queued at once."""
         return self.max_running_requests + self.max_queued_requests
+
+
+class ClassifierSettings(BaseModel):
+    """The replicas that classify texts, and the models that each of them loads."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    min_replicas: int = Field(
+        default=0, ge=0, description="Fewest replicas; at 0 the first request waits for one."
+    )
+    max_replicas: int = Field(default=1, ge=1, description="Most replicas.")
+    max_loaded_models: int = Field(
+        default=3, ge=1, description="Classifiers held in memory; one more while an alias moves."
+    )
+    max_loaded_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="Bytes that the loaded classifiers of a replica may take; by default a quarter "
+        "of the memory that is free when a replica starts, divided by max_replicas.",
+    )
+    request_timeout_s: float = Field(
+        default=120.0, gt=0, description="Seconds from a request's arrival to its answer."
+    )
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "ClassifierSettings":
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(
+                f"max_replicas ({self.max_replicas}) is less than min_replicas "
+                f"({self.min_replicas})"
+            )
+        return self
 
 
 class GenerationSettings(BaseModel):

@@ -45,6 +45,10 @@ def create(
     mix: Mixed = None,
     validation: Annotated[str | None, typer.Option(help="File of rows to evaluate on.")] = None,
     suffix: Suffix = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="What is learned: 'causal_lm' (default) or 'sequence_classification'."),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Number of passes over the rows.")] = None,
     priority: Annotated[int, typer.Option(help="Jobs with a higher priority start first.")] = 0,
     settings: Settings = None,
@@ -54,6 +58,8 @@ def create(
 ) -> None:
     """Create a fine-tuning job; it runs whether it is watched or not."""
     training = read_settings(settings)
+    if task is not None:
+        training["task"] = task
     if epochs is not None:
         training["epochs"] = epochs
     others = [read_mixed(one) for one in mix or ()]  # before anything is sent

@@ -16,6 +16,7 @@ from apps.bundled import find_bundled
 from apps.cli import preflight
 from apps.cli.backup import backup, restore
 from apps.cli.chat import chat
+from apps.cli.classify import classify
 from apps.cli.doctor import doctor
 from apps.cli.files import files
 from apps.cli.jobs import jobs
@@ -39,6 +40,7 @@ _VLLM_DEPLOY_NAME = "deploy.vllm.yaml"
 
 cli = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 cli.command()(chat)
+cli.command()(classify)
 cli.command()(doctor)
 cli.command()(backup)
 cli.command()(restore)

@@ -89,6 +89,7 @@ class Model(Resource):
     id: str
     created: int = 0
     aliases: tuple[str, ...] = ()
+    task: str = "causal_lm"
     base: bool = False
     demonstration: bool = False
     run_id: str | None = None
@@ -260,6 +261,20 @@ class JobCheckpoint(Resource):
     step_number: int = 0
     fine_tuned_model_checkpoint: str = ""
     metrics: CheckpointMetrics = CheckpointMetrics()
+
+
+class ScoredLabel(Resource):
+    """A label of a classified text."""
+
+    label: str
+    score: float
+
+
+class TextLabels(Resource):
+    """The labels of one text, or of two together; or its value."""
+
+    labels: tuple[ScoredLabel, ...] = ()
+    value: float | None = None
 
 
 class Piece(BaseModel):

@@ -1,4 +1,4 @@
-"""Requests for generated text."""
+"""Requests for generated text, and for classifications of text."""
 
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -11,6 +11,7 @@ from apps.client.resources import Piece
 from apps.sse import DONE, read_data
 
 _CHAT_PATH = "/v1/chat/completions"
+_CLASSIFY_PATH = "/v1/classify"
 
 
 class Message(TypedDict):
@@ -31,7 +32,7 @@ DEFAULT_SAMPLING = Sampling()
 
 
 class TextClient:
-    """Generates answers to chats."""
+    """Generates answers to chats, and classifies texts."""
 
     def __init__(self, connection: ApiConnection) -> None:
         self._connection = connection
@@ -42,6 +43,14 @@ class TextClient:
         """Return the whole response to a chat."""
         body = _build_body(model, messages, sampling)
         request = ApiRequest("POST", _CHAT_PATH, json=body, kind="generation")
+        return await self._connection.read_object(request)
+
+    async def classify(
+        self, model: str, inputs: Sequence[str] | Sequence[Sequence[str]], *, truncate: bool
+    ) -> Mapping[str, object]:
+        """Return the labels of texts, or of pairs of texts."""
+        body = {"model": model, "input": inputs, "truncate": truncate}
+        request = ApiRequest("POST", _CLASSIFY_PATH, json=body, kind="generation")
         return await self._connection.read_object(request)
 
     async def stream_chat(

@@ -6,6 +6,7 @@ import logging
 
 from apps.file_store import FileStore
 from apps.fine_tuning.index.run_lookup import name_model
+from serving.errors import ServingError
 from serving.store.model_names import LATEST_ALIAS
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
@@ -31,15 +32,41 @@ _COLUMNS = {
 
 
 def finish_published(layout: StorageLayout, run: RunFolder) -> None:
-    """Mark a run whose model is published as succeeded, and point `latest` to the model.
+    """Mark a run whose model is published as succeeded, and point the alias of its kind to it.
 
     Can be repeated after an interruption.
     """
-    model_id = name_model(run.read_record())
-    ModelStore(layout).point_alias(LATEST_ALIAS, model_id)
-    run.events.add_once(f"Published as {model_id}, and {LATEST_ALIAS!r} points to it")
+    record = run.read_record()
+    model_id = name_model(record)
+    suffix = record.request.get("suffix")
+    alias = _move_alias(ModelStore(layout), model_id, suffix if isinstance(suffix, str) else None)
+    moved = f", and {alias!r} points to it" if alias else ""
+    run.events.add_once(f"Published as {model_id}{moved}")
     run.update_record(result_file=write_results(layout, run))
     launch.succeed_run(run, model_id)
+
+
+def _move_alias(store: ModelStore, model_id: str, suffix: str | None) -> str | None:
+    """Point an alias to a new model, and return the alias; None if none may move.
+
+    A language model moves `latest`. Clients of `latest` expect text, so a classifier moves only the
+    alias with the name of its job's suffix, and only if no other kind of model has that alias.
+    """
+    task = store.get(model_id).task
+    if task == "causal_lm":
+        store.point_alias(LATEST_ALIAS, model_id)
+        return LATEST_ALIAS
+    if suffix is None or suffix == LATEST_ALIAS or task != "sequence_classification":
+        return None
+    try:
+        current = store.read_aliases().get(suffix)
+        if current is not None and store.get(current.model_id).task != task:
+            return None
+        store.point_alias(suffix, model_id)
+    except ServingError as exc:  # the model can still be used by its id
+        logger.warning("the alias %r does not move to %s: %s", suffix, model_id, exc)
+        return None
+    return suffix
 
 
 def end_run(

@@ -36,6 +36,7 @@ from training.monitoring.data_report import report_data
 from training.preflight.resources import ResourceError, check_resources
 from training.run.folder import RunFolder
 from training.run.run_record import RunRecord
+from training.settings.task_settings import DEFAULT_TASK
 from training.spec import SettingError, TrainingSpec
 from training.task import find_task
 
@@ -72,6 +73,8 @@ class PreviewObject(TypedDict):
     ignored_keys: dict[str, int]
     rows: list[RowObject]
     learned_share: NotRequired[float]
+    task: NotRequired[str]
+    label_counts: NotRequired[dict[str, int]]
     model: NotRequired[str]
 
 
@@ -210,6 +213,8 @@ class JobCreator:
         training_file = str(paths[request.training_file])
         defaults = build_default_spec(self._models, model, training_file)
         spec = request.resolve_settings(defaults, paths)
+        if spec.task == DEFAULT_TASK:
+            _check_generates(model)
         with invalid_input("model", only=SettingError):
             check_base_model(str(model.path), find_task(spec.task))
         check_job_size(spec, self._limits)
@@ -241,3 +246,13 @@ class JobCreator:
                 check_job_counts(self._runs, self._limits)
                 durable.move_directory(building, self._layout.run(record.id))
         return RunFolder(self._layout.run(record.id))
+
+
+def _check_generates(model: StoredModel) -> None:
+    """Raise `InvalidInputError` if a language model is to be made of another kind of model."""
+    if model.task != "causal_lm":
+        raise InvalidInputError(
+            f"{model.id!r} has the task {model.task!r}, expected a language model: choose another "
+            "model, or set the task in 'training'",
+            param="model",
+        )

@@ -28,6 +28,7 @@ from apps.http_api.routes import (
     access,
     aliases,
     chat,
+    classify,
     completions,
     files,
     health,
@@ -36,7 +37,7 @@ from apps.http_api.routes import (
     models,
     upstream,
 )
-from apps.http_api.serve_handles import QueueClient, RemoteText
+from apps.http_api.serve_handles import QueueClient, RemoteClassifier, RemoteText
 from apps.middleware.admission import Admission
 from apps.middleware.audit import RequestLog
 from apps.middleware.auth import AccessControl
@@ -66,6 +67,7 @@ def build_http(
         models.router.prefix: services.max_model_bytes,
         "/v1/chat/completions": MAX_TEXT_BYTES,
         "/v1/completions": MAX_TEXT_BYTES,
+        "/v1/classify": MAX_TEXT_BYTES,
     }
     admitted = Admission(BodyLimit(app, MAX_JSON_BYTES, limits), services.max_streams)
     limited = ConsumptionReporting(WindowedSending(admitted))
@@ -89,7 +91,7 @@ def build_routes(services: Services) -> FastAPI:
     app.state.services = services
     app.state.readiness = Readiness(services)
     install_error_handlers(app)
-    for resource in (access, health, files, jobs, job_events, aliases):
+    for resource in (access, health, files, jobs, job_events, aliases, classify):
         app.include_router(resource.router)
     app.include_router(models.router)
     install_description(app)
@@ -122,6 +124,7 @@ class ApiReplica:
         settings: ApplicationSettings,
         generator: DeploymentHandle[Any] | None,
         queue: DeploymentHandle[Any],
+        classifier: DeploymentHandle[Any],
     ) -> None:
         keep_files_private()
         return_large_blocks()
@@ -136,6 +139,11 @@ class ApiReplica:
             files=FileStore(layout),
             models=models,
             text=_find_text(settings, models, generator),
+            classifier=RemoteClassifier(
+                classifier,
+                timeout_s=settings.classifier.request_timeout_s + TRANSPORT_S,
+                log_texts=settings.log_texts,
+            ),
             fine_tuning=QueueClient(queue),
             max_upload_bytes=settings.max_upload_bytes,
             max_model_bytes=settings.max_model_bytes,

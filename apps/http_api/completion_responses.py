@@ -68,7 +68,7 @@ async def respond(
     usage = build_usage(answer.num_prompt_tokens, num_completion_tokens)
     count_tokens(usage["total_tokens"], is_exact=True)
     content = build(_make_head(answer_id, answer.origin), answer.choices, usage)
-    return JSONResponse(content, headers=_describe_origin(answer.origin))
+    return JSONResponse(content, headers=describe_origin_headers(answer.origin))
 
 
 async def respond_relayed(relay: UpstreamProxy, path: str, body: JsonObject) -> Response:
@@ -76,7 +76,7 @@ async def respond_relayed(relay: UpstreamProxy, path: str, body: JsonObject) -> 
     origin, answer = await relay.ask(path, body)
     if isinstance(answer, dict):
         _count_usage(answer)
-        return JSONResponse(answer, headers=_describe_origin(origin))
+        return JSONResponse(answer, headers=describe_origin_headers(origin))
     first = await anext(answer, None)  # errors up to here are plain HTTP errors
     return _stream(first, answer, _RelayedChunks(), origin)
 
@@ -133,7 +133,7 @@ def _make_head(answer_id: str, origin: AnswerOrigin) -> AnswerHead:
     return AnswerHead(answer_id, int(time.time()), origin.model_id, origin.system_fingerprint)
 
 
-def _describe_origin(origin: AnswerOrigin) -> dict[str, str]:
+def describe_origin_headers(origin: AnswerOrigin) -> dict[str, str]:
     """Return headers that name the model and its origin; unknown values are omitted."""
     named = {
         "x-model-id": origin.model_id,
@@ -159,7 +159,7 @@ def _stream(
         _write_events(first, rest, source),
         media_type="text/event-stream",
         headers={
-            **_describe_origin(origin),
+            **describe_origin_headers(origin),
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
         },

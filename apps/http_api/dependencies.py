@@ -12,6 +12,8 @@ from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.settings import UsageLimits
 from apps.upstream.proxy import UpstreamProxy
+from serving.classification.request import ClassifyRequest
+from serving.classification.wire import ClassifyAnswer
 from serving.store.model_store import ModelStore
 from serving.wire import StreamItem, ValidRequest, WholeAnswer
 from storage.layout import StorageLayout
@@ -32,6 +34,15 @@ class TextGenerator(Protocol):
 
     async def check(self) -> None:
         """Raise if no response can be generated at present."""
+
+
+class TextClassification(Protocol):
+    """Classifies texts."""
+
+    async def classify(
+        self, request: ClassifyRequest, body: Mapping[str, Any], request_id: str
+    ) -> ClassifyAnswer:
+        """Return the classifications of all inputs; `body` is for the log."""
 
 
 class FineTuning(Protocol):
@@ -77,6 +88,7 @@ class Services:
     files: FileStore
     models: ModelStore
     text: TextGenerator | UpstreamProxy
+    classifier: TextClassification
     fine_tuning: FineTuning
     max_upload_bytes: int
     max_model_bytes: int

@@ -1,4 +1,4 @@
-"""Clients of the generator and the queue, which the API reaches through Serve handles."""
+"""Clients of generator, classifier and queue, which the API reaches through Serve handles."""
 
 import asyncio
 import logging
@@ -9,6 +9,8 @@ from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from apps.http_api.deployment_health import DeploymentHealth
+from serving.classification.request import ClassifyRequest
+from serving.classification.wire import ClassifyAnswer, ClassifyCall
 from serving.errors import DeadlineExceededError
 from serving.refusals import Refusal, unwrap
 from serving.store.model_store import ModelStore
@@ -114,6 +116,43 @@ class RemoteText:
 
     def _describe_timeout(self) -> DeadlineExceededError:
         return DeadlineExceededError(f"no complete answer within {self._timeout_s:g} s")
+
+
+class RemoteClassifier:
+    """The classifiers behind a Serve handle; the first request starts one.
+
+    Every request ends after `timeout_s`, which is slightly more than the classifiers' own deadline.
+    With `log_texts`, classifiers receive the bodies of requests for their log.
+    """
+
+    def __init__(self, handle: DeploymentHandle[Any], *, timeout_s: float, log_texts: bool) -> None:
+        self._handle = handle.options(_by_reference=False, request_serialization="pickle")
+        self._timeout_s = timeout_s
+        self._log_texts = log_texts
+
+    async def classify(
+        self, request: ClassifyRequest, body: Mapping[str, Any], request_id: str
+    ) -> ClassifyAnswer:
+        """Return the classifications of all inputs; cancellation cancels the request."""
+        call = ClassifyCall(request_id, request, str(dict(body)) if self._log_texts else None)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                try:
+                    return await self._classify(call)
+                except RayActorError:
+                    logger.warning("%s: its classifier replica died; retrying", request_id)
+                    return await self._classify(call)
+        except TimeoutError as exc:
+            raise DeadlineExceededError(f"no answer within {self._timeout_s:g} s") from exc
+
+    async def _classify(self, call: ClassifyCall) -> ClassifyAnswer:
+        response = self._handle.classify.remote(call)
+        try:
+            answer: ClassifyAnswer | Refusal = await response
+        except asyncio.CancelledError:
+            response.cancel()  # type: ignore[no-untyped-call]
+            raise
+        return unwrap(answer)
 
 
 class QueueClient:

@@ -147,7 +147,10 @@ class UpstreamProxy:
                 "'model' is required", param="model", code="missing_required_parameter"
             )
         listings = [upstream.listed for upstream in self._upstreams]
-        for model in self._find_candidates(name):
+        candidates = self._find_candidates(name)
+        if candidates:
+            candidates[0].check_task("causal_lm")
+        for model in candidates:
             for upstream, listed in zip(self._upstreams, listings, strict=True):
                 if listed is not None and model.id in listed:
                     return upstream, model

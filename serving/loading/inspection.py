@@ -15,8 +15,10 @@ from transformers import AutoTokenizer
 
 from model_files.architecture import load_on_meta, make_meta_tensors
 from model_files.loading import TOKENIZER_NAME, load_config
+from model_files.model_task import MODEL_CLASSES, ModelTask
 from model_files.tokenizer_checks import check_vocabulary
 from model_files.tokenizer_faults import translate_faults
+from model_files.trainable import is_of_base
 from model_files.weight_headers import read_weight_headers
 from serving.loading.config_sizes import check_config_sizes
 from serving.loading.loading import check_loading_report, load_tokenizer
@@ -36,41 +38,50 @@ def inspect_directory(directory: Path) -> ModelMemory:
     return memory.model_copy(update={"tokenizer_bytes": try_tokenizer(directory)})
 
 
-def inspect_model(directory: Path) -> ModelMemory:
+def inspect_model(directory: Path, task: ModelTask = "causal_lm") -> ModelMemory:
     """Check that a directory's weights match its config, and count their memory.
 
-    The memory of the tokenizer is not counted. No weight values are read and no code of the model
+    The head of a 'masked_lm' is not checked: fine-tuning replaces it. The memory of the tokenizer
+    is not counted. No weight values are read and no code of the model
     runs (`model_files.architecture`). Raises `EngineDeadError` for weights that are missing,
     unexpected or of another shape, and any error of transformers for an invalid config.
     """
     check_config_sizes(json.loads((directory / "config.json").read_bytes()))
     config = load_config(directory)
-    model, report = load_on_meta(config, make_meta_tensors(read_weight_headers(directory)))
+    tensors = make_meta_tensors(read_weight_headers(directory))
+    model, report = load_on_meta(config, tensors, MODEL_CLASSES[task])
+    if task == "masked_lm":
+        report = _drop_head(report, model.base_model_prefix)
     check_loading_report(directory.name, report)
+    generates = task == "causal_lm"
     return ModelMemory(
         weight_bytes=sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()]),
-        tied_head_bytes=_measure_tied_head(model),
-        cache_token_bytes=_measure_cache_token(model.config.get_text_config(), model.dtype),
+        tied_head_bytes=_measure_tied_head(model) if generates else 0,
+        cache_token_bytes=_measure_cache_token(model.config.get_text_config(), model.dtype)
+        if generates
+        else 0,
     )
 
 
-def try_tokenizer(directory: Path) -> int:
+def try_tokenizer(directory: Path, *, is_for_chat: bool = True) -> int:
     """Load and try a directory's tokenizer; return the bytes of memory that it needs.
 
-    Also finds the control tokens of its chat templates. Raises `EngineDeadError` if the tokenizer
-    cannot be loaded, and `ValueError` if it cannot encode or has tokens beyond the model's
-    vocabulary.
+    With `is_for_chat`, also finds the control tokens of its chat templates. Raises
+    `EngineDeadError` if the tokenizer cannot be loaded, and `ValueError` if it cannot encode or has
+    tokens beyond the model's vocabulary.
     """
     vocab_size = int(load_config(directory).get_text_config().vocab_size)
     before = _measure_resident()
     tokenizer = load_tokenizer(directory)
-    literal_text = LiteralText(tokenizer)
-    literal_text.prepare(ChatTemplates.of(tokenizer).texts)
+    literal_text = LiteralText(tokenizer) if is_for_chat else None
+    if literal_text is not None:
+        literal_text.prepare(ChatTemplates.of(tokenizer).texts)
     num_bytes = max(_measure_resident() - before, (directory / TOKENIZER_NAME).stat().st_size)
     with translate_faults():
         check_vocabulary(tokenizer, vocab_size)
         tokenizer.decode(tokenizer(_SAMPLE_TEXT)["input_ids"])
-        literal_text.encode([_SAMPLE_TEXT], [{}])
+        if literal_text is not None:
+            literal_text.encode([_SAMPLE_TEXT], [{}])
     return num_bytes
 
 
@@ -90,6 +101,16 @@ def convert_tokenizer(directory: Path) -> None:
                 f"{type(tokenizer).__name__} cannot be converted; use a model that has one"
             )
         tokenizer.backend_tokenizer.save(str(directory / TOKENIZER_NAME))
+
+
+def _drop_head(report: dict[str, Any], base_model_prefix: str) -> dict[str, Any]:
+    """Return a loading report without the weights of the head."""
+
+    def is_kept(found: Any) -> bool:
+        name = found[0] if isinstance(found, tuple) else str(found)
+        return is_of_base(name, base_model_prefix)
+
+    return {kind: list(filter(is_kept, found)) for kind, found in report.items()}
 
 
 def _measure_resident() -> int:

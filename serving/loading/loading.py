@@ -5,7 +5,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from model_files import loading
 from serving.errors import EngineDeadError
@@ -22,23 +27,35 @@ def load_model(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     of another shape: transformers would continue with random values for it.
     """
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        generation_config = loading.load_generation_config(path)
+    except _FAULTS as exc:
+        raise _describe_fault(path, exc) from exc
+    model = _load_weights(path, AutoModelForCausalLM, generation_config=generation_config)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return model.to(device), load_tokenizer(path)
+
+
+def load_classifier_model(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a text classifier on the CPU, as strictly as `load_model`, and its tokenizer."""
+    return _load_weights(path, AutoModelForSequenceClassification), load_tokenizer(path)
+
+
+def _load_weights(path: Path, auto_class: Any, **settings: Any) -> Any:
+    try:
+        model, report = auto_class.from_pretrained(
             path,
             config=loading.load_config(path),
-            generation_config=loading.load_generation_config(path),
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
             dtype="auto",
             output_loading_info=True,
+            **settings,
         )
     except _FAULTS as exc:
         raise _describe_fault(path, exc) from exc
-    tokenizer = load_tokenizer(path)
-    model, report = loaded
     check_loading_report(path.name, report)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return model.to(device).eval(), tokenizer
+    return model.eval()
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:

@@ -29,6 +29,11 @@ def find_default_budget(num_sharing: int = 1) -> int:
 
     if torch.cuda.is_available():
         return int(_find_free_gpu_bytes() * _GPU_SHARE)
+    return find_cpu_budget(num_sharing)
+
+
+def find_cpu_budget(num_sharing: int = 1) -> int:
+    """Return the default budget of a replica that computes on the CPU, in bytes."""
     memory = min(psutil.virtual_memory().available, _find_group_memory())
     memory = max(0, memory - num_sharing * FORK_SERVER_BYTES)
     return int(memory * _CPU_SHARE / num_sharing)

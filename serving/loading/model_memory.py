@@ -15,7 +15,9 @@ class ModelMemory(BaseModel):
         ge=0, description="The output head if it is tied to the embedding, else 0."
     )
     cache_token_bytes: int = Field(
-        gt=0, description="Keys and values of one token in all layers of the cache."
+        ge=0,
+        description="Keys and values of one token in all layers of the cache; 0 for a model that "
+        "generates no text.",
     )
     tokenizer_bytes: int = Field(
         0, ge=0, description="The tokenizer, with what finds control tokens in messages."

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from model_files.cleaning import clean_directory
+from model_files.json_files import read_object
+from model_files.model_task import find_model_task
 from serving.store.import_steps import CheckStep
 from serving.store.validation import TOKENIZER_NAME, check_model_directory, find_cache_repository
 from system.machine_faults import is_machine_fault
@@ -63,14 +65,16 @@ def check_directory(
         transformers_logging.disable_progress_bar()
         limit_memory(mapped_bytes)
         report_step(step := "model")
-        memory = inspect_model(directory)
+        task = find_model_task(read_object(directory / "config.json"))
+        memory = inspect_model(directory, task)
         report_step(step := "tokenizer")
         if converts_tokenizer and not (directory / TOKENIZER_NAME).is_file():
             convert_tokenizer(directory)
-        tokenizer_bytes = try_tokenizer(directory)
-        report_step(step := "chat template")
-        if (fault := _try_template(directory)) is not None:
-            return {"error": fault}
+        tokenizer_bytes = try_tokenizer(directory, is_for_chat=task == "causal_lm")
+        if task == "causal_lm":
+            report_step(step := "chat template")
+            if (fault := _try_template(directory)) is not None:
+                return {"error": fault}
     except KeyboardInterrupt:  # a signal to this process is no fault of the model
         raise
     # Any failure here is caused by the model's content or by the machine. A panic in a Rust library

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import Lock
 
+from model_files.json_files import read_object
+from model_files.model_task import ModelTask, find_model_task
 from serving.store.lineage import Lineage, read_lineage, trace_root
 from serving.store.stored_model import StoredModel, read_edition
 from storage.durable import DamagedFileError
@@ -15,6 +17,8 @@ from system.fault_log import FaultLog
 
 logger = logging.getLogger(__name__)
 
+_CONFIG_NAME = "config.json"
+
 
 class ModelReader:
     """Finds models and reads their lineages, which it caches. Thread-safe."""
@@ -24,6 +28,7 @@ class ModelReader:
         self._lock = Lock()
         self._lineages = ParsedFileCache(lambda path: read_lineage(path.parent))
         self._lineage_faults = FaultLog(logger)
+        self._tasks = ParsedFileCache(lambda path: find_model_task(read_object(path)))
 
     def list_models(self) -> list[StoredModel]:
         """List every published model, oldest first; an entry that cannot be read is skipped."""
@@ -47,7 +52,8 @@ class ModelReader:
         except DamagedFileError as exc:  # a lineage is optional, so the model stays visible
             lineage, fault = Lineage(), exc
         created_at = edition[1] // 10**9 if lineage.created_at is None else lineage.created_at
-        return StoredModel(model_id, path, created_at, lineage, edition, fault)
+        task = self._read_task(path)
+        return StoredModel(model_id, path, created_at, lineage, edition, fault, task)
 
     def find_root(self, model: StoredModel) -> str:
         """Return the id of the base model at the root of a model's lineage."""
@@ -78,11 +84,21 @@ class ModelReader:
             self._lineage_faults.clear(item)
             return lineage
 
+    def _read_task(self, directory: Path) -> ModelTask:
+        """Return a model's task; if its configuration cannot be read, loading reports the fault."""
+        with self._lock:
+            try:
+                return self._tasks.read(str(directory / _CONFIG_NAME))
+            except (OSError, ValueError):
+                self._tasks.forget(str(directory / _CONFIG_NAME))
+                return "causal_lm"
+
     def _forget_others(self, names: Sequence[str]) -> None:
         """Drop the cached lineages of all models except `names`."""
         with self._lock:
             self._lineages.keep_only({str(self._layout.models / n / LINEAGE_NAME) for n in names})
             self._lineage_faults.keep_only(map(_name_lineage, names))
+            self._tasks.keep_only({str(self._layout.models / n / _CONFIG_NAME) for n in names})
 
     def _find_readable(self, model_id: str) -> StoredModel | None:
         """Return one model; None if there is none, or, with a log line, if it is unreadable."""

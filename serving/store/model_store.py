@@ -137,12 +137,19 @@ class ModelStore:
         """Promote a published model: point `alias` to it, atomically for all readers.
 
         The history does not change if the alias points there already. Raises `InvalidRequestError`
-        for a name that cannot be an alias, `ModelNotFoundError` for an unknown model, and
-        `TooManyAliasesError`, but never for `LATEST_ALIAS`.
+        for a name that cannot be an alias, and for `LATEST_ALIAS` and a model that generates no
+        text; `ModelNotFoundError` for an unknown model, and `TooManyAliasesError`, but never for
+        `LATEST_ALIAS`.
         """
         check_name(alias, "name")
         with self._aliases.change() as change:
-            self.get(model_id)
+            model = self.get(model_id)
+            if alias == LATEST_ALIAS and model.task != "causal_lm":
+                message = (
+                    f"{LATEST_ALIAS!r} is for language models, and {model_id!r} has the task "
+                    f"{model.task!r}; choose another alias"
+                )
+                raise InvalidRequestError(message, param="model", code="wrong_task")
             if self.has(alias):
                 message = f"{alias!r} is the id of a model and cannot be an alias too"
                 raise InvalidRequestError(message, param="name")

@@ -6,12 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO
 
-from serving.errors import ModelNotFoundError
+from model_files.model_task import ModelTask, describe_model_task
+from serving.errors import EngineDeadError, InvalidRequestError, ModelNotFoundError
 from serving.store.lineage import Lineage
 from storage import durable
-from storage.durable import DamagedFileError
+from storage.durable import DamagedDirectoryError, DamagedFileError
 from storage.locks import lock_shared
 from storage.manifest import verify_directory
+from storage.versioned_json import NewerFormatError
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +21,8 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class StoredModel:
     """One published model; `created_at` is in Unix seconds, `lineage` is empty if unknown.
+
+    `task` is what it does: generate text, classify texts, or only be fine-tuned.
 
     `edition` distinguishes the model from a deleted one with the same id. `lineage_fault` is the
     reason if the lineage is empty although the file exists.
@@ -30,11 +34,18 @@ class StoredModel:
     lineage: Lineage = field(repr=False)
     edition: tuple[int, int] = field(repr=False)
     lineage_fault: DamagedFileError | None = field(default=None, repr=False, compare=False)
+    task: ModelTask = "causal_lm"
 
     @cached_property
     def fingerprint(self) -> str:
         """A short fingerprint of the content: a hash of the manifest, which has all file hashes."""
         return f"fp_{durable.hash_file(self.path / durable.MANIFEST_NAME)[:12]}"
+
+    def check_task(self, task: ModelTask) -> None:
+        """Raise `InvalidRequestError` unless this is the model's task."""
+        if self.task != task:
+            message = describe_model_task(self.id, self.task)
+            raise InvalidRequestError(message, param="model", code="wrong_task")
 
     def require_lineage(self) -> Lineage:
         """Return the lineage, or raise if its file cannot be read.
@@ -73,6 +84,17 @@ class StoredModel:
     def verify(self) -> None:
         """Compare every file with the manifest; raises the errors of `verify_directory`."""
         verify_directory(self.path)
+
+    def verify_before_loading(self) -> None:
+        """Compare every file with the manifest; raise `EngineDeadError` if a file differs."""
+        try:
+            self.verify()
+        except DamagedDirectoryError as exc:
+            raise EngineDeadError(f"model {self.id!r} is not loaded: {exc}") from exc
+        except NewerFormatError as exc:
+            raise EngineDeadError(
+                f"model {self.id!r} needs a newer version of Tuneserve: {exc.reason}"
+            ) from exc
 
 
 def read_edition(path: Path) -> tuple[int, int]:

@@ -19,6 +19,8 @@ from apps.fine_tuning.index.run_lookup import find_run
 from apps.fine_tuning.queue import RunQueue
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
+from serving.classification.request import ClassifyRequest
+from serving.classification.wire import Classification, ClassifyAnswer, LabelScore
 from serving.openai.chat import ChatCompletionRequest
 from serving.store.model_store import ModelStore
 from serving.wire import Piece, StreamItem, ValidRequest, WholeAnswer, describe_origin
@@ -167,6 +169,23 @@ class Echo:
             raise self.failure
 
 
+class LengthClassifier:
+    """A classifier that scores the length of each text, for models that are classifiers."""
+
+    def __init__(self, models: ModelStore) -> None:
+        self._models = models
+
+    async def classify(
+        self, request: ClassifyRequest, body: Mapping[str, Any], request_id: str
+    ) -> ClassifyAnswer:
+        model = self._models.resolve(request.model)
+        model.check_task("sequence_classification")
+        results = tuple(
+            Classification((LabelScore("long", len(texts[0]) / 100),)) for texts in request.input
+        )
+        return ClassifyAnswer(describe_origin(model), results, num_prompt_tokens=len(results))
+
+
 class LocalFineTuning:
     """The queue in this process, with the asynchronous interface of a Serve handle."""
 
@@ -248,6 +267,7 @@ def build_services(layout: StorageLayout, queue: RunQueue, **changes: Any) -> Se
         "files": FileStore(layout),
         "models": models,
         "text": Echo(models),
+        "classifier": LengthClassifier(models),
         "fine_tuning": LocalFineTuning(queue),
         "max_upload_bytes": 10_000,
         "max_model_bytes": 10_000_000,

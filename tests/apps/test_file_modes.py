@@ -34,7 +34,7 @@ async def test_uploads_models_and_aliases_are_private(tmp_path: Any) -> None:
     source = build_tiny_model(tmp_path / "source")
     no_handle: DeploymentHandle[Any] = None  # type: ignore[assignment]
     settings = ApplicationSettings()
-    replica = ApiReplica(str(tmp_path / "storage"), settings, no_handle, no_handle)
+    replica = ApiReplica(str(tmp_path / "storage"), settings, no_handle, no_handle, no_handle)
     transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         rows = ("rows.jsonl", b'{"prompt": "a", "completion": "b"}\n')

@@ -6,9 +6,9 @@ ones (`apps.fine_tuning.cluster.tasks`).
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from apps.bundled import DEMONSTRATION_MODEL, read_demonstration_settings
 from apps.errors import ApiError, InvalidInputError, invalid_input
@@ -58,6 +58,8 @@ class RowCounts(TypedDict):
     num_split_rows: int
     learned_share: float
     ignored_keys: dict[str, int]
+    task: NotRequired[str]
+    label_counts: NotRequired[dict[str, int]]
 
 
 class Refusal(TypedDict):
@@ -196,12 +198,13 @@ def read_share(run: RunFolder) -> float | None:
 def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -> None:
     """Read an upload as a fine-tuning job for `latest` would, and store the result with the file.
 
+    Rows with a text and a label are read as a job with the task 'sequence_classification' would.
     Results are about the rows or the model. Other exceptions, such as `OSError` on a full disk, are
     raised, and the check is repeated. With `is_quick`, raises `SlowRowsError` if reading takes too
     long.
     """
     import_transformers()
-    from training.data.prepare import prepare_data
+    from apps.fine_tuning.validation.row_task import list_row_tasks
 
     files, models = FileStore(layout), ModelStore(layout)
     path = files.find_content(file_id)
@@ -219,7 +222,7 @@ def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -
         with model.lock_shared():
             spec = build_default_spec(models, model, str(path))
             known = find_known_files(layout, spec)
-            prepared = prepare_data(spec, layout.token_cache, stop_early, known, None)
+            prepared = _prepare_first(list_row_tasks(spec, known), layout, stop_early, known)
             found = count_rows(prepared)
     except _CheckAbandonedError:
         logger.info("file %s was deleted before it was checked", file_id)
@@ -234,19 +237,44 @@ def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -
         files.record_check(file_id, "processed", None, {"model": model.id, **found})
 
 
+def _prepare_first(
+    specs: Sequence[TrainingSpec],
+    layout: StorageLayout,
+    on_bytes: OnBytes,
+    known: Mapping[str, "KnownFile"],
+) -> "PreparedData":
+    """Read rows with the first spec that accepts them; raise the error of the first one if none."""
+    from training.data.prepare import prepare_data
+
+    first: DataError | None = None
+    for spec in specs:
+        try:
+            return prepare_data(spec, layout.token_cache, on_bytes, known, None)
+        except DataError as exc:
+            first = first or exc
+    assert first is not None, "there is at least one spec"
+    raise first
+
+
 def count_rows(prepared: "PreparedData") -> RowCounts:
     """Summarise rows: their number, their tokens, and the share of tokens that are learned."""
     summary = prepared.summary
-    share = summary["num_learned_tokens"] / max(1, summary["num_tokens"])
-    return {
+    is_labelled = "label_counts" in summary
+    num_learned_tokens = 0 if is_labelled else summary["num_learned_tokens"]
+    share = num_learned_tokens / max(1, summary["num_tokens"])
+    counts: RowCounts = {
         "format": summary["format"],
         "max_length": summary["max_length"],
         "num_rows": summary["num_rows"],
         "num_tokens": summary["num_tokens"],
-        "num_learned_tokens": summary["num_learned_tokens"],
+        "num_learned_tokens": num_learned_tokens,
         "num_truncated_rows": summary["num_truncated_rows"],
         "num_dropped_rows": summary["num_dropped_rows"],
         "num_split_rows": summary["num_split_rows"],
         "learned_share": round(share, 4),
         "ignored_keys": summary["ignored_keys"],
     }
+    if is_labelled:
+        counts["task"] = "sequence_classification"
+        counts["label_counts"] = summary["label_counts"]
+    return counts

@@ -15,12 +15,20 @@ from apps.fine_tuning.job_requests import FineTuneRequest
 from apps.http_api.openapi import response_schemas, text_schemas
 from apps.http_api.routes.aliases import Promotion
 from apps.http_api.routes.job_events import Publication
+from serving.classification.request import ClassifyRequest
 from serving.openai.chat import ChatCompletionRequest
 from serving.openai.completion import CompletionRequest
 from serving.store.lineage import Lineage
 
 _REFERENCE = "#/components/schemas/"
-_REQUESTS = (ChatCompletionRequest, CompletionRequest, FineTuneRequest, Promotion, Publication)
+_REQUESTS = (
+    ChatCompletionRequest,
+    ClassifyRequest,
+    CompletionRequest,
+    FineTuneRequest,
+    Promotion,
+    Publication,
+)
 _CLONE_CHANGES = "FineTuneChanges"
 _JOB = "/v1/fine_tuning/jobs/{job_id}"
 _BINARY = {"type": "string", "format": "binary"}
@@ -79,6 +87,7 @@ _ANSWERS: Mapping[tuple[str, str], Content] = {
     ("delete", "/v1/aliases/{name}"): _json(response_schemas.Deletion),
     ("get", "/v1/aliases/{name}/events"): _json(response_schemas.AliasEventList),
     ("post", "/v1/aliases/{name}/rollback"): _json(response_schemas.ModelAlias),
+    ("post", "/v1/classify"): _json(text_schemas.ClassificationList),
     ("post", "/v1/chat/completions"): {
         "application/json": text_schemas.ChatCompletion,
         "text/event-stream": {**_EVENTS, "description": "Data: `ChatCompletionChunk`, `[DONE]`."},

@@ -265,6 +265,9 @@ class Model(_Answer):
     created: int = Field(description="Unix seconds.")
     owned_by: str
     aliases: list[str]
+    task: Literal["causal_lm", "sequence_classification", "masked_lm"] = Field(
+        description="Language model, text classifier, or encoder that can only be fine-tuned."
+    )
     base: bool
     demonstration: bool
     run_id: str | None

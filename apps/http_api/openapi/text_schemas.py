@@ -1,4 +1,4 @@
-"""Schemas of generated text in `/openapi.json`, in OpenAI's format."""
+"""Schemas of generated text in `/openapi.json`, in OpenAI's format, and of classifications."""
 
 from typing import Literal
 
@@ -120,3 +120,35 @@ class Completion(_Head):
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
     usage: Usage | None = None
+
+
+class ScoredLabel(_Answer):
+    """A label, and its score."""
+
+    label: str
+    score: float = Field(description="From 0 to 1.")
+
+
+class InputClassification(_Answer):
+    """The labels of one input by descending score; or its value, if the model predicts one."""
+
+    object: Literal["classification"]
+    index: int = Field(description="The position of the input in the request.")
+    labels: list[ScoredLabel] | None = None
+    value: float | None = None
+
+
+class ClassificationUsage(_Answer):
+    """Token counts of the inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class ClassificationList(_Answer):
+    """The classifications of all inputs of a request."""
+
+    object: Literal["list"]
+    model: str = Field(description="Id of the model that answered.")
+    data: list[InputClassification]
+    usage: ClassificationUsage

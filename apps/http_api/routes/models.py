@@ -18,6 +18,7 @@ from apps.http_api.closing_response import ClosingResponse
 from apps.http_api.dependencies import Services
 from apps.http_api.model_import import IncomingModel
 from apps.http_api.routes import ServicesOf
+from model_files.model_task import ModelTask
 from serving.store.aliases import Alias, find_names
 from serving.store.export import ArchiveFormat, stream_archive
 from serving.store.model_reader import find_roots
@@ -143,6 +144,7 @@ class ModelObject(TypedDict):
     created: int
     owned_by: str
     aliases: list[str]
+    task: ModelTask
     base: bool
     demonstration: bool
     run_id: str | None
@@ -161,6 +163,7 @@ def _describe(model: StoredModel, aliases: Mapping[str, Alias], root: str) -> Mo
         "created": model.created_at,
         "owned_by": "tuneserve",
         "aliases": find_names(aliases, model.id),
+        "task": model.task,
         "base": model.lineage.run_id is None and model.lineage_fault is None,
         "demonstration": root == DEMONSTRATION_MODEL,
         "run_id": model.lineage.run_id,

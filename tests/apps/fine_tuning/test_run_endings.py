@@ -13,8 +13,9 @@ from serving.store.model_names import LATEST_ALIAS
 from serving.store.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout
-from tests.apps.conftest import copy_model, create_run
+from tests.apps.conftest import add_job, copy_model, create_run
 from tests.apps.fine_tuning.conftest import FIGURES, fill_disk, list_messages
+from tests.tiny_encoder import build_tiny_encoder
 from training.run.folder import RunFolder
 
 pytestmark = pytest.mark.anyio
@@ -87,3 +88,21 @@ async def test_published_model_becomes_latest_when_disk_is_full(
     finish_published(layout, run)
     assert (run.read_record().status, run.read_record().model_id) == ("succeeded", model_id)
     assert models.resolve(LATEST_ALIAS).id == model_id
+
+
+@pytest.mark.parametrize(
+    ("suffix", "alias"), [("mood", "mood"), (None, None), ("latest", None), ("text", None)]
+)
+def test_classifier_moves_only_alias_of_its_suffix(
+    layout: StorageLayout, tmp_path: Path, suffix: str | None, alias: str | None
+) -> None:
+    store = ModelStore(layout)
+    store.point_alias("text", "tiny")
+    run = add_job(layout, "tiny")
+    run.update_record(request={**run.read_record().request, "suffix": suffix})
+    model_id = name_model(run.read_record())
+    store.add(build_tiny_encoder(tmp_path / "m", num_labels=2), model_id)
+    before = {name: one.model_id for name, one in store.read_aliases().items()}
+    finish_published(layout, run)
+    after = {name: one.model_id for name, one in store.read_aliases().items()}
+    assert after == {**before, **({alias: model_id} if alias else {})}

@@ -1,0 +1,56 @@
+"""The task that an uploaded file of rows is for, by its first row."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from training.data.faults import DataError
+from training.spec import TrainingSpec
+
+if TYPE_CHECKING:
+    from training.data.readers import KnownFile
+
+CLASSIFICATION_TASK = "sequence_classification"
+_GENERATION_KEYS = frozenset(
+    {"messages", "conversations", "prompt", "completion", "instruction", "output"}
+)
+_OWN_DEFAULTS = ("format", "learned_turns", "reasoning", "template_arguments", "batch_layout")
+
+
+def list_row_tasks(spec: TrainingSpec, known: Mapping[str, "KnownFile"]) -> list[TrainingSpec]:
+    """Return the specs with which to check a file: of classification first if its rows have labels.
+
+    Rows with a key of chats or prompts are only for language models, whatever else they have. Rows
+    with a text and a label are for a classifier; those with the key `text` may also be plain text.
+    """
+    labelled = _make_classification_spec(spec)
+    record = _read_first(labelled, known)
+    if record is None or _GENERATION_KEYS & set(map(str, record)):
+        return [spec]
+    from training.data.labelled.texts import choose_columns
+
+    try:
+        choose_columns(record, labelled.columns)
+    except DataError:
+        return [spec]
+    return [labelled, spec] if "text" in record else [labelled]
+
+
+def _make_classification_spec(spec: TrainingSpec) -> TrainingSpec:
+    """Return a spec for the same rows, which are truncated: another model may have more context."""
+    settings = spec.model_dump(exclude={*_OWN_DEFAULTS, "best_metric", "task_settings"})
+    return TrainingSpec.model_validate(
+        {**settings, "task": CLASSIFICATION_TASK, "overlong": "truncate"}
+    )
+
+
+def _read_first(
+    spec: TrainingSpec, known: Mapping[str, "KnownFile"]
+) -> Mapping[object, object] | None:
+    """Return the first row; None if it cannot be read, which the check of all rows reports."""
+    from training.data.sources import open_train_sources
+
+    with suppress(DataError, OSError, ValueError):
+        for _, record in open_train_sources(spec, known)[0].source.read():
+            return record if isinstance(record, Mapping) else None
+    return None
