@@ -41,6 +41,8 @@ from training.spec import SettingError, TrainingSpec
 from training.task import find_task
 
 BUILDING_PREFIX = ".building-"
+SERVED_TASKS = (DEFAULT_TASK, "sequence_classification")
+"""The tasks whose models this application serves."""
 
 
 class TokenObject(TypedDict):
@@ -213,6 +215,7 @@ class JobCreator:
         training_file = str(paths[request.training_file])
         defaults = build_default_spec(self._models, model, training_file)
         spec = request.resolve_settings(defaults, paths)
+        _check_served(spec)
         if spec.task == DEFAULT_TASK:
             _check_generates(model)
         with invalid_input("model", only=SettingError):
@@ -246,6 +249,16 @@ class JobCreator:
                 check_job_counts(self._runs, self._limits)
                 durable.move_directory(building, self._layout.run(record.id))
         return RunFolder(self._layout.run(record.id))
+
+
+def _check_served(spec: TrainingSpec) -> None:
+    """Raise `InvalidInputError` for a task whose models this application cannot serve."""
+    if spec.task not in SERVED_TASKS:
+        raise InvalidInputError(
+            f"training.task is {spec.task!r}, whose models are not served: expected "
+            f"{' or '.join(map(repr, SERVED_TASKS))}. Train it with 'python -m training'",
+            param="training",
+        )
 
 
 def _check_generates(model: StoredModel) -> None:

@@ -30,9 +30,16 @@ def usual_umask() -> Iterator[None]:
     os.umask(before)
 
 
+class _NoHandle:
+    """A handle to no deployment: the requests of this test reach none."""
+
+    def options(self, **_: Any) -> "_NoHandle":
+        return self
+
+
 async def test_uploads_models_and_aliases_are_private(tmp_path: Any) -> None:
     source = build_tiny_model(tmp_path / "source")
-    no_handle: DeploymentHandle[Any] = None  # type: ignore[assignment]
+    no_handle: DeploymentHandle[Any] = _NoHandle()  # type: ignore[assignment]
     settings = ApplicationSettings()
     replica = ApiReplica(str(tmp_path / "storage"), settings, no_handle, no_handle, no_handle)
     transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())

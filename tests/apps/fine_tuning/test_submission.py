@@ -33,6 +33,11 @@ pytestmark = pytest.mark.anyio
             "'hyperparameters.batch_size': expected 'auto' or a number of at least 1, found -2",
         ),
         ({"hyperparameters": {"batch_size": 3}}, ApiError, "batch_size is 3, expected .* of 2"),
+        (
+            {"training": {"task": "image_classification"}},
+            InvalidInputError,
+            "training.task is 'image_classification', whose models are not served: expected ",
+        ),
         ({"training": {"num_workers": 64}}, ApiError, "64 workers × 0.5 CPUs = 32 CPUs"),
         (
             {"training": {"train_file": "/etc/passwd"}},

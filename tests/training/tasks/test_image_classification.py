@@ -155,7 +155,7 @@ def test_metrics_have_top5_only_for_more_classes(folder: Path) -> None:
 def test_probe_is_fixed(folder: Path) -> None:
     objective, _ = open_objective(folder, make_spec(folder))
     inputs = objective.make_probe_inputs(None)
-    assert inputs["pixel_values"].shape == (1, 3, 32, 32)
+    assert inputs["pixel_values"].shape == (8, 3, 32, 32)
     assert inputs["pixel_values"].abs().max() <= 1
     again = open_objective(folder, make_spec(folder))[0].make_probe_inputs(None)
     assert torch.equal(inputs["pixel_values"], again["pixel_values"])
