@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,3 +133,17 @@ def test_revision_of_folder_is_hash_of_files(model: Path) -> None:
     assert plain.startswith("sha256:")
     assert sealed.startswith("sha256:")
     assert plain != sealed
+
+
+@pytest.mark.parametrize(
+    ("settings", "length"),
+    [
+        ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, 512),
+        ({"model_type": "bert", "max_position_embeddings": 512, "pad_token_id": 0}, 512),
+    ],
+)
+def test_positions_before_the_first_do_not_count_as_context(
+    tmp_path: Path, settings: dict[str, Any], length: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert find_context_length(str(tmp_path)) == length

@@ -1,8 +1,10 @@
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.tiny_encoder import build_tiny_encoder
@@ -18,6 +20,7 @@ from training.data.prepare import prepare_data
 from training.data.readers import RowFile
 from training.data.row_table import RowTable
 from training.spec import TrainingSpec
+from training.task import find_task
 
 PARAPHRASES = (
     "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
@@ -159,3 +162,23 @@ def test_columns_are_recognised_or_named(
 def test_missing_column_is_named(record: Any, mapped: dict[str, str], message: str) -> None:
     with pytest.raises(DataError, match=message):
         choose_columns(record, mapped)
+
+
+def test_padding_is_the_token_that_the_model_recognises(tmp_path: Path, encoder: Path) -> None:
+    """A decoder classifies at the last token of a row that is not its configuration's padding."""
+    model = Path(shutil.copytree(encoder, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "pad_token_id": 7}))
+    rows = [{"text": "good", "label": "a"}, {"text": "bad", "label": "b"}]
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    spec = make_spec(model, file)
+    summary = prepare_data(spec, tmp_path / "cache").summary
+    objective = find_task(spec.task).open_objective(spec, summary)
+    layout = LABELLED_LAYOUT
+    read = RowTable(prepare_data(spec, tmp_path / "cache").train, layout).read([0, 1])
+    ids, types = read[1].input_ids, read[1].type_ids
+    longer = read[1]._replace(
+        input_ids=np.append(ids, np.int32(9)), type_ids=np.append(types, np.uint8(0))
+    )
+    batch = objective.collate([read[0], longer], "padded", is_training=False)
+    assert batch.inputs["input_ids"][0, -1] == 7
