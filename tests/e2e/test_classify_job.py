@@ -16,6 +16,11 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.e2e
 
 
+def read_aliases(client: httpx.Client) -> dict[str, str]:
+    """Return the model of each alias."""
+    return {one["id"]: one["model"] for one in client.get("/v1/aliases").json()["data"]}
+
+
 def test_job_fine_tunes_an_encoder_and_its_model_classifies(
     application: Application, tmp_path: Path
 ) -> None:
@@ -48,15 +53,17 @@ def test_job_fine_tunes_an_encoder_and_its_model_classifies(
     assert refused.json()["error"]["param"] == "model"
     job = client.post("/v1/fine_tuning/jobs", json={**body, "training": settings}).json()
 
+    latest = read_aliases(client)["latest"]
+
     def find_end() -> dict[str, Any] | None:
         found: dict[str, Any] = client.get(f"/v1/fine_tuning/jobs/{job['id']}").json()
         return found if found["status"] in ("succeeded", "failed", "cancelled") else None
 
     ended = wait_until(find_end, 180, "the job ends")
     assert ended["status"] == "succeeded", ended
-    aliases = {one["id"]: one["model"] for one in client.get("/v1/aliases").json()["data"]}
+    aliases = read_aliases(client)
     assert aliases["feeling"] == ended["fine_tuned_model"]
-    assert aliases["latest"] == "tuneserve-demo"
+    assert aliases["latest"] == latest
     texts = ["the film was good", "the book was bad"]
     answer = client.post("/v1/classify", json={"model": "feeling", "input": texts})
     client.close()
