@@ -58,7 +58,7 @@ def _train(rank: int, model: Path, checkpoint: Path, rendezvous: Path) -> None:
     from training.checkpoint.reference_logits import PROBE_NAME, compute_probe
     from training.place import Place
     from training.spec import TrainingSpec
-    from training.strategies.zero import init_distributed, start_engine
+    from training.strategies.zero import STRATEGY
     from training.task import open_default_objective
 
     torch.set_num_threads(1)
@@ -66,11 +66,11 @@ def _train(rank: int, model: Path, checkpoint: Path, rendezvous: Path) -> None:
     os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     place = Place(rank, 2, torch.device("cpu"))
-    init_distributed(place.device)
+    STRATEGY.prepare_process(place.device)
     spec = TrainingSpec(
         base_model=str(model), train_file="-", precision="bf16", num_workers=2, zero_stage=3
     )
-    engine = start_engine(
+    engine = STRATEGY.start_engine(
         spec, place, BatchPlan.from_spec(spec, "padded", 2), open_default_objective()
     )
     ids = torch.arange(_NUM_TOKENS)[None] + rank

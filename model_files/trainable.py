@@ -1,5 +1,6 @@
 """Checks that a configuration describes a model that can be trained for a task."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from transformers.models.auto.modeling_auto import (
@@ -100,6 +101,19 @@ def is_of_base(name: str, base_model_prefix: str) -> bool:
     The head, and a pooler before it, are new where the base model was trained for something else.
     """
     return name.startswith(f"{base_model_prefix}.") and ".pooler." not in name
+
+
+def drop_head(report: Mapping[str, Any], base_model_prefix: str) -> dict[str, list[Any]]:
+    """Return transformers' report of weights that do not match, without those of a head.
+
+    Its lists have names, or tuples that begin with a name.
+    """
+
+    def is_kept(found: Any) -> bool:
+        name = found[0] if isinstance(found, tuple) else found
+        return is_of_base(str(name), base_model_prefix)
+
+    return {kind: list(filter(is_kept, found)) for kind, found in report.items()}
 
 
 def _describe_quantisation(settings: dict[str, Any]) -> str:

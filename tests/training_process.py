@@ -1,9 +1,10 @@
 """`python -m training` as a process, and the steps of an uninterrupted run."""
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,22 @@ def start(
             process.kill()
             process.wait()
         end(children)
+
+
+def run_spec(folder: Path, spec: Mapping[str, Any], **environment: str) -> None:
+    """Run `python -m training` with a spec in a folder, to the end; the output is `run` there."""
+    (folder / "spec.json").write_text(json.dumps(spec))
+    command = [sys.executable, "-m", "training", "spec.json", "--output", "run", "--cache", "cache"]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def end(processes: list[psutil.Process]) -> None:

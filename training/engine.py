@@ -2,8 +2,8 @@
 
 The gradient of a step is the mean over the step's targets, such as learned tokens, across workers
 and micro batches alike. Each micro batch contributes its summed loss divided by the weight of the
-targets of the whole step.
-The engine averages gradients over workers, so the sum is scaled by the world size.
+targets of the whole step. The engine averages gradients over workers, so the sum is scaled by the
+world size.
 """
 
 import hashlib

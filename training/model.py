@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from model_files.architecture import hide_load_report, load_on_meta, make_meta_tensors
-from model_files.trainable import is_of_base
+from model_files.trainable import drop_head, is_of_base
 from model_files.weight_headers import read_weight_headers
 from training.batching import BatchLayout
 from training.spec import TrainingSpec
@@ -72,7 +72,9 @@ def load_model(
             **({"ignore_mismatched_sizes": True} if task.adds_head else {}),
             **({"key_mapping": _rename_weights(unfit_head)} if unfit_head else {}),
         )
-    if faults := find_weight_faults(info, model.base_model_prefix if task.adds_head else None):
+    if task.adds_head:
+        info = drop_head(info, model.base_model_prefix)
+    if faults := find_weight_faults(info):
         raise WeightsError(
             f"the weights of {Path(spec.base_model).name!r} do not fit its architecture: {faults}; "
             "training would start from random values in their place"
@@ -140,23 +142,9 @@ def freeze_statistics(model: torch.nn.Module) -> None:
             module.eval()
 
 
-def find_weight_faults(
-    loading_info: Any, base_model_prefix: str | None = None
-) -> dict[str, list[str]]:
-    """Return the non-empty lists of transformers' loading report; empty if every weight fits.
-
-    With `base_model_prefix`, only faults of the base model's weights, not of a head.
-    """
-
-    def is_fault(key: object) -> bool:
-        name = key[0] if isinstance(key, tuple) else key  # with both shapes if they differ
-        return base_model_prefix is None or is_of_base(str(name), base_model_prefix)
-
-    found = {
-        kind: sorted(str(key) for key in keys if is_fault(key))
-        for kind, keys in loading_info.items()
-    }
-    return {kind: keys for kind, keys in found.items() if keys}
+def find_weight_faults(loading_info: Any) -> dict[str, list[str]]:
+    """Return the non-empty lists of transformers' loading report; empty if every weight fits."""
+    return {kind: sorted(str(key) for key in keys) for kind, keys in loading_info.items() if keys}
 
 
 def choose_layout(spec: TrainingSpec, device: torch.device) -> BatchLayout:

@@ -31,10 +31,6 @@ class Task(Protocol):
     """What is learned. Nothing heavy is imported until one of its parts is opened."""
 
     @property
-    def title(self) -> str:
-        """Its name on the page and in messages."""
-
-    @property
     def settings(self) -> type[BaseModel]:
         """The settings of its own, `task_settings` of a spec; it must refuse unknown keys."""
 
@@ -86,7 +82,7 @@ class Task(Protocol):
         """Open what reads the rows of a spec; raises `SettingError` for its base model."""
 
     def open_objective(self, spec: "TrainingSpec", summary: Mapping[str, Any]) -> "Objective":
-        """Open what computes the loss; `summary` describes the rows, as `TaskData` wrote it."""
+        """Open the loss and its metrics; `summary` contains what `TaskData.summarise` returned."""
 
 
 class TaskData(Protocol):
@@ -174,7 +170,7 @@ class Objective(Protocol):
         """Open metrics of an evaluation; None if the task measures only its loss."""
 
     def make_probe_inputs(self, config: Any) -> "Mapping[str, torch.Tensor]":
-        """Make fixed inputs of one row, with which an exported model is verified."""
+        """Make fixed inputs, with which an exported model is verified; one row if it generates."""
 
 
 class Metrics(Protocol):

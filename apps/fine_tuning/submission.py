@@ -262,7 +262,7 @@ def _check_served(spec: TrainingSpec) -> None:
 
 
 def _check_generates(model: StoredModel) -> None:
-    """Raise `InvalidInputError` if a language model is to be made of another kind of model."""
+    """Raise `InvalidInputError` for a language model's job whose model is of another kind."""
     if model.task != "causal_lm":
         raise InvalidInputError(
             f"{model.id!r} has the task {model.task!r}, expected a language model: choose another "

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from model_files.pad_id import find_pad_id
 from model_files.tokenizer_faults import translate_faults
 from serving.classification.request import ClassifiedText
 from serving.classification.wire import Classification, LabelScore
@@ -35,10 +36,8 @@ class TextClassifier:
         self._tokenizer = tokenizer
         self._has_types = "token_type_ids" in tokenizer.model_input_names
         config = model.config
-        pads = (tokenizer.pad_token_id, config.pad_token_id, tokenizer.eos_token_id, 0)
-        self._pad_id = next(int(pad) for pad in pads if pad is not None)
-        if config.pad_token_id is None:  # decoders find the end of a row by its padding
-            config.pad_token_id = self._pad_id
+        self._pad_id = find_pad_id(config, tokenizer)
+        config.get_text_config().pad_token_id = self._pad_id  # if it had none
         self._labels = [str(config.id2label[number]) for number in range(config.num_labels)]
         kind = "regression" if config.num_labels == 1 else "single_label_classification"
         self._problem_type = config.problem_type or kind

@@ -18,7 +18,7 @@ from model_files.loading import TOKENIZER_NAME, load_config
 from model_files.model_task import MODEL_CLASSES, ModelTask
 from model_files.tokenizer_checks import check_vocabulary
 from model_files.tokenizer_faults import translate_faults
-from model_files.trainable import is_of_base
+from model_files.trainable import drop_head
 from model_files.weight_headers import read_weight_headers
 from serving.loading.config_sizes import check_config_sizes
 from serving.loading.loading import check_loading_report, load_tokenizer
@@ -51,7 +51,7 @@ def inspect_model(directory: Path, task: ModelTask = "causal_lm") -> ModelMemory
     tensors = make_meta_tensors(read_weight_headers(directory))
     model, report = load_on_meta(config, tensors, MODEL_CLASSES[task])
     if task == "masked_lm":
-        report = _drop_head(report, model.base_model_prefix)
+        report = drop_head(report, model.base_model_prefix)
     check_loading_report(directory.name, report)
     generates = task == "causal_lm"
     return ModelMemory(
@@ -101,16 +101,6 @@ def convert_tokenizer(directory: Path) -> None:
                 f"{type(tokenizer).__name__} cannot be converted; use a model that has one"
             )
         tokenizer.backend_tokenizer.save(str(directory / TOKENIZER_NAME))
-
-
-def _drop_head(report: dict[str, Any], base_model_prefix: str) -> dict[str, Any]:
-    """Return a loading report without the weights of the head."""
-
-    def is_kept(found: Any) -> bool:
-        name = found[0] if isinstance(found, tuple) else str(found)
-        return is_of_base(name, base_model_prefix)
-
-    return {kind: list(filter(is_kept, found)) for kind, found in report.items()}
 
 
 def _measure_resident() -> int:

@@ -25,7 +25,7 @@ from training.model import load_model
 from training.place import Place
 from training.preflight.flattening_check import find_leak
 from training.spec import TrainingSpec
-from training.strategies.zero import start_engine
+from training.strategies.zero import STRATEGY
 from training.task import open_default_objective
 
 VOCABULARY = 160
@@ -72,7 +72,7 @@ def _save(case: ExportCase, rows: RowTable, place: Place) -> None:
     )
     plan = BatchPlan.from_spec(spec, "padded", place.world_size)
     with patch("training.strategies.zero.load_model", partial(_load_frozen, case.frozen)):
-        engine = start_engine(spec, place, plan, open_default_objective())
+        engine = STRATEGY.start_engine(spec, place, plan, open_default_objective())
     (step, *_) = plan_epoch(rows.lengths, plan, 0)
     take_step(engine, place, open_default_objective(), rows, step, "padded", 0.01, seed="0")
     probe = compute_probe(engine, place, open_default_objective())

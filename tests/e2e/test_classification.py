@@ -1,8 +1,6 @@
 """`python -m training` for sequence classification: two ZeRO-3 workers under Ray Train."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from storage import durable
 from tests.tiny_encoder import build_tiny_encoder
+from tests.training_process import run_spec
 from training.batching import BatchPlan, plan_epoch
 from training.data.labelled.texts import LABELLED_LAYOUT
 from training.data.row_table import RowTable
@@ -52,12 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("classification")
     build_tiny_encoder(folder / "encoder")
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
-    (folder / "spec.json").write_text(json.dumps(SPEC))
-    command = [sys.executable, "-m", "training", "spec.json", "--output", "run", "--cache", "cache"]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_spec(folder, SPEC)
     return folder
 
 

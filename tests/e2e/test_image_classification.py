@@ -1,8 +1,5 @@
 """`python -m training` for image classification: two ZeRO-3 workers under Ray Train."""
 
-import json
-import subprocess
-import sys
 import warnings
 from io import BytesIO
 from pathlib import Path
@@ -15,6 +12,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from storage import durable
 from tests.tiny_vision import COLOURS, build_tiny_vit, draw_shape, write_image_folder
+from tests.training_process import run_spec
 from training.batching import BatchPlan, plan_epoch
 from training.data.images.image_rows import IMAGE_LAYOUT
 from training.data.row_table import RowTable
@@ -47,12 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("images")
     build_tiny_vit(folder / "vit")
     write_image_folder(folder / "shapes", 24)
-    (folder / "spec.json").write_text(json.dumps(SPEC))
-    command = [sys.executable, "-m", "training", "spec.json", "--output", "run", "--cache", "cache"]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_spec(folder, SPEC)
     return folder
 
 

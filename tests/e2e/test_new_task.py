@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from transformers import AutoModelForMaskedLM
 
 from storage import durable
 from tests.tiny_encoder import WORDS, build_tiny_encoder
+from tests.training_process import run_spec
 
 pytestmark = pytest.mark.e2e
 
@@ -35,21 +35,11 @@ def test_task_of_one_module_is_trained_and_verified(tmp_path: Path) -> None:
         "keep": "best",
         "best_metric": "hits",
     }
-    (tmp_path / "spec.json").write_text(json.dumps(spec))
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(SITE)
     paths = [str(site), *sys.path]
-    done = subprocess.run(
-        [sys.executable, "-m", "training", "spec.json", "--output", "run", "--cache", "cache"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_spec(tmp_path, spec, PYTHONPATH=os.pathsep.join(filter(None, paths)))
     metrics = durable.read_json_lines(tmp_path / "run" / "metrics.jsonl")
     hits = [line["eval_hits"] for line in metrics if "eval_hits" in line]
     assert len(hits) == 6

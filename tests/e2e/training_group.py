@@ -30,7 +30,7 @@ from training.model import load_model
 from training.place import Place
 from training.run.progress import Progress
 from training.spec import TrainingSpec
-from training.strategies.zero import STRATEGY, init_distributed, start_engine
+from training.strategies.zero import STRATEGY
 from training.task import open_default_objective
 
 NUM_STEPS = 40  # length of the learning-rate schedule; fewer steps are taken
@@ -158,7 +158,7 @@ def join_group(rank: int, world_size: int, rendezvous: str) -> Place:
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
     )
     place = Place(rank, world_size, torch.device("cpu"))
-    init_distributed(place.device)
+    STRATEGY.prepare_process(place.device)
     return place
 
 
@@ -180,7 +180,9 @@ def _train(folder: Path, case: Case, place: Place) -> Trained:
     checkpoint = Checkpoint(case.checkpoint or folder, case.saved_by, Progress(num_shares=2))
     is_universal = case.first > 0 and STRATEGY.is_resharded(spec, checkpoint.world_size, place)
     plan = BatchPlan.from_spec(spec, case.layout, case.num_shares)
-    engine = start_engine(spec, place, plan, open_default_objective(), load_universal=is_universal)
+    engine = STRATEGY.start_engine(
+        spec, place, plan, open_default_objective(), load_universal=is_universal
+    )
     if case.first > 0:
         load_checkpoint(engine, checkpoint, place, folder / "universal")
     losses, grad_norms = [], []

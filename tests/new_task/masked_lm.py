@@ -29,7 +29,6 @@ class MaskSettings(BaseModel):
 
 
 class MaskedTask:
-    title = "Masked tokens"
     settings = MaskSettings
     model_class = "AutoModelForMaskedLM"
     adds_head = False

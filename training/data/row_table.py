@@ -195,6 +195,12 @@ def view_column(batch: Any, name: str) -> Counts:
     return view
 
 
+def make_lists(arrays: Sequence[npt.NDArray[Any]], kind: pa.DataType) -> Any:
+    """Return a column of lists, one for each array; at least one array."""
+    offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(arrays), kind))
+
+
 def measure_lists(batch: Any, name: str) -> Counts:
     """Return the length of each list of a column; shape `[num_rows]`."""
     lengths: Counts = np.diff(batch.column(name).offsets.to_numpy())

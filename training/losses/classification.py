@@ -54,10 +54,6 @@ class Classes:
         """The number of outputs of the model for a row."""
         return max(1, len(self.names))
 
-    def number(self, label: str) -> int:
-        """Return the number of a class."""
-        return self.names.index(label)
-
 
 def set_classes(config: Any, classes: Classes) -> None:
     """Set the classes of a model and their names in its configuration."""

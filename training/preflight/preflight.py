@@ -7,12 +7,11 @@ compares disk space and memory with what is free.
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 
 from model_files import loading
-from model_files.trainable import check_unquantised, is_of_base
+from model_files.trainable import check_unquantised, drop_head
 from model_files.weight_headers import (
     INDEX_NAME,
     WEIGHTS_NAME,
@@ -126,7 +125,7 @@ def _compare_weights(
             f"base_model {name!r} cannot be fine-tuned: transformers cannot build it: {exc}"
         ) from exc
     if has_new_head:
-        report = {kind: _drop_head(found, model) for kind, found in report.items()}
+        report = drop_head(report, model.base_model_prefix)
     faults = [
         f"{words}: {name_some(map(_name_weight, report[kind]))}"
         for kind, words in _KINDS.items()
@@ -138,13 +137,6 @@ def _compare_weights(
             f"{type(model).__name__}: {'; '.join(faults)}. Training would start from random values "
             "in their place; correct config.json, or copy the files again"
         )
-
-
-def _drop_head(found: Any, model: Any) -> list[object]:
-    """Return the weights of transformers' report that are the base model's, not of a head."""
-    names = [one[0] if isinstance(one, tuple) else str(one) for one in found]
-    prefix = model.base_model_prefix
-    return [one for one, name in zip(found, names, strict=True) if is_of_base(name, prefix)]
 
 
 def _name_weight(found: object) -> str:

@@ -28,7 +28,6 @@ class CausalSettings(BaseModel):
 class CausalTask:
     """Fine-tuning of a decoder: the loss counts the answers of a chat, or all tokens of a text."""
 
-    title = "Text generation"
     settings = CausalSettings
     model_class = "AutoModelForCausalLM"
     adds_head = False

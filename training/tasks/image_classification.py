@@ -53,7 +53,6 @@ class ImageSettings(ClassSettings):
 class ImageClassificationTask:
     """Fine-tuning of a vision model with a classification head, new or trained."""
 
-    title = "Image classification"
     settings = ImageSettings
     model_class = "AutoModelForImageClassification"
     adds_head = True

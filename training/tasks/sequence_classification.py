@@ -44,7 +44,6 @@ class ClassificationSettings(ClassSettings):
 class SequenceClassificationTask:
     """Fine-tuning of a model with a classification head, new or trained."""
 
-    title = "Text classification"
     settings = ClassificationSettings
     model_class = "AutoModelForSequenceClassification"
     adds_head = True
@@ -152,6 +151,8 @@ class LabelledData:
         Raises `DataError` for labels that do not fit, and `SettingError` for a metric that these
         rows do not have.
         """
+        from model_files.pad_id import find_pad_id
+        from training.base_model import load_config
         from training.data.labelled.label_survey import survey_labels
         from training.spec import SettingError
 
@@ -165,19 +166,8 @@ class LabelledData:
                 f"best_metric is {self._spec.best_metric!r}, but the labels are a "
                 f"{classes['problem_type']} problem, expected one of {', '.join(metrics)}"
             )
-        return {**classes, "pad_token_id": self._find_pad_token()}
-
-    def _find_pad_token(self) -> int | None:
-        """Return the token by which the model itself recognises padding; else its tokenizer's."""
-        from training.base_model import load_config
-
-        config = load_config(self._spec.base_model).get_text_config()
-        names = (
-            getattr(config, "pad_token_id", None),
-            self._tokenizer.pad_token_id,
-            self._tokenizer.eos_token_id,
-        )
-        return next((one for one in names if one is not None), None)
+        config = load_config(self._spec.base_model)
+        return {**classes, "pad_token_id": find_pad_id(config, self._tokenizer)}
 
 
 class ClassificationObjective:
@@ -195,7 +185,7 @@ class ClassificationObjective:
         weights = tuple(summary["class_weights"])
         self._classes: Classes = Classes(summary["problem_type"], names, weights)
         self._encoder = LabelEncoder(self._classes)
-        self._pad_token_id = int(summary["pad_token_id"] or 0)
+        self._pad_token_id = int(summary["pad_token_id"])
 
     def adapt_config(self, config: Any) -> None:
         """Set the classes, their names, and the padding by which decoders find a row's end."""

@@ -14,7 +14,7 @@ from training.data.faults import DataError, RowFault, show_names, show_value
 from training.data.labelled.labels import LABEL_COLUMNS, check_columns, get_labels
 from training.data.readers import RowSource
 from training.data.row_limits import MAX_TEXT_BYTES, check_size
-from training.data.row_table import Counts, measure_lists, read_list
+from training.data.row_table import Counts, make_lists, measure_lists, read_list
 from training.data.text.messages import get_text
 
 PAIR_COLUMNS = (
@@ -152,8 +152,8 @@ class LabelledLayout:
         columns = [
             pa.array([row.line for row in rows], pa.int64()),
             pa.array([row.number for row in rows], pa.int64()),
-            _make_lists([row.input_ids for row in rows], pa.int32()),
-            _make_lists([row.type_ids for row in rows], pa.uint8()),
+            make_lists([row.input_ids for row in rows], pa.int32()),
+            make_lists([row.type_ids for row in rows], pa.uint8()),
             pa.array([list(row.labels) for row in rows], pa.list_(pa.string())),
             pa.array([row.truncated_tokens for row in rows], pa.int32()),
         ]
@@ -177,11 +177,6 @@ class LabelledLayout:
 
 
 LABELLED_LAYOUT = LabelledLayout()
-
-
-def _make_lists(arrays: Sequence[npt.NDArray[Any]], kind: Any) -> Any:
-    offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int32)
-    return pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(arrays), kind))
 
 
 class LabelledTextReader:

@@ -3,10 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from training.data.row_table import Counts, measure_lists, read_list, view_column
+from training.data.row_table import (
+    Counts,
+    make_lists,
+    measure_lists,
+    read_list,
+    view_column,
+)
 from training.data.text.encoding import Mask, TokenIds, TokenSample
 
 TokenRow = tuple[TokenIds, Mask]  # token ids, learned; both [length]
@@ -28,14 +33,11 @@ class TokenLayout:
 
     def make_batch(self, rows: Sequence[TokenSample]) -> Any:
         """Return the rows as a record batch."""
-        offsets = np.cumsum([0, *(len(row.input_ids) for row in rows)], dtype=np.int32)
-        ids = np.concatenate([row.input_ids for row in rows])
-        learned = np.concatenate([row.learned for row in rows])
         columns = [
             pa.array([row.line for row in rows], pa.int64()),
             pa.array([row.number for row in rows], pa.int64()),
-            pa.ListArray.from_arrays(offsets, pa.array(ids, pa.int32())),
-            pa.ListArray.from_arrays(offsets, pa.array(learned, pa.bool_())),
+            make_lists([row.input_ids for row in rows], pa.int32()),
+            make_lists([row.learned for row in rows], pa.bool_()),
             pa.array([row.num_targets for row in rows], pa.int32()),
             pa.array([row.truncated_tokens for row in rows], pa.int32()),
         ]
