@@ -30,7 +30,8 @@ from training.data.files.kinds import (
 from training.data.files.packed import find_position, open_unpacked
 from training.data.files.text_rows import read_text
 from training.settings.row_sources import HubDataset
-from training.spec import TextRows, name_source
+from training.settings.source_settings import TextRows
+from training.spec import name_source
 
 _SAMPLE_BYTES = 1 << 16
 _HUB_BATCH_ROWS = 256

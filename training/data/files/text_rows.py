@@ -6,7 +6,7 @@ from typing import BinaryIO
 from training.data import row_limits
 from training.data.faults import RowFault
 from training.data.files.kinds import Record
-from training.spec import TextRows
+from training.settings.source_settings import TextRows
 
 
 def read_text(file: BinaryIO, text_rows: TextRows) -> Iterator[Record]:

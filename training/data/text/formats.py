@@ -35,7 +35,7 @@ from training.data.text.messages import (
     parse_sharegpt_message,
     parse_tools,
 )
-from training.spec import DataFormat
+from training.settings.source_settings import DataFormat
 
 _NEEDED_KEYS: dict[DataFormat, tuple[str, ...]] = {
     "chat": ("messages",),

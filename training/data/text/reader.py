@@ -12,7 +12,8 @@ from training.data.faults import DataError, RowFault
 from training.data.readers import RowSource
 from training.data.text.encoding import RowEncoder, TokenSample
 from training.data.text.formats import Row, RowParser, choose_parser
-from training.spec import DataFormat, TrainingSpec
+from training.settings.source_settings import DataFormat
+from training.spec import TrainingSpec
 
 
 class TextReader:

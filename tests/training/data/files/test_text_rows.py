@@ -8,7 +8,7 @@ import pytest
 from training.data import row_limits
 from training.data.faults import RowFault
 from training.data.readers import RowFile
-from training.spec import TextRows
+from training.settings.source_settings import TextRows
 
 POEM = "\N{BYTE ORDER MARK}\n\nOne, two,\r\nthree.\r\n \n\nFour\nfive.\n"
 
