@@ -8,14 +8,15 @@ from training.batching import BatchPlan, plan_evaluation
 from training.data.row_table import RowTable
 from training.engine import read_micro_batch, sum_over_workers
 from training.place import Place
-from training.task import Objective
+from training.task import ConfusionMatrix, Objective
 
 
 class Evaluation(NamedTuple):
-    """The mean loss over all targets, and the metrics of the task by their names."""
+    """The mean loss over all targets, the metrics of the task by their names, and its classes."""
 
     loss: float
     metrics: dict[str, float]
+    confusion: ConfusionMatrix | None = None
 
 
 def evaluate(
@@ -42,4 +43,6 @@ def evaluate(
     engine.train()
     weight = objective.weigh_targets(rows, range(len(rows)))
     loss = sum_over_workers(loss_sum, place) / weight
-    return Evaluation(loss, metrics.compute() if metrics is not None else {})
+    if metrics is None:
+        return Evaluation(loss, {})
+    return Evaluation(loss, metrics.compute(), metrics.count_predictions())

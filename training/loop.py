@@ -34,7 +34,7 @@ from training.engine import (
 )
 from training.evaluation import evaluate
 from training.model import WeightsError, choose_layout
-from training.monitoring.journal import Journal, compute_perplexity
+from training.monitoring.journal import Journal
 from training.monitoring.trackers import open_trackers
 from training.monitoring.watchdog import Watchdog, report_stall
 from training.place import Place
@@ -259,21 +259,11 @@ class _Worker:
     def _evaluate(self, progress: Progress) -> Progress:
         if self._validation is None:
             return progress
-        loss, metrics = evaluate(
-            self._engine, self._place, self._objective, self._validation, self._plan
+        found = evaluate(self._engine, self._place, self._objective, self._validation, self._plan)
+        self._journal.record_evaluation(
+            progress.step, found, shows_perplexity=self._objective.task.generates
         )
-        progress = progress.evaluate(loss, metrics, self._spec.criterion)
-        figures = [f"validation loss {loss:.4f}"]
-        if find_task(self._spec.task).generates:
-            figures.append(f"perplexity {compute_perplexity(loss):.2f} per token")
-        figures += [f"{name} {value:.4f}" for name, value in metrics.items()]
-        self._journal.log_event(
-            f"Step {progress.step}: {', '.join(figures)}",
-            step=progress.step,
-            eval_loss=loss,
-            figures={f"eval_{name}": value for name, value in metrics.items()},
-        )
-        return progress
+        return progress.evaluate(found.loss, found.metrics, self._spec.criterion)
 
     def _choose_ending(self, progress: Progress, result: StepResult) -> Ending | None:
         if ending := self._stop_early(progress):

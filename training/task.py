@@ -136,6 +136,17 @@ class BatchResult:
     predictions: "torch.Tensor | None" = None
 
 
+@dataclass(frozen=True)
+class ConfusionMatrix:
+    """How often rows of each class were predicted as each class.
+
+    `counts[i][j]` is the number of rows of class `labels[i]` that were predicted as `labels[j]`.
+    """
+
+    labels: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+
 class Objective(Protocol):
     """The loss of a task and its metrics, for one spec."""
 
@@ -181,6 +192,12 @@ class Metrics(Protocol):
 
     def compute(self) -> dict[str, float]:
         """Return the metrics by their names; all workers must call this together."""
+
+    def count_predictions(self) -> ConfusionMatrix | None:
+        """Return the confusion matrix; all workers must call this together.
+
+        None if a row has not exactly one class, or if there are too many classes to show.
+        """
 
 
 @cache

@@ -247,6 +247,22 @@ class Metrics(Resource):
     remaining_s: float = 0.0
 
 
+class ConfusionMatrix(Resource):
+    """How often rows of each class (first index) were predicted as each class (second index)."""
+
+    labels: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+
+class Evaluation(Resource):
+    """The validation loss and the metrics after a step."""
+
+    step: int
+    loss: float | None = None
+    metrics: Mapping[str, float] = {}
+    confusion_matrix: ConfusionMatrix | None = None
+
+
 class CheckpointMetrics(Resource):
     """The losses of a checkpoint."""
 

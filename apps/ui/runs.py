@@ -20,6 +20,7 @@ from apps.client.errors import ApiClientError, RequestRefusedError
 from apps.client.resources import Event, Job
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
+from apps.ui.evaluation import render_evaluation
 from apps.ui.loss_curve import render_loss_curve
 
 ACTIVE_INTERVAL_S = 1.5
@@ -54,6 +55,7 @@ class View:
     run_list: str = ""
     run: str = ""
     curve: str = ""
+    evaluation: str = ""
     events: str = ""
     log: str = ""
     is_active: bool = False
@@ -72,6 +74,7 @@ class View:
             self.run_list,
             self.run,
             gr.HTML(self.curve, visible=bool(self.curve)),
+            gr.HTML(self.evaluation, visible=bool(self.evaluation)),
             self.events,
             self.log,
             gr.Column(visible=bool(self.run)),
@@ -104,9 +107,10 @@ async def read_view(client: ApiClient, selected: str, known: KnownEvents = NO_EV
     run_list = markup.render_run_list(jobs, job.id if job else "")
     if job is None:
         return View(run_list=run_list)
-    known, metrics, log = await asyncio.gather(
+    known, metrics, evaluations, log = await asyncio.gather(
         read_events(client, job.id, known),
         client.job_outputs.list_metrics(job.id, max_points=CURVE_POINTS),
+        client.job_outputs.list_evaluations(job.id, limit=1),
         client.job_outputs.read_log(job.id, LOG_BYTES),
     )
     events = known.events
@@ -116,6 +120,7 @@ async def read_view(client: ApiClient, selected: str, known: KnownEvents = NO_EV
         run_list=run_list,
         run=markup.render_run(job, describe_stage(job, events)),
         curve=render_loss_curve(metrics) if metrics or job.is_active else "",
+        evaluation=render_evaluation(evaluations),
         events=markup.render_events(events),
         log=log,
         is_active=job.is_active,
@@ -194,6 +199,7 @@ class _Detail:
     def __init__(self) -> None:
         self.run = gr.HTML(elem_id="run-detail")
         self.curve = gr.HTML(elem_id="loss-plot", visible=False)
+        self.evaluation = gr.HTML(elem_id="run-evaluation", visible=False)
         with gr.Row(elem_id="run-buttons"):
             self.pause = _build_button("Pause this run", "pause-button")
             self.resume = _build_button("Resume this run", "resume-button")
@@ -227,7 +233,8 @@ class _Page:
         self.inputs: list[Any] = [self.selected, known]
         self.outputs: list[Any] = [  # in the order of `View.to_updates`
             *(notice, self.selected, run_list),
-            *(self.detail.run, self.detail.curve, self.detail.events, self.detail.log, column),
+            *(self.detail.run, self.detail.curve, self.detail.evaluation),
+            *(self.detail.events, self.detail.log, column),
             *(self.detail.pause, self.detail.resume, self.detail.cancel),
             *(self.timer, known),
         ]

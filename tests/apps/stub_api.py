@@ -29,6 +29,7 @@ class StubApi:
         self.url = ""
         self.jobs: dict[str, dict[str, Any]] = {}
         self.events: dict[str, list[dict[str, Any]]] = {}  # newest first
+        self.evaluations: dict[str, list[dict[str, Any]]] = {}  # newest first
         self.files = [_describe_file("file-handbook", "handbook.jsonl")]
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
@@ -218,6 +219,11 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
         shown = range(0, steps, max(1, -(-steps // int(request.query_params["max_points"]))))
         data = [{"step": i + 1, "num_steps": num_steps, "loss": 4.0 - i / 10} for i in shown]
         return {"object": "list", "data": data}
+
+    @app.get("/v1/fine_tuning/jobs/{job_id}/evaluations")
+    def list_evaluations(request: Request, job_id: str) -> dict[str, Any]:
+        stub.queries.append(("evaluations", dict(request.query_params)))
+        return {"object": "list", "data": stub.evaluations.get(job_id, [])}
 
     @app.get("/v1/fine_tuning/jobs/{job_id}/logs")
     def get_log(request: Request, job_id: str) -> PlainTextResponse:

@@ -50,6 +50,7 @@ def find_start(run: RunFolder, place: Place) -> Checkpoint | None:
         quarantine_newer(run.checkpoints, start)
         record_complete(run.checkpoints, step)
         run.metrics.drop_after(step)
+        run.evaluations.drop_after(step)
     dist.barrier()
     return start
 

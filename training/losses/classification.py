@@ -16,6 +16,7 @@ from torchmetrics import MetricCollection, PearsonCorrCoef
 from torchmetrics.classification import (
     BinaryF1Score,
     MulticlassAccuracy,
+    MulticlassConfusionMatrix,
     MulticlassF1Score,
     MulticlassMatthewsCorrCoef,
     MultilabelExactMatch,
@@ -24,12 +25,15 @@ from torchmetrics.classification import (
 
 from training.data.labelled.texts import LabelledRow
 from training.data.row_table import RowTable
-from training.task import BatchResult, MicroBatch
+from training.task import BatchResult, ConfusionMatrix, MicroBatch
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 MAX_CLASSES_MEASURED = 20
 """Up to so many classes, the F1 of each is measured too."""
+
+MAX_CLASSES_COUNTED = 50
+"""Up to so many classes, an evaluation has a confusion matrix."""
 
 TOP_K = 5
 """A row counts for 'top5' if its class is among so many with the highest logits."""
@@ -174,6 +178,10 @@ class ClassificationMetrics:
         self._by_class = _build_f1(classes, "none") if classes.names and num_measured else None
         if self._by_class is not None:
             self._by_class.to(device)
+        has_one = classes.problem_type == "single_label_classification"
+        self._confusion: Any = None
+        if has_one and len(classes.names) <= MAX_CLASSES_COUNTED:
+            self._confusion = MulticlassConfusionMatrix(len(classes.names)).to(device)
 
     def add(self, predictions: torch.Tensor, labels: torch.Tensor) -> None:
         """Add rows: their logits and labels."""
@@ -185,6 +193,8 @@ class ClassificationMetrics:
         self._metrics.update(predictions, labels)
         if self._by_class is not None:
             self._by_class.update(predictions, labels)
+        if self._confusion is not None:
+            self._confusion.update(predictions, labels)
 
     def compute(self) -> dict[str, float]:
         """Return the metrics; all workers must call this together."""
@@ -195,6 +205,13 @@ class ClassificationMetrics:
             names = self._classes.names
             figures |= {f"f1/{name}": value for name, value in zip(names, values, strict=True)}
         return figures
+
+    def count_predictions(self) -> ConfusionMatrix | None:
+        """Return the confusion matrix; all workers must call this together."""
+        if self._confusion is None:
+            return None
+        counts = self._confusion.compute().tolist()
+        return ConfusionMatrix(self._classes.names, tuple(map(tuple, counts)))
 
 
 def _build_metric(name: str, classes: Classes) -> Any:

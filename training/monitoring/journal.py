@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from training.engine import StepResult
+from training.evaluation import Evaluation
 from training.monitoring.tracker_thread import Tracker
 from training.place import Place
 from training.run.event_codes import EventCode
@@ -50,6 +51,21 @@ class Journal:
             named = {**(figures or {}), **data}
             finite = {name: value for name, value in named.items() if math.isfinite(value)}
             self._run.events.add(message, level=level, code=code, data=finite)
+
+    def record_evaluation(self, step: int, found: Evaluation, *, shows_perplexity: bool) -> None:
+        """Write an evaluation to its file, and its figures as an event."""
+        if self._is_reporting:
+            self._run.evaluations.add(step, found.loss, found.metrics, found.confusion)
+        figures = [f"validation loss {found.loss:.4f}"]
+        if shows_perplexity:
+            figures.append(f"perplexity {compute_perplexity(found.loss):.2f} per token")
+        figures += [f"{name} {value:.4f}" for name, value in found.metrics.items()]
+        self.log_event(
+            f"Step {step}: {', '.join(figures)}",
+            step=step,
+            eval_loss=found.loss,
+            figures={f"eval_{name}": value for name, value in found.metrics.items()},
+        )
 
     def record_step(self, result: StepResult, progress: Progress, steps_in_epoch: int) -> None:
         """Write the metrics of a step, and of the evaluation after it if there was one."""

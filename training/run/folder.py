@@ -7,6 +7,7 @@ spec.json      the resolved spec
 run.json       the record: status, times, error, and which process may write it
 events.jsonl   the events
 metrics.jsonl  one line per optimizer step
+evaluations.jsonl  one line per evaluation
 heartbeat      a line that changes every few seconds while a process computes the run
 cancel         exists once cancellation of the run was requested
 pause          exists from a request to pause the run until it resumes; contains 'shutdown' if the
@@ -30,6 +31,7 @@ from pydantic import ValidationError
 from storage import durable, versioned_json
 from storage.locks import try_lock
 from storage.regular_file import open_regular, read_regular
+from training.run.run_evaluations import RunEvaluations
 from training.run.run_events import RunEvents
 from training.run.run_metrics import RunMetrics
 from training.run.run_record import PauseReason, RunRecord, read_run_record
@@ -56,6 +58,7 @@ class RunFolder:
         self.record_file = path / "run.json"
         self.events = RunEvents(path / "events.jsonl", path.name)
         self.metrics = RunMetrics(path / "metrics.jsonl")
+        self.evaluations = RunEvaluations(path / "evaluations.jsonl")
         self.log_file = path / "log.txt"
         self.cancel_file = path / "cancel"
         self.pause_file = path / "pause"

@@ -28,8 +28,13 @@ class RunMetrics:
 
     def drop_after(self, step: int) -> None:
         """Drop the metrics of steps after `step`, which will be taken again."""
-        lines = self.read()
-        kept = [line for line in lines if line["step"] <= step]
-        if len(kept) < len(lines):
-            content = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in kept)
-            durable.write_bytes(self.path, content.encode())
+        drop_lines_after(self.path, step)
+
+
+def drop_lines_after(path: Path, step: int) -> None:
+    """Drop the lines of a file whose 'step' is larger than `step`; do nothing without a file."""
+    lines = durable.read_json_lines(path)
+    kept = [line for line in lines if line["step"] <= step]
+    if len(kept) < len(lines):
+        content = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in kept)
+        durable.write_bytes(path, content.encode())

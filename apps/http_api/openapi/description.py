@@ -70,6 +70,7 @@ _ANSWERS: Mapping[tuple[str, str], Content] = {
         response_schemas.PublishingModel
     ),
     ("get", f"{_JOB}/metrics"): _json(response_schemas.JobMetrics),
+    ("get", f"{_JOB}/evaluations"): _json(response_schemas.JobEvaluations),
     ("get", f"{_JOB}/logs"): {"text/plain": {"type": "string"}},
     ("get", "/v1/models"): _json(response_schemas.ModelList),
     ("get", "/v1/models/{model_id}"): _json(response_schemas.Model),

@@ -248,6 +248,35 @@ class JobMetrics(_Answer):
     data: list[dict[str, float | None]]
 
 
+class ConfusionMatrix(_Answer):
+    """How often rows of each class were predicted as each class."""
+
+    labels: list[str]
+    counts: list[list[int]] = Field(
+        description="'counts[i][j]': rows of class 'labels[i]' that were predicted as 'labels[j]'."
+    )
+
+
+class JobEvaluation(_Answer):
+    """The validation loss and the metrics after a step."""
+
+    object: Literal["fine_tuning.job.evaluation"]
+    step: int
+    loss: float | None
+    metrics: dict[str, float]
+    confusion_matrix: ConfusionMatrix | None = Field(
+        description="Null for a task without classes, or with too many."
+    )
+    created_at: int = Field(description="Unix seconds.")
+
+
+class JobEvaluations(_Answer):
+    """Evaluations of a job, newest first."""
+
+    object: Literal["list"]
+    data: list[JobEvaluation]
+
+
 class PublishingModel(_Answer):
     """A model that is being published from a checkpoint."""
 

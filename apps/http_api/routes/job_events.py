@@ -132,6 +132,20 @@ async def list_metrics(
     return {"object": "list", "data": data}
 
 
+@router.get("/evaluations")
+@requires(Permission.READ_JOBS)
+async def list_evaluations(
+    services: ServicesOf,
+    job_id: str,
+    limit: Annotated[int, Query(ge=1, le=100, description="Maximum number of entries.")] = 20,
+) -> Mapping[str, object]:
+    """List the newest evaluations, newest first, each with the confusion matrix of its classes."""
+    run = find_run(services.layout, job_id)
+    found = await asyncio.to_thread(run.evaluations.read_newest, limit)
+    data = [{"object": "fine_tuning.job.evaluation", **one.model_dump()} for one in found]
+    return {"object": "list", "data": data}
+
+
 @router.get("/logs")
 @requires(Permission.READ_JOBS)
 async def get_log(

@@ -10,12 +10,14 @@ from transformers import AutoModelForSequenceClassification
 from tests.tiny_encoder import build_tiny_encoder
 from training.data.labelled.texts import LabelledRow
 from training.losses.classification import (
+    MAX_CLASSES_COUNTED,
     Classes,
     ClassificationMetrics,
     LabelEncoder,
     collate_labelled,
     compute_classification,
 )
+from training.task import ConfusionMatrix
 
 SINGLE = Classes("single_label_classification", ("a", "b", "c"))
 SEVERAL = Classes("multi_label_classification", ("a", "b", "c"))
@@ -120,6 +122,30 @@ def test_metrics_of_two_classes() -> None:
     assert found["f1/no"] == pytest.approx(4 / 7)
     assert found["f1_macro"] == pytest.approx((6 / 9 + 4 / 7) / 2)
     assert found["matthews"] == pytest.approx((3 * 2 - 1 * 2) / (4 * 5 * 3 * 4) ** 0.5)
+
+
+def test_confusion_matrix_counts_every_row() -> None:
+    classes = Classes("single_label_classification", ("no", "yes"))
+    metrics = ClassificationMetrics(classes, ("accuracy",), torch.device("cpu"))
+    yes, no = [0.0, 1.0], [1.0, 0.0]
+    for predictions, labels in (([yes, yes, no], [1, 0, 1]), ([yes, no], [0, 0])):
+        metrics.add(torch.tensor(predictions), torch.tensor(labels))
+    found = metrics.count_predictions()
+    assert found == ConfusionMatrix(("no", "yes"), ((1, 2), (1, 1)))
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        Classes("multi_label_classification", ("a", "b")),
+        Classes("regression", ()),
+        Classes("single_label_classification", tuple(map(str, range(MAX_CLASSES_COUNTED + 1)))),
+    ],
+    ids=["several labels", "number", "many classes"],
+)
+def test_no_confusion_matrix(classes: Classes) -> None:
+    metrics = ClassificationMetrics(classes, (), torch.device("cpu"))
+    assert metrics.count_predictions() is None
 
 
 def test_metrics_of_several_labels() -> None:

@@ -155,6 +155,7 @@ async def test_responses_match_description(
         (f"{jobs}/{{job_id}}/events", {"job_id": job_id}),
         (f"{jobs}/{{job_id}}/checkpoints", {"job_id": job_id}),
         (f"{jobs}/{{job_id}}/metrics", {"job_id": job_id}),
+        (f"{jobs}/{{job_id}}/evaluations", {"job_id": job_id}),
         ("/v1/models", {}),
         ("/v1/models/{model_id}", {"model_id": "tiny"}),
         ("/v1/models/{model_id}/lineage", {"model_id": "tiny"}),

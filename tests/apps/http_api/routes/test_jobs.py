@@ -18,6 +18,7 @@ from apps.http_api.dependencies import Services
 from storage.layout import StorageLayout
 from tests.waiting import wait_for
 from training.run.folder import RunFolder
+from training.task import ConfusionMatrix
 
 pytestmark = pytest.mark.anyio
 ROWS = f"{json.dumps({'prompt': 'How many loaves?', 'completion': 'Twelve.'})}\n" * 3
@@ -396,6 +397,19 @@ async def test_metrics_are_read_after_given_step(client: httpx.AsyncClient, run:
     url = f"{JOBS}/{run.path.name}/metrics"
     data = (await client.get(url, params={"after_step": 1})).json()["data"]
     assert [line["step"] for line in data] == [2, 3]
+
+
+async def test_newest_evaluations_are_listed_first(
+    client: httpx.AsyncClient, run: RunFolder
+) -> None:
+    matrix = ConfusionMatrix(("no", "yes"), ((3, 1), (0, 2)))
+    for step in (1, 2, 3):
+        run.evaluations.add(step, 0.5, {"accuracy": 0.75}, matrix)
+    url = f"{JOBS}/{run.path.name}/evaluations"
+    data = (await client.get(url, params={"limit": 2})).json()["data"]
+    assert [one["step"] for one in data] == [3, 2]
+    assert data[0]["metrics"] == {"accuracy": 0.75}
+    assert data[0]["confusion_matrix"] == {"labels": ["no", "yes"], "counts": [[3, 1], [0, 2]]}
 
 
 @pytest.fixture
