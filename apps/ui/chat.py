@@ -18,6 +18,7 @@ from apps.ui.conversation import Conversation, OpenChat, Turn, answer
 from apps.ui.error_messages import describe_error
 
 LATEST_ALIAS = "latest"
+TASK = "causal_lm"
 REFRESH_INTERVAL_S = 10.0
 UNKNOWN_MODEL_NOTE = "There is no model {!r}; choose one from the menu."
 MOVED_NOTE = "{} points to {} now; this is a new conversation."
@@ -38,6 +39,11 @@ DEMONSTRATION_NOTE = (
     "This is the small demonstration model before any fine-tune: it knows almost nothing, and "
     "nothing about your data. Fine-tune it, then ask again."
 )
+
+
+async def list_chat_models(client: ApiClient) -> list[Model]:
+    """List the models that generate text; raises `ApiClientError`."""
+    return [model for model in await client.models.list_all() if model.task == TASK]
 
 
 def list_choices(models: Sequence[Model]) -> list[tuple[str, str]]:
@@ -158,7 +164,7 @@ class _Page:
     async def open(self, request: gr.Request) -> tuple[Any, Any, Any]:
         """Fill the model menu; the query parameter `model` selects a model."""
         try:
-            models = await self._client.models.list_all()
+            models = await list_chat_models(self._client)
         except ApiClientError as exc:
             return gr.skip(), show_note(describe_error(exc), "error"), gr.skip()
         choices = list_choices(models)
@@ -197,7 +203,7 @@ class _Page:
         selection since this handler started.
         """
         try:
-            models = await self._client.models.list_all()
+            models = await list_chat_models(self._client)
         except ApiClientError:  # reported when a question is sent
             return skip_outputs(2)
         choices = list_choices(models)
@@ -222,7 +228,7 @@ class _Page:
             return refuse_question("Choose a model first.")
         chosen_before = chat.chosen_model
         try:
-            models = await self._client.models.list_all()
+            models = await list_chat_models(self._client)
         except ApiClientError as exc:
             return refuse_question(describe_error(exc))
         model = find_model(models, name)

@@ -16,7 +16,12 @@ STATUS_WORDS = {
     "failed": "Failed",
     "cancelled": "Cancelled",
 }
-PAGES = (("", "Fine-tune"), ("runs", "Runs"), ("chat", "Chat"))
+PAGES = (("", "Fine-tune"), ("runs", "Runs"), ("chat", "Chat"), ("classify", "Classify"))
+TRIAL_LINKS = {
+    "causal_lm": ("chat", "chat-with-it", "Chat with it"),
+    "sequence_classification": ("classify", "classify-with-it", "Classify with it"),
+}
+"""By task: the page where its models are tried, and the id and the text of the link to it."""
 MAX_SHOWN_TOKENS = 160
 MAX_SHOWN_KEYS = 20
 UNKNOWN = "–"
@@ -152,7 +157,7 @@ def render_run(job: Job, stage: str) -> str:
         f"{render_badge(job.status, 'run-status')}</div>"
         f'<p class="ts-muted">{escape(job.model)} on {escape(name_data(job))} · '
         f"started {format_moment(job.created_at)}</p>"
-        f"{error}{_render_progress(job, stage)}{_render_chat_link(job)}"
+        f"{error}{_render_progress(job, stage)}{_render_result_link(job)}"
     )
 
 
@@ -179,12 +184,14 @@ def _render_progress(job: Job, stage: str) -> str:
     )
 
 
-def _render_chat_link(job: Job) -> str:
+def _render_result_link(job: Job) -> str:
+    """Render the link to the page that tries the model of a job; empty without a model."""
     if job.status != "succeeded" or not job.fine_tuned_model:
         return ""
+    page, elem_id, label = TRIAL_LINKS.get(str(job.training.get("task")), TRIAL_LINKS["causal_lm"])
     return (
-        f'<p class="ts-result"><a id="chat-with-it" class="ts-button" '
-        f'href="./chat?model={quote(job.fine_tuned_model)}">Chat with it</a>'
+        f'<p class="ts-result"><a id="{elem_id}" class="ts-button" '
+        f'href="./{page}?model={quote(job.fine_tuned_model)}">{label}</a>'
         f"<code>{escape(job.fine_tuned_model)}</code></p>"
     )
 

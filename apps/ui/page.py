@@ -1,4 +1,4 @@
-"""The web application: three pages with their own URLs and a common theme."""
+"""The web application: four pages with their own URLs and a common theme."""
 
 import warnings
 from collections.abc import AsyncIterator
@@ -14,6 +14,7 @@ from apps.client.client import ApiClient
 from apps.middleware.flow_control import ConsumptionReporting
 from apps.ui import markup
 from apps.ui.chat import build_chat_page
+from apps.ui.classify import build_classify_page
 from apps.ui.fine_tune import build_fine_tune_page
 from apps.ui.protection.access import PageGuard
 from apps.ui.protection.key_check import KeyCheck
@@ -37,7 +38,7 @@ ICON = (
 
 
 def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
-    """Build the three pages; they call the API only when a browser opens them."""
+    """Build the four pages; they call the API only when a browser opens them."""
     blocks: gr.Blocks
     with gr.Blocks(
         analytics_enabled=False,
@@ -52,6 +53,9 @@ def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
     with blocks.route("Chat", "chat"):
         _start_page("chat")
         build_chat_page(client)
+    with blocks.route("Classify", "classify"):
+        _start_page("classify")
+        build_classify_page(client)
     blocks.state_session_capacity = MAX_SESSIONS
     blocks.queue(default_concurrency_limit=MAX_CONCURRENT_EVENTS)
     # By default Gradio polls its queue a thousand times a second.

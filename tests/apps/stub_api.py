@@ -245,7 +245,17 @@ def _add_chat(app: FastAPI, stub: StubApi) -> None:
             models.insert(0, {"id": stub.latest, "object": "model", "aliases": []})
         for model in models:
             model["aliases"] = ["latest"] if model["id"] == stub.latest else []
-        return {"object": "list", "data": models}
+        classifier = {"id": "topics", "object": "model", "task": "sequence_classification"}
+        return {"object": "list", "data": [*models, classifier]}
+
+    @app.post("/v1/classify", response_model=None)
+    async def classify(request: Request) -> Any:
+        body = await request.json()
+        stub.bodies.append(body)
+        if body["model"] != "topics":
+            return refuse(404, f"There is no classifier {body['model']!r}")
+        labels = [{"label": HOSTILE, "score": 0.75}, {"label": "cold", "score": 0.25}]
+        return {"object": "list", "data": [{"index": 0, "labels": labels}]}
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(request: Request) -> Any:

@@ -70,7 +70,12 @@ class PageCaller:
         self.query = query or {}
         self.http = httpx.Client(base_url=url, timeout=TIMEOUT_S, auth=auth)
         self.config: dict[str, Any] = {}
-        for path in ("/", "/runs", "/chat"):  # each has its own part of the configuration
+        for path in (
+            "/",
+            "/runs",
+            "/chat",
+            "/classify",
+        ):  # each has its own part of the configuration
             page = self.http.get(path).text
             text = page.partition("window.gradio_config = ")[2].partition(";</script>")[0]
             config = json.loads(text)

@@ -97,7 +97,7 @@ def test_each_type_of_setting_has_its_field(api: StubApi) -> None:
 
 
 def test_menus_name_alias_base_model_and_handbook(api: StubApi) -> None:
-    models = ask(api, lambda client: client.models.list_all())
+    models = ask(api, chat.list_chat_models)
     assert chat.list_choices(models) == [
         ("latest → base-tuned", "latest"),
         ("base-tuned", "base-tuned"),
