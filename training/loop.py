@@ -98,7 +98,8 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
     plan = BatchPlan.from_spec(spec, progress.layout, progress.num_shares)
     num_steps = count_steps(rows.lengths, plan, spec.epochs, spec.max_steps)
     with open_trackers(spec, run, progress.step, is_reporting=place.rank == 0) as trackers:
-        journal = Journal(run, place, trackers, num_steps)
+        has_perplexity = objective.task.generates
+        journal = Journal(run, place, trackers, num_steps, has_perplexity=has_perplexity)
         journal.log_event(
             f"{place.world_size} workers are up on {place.device.type}; loading the model"
         )
@@ -260,9 +261,7 @@ class _Worker:
         if self._validation is None:
             return progress
         found = evaluate(self._engine, self._place, self._objective, self._validation, self._plan)
-        self._journal.record_evaluation(
-            progress.step, found, shows_perplexity=self._objective.task.generates
-        )
+        self._journal.record_evaluation(progress.step, found)
         return progress.evaluate(found.loss, found.metrics, self._spec.criterion)
 
     def _choose_ending(self, progress: Progress, result: StepResult) -> Ending | None:

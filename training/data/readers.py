@@ -5,7 +5,7 @@ read is held in memory. A row that cannot be read is yielded as its `RowFault`, 
 of a file are reported together.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -170,10 +170,14 @@ class HubRows:
         """Yield the records; rows are counted from 1."""
         table, size, number = self._load(), self.measure(), 0
         names = list(table.column_names)
+        class_names = _list_class_names(table.features)
         for batch in table.iter(batch_size=_HUB_BATCH_ROWS):
             for values in zip(*(batch[name] for name in names), strict=True):
                 number += 1
-                yield number, dict(zip(names, map(drop_nulls, values), strict=True))
+                record = dict(zip(names, map(drop_nulls, values), strict=True))
+                for name in class_names.keys() & record.keys():
+                    record[name] = class_names[name].get(record[name])
+                yield number, record
             self.position = size * number // len(table)
 
     def _load(self) -> Any:
@@ -209,6 +213,20 @@ class RowSource(Protocol):
 
     def read(self) -> Iterator[Record]:
         """Yield the records, each with its line or number."""
+
+
+def _list_class_names(features: Mapping[str, Any]) -> dict[str, dict[int, str]]:
+    """Return the names of the classes by their numbers, for each column of classes.
+
+    Other numbers, such as -1, stand for a row without a label.
+    """
+    import datasets
+
+    return {
+        column: dict(enumerate(feature.names))
+        for column, feature in features.items()
+        if isinstance(feature, datasets.ClassLabel)
+    }
 
 
 def _load_dataset(dataset: HubDataset, name: str) -> Any:

@@ -21,15 +21,25 @@ _LARGEST_EXPONENT = 700.0
 
 
 class Journal:
-    """Writes events, `metrics.jsonl` and trackers; all workers have one, only rank 0's writes."""
+    """Writes events, `metrics.jsonl` and trackers; all workers have one, only rank 0's writes.
+
+    `has_perplexity` is false for a task whose loss is not one of tokens.
+    """
 
     def __init__(
-        self, run: RunFolder, place: Place, trackers: Sequence[Tracker], num_steps: int
+        self,
+        run: RunFolder,
+        place: Place,
+        trackers: Sequence[Tracker],
+        num_steps: int,
+        *,
+        has_perplexity: bool = True,
     ) -> None:
         self._run = run
         self._is_reporting = place.rank == 0
         self._trackers = list(trackers)
         self._num_steps = num_steps
+        self._has_perplexity = has_perplexity
         self._speed = _Throughput()
 
     def expect_steps(self, num_steps: int) -> None:
@@ -52,12 +62,12 @@ class Journal:
             finite = {name: value for name, value in named.items() if math.isfinite(value)}
             self._run.events.add(message, level=level, code=code, data=finite)
 
-    def record_evaluation(self, step: int, found: Evaluation, *, shows_perplexity: bool) -> None:
+    def record_evaluation(self, step: int, found: Evaluation) -> None:
         """Write an evaluation to its file, and its figures as an event."""
         if self._is_reporting:
             self._run.evaluations.add(step, found.loss, found.metrics, found.confusion)
         figures = [f"validation loss {found.loss:.4f}"]
-        if shows_perplexity:
+        if self._has_perplexity:
             figures.append(f"perplexity {compute_perplexity(found.loss):.2f} per token")
         figures += [f"{name} {value:.4f}" for name, value in found.metrics.items()]
         self.log_event(
@@ -91,7 +101,8 @@ class Journal:
         }
         if (loss := progress.measured_loss) is not None:
             line |= _name_if_finite("eval_loss", loss)
-            line |= _name_if_finite("eval_perplexity", compute_perplexity(loss))
+            if self._has_perplexity:
+                line |= _name_if_finite("eval_perplexity", compute_perplexity(loss))
         for name, value in progress.measured_metrics.items():
             line |= _name_if_finite(f"eval_{name}", value)
         if self._is_reporting:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from training.engine import StepResult
+from training.evaluation import Evaluation
 from training.monitoring.journal import Journal, compute_perplexity
 from training.monitoring.trackers import (
     OPENERS,
@@ -27,6 +28,7 @@ from training.run.folder import RunFolder
 from training.run.progress import Progress
 from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
+from training.task import ConfusionMatrix
 
 SPEC = TrainingSpec(base_model="m", train_file="f")
 CPU = torch.device("cpu")
@@ -130,6 +132,20 @@ def test_evaluation_is_only_on_line_of_its_step(run: RunFolder) -> None:
     assert lines[3]["eval_perplexity"] == pytest.approx(math.exp(1.25))
     assert list(lines[1]) == [*KEYS[:-1], "eval_loss", "eval_perplexity", KEYS[-1]]
     assert "eval_perplexity" not in lines[2]
+
+
+def test_evaluation_of_classifier_has_metrics_and_no_perplexity(run: RunFolder) -> None:
+    journal = Journal(run, Place(0, 1, CPU), (), 4, has_perplexity=False)
+    matrix = ConfusionMatrix(("no", "yes"), ((3, 1), (0, 2)))
+    journal.record_evaluation(1, Evaluation(0.5, {"accuracy": 0.75}, matrix))
+    progress = Progress(num_shares=1).take_step(RESULT, 0.5).evaluate(0.5, {"accuracy": 0.75})
+    journal.record_step(RESULT, progress, 4)
+    assert run.events.read()[0]["message"] == "Step 1: validation loss 0.5000, accuracy 0.7500"
+    (line,) = run.metrics.read()
+    assert line["eval_accuracy"] == 0.75
+    assert "eval_perplexity" not in line
+    (found,) = run.evaluations.read_newest(1)
+    assert found.confusion_matrix == matrix
 
 
 def test_perplexity_is_finite() -> None:
