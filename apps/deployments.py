@@ -25,11 +25,12 @@ from apps.drain import find_drain_signal
 from apps.errors import ApiError
 from apps.file_store import FileStore
 from apps.fine_tuning.cluster.ray_jobs import RayJobRunner
+from apps.fine_tuning.default_settings import DefaultsObject
 from apps.fine_tuning.job_responses import JobObject
 from apps.fine_tuning.publication_tasks import PublishingModel
 from apps.fine_tuning.queue import RunQueue
 from apps.fine_tuning.retention import start_retention
-from apps.fine_tuning.submission import DefaultsObject, PreviewObject
+from apps.fine_tuning.submission import PreviewObject
 from apps.http_api.app import ApiReplica
 from apps.logical_cpus import API_CPUS, PAGE_CPUS, QUEUE_CPUS
 from apps.middleware.admission import HEALTH_SLOTS, MAX_ORDINARY_REQUESTS
@@ -142,9 +143,9 @@ class FineTuningQueueReplica:
         return await self._queue.preview(file_id, model, num_rows, training)
 
     @_expected
-    async def get_defaults(self, model: str) -> DefaultsObject:
-        """Return the default settings of a fine-tuning job for a model."""
-        return self._queue.get_defaults(model)
+    async def get_defaults(self, model: str, task: str | None) -> DefaultsObject:
+        """Return the default settings of a fine-tuning job for a model and a task."""
+        return await self._queue.get_defaults(model, task)
 
     @_expected
     async def cancel(self, run_id: str) -> JobObject:

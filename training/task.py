@@ -54,6 +54,10 @@ class Task(Protocol):
     def default_micro_batch_size(self) -> int | None:
         """Rows of a micro batch if a spec has no `micro_batch_size`; None: no limit."""
 
+    @property
+    def unused_settings(self) -> Sequence[str]:
+        """The settings of a spec that mean nothing to the task; they are refused."""
+
     def list_metrics(self, spec: "TrainingSpec") -> Sequence[str]:
         """Return the names of the metrics of an evaluation, besides the loss."""
 

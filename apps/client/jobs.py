@@ -42,9 +42,10 @@ class JobsClient:
     def __init__(self, connection: ApiConnection) -> None:
         self._connection = connection
 
-    async def get_defaults(self, model: str) -> Defaults:
-        """Return the default settings of a job for a model."""
-        request = ApiRequest("GET", "/v1/fine_tuning/defaults", query={"model": model})
+    async def get_defaults(self, model: str, task: str | None = None) -> Defaults:
+        """Return the default settings of a job for a model and a task, or its most likely task."""
+        query = {"model": model} | ({"task": task} if task else {})
+        request = ApiRequest("GET", "/v1/fine_tuning/defaults", query=query)
         return read_resource(Defaults, await self._connection.read_object(request))
 
     async def create(self, job: JobRequest) -> Job:

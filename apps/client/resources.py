@@ -111,6 +111,7 @@ class FileCheck(Resource):
     num_tokens: int = 0
     model: str | None = None
     learned_share: float = 0.0
+    task: str | None = None
     ignored_keys: Mapping[str, int] = {}
 
 
@@ -160,9 +161,14 @@ class Preview(Resource):
 
 
 class Defaults(Resource):
-    """The default settings of a job for one model, and the JSON schema of each."""
+    """The default settings of a job for one model and task, and the JSON schema of each.
+
+    `tasks` are those that the model can learn.
+    """
 
     model: str
+    task: str = "causal_lm"
+    tasks: tuple[str, ...] = ("causal_lm",)
     training: Mapping[str, object]
     schemas: Mapping[str, Mapping[str, object]] = Field(alias="schema")
 

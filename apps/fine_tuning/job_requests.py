@@ -20,6 +20,7 @@ from serving.openai.validation_messages import translate_validation_error
 from storage.layout import MAX_ID_CHARACTERS
 from training.settings.row_sources import MAX_TRAIN_FILES
 from training.spec import TrainingSpec
+from training.task import list_tasks
 
 # Paths, accounts and settings of the machine, which only the operator may set.
 SERVER_SETTINGS = frozenset(
@@ -160,6 +161,12 @@ class FineTuneRequest(RequestPart):
                 "its rows are seen"
             )
         return self
+
+    @property
+    def task(self) -> str | None:
+        """The requested task; None for an unknown one too, which `resolve_settings` refuses."""
+        name = self.training.get("task")
+        return name if name in list_tasks() else None
 
     def resolve_settings(
         self, defaults: TrainingSpec, paths: Mapping[str, Path] | None = None

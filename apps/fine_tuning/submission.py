@@ -10,15 +10,15 @@ from typing import Any, Literal, NotRequired, TypedDict
 from apps.errors import InvalidInputError, invalid_input, refuse_full_disk
 from apps.file_index import FileCheck
 from apps.file_store import FileStore
+from apps.fine_tuning.default_settings import build_default_spec
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import require_lineage
-from apps.fine_tuning.job_requests import SERVER_SETTINGS, FineTuneRequest, parse_fine_tune
+from apps.fine_tuning.job_requests import FineTuneRequest, parse_fine_tune
 from apps.fine_tuning.validation.row_validation import (
     RowCounts,
     SlowRowsError,
     are_quick,
-    build_default_spec,
     count_rows,
     find_known_files,
     prepare_rows,
@@ -80,15 +80,6 @@ class PreviewObject(TypedDict):
     model: NotRequired[str]
 
 
-class DefaultsObject(TypedDict):
-    """The default settings of a job for a model, and their schema."""
-
-    object: Literal["fine_tuning.defaults"]
-    model: str
-    training: Mapping[str, Any]
-    schema: Mapping[str, Any]
-
-
 class JobCreator:
     """Creates runs from requests, and previews how rows become tokens."""
 
@@ -144,7 +135,8 @@ class JobCreator:
         request = parse_fine_tune(
             {"model": model, "training_file": file_id, "training": dict(training)}
         )
-        spec = request.resolve_settings(build_default_spec(self._models, stored, str(file)))
+        defaults = build_default_spec(self._models, stored, str(file), request.task)
+        spec = request.resolve_settings(defaults)
         known = find_known_files(self._layout, spec)
         try:
             with invalid_input("model", only=SettingError):
@@ -193,17 +185,6 @@ class JobCreator:
         checked = self._files.get(file_id).get("check")
         return checked if checked and checked["model"] == model_id else None
 
-    def get_defaults(self, model: str) -> DefaultsObject:
-        """Return the default settings of a fine-tuning job for `model`, and their schema."""
-        schema = TrainingSpec.model_json_schema()["properties"]
-        spec = build_default_spec(self._models, self._models.resolve(model), "-")
-        return {
-            "object": "fine_tuning.defaults",
-            "model": model,
-            "training": spec.model_dump(exclude=set(SERVER_SETTINGS)),
-            "schema": {key: value for key, value in schema.items() if key not in SERVER_SETTINGS},
-        }
-
     def _create_from(
         self, model: StoredModel, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]
     ) -> RunFolder:
@@ -213,7 +194,7 @@ class JobCreator:
 
         paths = {file_id: self._files.find_content(file_id) for file_id in request.list_files()}
         training_file = str(paths[request.training_file])
-        defaults = build_default_spec(self._models, model, training_file)
+        defaults = build_default_spec(self._models, model, training_file, request.task)
         spec = request.resolve_settings(defaults, paths)
         _check_served(spec)
         if spec.task == DEFAULT_TASK:

@@ -56,8 +56,8 @@ class FineTuning(Protocol):
     ) -> Mapping[str, object]:
         """Show rows of a file as tokens."""
 
-    async def get_defaults(self, model: str) -> Mapping[str, object]:
-        """Return the default settings of a fine-tuning job for a model."""
+    async def get_defaults(self, model: str, task: str | None) -> Mapping[str, object]:
+        """Return the default settings of a fine-tuning job for a model and a task."""
 
     async def cancel(self, run_id: str) -> Mapping[str, object]:
         """Cancel a fine-tuning job."""

@@ -173,9 +173,9 @@ class QueueClient:
         call = self._handle.preview
         return unwrap(await call.remote(file_id, model, num_rows, training))
 
-    async def get_defaults(self, model: str) -> Mapping[str, object]:
-        """Return the default settings of a fine-tuning job for a model."""
-        return unwrap(await self._handle.get_defaults.remote(model))
+    async def get_defaults(self, model: str, task: str | None) -> Mapping[str, object]:
+        """Return the default settings of a fine-tuning job for a model and a task."""
+        return unwrap(await self._handle.get_defaults.remote(model, task))
 
     async def cancel(self, run_id: str) -> Mapping[str, object]:
         """Cancel a fine-tuning job."""

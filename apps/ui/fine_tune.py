@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 from gradio.components import Component
+from gradio.events import Dependency
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
@@ -15,7 +16,13 @@ from apps.client.resources import Defaults, File, Model
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
 from apps.ui.protection.uploads import UPLOAD_LIFETIME_S, ForeignFileError, UploadFolder
-from apps.ui.setting_fields import build_setting, collect_changes
+from apps.ui.setting_fields import (
+    build_setting,
+    collect_changes,
+    flatten,
+    flatten_schemas,
+    unflatten,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -29,6 +36,11 @@ DEMONSTRATION_NOTE = (
     "learns the handbook in minutes, but it is not an assistant: for real work, add a larger "
     "base model in deploy.yaml."
 )
+TASK_NAMES = {
+    "causal_lm": "Generate text",
+    "sequence_classification": "Classify texts",
+    "image_classification": "Classify images",
+}
 MAIN_SETTINGS = ("epochs", "learning_rate", "micro_batch_tokens", "num_workers")
 ROW_SETTINGS = (
     *("format", "columns", "text_rows", "max_length", "overlong", "max_rows"),
@@ -57,14 +69,14 @@ def _name_file(file: File) -> str:
     return f"{file.filename} ({markup.format_moment(file.created_at)})"
 
 
-class _Page:
+class FineTunePage:
     """The components of the page and their event handlers."""
 
     def __init__(self, client: ApiClient, uploads: UploadFolder) -> None:
         self._client = client
         self._uploads = uploads
         self.notice = gr.HTML(visible=False, elem_id="fine-tune-notice")
-        self.defaults: gr.State = gr.State()
+        self.defaults: gr.State = gr.State()  # of the chosen model and task
         self.row_settings: gr.State = gr.State({})  # changed settings that affect the preview
         self.started_run = gr.Textbox(visible="hidden", elem_id="started-run", show_label=False)
         with gr.Row(equal_height=False):
@@ -74,11 +86,12 @@ class _Page:
                 self.upload = gr.UploadButton(
                     "Upload a file of rows", elem_id="upload-button", size="sm"
                 )
+                self.task = gr.Dropdown(label="Task", elem_id="task", filterable=False)
                 self.settings_place = gr.Column()
             with gr.Column(scale=3, min_width=320):
                 self.preview = gr.HTML(elem_id="preview", min_height=120)
 
-    async def open(self) -> tuple[Any, Any, Any, Any, Any]:
+    async def open(self) -> tuple[Any, ...]:
         """Fill the menus, the settings and the preview."""
         try:
             models = await self._client.models.list_all()
@@ -86,39 +99,76 @@ class _Page:
             model_choices, file_choices = list_model_choices(models), list_file_choices(files)
             model = next((value for _, value in model_choices), None)
             data = next((value for _, value in file_choices), None)
-            defaults = await self._read_defaults(model)
+            defaults = await self._read_defaults(model, data)
         except ApiClientError as exc:
             message = f"{describe_error(exc)} Reload the page to try again."
-            return show_notice(message), *(gr.skip(),) * 4
+            return show_notice(message), *(gr.skip(),) * 5
         return (
             show_notice(""),
             gr.Dropdown(choices=model_choices, value=model),
             gr.Dropdown(choices=file_choices, value=data),
+            show_tasks(defaults),
             defaults,
-            await self.show_preview(model, data),
+            await self.show_preview(model, data, {}, defaults),
         )
 
-    async def choose_model(self, model: str | None) -> tuple[Any, Any, Any]:
-        """Show a model's default settings, and reset the settings that affect the preview."""
+    async def choose_model(self, model: str | None, data: str | None) -> tuple[Any, ...]:
+        """Show the default settings of a model for the data, and the tasks that it can learn."""
         try:
-            return show_notice(""), await self._read_defaults(model), {}
+            defaults = await self._read_defaults(model, data)
+            return show_notice(""), show_tasks(defaults), defaults, {}
+        except ApiClientError as exc:
+            return show_notice(describe_error(exc)), show_tasks(None), None, {}
+
+    async def choose_data(
+        self, model: str | None, data: str | None, defaults: Mapping[str, Any] | None
+    ) -> tuple[Any, ...]:
+        """Change the task and its settings if the rows of the chosen file are for another task."""
+        try:
+            found = await self._read_defaults(model, data)
+        except ApiClientError as exc:
+            return show_notice(describe_error(exc)), *(gr.skip(),) * 3
+        if defaults and found and found["task"] == defaults["task"]:
+            return show_notice(""), *(gr.skip(),) * 3
+        return show_notice(""), show_tasks(found), found, {}
+
+    async def choose_task(self, model: str | None, task: str | None) -> tuple[Any, Any, Any]:
+        """Show the default settings of a task, and reset those that affect the preview."""
+        if not model:
+            return gr.skip(), gr.skip(), gr.skip()
+        try:
+            found = await self._client.jobs.get_defaults(model, task)
+            return show_notice(""), found.model_dump(by_alias=True), {}
         except ApiClientError as exc:
             return show_notice(describe_error(exc)), None, {}
 
-    async def _read_defaults(self, model: str | None) -> Mapping[str, object] | None:
-        """Return a model's default settings as plain data, which Gradio can compare."""
+    async def _read_defaults(self, model: str | None, data: str | None) -> dict[str, Any] | None:
+        """Return the default settings of a model as plain data, which Gradio can compare.
+
+        They are for the task that the rows of a file are for, if the model can learn it.
+        """
         if not model:
             return None
-        return (await self._client.jobs.get_defaults(model)).model_dump(by_alias=True)
+        found = await self._client.jobs.get_defaults(model)
+        file = await self._client.files.get(data) if data else None
+        task = file.check.task if file and file.check else None
+        if task in found.tasks and task != found.task:
+            found = await self._client.jobs.get_defaults(model, task)
+        return found.model_dump(by_alias=True)
 
     async def show_preview(
-        self, model: str | None, data: str | None, row_settings: Mapping[str, Any] | None = None
+        self,
+        model: str | None,
+        data: str | None,
+        row_settings: Mapping[str, Any],
+        defaults: Mapping[str, Any] | None,
     ) -> str:
         """Render the chosen file as the chosen model's tokens, or the error that prevents it."""
         if not model or not data:
             return markup.render_notice("Choose a model and data to see the first rows here.")
+        settings = {**row_settings, **(name_task(defaults) if defaults else {})}
         try:
-            preview = await self._client.files.preview(data, model, training=row_settings)
+            preview = await self._client.files.preview(data, model, training=settings or None)
             return markup.render_preview(preview)
         except ApiClientError as exc:
             return markup.render_notice(describe_error(exc), "error")
@@ -164,6 +214,22 @@ class _Page:
         return job.id
 
 
+def name_task(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the task as a setting; empty for the one that a job has by default."""
+    task = defaults["task"]
+    return {} if task == next(iter(defaults["tasks"]), None) else {"task": task}
+
+
+def show_tasks(defaults: Mapping[str, Any] | None) -> Any:
+    """Show the tasks that a model can learn, and choose the one that its settings are for."""
+    tasks = list(defaults["tasks"]) if defaults else []
+    return gr.Dropdown(
+        choices=[(TASK_NAMES.get(name, name), name) for name in tasks],
+        value=defaults["task"] if defaults else None,
+        interactive=len(tasks) > 1,
+    )
+
+
 def show_notice(message: str) -> Any:
     """Show an error on top of the page, or hide it if there is none."""
     return gr.HTML(markup.render_notice(message, "error"), visible=bool(message))
@@ -172,10 +238,12 @@ def show_notice(message: str) -> Any:
 class _Settings:
     """The fields of a model's settings, the name and the start button, and their event handlers."""
 
-    def __init__(self, page: _Page, defaults: Defaults) -> None:
+    def __init__(self, page: FineTunePage, defaults: Defaults) -> None:
         self._page = page
-        self._defaults = defaults
-        keys = [key for key in defaults.training if key in defaults.schemas]
+        self._defaults = defaults.model_dump(include={"task", "tasks"})
+        self._values = flatten(defaults.training)
+        self._schemas = flatten_schemas(defaults.schemas)
+        keys = [key for key in self._values if key in self._schemas and key != "task"]
         more = [key for key in keys if key not in MAIN_SETTINGS]
         with gr.Row():
             self.fields = {key: self._build(key) for key in MAIN_SETTINGS if key in keys}
@@ -193,7 +261,7 @@ class _Settings:
         self.row_keys = [key for key in ROW_SETTINGS if key in self.fields]
 
     def _build(self, key: str) -> Component:
-        return build_setting(key, self._defaults.schemas[key], self._defaults.training[key])
+        return build_setting(key, self._schemas[key], self._values[key])
 
     async def start(self, model: str | None, data: str | None, name: str, *values: Any) -> str:
         """Create a job with the changed settings and return its id; raises `gr.Error`."""
@@ -201,7 +269,7 @@ class _Settings:
             changes = self._read_changes(list(self.fields), values)
         except ValueError as exc:
             raise gr.Error(escape(str(exc)), duration=None, print_exception=False) from exc
-        return await self._page.start(model, data, name, changes)
+        return await self._page.start(model, data, name, changes | name_task(self._defaults))
 
     async def update_preview(
         self, model: str | None, data: str | None, *values: Any
@@ -211,14 +279,15 @@ class _Settings:
             changes = self._read_changes(self.row_keys, values)
         except ValueError as exc:
             return {}, markup.render_notice(str(exc), "error")
-        return changes, await self._page.show_preview(model, data, changes)
+        shown = await self._page.show_preview(model, data, changes, self._defaults)
+        return changes, shown
 
     def _read_changes(self, names: Sequence[str], values: Sequence[Any]) -> dict[str, object]:
         entered = dict(zip(names, values, strict=True))
-        return collect_changes(self._defaults.training, self._defaults.schemas, entered)
+        return unflatten(collect_changes(self._values, self._schemas, entered))
 
 
-def _build_settings(page: _Page, defaults: Defaults) -> None:
+def _build_settings(page: FineTunePage, defaults: Defaults) -> None:
     """Lay out the settings of a model and their events inside the current Blocks."""
     settings = _Settings(page, defaults)
     if settings.row_keys:
@@ -253,28 +322,46 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
         f'<div class="ts-intro"><p>{INTRODUCTION}</p>'
         f'<p class="ts-muted">{DEMONSTRATION_NOTE}</p></div>'
     )
-    page = _Page(client, uploads)
+    page = FineTunePage(client, uploads)
     gr.on(
         fn=page.open,
-        outputs=[page.notice, page.model, page.data, page.defaults, page.preview],
+        outputs=[page.notice, page.model, page.data, page.task, page.defaults, page.preview],
         show_progress="hidden",
         api_visibility="private",
     )
+    chosen = [page.notice, page.task, page.defaults, page.row_settings]
     model_chosen = page.model.input(
         page.choose_model,
-        page.model,
-        [page.notice, page.defaults, page.row_settings],
+        [page.model, page.data],
+        chosen,
         show_progress="hidden",
         api_visibility="private",
     )
     file_added = page.upload.upload(
         page.add_file, page.upload, page.data, show_progress="minimal", api_visibility="private"
     )
-    events: list[Callable[..., object]] = [model_chosen.then, file_added.success, page.data.input]
+    task_chosen = page.task.input(
+        page.choose_task,
+        [page.model, page.task],
+        [page.notice, page.defaults, page.row_settings],
+        show_progress="hidden",
+        api_visibility="private",
+    )
+    events: list[Callable[..., object]] = [model_chosen.then, task_chosen.then]
+    choices: list[Callable[..., Dependency]] = [page.data.input, file_added.success]
+    for listen_to_choice in choices:
+        data_chosen = listen_to_choice(
+            page.choose_data,
+            [page.model, page.data, page.defaults],
+            chosen,
+            show_progress="hidden",
+            api_visibility="private",
+        )
+        events.append(data_chosen.then)
     for listen in events:
         listen(
             page.show_preview,
-            [page.model, page.data, page.row_settings],
+            [page.model, page.data, page.row_settings, page.defaults],
             page.preview,
             show_progress="minimal",
             api_visibility="private",

@@ -17,12 +17,39 @@ LABELS = {
     "lr_schedule": "Learning rate schedule",
     "cpus_per_worker": "CPUs per worker",
 }
+TASK_SETTINGS = "task_settings"
+_PREFIX = f"{TASK_SETTINGS}."
 _BRACKETS = {"{": "object", "[": "array"}
 
 
 def label_setting(key: str) -> str:
     """Return the label of a setting on the page."""
-    return LABELS.get(key, key.replace("_", " ").capitalize())
+    name = key.removeprefix(_PREFIX)
+    return LABELS.get(name, name.replace("_", " ").capitalize())
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with those of the task among them, as 'task_settings.NAME'."""
+    own = values.get(TASK_SETTINGS) or {}
+    others = {key: value for key, value in values.items() if key != TASK_SETTINGS}
+    return {**{f"{_PREFIX}{name}": value for name, value in own.items()}, **others}
+
+
+def flatten_schemas(schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the schema of each setting that `flatten` returns."""
+    own = schemas.get(TASK_SETTINGS, {}).get("properties", {})
+    return flatten({**schemas, TASK_SETTINGS: own})
+
+
+def unflatten(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo `flatten`."""
+    others = {key: value for key, value in settings.items() if not key.startswith(_PREFIX)}
+    own = {
+        key.removeprefix(_PREFIX): value
+        for key, value in settings.items()
+        if key.startswith(_PREFIX)
+    }
+    return {**others, TASK_SETTINGS: own} if own else others
 
 
 def build_setting(key: str, schema: Mapping[str, Any], value: Any) -> Component:
@@ -32,7 +59,7 @@ def build_setting(key: str, schema: Mapping[str, Any], value: Any) -> Component:
     """
     label = label_setting(key)
     info = schema.get("description", "")
-    elem_id = f"setting-{key.replace('_', '-')}"
+    elem_id = f"setting-{key.removeprefix(_PREFIX).replace('_', '-')}"
     if "enum" in schema:
         return gr.Dropdown(
             schema["enum"], value=value, label=label, info=info, elem_id=elem_id, interactive=True

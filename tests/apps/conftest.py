@@ -200,8 +200,8 @@ class LocalFineTuning:
     ) -> dict[str, Any]:
         return dict(await self._queue.preview(file_id, model, num_rows, training))
 
-    async def get_defaults(self, model: str) -> dict[str, Any]:
-        return dict(self._queue.get_defaults(model))
+    async def get_defaults(self, model: str, task: str | None) -> dict[str, Any]:
+        return dict(await self._queue.get_defaults(model, task))
 
     async def cancel(self, run_id: str) -> dict[str, Any]:
         return dict(await self._queue.cancel(run_id))

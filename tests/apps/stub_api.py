@@ -123,6 +123,11 @@ def _add_files(app: FastAPI, stub: StubApi) -> None:
         stub.queries.append(("files", dict(request.query_params)))
         return {"object": "list", "data": stub.files}
 
+    @app.get("/v1/files/{file_id}", response_model=None)
+    def get_file(file_id: str) -> Any:
+        found = [file for file in stub.files if file["id"] == file_id]
+        return found[0] if found else refuse(404, f"There is no file {file_id!r}")
+
     @app.post("/v1/files", response_model=None)
     async def upload(file: UploadFile, purpose: Annotated[str, Form()]) -> Any:
         content = await file.read()
@@ -157,8 +162,8 @@ def _add_files(app: FastAPI, stub: StubApi) -> None:
 
 def _add_jobs(app: FastAPI, stub: StubApi) -> None:
     @app.get("/v1/fine_tuning/defaults")
-    def get_defaults(model: str) -> dict[str, Any]:
-        schema = {
+    def get_defaults(model: str, task: str = "causal_lm") -> dict[str, Any]:
+        schema: dict[str, Any] = {
             "epochs": {"type": "integer", "description": "Passes over the rows."},
             "learning_rate": {"type": "number", "description": "Peak learning rate."},
             "max_length": {
@@ -167,12 +172,21 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
             },
             "precision": {"type": "string", "enum": ["bf16", "fp32"], "description": "Arithmetic."},
             "columns": {"type": "object", "description": 'Names, as in {"prompt": "q"}.'},
+            "task_settings": {"type": "object", "properties": {}},
         }
         training: dict[str, Any] = {"epochs": 3, "learning_rate": 1e-3, "max_length": None}
-        training |= {"precision": "bf16", "columns": {}}
+        training |= {"precision": "bf16", "columns": {}, "task_settings": {}}
+        if task == "sequence_classification":
+            training["task_settings"] = {"problem_type": "auto", "labels": []}
+            schema["task_settings"]["properties"] = {
+                "problem_type": {"type": "string", "enum": ["auto", "regression"]},
+                "labels": {"type": "array", "description": "Names of the classes."},
+            }
         return {
             "object": "fine_tuning.defaults",
             "model": model,
+            "task": task,
+            "tasks": ["causal_lm", "sequence_classification"],
             "training": training,
             "schema": schema,
         }

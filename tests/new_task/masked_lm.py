@@ -33,6 +33,7 @@ class MaskedTask:
     model_class = "AutoModelForMaskedLM"
     adds_head = False
     generates = False
+    unused_settings = ()
     default_micro_batch_size = None
     column_names = ("text",)
 

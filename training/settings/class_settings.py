@@ -7,6 +7,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from training.settings.fault_messages import show_value
 
+CHAT_SETTINGS = ("format", "learned_turns", "reasoning", "template_arguments", "batch_layout")
+"""Settings that mean nothing to a task without chats."""
+
 _MAX_LABELS = 1000
 _MAX_CHARACTERS = 200
 

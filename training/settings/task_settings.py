@@ -12,24 +12,12 @@ if TYPE_CHECKING:
     from training.spec import TrainingSpec
 
 DEFAULT_TASK = "causal_lm"
-CHAT_SETTINGS = ("format", "learned_turns", "reasoning", "template_arguments", "batch_layout")
-"""Settings that mean nothing to tasks without chats."""
 
 
 def check_task(name: str) -> str:
     """Return the name of a task unchanged; raises `ValueError` for an unknown one."""
     find_task(name)
     return name
-
-
-def refuse_settings(spec: "TrainingSpec", names: Sequence[str]) -> None:
-    """Raise `ValueError` for a setting that is not the default and means nothing to the task."""
-    for name in names:
-        value = getattr(spec, name)
-        if value != type(spec).model_fields[name].get_default(call_default_factory=True):
-            raise ValueError(
-                f"{name} is {value!r}, which means nothing to task {spec.task!r}: remove it"
-            )
 
 
 def check_task_settings(spec: "TrainingSpec") -> None:
@@ -41,6 +29,7 @@ def check_task_settings(spec: "TrainingSpec") -> None:
         known = ", ".join(task.settings.model_fields) or "none"
         faults = describe_faults(exc.errors(), known)
         raise ValueError(f"task_settings of task {spec.task!r}: {faults}") from exc
+    _refuse_settings(spec, task.unused_settings)
     task.check_spec(spec)
     names = ("loss", *task.list_metrics(spec))
     if spec.best_metric not in names:
@@ -49,3 +38,13 @@ def check_task_settings(spec: "TrainingSpec") -> None:
             f"best_metric is {spec.best_metric!r}, expected one of the figures of task "
             f"{spec.task!r}: {known}"
         )
+
+
+def _refuse_settings(spec: "TrainingSpec", names: Sequence[str]) -> None:
+    """Raise `ValueError` for a setting that is not the default and means nothing to the task."""
+    for name in names:
+        value = getattr(spec, name)
+        if value != type(spec).model_fields[name].get_default(call_default_factory=True):
+            raise ValueError(
+                f"{name} is {value!r}, which means nothing to task {spec.task!r}: remove it"
+            )

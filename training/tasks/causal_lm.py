@@ -32,6 +32,7 @@ class CausalTask:
     model_class = "AutoModelForCausalLM"
     adds_head = False
     generates = True
+    unused_settings = ()
     default_micro_batch_size = None
 
     @property

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from training.settings.class_settings import ClassSettings
+from training.settings.class_settings import CHAT_SETTINGS, ClassSettings
 from training.task import BatchResult, MicroBatch, Task
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _METRICS = ("accuracy", "top5", "f1_macro")
 _NUM_TOP = 5
 _KIND: Literal["single_label_classification"] = "single_label_classification"
-_TEXT_SETTINGS = ("max_length", "overlong", "text_rows")
 _STRIDE = 7919  # a prime, so that the values of neighbouring pixels differ
 
 
@@ -57,6 +56,7 @@ class ImageClassificationTask:
     model_class = "AutoModelForImageClassification"
     adds_head = True
     generates = False
+    unused_settings = (*CHAT_SETTINGS, "max_length", "overlong", "text_rows")
     default_micro_batch_size = 32
 
     @property
@@ -71,10 +71,7 @@ class ImageClassificationTask:
         return _METRICS
 
     def check_spec(self, spec: "TrainingSpec") -> None:
-        """Raise `ValueError` for settings of texts, and for micro batches beyond their limit."""
-        from training.settings.task_settings import CHAT_SETTINGS, refuse_settings
-
-        refuse_settings(spec, (*CHAT_SETTINGS, *_TEXT_SETTINGS))
+        """Raise `ValueError` for micro batches beyond their limit."""
         size = spec.micro_batch_size or self.default_micro_batch_size
         if spec.micro_batch_tokens < size:
             raise ValueError(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from training.settings.class_settings import ClassSettings
+from training.settings.class_settings import CHAT_SETTINGS, ClassSettings
 from training.task import BatchResult, MicroBatch, Task
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class SequenceClassificationTask:
     model_class = "AutoModelForSequenceClassification"
     adds_head = True
     generates = False
+    unused_settings = CHAT_SETTINGS
     default_micro_batch_size = None
 
     @property
@@ -64,10 +65,7 @@ class SequenceClassificationTask:
         return list(dict.fromkeys(name for group in found for name in group))
 
     def check_spec(self, spec: "TrainingSpec") -> None:
-        """Raise `ValueError` for settings of chats, and for weights that have no class."""
-        from training.settings.task_settings import CHAT_SETTINGS, refuse_settings
-
-        refuse_settings(spec, CHAT_SETTINGS)
+        """Raise `ValueError` for weights that have no class."""
         settings = _read_settings(spec)
         if settings.problem_type == "regression" and settings.labels:
             raise ValueError("task_settings.labels name classes, and problem_type is 'regression'")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from training.data.faults import DataError
 from training.spec import TrainingSpec
+from training.task import find_task
 
 if TYPE_CHECKING:
     from training.data.readers import KnownFile
@@ -14,7 +15,6 @@ CLASSIFICATION_TASK = "sequence_classification"
 _GENERATION_KEYS = frozenset(
     {"messages", "conversations", "prompt", "completion", "instruction", "output"}
 )
-_OWN_DEFAULTS = ("format", "learned_turns", "reasoning", "template_arguments", "batch_layout")
 
 
 def list_row_tasks(spec: TrainingSpec, known: Mapping[str, "KnownFile"]) -> list[TrainingSpec]:
@@ -38,7 +38,8 @@ def list_row_tasks(spec: TrainingSpec, known: Mapping[str, "KnownFile"]) -> list
 
 def _make_classification_spec(spec: TrainingSpec) -> TrainingSpec:
     """Return a spec for the same rows, which are truncated: another model may have more context."""
-    settings = spec.model_dump(exclude={*_OWN_DEFAULTS, "best_metric", "task_settings"})
+    unused = find_task(CLASSIFICATION_TASK).unused_settings
+    settings = spec.model_dump(exclude={*unused, "best_metric", "task_settings"})
     return TrainingSpec.model_validate(
         {**settings, "task": CLASSIFICATION_TASK, "overlong": "truncate"}
     )

@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
-from apps.bundled import DEMONSTRATION_MODEL, read_demonstration_settings
 from apps.errors import ApiError, InvalidInputError, invalid_input
 from apps.file_store import FileStore
+from apps.fine_tuning.default_settings import build_default_spec
 from apps.fine_tuning.index.run_lookup import find_run
 from serving.errors import ServingError
 from serving.store.model_names import LATEST_ALIAS
 from serving.store.model_store import ModelStore
-from serving.store.stored_model import StoredModel
 from storage import durable
 from storage.layout import StorageLayout
 from system.byte_progress import OnBytes
@@ -76,16 +75,6 @@ class SlowRowsError(Exception):
 
 class _CheckAbandonedError(Exception):
     """The job ended, or the file was deleted, while the rows were read."""
-
-
-def build_default_spec(models: ModelStore, model: StoredModel, train_file: str) -> TrainingSpec:
-    """Build the default spec of a fine-tuning job for `model`."""
-    settings = {}
-    if models.reader.find_root(model) == DEMONSTRATION_MODEL:
-        settings = read_demonstration_settings()
-    return TrainingSpec.model_validate(
-        {**settings, "base_model": str(model.path), "train_file": train_file}
-    )
 
 
 def are_quick(files: Sequence[Path]) -> bool:

@@ -200,6 +200,8 @@ class JobDefaults(_Answer):
 
     object: Literal["fine_tuning.defaults"]
     model: str
+    task: str = Field(description="The task that these settings are for.")
+    tasks: list[str] = Field(description="The tasks that the model can learn.")
     training: AnyObject
     settings_schema: AnyObject = Field(alias="schema", description="JSON schema of each setting.")
 

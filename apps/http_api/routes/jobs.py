@@ -5,9 +5,9 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 
 from apps.access.roles import Permission, requires
 from apps.fine_tuning.index.run_index import UnreadableRun, describe_fault
@@ -37,9 +37,15 @@ logger = logging.getLogger(__name__)
 
 @router.get("/defaults")
 @requires(Permission.READ_JOBS)
-async def get_defaults(services: ServicesOf, model: str = "latest") -> Mapping[str, object]:
-    """Show the default settings of a job for a model."""
-    return await services.fine_tuning.get_defaults(model)
+async def get_defaults(
+    services: ServicesOf,
+    model: str = "latest",
+    task: Annotated[
+        str | None, Query(description="What is learned; default: the task that suits the model.")
+    ] = None,
+) -> Mapping[str, object]:
+    """Show the default settings of a job for a model, and the tasks that the model can learn."""
+    return await services.fine_tuning.get_defaults(model, task)
 
 
 @router.post("/jobs", openapi_extra=describe_body(FineTuneRequest))

@@ -36,7 +36,7 @@ async def read_answer(client: ApiClient, question: str) -> list[Piece]:
 
 
 def test_list_response_is_typed_and_unknown_keys_are_ignored(api: StubApi) -> None:
-    tuned, base = ask(api.url, lambda client: client.models.list_all())
+    tuned, base, _ = ask(api.url, lambda client: client.models.list_all())
     assert (tuned.id, tuned.aliases, base.base, base.demonstration) == (
         "base-tuned",
         ("latest",),

@@ -203,7 +203,8 @@ async def test_preview_refuses_invalid_settings(queue: RunQueue, file_id: str) -
             await queue.preview(file_id, "latest", 1, training)
 
 
-def test_defaults_have_schema(queue: RunQueue) -> None:
-    defaults = queue.get_defaults("latest")
+async def test_defaults_have_schema(queue: RunQueue) -> None:
+    defaults = await queue.get_defaults("latest")
+    assert (defaults["task"], defaults["tasks"][0]) == ("causal_lm", "causal_lm")
     assert set(defaults["training"]) == set(defaults["schema"])
     assert "train_file" not in defaults["training"]

@@ -8,7 +8,7 @@ from apps.client.client import ApiClient
 from apps.client.resources import Model
 from apps.ui import chat, fine_tune, runs
 from apps.ui.runs import NO_EVENTS, KnownEvents, View
-from apps.ui.setting_fields import build_setting
+from apps.ui.setting_fields import build_setting, flatten, flatten_schemas
 from tests.apps.stub_api import HOSTILE, STEPS, StubApi, ask
 
 PROGRESS = {"step": 2, "num_steps": STEPS, "loss": 3.0, "tokens_per_s": 10.0, "remaining_s": 3.0}
@@ -77,11 +77,12 @@ def test_queued_run_shows_reason_for_waiting(api: StubApi) -> None:
 
 def test_each_type_of_setting_has_its_field(api: StubApi) -> None:
     async def build(client: ApiClient) -> dict[str, Component]:
-        defaults = await client.jobs.get_defaults("base")
+        defaults = await client.jobs.get_defaults("base", "sequence_classification")
+        values = flatten(defaults.training)
         with gr.Blocks(analytics_enabled=False):
             return {
-                key: build_setting(key, schema, defaults.training[key])
-                for key, schema in defaults.schemas.items()
+                key: build_setting(key, schema, values[key])
+                for key, schema in flatten_schemas(defaults.schemas).items()
             }
 
     fields = ask(api, build)
@@ -92,7 +93,10 @@ def test_each_type_of_setting_has_its_field(api: StubApi) -> None:
         "max_length": gr.Textbox,
         "precision": gr.Dropdown,
         "columns": gr.Textbox,
+        "task_settings.problem_type": gr.Dropdown,
+        "task_settings.labels": gr.Textbox,
     }
+    assert fields["task_settings.problem_type"].elem_id == "setting-problem-type"
     assert fields["learning_rate"].elem_id == "setting-learning-rate"
 
 

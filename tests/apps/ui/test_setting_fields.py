@@ -7,7 +7,14 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from apps.ui.setting_fields import build_setting, collect_changes, read_setting
+from apps.ui.setting_fields import (
+    build_setting,
+    collect_changes,
+    flatten,
+    label_setting,
+    read_setting,
+    unflatten,
+)
 from training.spec import TrainingSpec
 
 SCHEMAS = TrainingSpec.model_json_schema()["properties"]
@@ -73,3 +80,12 @@ def test_invalid_json_raises_with_hint() -> None:
 @pytest.mark.parametrize("typed", ["six", "1_000", "nan", "NaN", "true", "null", '"64"'])
 def test_text_that_is_no_number_is_sent_unchanged(typed: str) -> None:
     assert collect({"max_length": typed}) == {"max_length": typed}
+
+
+def test_settings_of_task_are_fields_of_their_own() -> None:
+    settings = {"epochs": 3, "task_settings": {"labels": ["hot", "cold"], "problem_type": "auto"}}
+    shown = flatten(settings)
+    assert shown["task_settings.labels"] == ["hot", "cold"]
+    assert label_setting("task_settings.labels") == "Labels"
+    assert unflatten(shown) == settings
+    assert unflatten({"epochs": 3}) == {"epochs": 3}
