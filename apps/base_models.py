@@ -53,7 +53,7 @@ def install_base_models(store: ModelStore, sources: dict[str, str]) -> None:
 
 
 def _point_latest(store: ModelStore, names: list[str]) -> None:
-    present = {model.id for model in store.list_models() if model.task == "causal_lm"}
+    present = {model.id for model in store.list_models() if model.served_task.answers == "text"}
     first = next((name for name in names if name in present), None)
     if first is not None and LATEST_ALIAS not in store.read_aliases():
         store.point_alias(LATEST_ALIAS, first)

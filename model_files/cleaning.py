@@ -22,7 +22,8 @@ from storage import durable
 
 logger = logging.getLogger(__name__)
 
-# Settings of image and audio processors, which are not used here; they can name other models.
+# Settings of image and audio processors, which language models do not use here; they can name
+# other models.
 _REMOVED = (
     "preprocessor_config.json",
     "processor_config.json",
@@ -31,20 +32,23 @@ _REMOVED = (
 )
 
 
-def clean_directory(directory: Path) -> None:
+def clean_directory(directory: Path, *, keeps: str = "") -> None:
     """Reduce the settings in a model directory to those known to be harmless.
 
-    A file with only such settings is not modified. Raises `ValueError` for a file that is too
+    A file with only such settings is not modified. Files of processors are removed, except the one
+    that `keeps` names, which is cleaned. Raises `ValueError` for a file that is too
     large, is not a JSON object or has a value of the wrong type, and `OSError`.
     """
-    for name, clean in _CLEANERS.items():
+    cleaners = {**_CLEANERS, **dict.fromkeys({keeps} & set(_REMOVED), clean_config)}
+    for name, clean in cleaners.items():
         settings = find_object(directory / name)
         if settings is not None and (cleaned := clean(settings)) != settings:
             left_out = sorted(settings.keys() - cleaned.keys())
             logger.info("%s: rewritten; keys left out: %s", name, ", ".join(left_out)[:500])
             durable.write_json(directory / name, cleaned)
     for name in _REMOVED:
-        (directory / name).unlink(missing_ok=True)
+        if name != keeps:
+            (directory / name).unlink(missing_ok=True)
 
 
 def _clean_added_tokens(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from model_files.model_task import find_model_task
-
 _KEY = re.compile(r"[A-Za-z0-9][\w.:*-]{0,127}")
 _MAX_TEXT_CHARACTERS = 4_096
 _MAX_DEPTH = 16
@@ -90,7 +88,7 @@ def clean_config(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises `ValueError` if it is nested too deep.
     """
     cleaned = _clean_object(config, 0)
-    if find_model_task(config) == "sequence_classification":
+    if _is_classifier(config):
         labels = _clean_labels(config.get("id2label"))
         if labels:  # their number is that of the model's outputs
             cleaned["id2label"] = labels
@@ -109,6 +107,11 @@ def clean_generation_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(version, str) and _is_inert(version):
         cleaned["transformers_version"] = version
     return cleaned
+
+
+def _is_classifier(config: Mapping[str, Any]) -> bool:
+    named = config.get("architectures")
+    return isinstance(named, list) and bool(named) and str(named[0]).endswith("Classification")
 
 
 def _clean_labels(labels: Any) -> dict[str, str]:

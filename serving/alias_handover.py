@@ -166,7 +166,7 @@ class AliasWatcher:
         old = None if before is None else before.model
         try:
             model = self._store.get(model_id)
-            if model.task != "causal_lm":  # requests for the alias are refused from now on
+            if model.served_task.answers != "text":  # requests for the alias are refused now
                 self._forget(alias)
                 return
             if old is None:  # no model serves the alias, so do not wait for the lock

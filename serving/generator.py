@@ -159,7 +159,7 @@ class GeneratorReplica:
         loop = asyncio.get_running_loop()
         while True:
             model, alias = self._watcher.resolve(name)
-            model.check_task("causal_lm")
+            model.check_answers("text")
             timeout_s = deadline - loop.time()
             if not await self._models.wait_while_draining(model, timeout_s=timeout_s):
                 return model, alias

@@ -11,7 +11,7 @@ from serving.openai.completion import CompletionRequest
 from serving.openai.protocol import FinishReason
 from serving.store.stored_model import StoredModel
 
-RequestKind = Literal["chat", "completion", "classification"]
+RequestKind = Literal["chat", "completion", "classification", "embedding"]
 ValidRequest = ChatCompletionRequest | CompletionRequest
 """The body of a request, validated by the API; a generator does not validate it again."""
 

@@ -52,15 +52,15 @@ def _move_alias(store: ModelStore, model_id: str, suffix: str | None) -> str | N
     A language model moves `latest`. Clients of `latest` expect text, so a classifier moves only the
     alias with the name of its job's suffix, and only if no other kind of model has that alias.
     """
-    task = store.get(model_id).task
-    if task == "causal_lm":
+    model = store.get(model_id)
+    if model.served_task.answers == "text":
         store.point_alias(LATEST_ALIAS, model_id)
         return LATEST_ALIAS
-    if suffix is None or suffix == LATEST_ALIAS or task != "sequence_classification":
+    if suffix is None or suffix == LATEST_ALIAS:
         return None
     try:
         current = store.read_aliases().get(suffix)
-        if current is not None and store.get(current.model_id).task != task:
+        if current is not None and store.get(current.model_id).task != model.task:
             return None
         store.point_alias(suffix, model_id)
     except ServingError as exc:  # the model can still be used by its id

@@ -25,6 +25,7 @@ from apps.fine_tuning.validation.row_validation import (
 )
 from apps.settings import UsageLimits
 from apps.usage_limits import check_job_counts, check_job_size, check_model_space
+from serving.served_task import list_served_tasks
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from storage import durable
@@ -41,8 +42,6 @@ from training.spec import SettingError, TrainingSpec
 from training.task import find_task
 
 BUILDING_PREFIX = ".building-"
-SERVED_TASKS = (DEFAULT_TASK, "sequence_classification")
-"""The tasks whose models this application serves."""
 
 
 class TokenObject(TypedDict):
@@ -234,17 +233,17 @@ class JobCreator:
 
 def _check_served(spec: TrainingSpec) -> None:
     """Raise `InvalidInputError` for a task whose models this application cannot serve."""
-    if spec.task not in SERVED_TASKS:
+    if spec.task not in list_served_tasks():
         raise InvalidInputError(
             f"training.task is {spec.task!r}, whose models are not served: expected "
-            f"{' or '.join(map(repr, SERVED_TASKS))}. Train it with 'python -m training'",
+            f"{' or '.join(map(repr, list_served_tasks()))}. Train it with 'python -m training'",
             param="training",
         )
 
 
 def _check_generates(model: StoredModel) -> None:
     """Raise `InvalidInputError` for a language model's job whose model is of another kind."""
-    if model.task != "causal_lm":
+    if model.served_task.answers != "text":
         raise InvalidInputError(
             f"{model.id!r} has the task {model.task!r}, expected a language model: choose another "
             "model, or set the task in 'training'",

@@ -149,7 +149,7 @@ class UpstreamProxy:
         listings = [upstream.listed for upstream in self._upstreams]
         candidates = self._find_candidates(name)
         if candidates:
-            candidates[0].check_task("causal_lm")
+            candidates[0].check_answers("text")
         for model in candidates:
             for upstream, listed in zip(self._upstreams, listings, strict=True):
                 if listed is not None and model.id in listed:

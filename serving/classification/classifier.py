@@ -2,20 +2,31 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+import struct
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import NamedTuple
 
 from pydantic import Field
 from ray import serve
 
+from serving.classification.class_scores import rank_labels
 from serving.classification.classifier_pool import ClassifierPool, LoadedClassifier
-from serving.classification.wire import Classification, ClassifyAnswer, ClassifyCall
-from serving.errors import DeadlineExceededError, EngineDeadError, ServingError
+from serving.classification.embedding_request import EmbeddingRequest
+from serving.classification.request import ClassifyRequest
+from serving.classification.wire import ClassifyAnswer, ClassifyCall, EmbedAnswer, EmbedCall
+from serving.errors import (
+    DeadlineExceededError,
+    EngineDeadError,
+    InvalidRequestError,
+    OverloadedError,
+    ServingError,
+)
 from serving.loading.memory import find_cpu_budget
 from serving.metrics import GeneratorMetrics, RequestRecord
 from serving.refusals import return_refusals
 from serving.serve_log import log_to_serve
+from serving.served_task import AnswerKind, EncodedInput, Predictor
 from serving.settings import ClassifierSettings
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
@@ -25,9 +36,6 @@ from storage.privacy import keep_files_private
 from system.library_imports import import_transformers
 from system.threads import DedicatedThread
 
-if TYPE_CHECKING:
-    from serving.classification.text_classifier import EncodedText, TextClassifier
-
 logger = logging.getLogger(__name__)
 
 CLASSIFIER_CPUS = 0.1
@@ -36,9 +44,12 @@ CLASSIFIER_CAPACITY = 64
 """Requests that one replica works on at once; as many may be queued."""
 MAX_BATCH_SIZE = 64
 BATCH_WAIT_S = 0.002
+MAX_HELD_BYTES = 1 << 30
+"""Most bytes of the processed images of all requests, unless a single request has more."""
+_HELD_RETRY_AFTER_S = 1
 
 _expected = return_refusals(ServingError)
-_Scores = tuple[float, ...]
+_Row = Sequence[float]
 
 
 class ClassifierReplicaSettings(ClassifierSettings):
@@ -52,7 +63,7 @@ class _Item(NamedTuple):
     """One input of a request, and the model that classifies it."""
 
     loaded: LoadedClassifier
-    encoded: "EncodedText"
+    encoded: EncodedInput
 
 
 class ClassifierReplica:
@@ -73,42 +84,86 @@ class ClassifierReplica:
         self._metrics = GeneratorMetrics(log_texts=settings.log_texts)
         self._encoding = DedicatedThread("encode-texts")
         self._computing = DedicatedThread("classify-texts")
+        self._held_bytes = 0  # of encoded inputs
         self._answering: dict[str, StoredModel] = {}  # the model that answers for each alias
 
     @_expected
     async def classify(self, call: ClassifyCall) -> ClassifyAnswer:
         """Classify the inputs of a request; returns a `Refusal` in place of a `ServingError`."""
-        with self._metrics.observe_request(call) as record:
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    return await self._classify(call, record)
-            except TimeoutError as exc:
-                raise DeadlineExceededError(f"no answer within {self._timeout_s:g} s") from exc
-
-    async def _classify(self, call: ClassifyCall, record: RequestRecord) -> ClassifyAnswer:
         request = call.content
-        loaded = await self._find_model(request.model)
-        record.model_id = loaded.stored.id
-        classifier = loaded.classifier
-        encoded = await self._encoding.run(
-            classifier.encode, request.input, truncates=request.truncate
-        )
-        record.num_prompt_tokens = sum(len(one.input_ids) for one in encoded)
-        scores = await asyncio.gather(*(self._predict(_Item(loaded, one)) for one in encoded))
-        results: list[Classification] = []
-        for found in scores:
-            if isinstance(found, EngineDeadError):
-                raise found
-            results.append(classifier.describe(found, request.top_k))
-        if record.texts is not None:
-            record.texts.update({index: str(result) for index, result in enumerate(results)})
-        origin = describe_origin(loaded.stored)
-        return ClassifyAnswer(origin, tuple(results), record.num_prompt_tokens)
+        with self._metrics.observe_request(call) as record:
+            async with self._limit_time():
+                loaded = await self._find_model(request.model, "labels", record)
+                rows = await self._compute(loaded, request, len(request.inputs), record)
+            results = tuple(rank_labels(loaded.predictor, row, request.top_k) for row in rows)
+            if record.texts is not None:
+                record.texts.update({index: str(result) for index, result in enumerate(results)})
+            return ClassifyAnswer(describe_origin(loaded.stored), results, record.num_prompt_tokens)
 
-    async def _find_model(self, name: str) -> LoadedClassifier:
-        """Return the classifier that answers for an id or alias, and load it if necessary."""
+    @_expected
+    async def embed(self, call: EmbedCall) -> EmbedAnswer:
+        """Compute the vectors of texts; returns a `Refusal` in place of a `ServingError`."""
+        request = call.content
+        with self._metrics.observe_request(call) as record:
+            async with self._limit_time():
+                loaded = await self._find_model(request.model, "vectors", record)
+                rows = await self._compute(loaded, request, len(request.input), record)
+            check_dimensions(request, len(rows[0]))
+            vectors = tuple(struct.pack(f"<{len(row)}f", *row) for row in rows)
+            return EmbedAnswer(describe_origin(loaded.stored), vectors, record.num_prompt_tokens)
+
+    @asynccontextmanager
+    async def _limit_time(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                yield
+        except TimeoutError as exc:
+            raise DeadlineExceededError(f"no answer within {self._timeout_s:g} s") from exc
+
+    async def _compute(
+        self,
+        loaded: LoadedClassifier,
+        request: ClassifyRequest | EmbeddingRequest,
+        num_inputs: int,
+        record: RequestRecord,
+    ) -> list[_Row]:
+        """Return the row of each input; raises `OverloadedError` if inputs take too much memory."""
+        with self._hold(num_inputs * loaded.predictor.input_bytes):
+            encoded = await self._encoding.run(loaded.predictor.encode, request)
+            record.num_prompt_tokens = sum(one.num_tokens for one in encoded)
+            rows = await asyncio.gather(*(self._predict(_Item(loaded, one)) for one in encoded))
+        found: list[_Row] = []
+        for row in rows:
+            if isinstance(row, EngineDeadError):
+                raise row
+            found.append(row)
+        return found
+
+    @contextmanager
+    def _hold(self, num_bytes: int) -> Iterator[None]:
+        """Count the bytes of encoded inputs; refuse more of them while they are too many."""
+        if self._held_bytes and self._held_bytes + num_bytes > MAX_HELD_BYTES:
+            raise OverloadedError(
+                "too many images are being classified; try again later",
+                retry_after_s=_HELD_RETRY_AFTER_S,
+            )
+        self._held_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._held_bytes -= num_bytes
+
+    async def _find_model(
+        self, name: str, kind: AnswerKind, record: RequestRecord
+    ) -> LoadedClassifier:
+        """Return the model that answers for an id or alias; load it if necessary, and record it."""
         model = self._models.resolve(name)
-        model.check_task("sequence_classification")
+        model.check_answers(kind)
+        loaded = await self._find_loaded(model, name)
+        record.model_id = loaded.stored.id
+        return loaded
+
+    async def _find_loaded(self, model: StoredModel, name: str) -> LoadedClassifier:
         current = self._answering.get(name)
         if name == model.id:
             return await self._pool.get(model)
@@ -126,51 +181,62 @@ class ClassifierReplica:
             self._answering[name] = loaded.stored
         return loaded
 
-    async def _predict(self, item: _Item) -> _Scores | EngineDeadError:
-        """Compute the scores of one input."""
-        (scores,) = await self._predict_all([item])
-        return scores
+    async def _predict(self, item: _Item) -> _Row | EngineDeadError:
+        """Compute the row of one input."""
+        (row,) = await self._predict_all([item])
+        return row
 
-    async def _predict_all(self, items: list[_Item]) -> list[_Scores | EngineDeadError]:
-        """Compute the scores of inputs, each with its own model."""
-        return await self._computing.run(compute_scores, items)
+    async def _predict_all(self, items: list[_Item]) -> list[_Row | EngineDeadError]:
+        """Compute the rows of inputs, each with its own model."""
+        return await self._computing.run(compute_rows, items)
 
 
 class ClassifierDeployment(ClassifierReplica):
     """A replica in Serve, which computes the inputs of concurrent requests together."""
 
     @serve.batch(max_batch_size=MAX_BATCH_SIZE, batch_wait_timeout_s=BATCH_WAIT_S)
-    async def _predict(self, items: list[_Item]) -> list[_Scores | EngineDeadError]:
+    async def _predict(self, items: list[_Item]) -> list[_Row | EngineDeadError]:
         return await self._predict_all(items)
 
 
-def compute_scores(items: Sequence[_Item]) -> list[_Scores | EngineDeadError]:
-    """Compute the scores of inputs by model; a model that fails affects only its own inputs."""
+def compute_rows(items: Sequence[_Item]) -> list[_Row | EngineDeadError]:
+    """Compute the rows of inputs by model; a model that fails affects only its own inputs."""
     by_model: dict[int, list[int]] = {}
     for index, item in enumerate(items):
         by_model.setdefault(id(item.loaded), []).append(index)
-    results: list[_Scores | EngineDeadError] = [()] * len(items)
+    results: list[_Row | EngineDeadError] = [()] * len(items)
     for indices in by_model.values():
         loaded = items[indices[0]].loaded
-        found: Sequence[_Scores | EngineDeadError]
+        found: Sequence[_Row | EngineDeadError]
         try:
-            found = loaded.classifier.predict([items[index].encoded for index in indices])
+            found = loaded.predictor.predict([items[index].encoded for index in indices])
         except Exception:  # other models in the batch must not fail with this one
             logger.exception("model %s failed", loaded.stored.id)
             message = f"model {loaded.stored.id!r} failed; the server's log has the cause"
             found = [EngineDeadError(message)] * len(indices)
-        for index, scores in zip(indices, found, strict=True):
-            results[index] = scores
+        for index, row in zip(indices, found, strict=True):
+            results[index] = row
     return results
 
 
-def _load_classifier(path: Path) -> "TextClassifier":
+def _load_classifier(model: StoredModel) -> Predictor:
     import_transformers()
-    from serving.classification.text_classifier import TextClassifier
     from serving.engine.process_settings import prepare_process
 
     prepare_process(num_threads=1)
-    return TextClassifier.load(path)
+    predictor = model.served_task.open_predictor(model.path)
+    assert predictor is not None, "models that a generator serves are refused"
+    return predictor
+
+
+def check_dimensions(request: EmbeddingRequest, num_dimensions: int) -> None:
+    """Raise `InvalidRequestError` for a number of dimensions that is not the model's."""
+    if request.dimensions not in (None, num_dimensions):
+        raise InvalidRequestError(
+            f"dimensions is {request.dimensions}, and vectors of the model have {num_dimensions}, "
+            "which cannot be shortened; leave it out",
+            param="dimensions",
+        )
 
 
 Classifier = serve.deployment(

@@ -5,19 +5,15 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from model_files.json_files import read_object
 from model_files.weight_headers import read_weight_headers
 from serving.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from serving.loading.config_sizes import check_config_sizes
 from serving.memory_budget import format_gb
+from serving.served_task import Predictor
 from serving.store.stored_model import StoredModel
 from system.threads import lower_thread_priority, run_in_new_thread
-
-if TYPE_CHECKING:
-    from serving.classification.text_classifier import TextClassifier
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +25,10 @@ _Key = tuple[str, tuple[int, int]]
 
 @dataclass
 class LoadedClassifier:
-    """A model and its classifier; `last_used` is a monotonic time in seconds."""
+    """A model and its predictor; `last_used` is a monotonic time in seconds."""
 
     stored: StoredModel
-    classifier: "TextClassifier"
+    predictor: Predictor
     size_bytes: int
     last_used: float = field(default_factory=time.monotonic)
 
@@ -51,7 +47,7 @@ class ClassifierPool:
     """
 
     def __init__(
-        self, load: Callable[[Path], "TextClassifier"], max_loaded: int, max_bytes: int
+        self, load: Callable[[StoredModel], Predictor], max_loaded: int, max_bytes: int
     ) -> None:
         self._load_classifier = load
         self._max_loaded = max_loaded
@@ -118,8 +114,8 @@ class ClassifierPool:
             self._make_room(model, size_bytes, beside)
             self._reserved[key] = size_bytes
             await run_in_new_thread(_verify, model)
-            classifier = await asyncio.to_thread(self._load_classifier, model.path)
-        loaded = LoadedClassifier(model, classifier, size_bytes)
+            predictor = await asyncio.to_thread(self._load_classifier, model)
+        loaded = LoadedClassifier(model, predictor, size_bytes)
         self._loaded[key] = loaded
         while len(self._loaded) > self._max_loaded:  # `beside` was one more
             self._evict_oldest(keep=model)
@@ -164,17 +160,17 @@ def _make_key(model: StoredModel) -> _Key:
 
 
 def _measure(model: StoredModel) -> int:
-    """Return the bytes of a model's weights and tokenizer.
+    """Return the bytes of a model's weights and tokenizer, or image processor.
 
     The store has compared the weights with the configuration before it published the model.
     """
     try:
         check_config_sizes(read_object(model.path / "config.json"))
         headers = read_weight_headers(model.path)
-        tokenizer_bytes = (model.path / "tokenizer.json").stat().st_size
+        companion_bytes = (model.path / model.served_task.companion).stat().st_size
     except (OSError, ValueError) as exc:
         raise EngineDeadError(f"model {model.id!r} cannot be loaded: {exc}") from exc
-    return sum(header.size_bytes for header in headers.values()) + tokenizer_bytes
+    return sum(header.size_bytes for header in headers.values()) + companion_bytes
 
 
 def _verify(model: StoredModel) -> None:

@@ -1,6 +1,9 @@
 """The body of `POST /v1/classify`."""
 
-from typing import Annotated, Any
+import base64
+import binascii
+import re
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -26,6 +29,15 @@ _Inputs = (
     | Annotated[list[_Text], Field(min_length=1, max_length=MAX_INPUTS)]
     | Annotated[list[_Pair], Field(min_length=1, max_length=MAX_INPUTS)]
 )
+_Images = str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+_DATA_URL = re.compile(r"data:[\w.+-]+/[\w.+-]+(;[\w.=+-]+)*;base64,", re.IGNORECASE)
+
+
+class ImageInput(NamedTuple):
+    """An encoded image, and its name in messages: its index, or the name of its file."""
+
+    name: str
+    content: bytes
 
 
 def _list_inputs(value: Any) -> Any:
@@ -50,15 +62,59 @@ def _check_input(item: Any, *, is_pair: bool) -> tuple[str, ...]:
     return tuple(texts)
 
 
+def _list_images(value: Any) -> Any:
+    """Return the images as `ImageInput`; those of an upload are such already."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list):
+        raise ValueError(f"expected an image in base64, or a list of them, found {shorten(value)}")
+    if not 1 <= len(value) <= MAX_INPUTS:
+        raise ValueError(f"expected 1 to {MAX_INPUTS} images, got {len(value)}")
+    return [
+        item if isinstance(item, ImageInput) else _decode_image(f"image {index}", item)
+        for index, item in enumerate(value)
+    ]
+
+
+def _decode_image(name: str, item: Any) -> ImageInput:
+    if not isinstance(item, str):
+        raise ValueError(f"{name} is {shorten(item)}, expected base64 or a data URL")
+    if item[:5].lower() == "data:":
+        head = _DATA_URL.match(item[:256])
+        if head is None:
+            raise ValueError(
+                f"{name} begins with {shorten(item[:40])}, expected a data URL in base64, as in "
+                "'data:image/png;base64,…'"
+            )
+        item = item[head.end() :]
+    try:
+        return ImageInput(name, base64.b64decode(item, validate=True))
+    except (binascii.Error, ValueError) as exc:
+        raise ValueError(f"{name} is neither base64 nor a data URL ({exc})") from exc
+
+
 class ClassifyRequest(RequestPart):
-    """A request to classify texts, or pairs of texts."""
+    """A request to classify texts, pairs of texts, or images."""
 
     model: str = Field(
         min_length=1, max_length=MAX_MODEL_CHARACTERS, description="A model id or an alias."
     )
-    input: Annotated[
-        tuple[ClassifiedText, ...], BeforeValidator(_list_inputs, json_schema_input_type=_Inputs)
-    ] = Field(description="A text, a list of texts, or a list of pairs of texts.")
+    input: (
+        Annotated[
+            tuple[ClassifiedText, ...],
+            BeforeValidator(_list_inputs, json_schema_input_type=_Inputs),
+        ]
+        | None
+    ) = Field(default=None, description="A text, a list of texts, or a list of pairs of texts.")
+    images: (
+        Annotated[
+            tuple[ImageInput, ...], BeforeValidator(_list_images, json_schema_input_type=_Images)
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="An image in base64 or as a data URL, or a list of them; instead of input.",
+    )
     top_k: int = Field(
         default=DEFAULT_TOP_K,
         ge=1,
@@ -71,9 +127,16 @@ class ClassifyRequest(RequestPart):
         "them; of a pair, the longer text first.",
     )
 
+    @property
+    def inputs(self) -> tuple[ClassifiedText, ...] | tuple[ImageInput, ...]:
+        """The texts or the images."""
+        return self.images or self.input or ()
+
     @model_validator(mode="after")
     def _check_size(self) -> "ClassifyRequest":
-        num_characters = sum(len(text) for texts in self.input for text in texts)
+        if (self.input is None) == (self.images is None):
+            raise ValueError("expected either 'input' with texts or 'images' with images")
+        num_characters = sum(len(text) for texts in self.input or () for text in texts)
         if num_characters > MAX_TEXT_CHARACTERS:
             raise ValueError(
                 f"expected inputs of at most {MAX_TEXT_CHARACTERS} characters in all, got "

@@ -15,14 +15,13 @@ from transformers import AutoTokenizer
 
 from model_files.architecture import load_on_meta, make_meta_tensors
 from model_files.loading import TOKENIZER_NAME, load_config
-from model_files.model_task import MODEL_CLASSES, ModelTask
 from model_files.tokenizer_checks import check_vocabulary
 from model_files.tokenizer_faults import translate_faults
-from model_files.trainable import drop_head
 from model_files.weight_headers import read_weight_headers
 from serving.loading.config_sizes import check_config_sizes
 from serving.loading.loading import check_loading_report, load_tokenizer
 from serving.loading.model_memory import ModelMemory
+from serving.served_task import DEFAULT_TASK, find_served_task
 from templating.literal_text import LiteralText
 from templating.renderer import ChatTemplates
 
@@ -38,22 +37,21 @@ def inspect_directory(directory: Path) -> ModelMemory:
     return memory.model_copy(update={"tokenizer_bytes": try_tokenizer(directory)})
 
 
-def inspect_model(directory: Path, task: ModelTask = "causal_lm") -> ModelMemory:
+def inspect_model(directory: Path, task: str = DEFAULT_TASK) -> ModelMemory:
     """Check that a directory's weights match its config, and count their memory.
 
-    The head of a 'masked_lm' is not checked: fine-tuning replaces it. The memory of the tokenizer
-    is not counted. No weight values are read and no code of the model
-    runs (`model_files.architecture`). Raises `EngineDeadError` for weights that are missing,
-    unexpected or of another shape, and any error of transformers for an invalid config.
+    Only weights that the task uses are checked. The memory of the tokenizer is not counted. No
+    weight values are read and no code of the model runs (`model_files.architecture`). Raises
+    `EngineDeadError` for weights that are missing, unexpected or of another shape, and any error of
+    transformers for an invalid config.
     """
     check_config_sizes(json.loads((directory / "config.json").read_bytes()))
     config = load_config(directory)
     tensors = make_meta_tensors(read_weight_headers(directory))
-    model, report = load_on_meta(config, tensors, MODEL_CLASSES[task])
-    if task == "masked_lm":
-        report = drop_head(report, model.base_model_prefix)
-    check_loading_report(directory.name, report)
-    generates = task == "causal_lm"
+    served = find_served_task(task)
+    model, report = load_on_meta(config, tensors, served.model_class)
+    check_loading_report(directory.name, served.select_mismatches(report, model))
+    generates = served.answers == "text"
     return ModelMemory(
         weight_bytes=sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()]),
         tied_head_bytes=_measure_tied_head(model) if generates else 0,

@@ -1,19 +1,17 @@
 """Loading of a published model directory, complete or not at all."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from model_files import loading
 from serving.errors import EngineDeadError
+from serving.served_task import DEFAULT_TASK, ServedTask, find_served_task
 
 _FAULTS = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
 _PROBLEMS = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
@@ -30,17 +28,18 @@ def load_model(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         generation_config = loading.load_generation_config(path)
     except _FAULTS as exc:
         raise _describe_fault(path, exc) from exc
-    model = _load_weights(path, AutoModelForCausalLM, generation_config=generation_config)
+    task = find_served_task(DEFAULT_TASK)
+    model = _load_weights(path, AutoModelForCausalLM, task, generation_config=generation_config)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return model.to(device), load_tokenizer(path)
 
 
-def load_classifier_model(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a text classifier on the CPU, as strictly as `load_model`, and its tokenizer."""
-    return _load_weights(path, AutoModelForSequenceClassification), load_tokenizer(path)
+def load_predicting_model(path: Path, task: ServedTask) -> Any:
+    """Load a model of a task on the CPU, as strictly as `load_model`."""
+    return _load_weights(path, getattr(transformers, task.model_class), task)
 
 
-def _load_weights(path: Path, auto_class: Any, **settings: Any) -> Any:
+def _load_weights(path: Path, auto_class: Any, task: ServedTask, **settings: Any) -> Any:
     try:
         model, report = auto_class.from_pretrained(
             path,
@@ -54,7 +53,7 @@ def _load_weights(path: Path, auto_class: Any, **settings: Any) -> Any:
         )
     except _FAULTS as exc:
         raise _describe_fault(path, exc) from exc
-    check_loading_report(path.name, report)
+    check_loading_report(path.name, task.select_mismatches(report, model))
     return model.eval()
 
 
@@ -66,7 +65,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         raise _describe_fault(path, exc) from exc
 
 
-def check_loading_report(name: str, report: dict[str, Any]) -> None:
+def check_loading_report(name: str, report: Mapping[str, Any]) -> None:
     """Raise `EngineDeadError` if transformers reports weights that do not fit the config."""
     found = {problem: sorted(map(str, report[problem])) for problem in _PROBLEMS if report[problem]}
     if found:

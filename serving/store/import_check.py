@@ -21,9 +21,14 @@ from typing import Any
 
 from model_files.cleaning import clean_directory
 from model_files.json_files import read_object
-from model_files.model_task import find_model_task
+from serving.served_task import find_model_task, find_served_task
 from serving.store.import_steps import CheckStep
-from serving.store.validation import TOKENIZER_NAME, check_model_directory, find_cache_repository
+from serving.store.validation import (
+    TOKENIZER_NAME,
+    check_model_directory,
+    find_cache_repository,
+    find_companion,
+)
 from system.machine_faults import is_machine_fault
 from system.process_limits import lift_memory_limit, limit_cpu, limit_memory
 from templating.trial import try_chat_template
@@ -54,24 +59,26 @@ def check_directory(
             converts_tokenizer=converts_tokenizer,
         )
         if cleans or converts_tokenizer:
-            clean_directory(directory)
+            clean_directory(directory, keeps=find_companion(directory))
         # The libraries are trusted, and importing them maps more memory than the model's limit.
         lift_memory_limit()
         from transformers.utils import logging as transformers_logging
 
-        from serving.loading.inspection import convert_tokenizer, inspect_model, try_tokenizer
+        from serving.loading.inspection import convert_tokenizer, inspect_model
 
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
         limit_memory(mapped_bytes)
         report_step(step := "model")
-        task = find_model_task(read_object(directory / "config.json"))
-        memory = inspect_model(directory, task)
-        report_step(step := "tokenizer")
-        if converts_tokenizer and not (directory / TOKENIZER_NAME).is_file():
+        name = find_model_task(read_object(directory / "config.json"))
+        task = find_served_task(name)
+        memory = inspect_model(directory, name)
+        has_tokenizer = task.companion == TOKENIZER_NAME
+        report_step(step := "tokenizer" if has_tokenizer else "image processor")
+        if has_tokenizer and converts_tokenizer and not (directory / TOKENIZER_NAME).is_file():
             convert_tokenizer(directory)
-        tokenizer_bytes = try_tokenizer(directory, is_for_chat=task == "causal_lm")
-        if task == "causal_lm":
+        tokenizer_bytes = task.try_companion(directory)
+        if task.answers == "text":
             report_step(step := "chat template")
             if (fault := _try_template(directory)) is not None:
                 return {"error": fault}

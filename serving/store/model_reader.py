@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Lock
 
 from model_files.json_files import read_object
-from model_files.model_task import ModelTask, find_model_task
+from serving.served_task import DEFAULT_TASK, find_model_task
 from serving.store.lineage import Lineage, read_lineage, trace_root
 from serving.store.stored_model import StoredModel, read_edition
 from storage.durable import DamagedFileError
@@ -84,14 +84,14 @@ class ModelReader:
             self._lineage_faults.clear(item)
             return lineage
 
-    def _read_task(self, directory: Path) -> ModelTask:
+    def _read_task(self, directory: Path) -> str:
         """Return a model's task; if its configuration cannot be read, loading reports the fault."""
         with self._lock:
             try:
                 return self._tasks.read(str(directory / _CONFIG_NAME))
             except (OSError, ValueError):
                 self._tasks.forget(str(directory / _CONFIG_NAME))
-                return "causal_lm"
+                return DEFAULT_TASK
 
     def _forget_others(self, names: Sequence[str]) -> None:
         """Drop the cached lineages of all models except `names`."""

@@ -144,7 +144,7 @@ class ModelStore:
         check_name(alias, "name")
         with self._aliases.change() as change:
             model = self.get(model_id)
-            if alias == LATEST_ALIAS and model.task != "causal_lm":
+            if alias == LATEST_ALIAS and model.served_task.answers != "text":
                 message = (
                     f"{LATEST_ALIAS!r} is for language models, and {model_id!r} has the task "
                     f"{model.task!r}; choose another alias"

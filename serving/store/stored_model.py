@@ -6,8 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO
 
-from model_files.model_task import ModelTask, describe_model_task
 from serving.errors import EngineDeadError, InvalidRequestError, ModelNotFoundError
+from serving.served_task import DEFAULT_TASK, AnswerKind, ServedTask, find_served_task
 from serving.store.lineage import Lineage
 from storage import durable
 from storage.durable import DamagedDirectoryError, DamagedFileError
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 class StoredModel:
     """One published model; `created_at` is in Unix seconds, `lineage` is empty if unknown.
 
-    `task` is what it does: generate text, classify texts, or only be fine-tuned.
+    `task` is the name of what it does, one of `serving.served_task.list_served_tasks`.
 
     `edition` distinguishes the model from a deleted one with the same id. `lineage_fault` is the
     reason if the lineage is empty although the file exists.
@@ -34,17 +34,22 @@ class StoredModel:
     lineage: Lineage = field(repr=False)
     edition: tuple[int, int] = field(repr=False)
     lineage_fault: DamagedFileError | None = field(default=None, repr=False, compare=False)
-    task: ModelTask = "causal_lm"
+    task: str = DEFAULT_TASK
 
     @cached_property
     def fingerprint(self) -> str:
         """A short fingerprint of the content: a hash of the manifest, which has all file hashes."""
         return f"fp_{durable.hash_file(self.path / durable.MANIFEST_NAME)[:12]}"
 
-    def check_task(self, task: ModelTask) -> None:
-        """Raise `InvalidRequestError` unless this is the model's task."""
-        if self.task != task:
-            message = describe_model_task(self.id, self.task)
+    @property
+    def served_task(self) -> ServedTask:
+        """What serving knows about its task."""
+        return find_served_task(self.task)
+
+    def check_answers(self, kind: AnswerKind) -> None:
+        """Raise `InvalidRequestError` unless this is what the model answers with."""
+        if self.served_task.answers != kind:
+            message = f"model {self.id!r} {self.served_task.description}"
             raise InvalidRequestError(message, param="model", code="wrong_task")
 
     def require_lineage(self) -> Lineage:

@@ -6,6 +6,7 @@ from safetensors import SafetensorError, safe_open
 
 from model_files.json_files import read_object
 from model_files.refused_keys import check_keys, check_weight_files
+from serving.served_task import Companion, find_model_task, find_served_task
 from serving.store.lineage import check_lineage
 
 TOKENIZER_NAME = "tokenizer.json"
@@ -29,12 +30,7 @@ def check_model_directory(
     check_files(directory, links_stay_in=links_stay_in)
     check_weight_files(directory)
     _check_weights(directory)
-    names = (TOKENIZER_NAME, *(_OLDER_TOKENIZER_NAMES if converts_tokenizer else ()))
-    if not any((directory / name).is_file() for name in names):
-        raise ValueError(
-            f"{directory.name!r} has no tokenizer: expected {' or '.join(names)}; convert one of "
-            "another kind with transformers' AutoTokenizer and save_pretrained"
-        )
+    _check_companion(directory, converts_tokenizer=converts_tokenizer)
     check_keys(directory)
     check_lineage(directory)
     if (directory / VERIFICATION_NAME).exists():
@@ -44,6 +40,28 @@ def check_model_directory(
                 f"{directory.name!r} failed its verification, as its {VERIFICATION_NAME} says; "
                 "consolidate the checkpoint again"
             )
+
+
+def find_companion(directory: Path) -> Companion:
+    """Return the name of the file that the model of a directory needs beside its weights."""
+    return find_served_task(find_model_task(read_object(directory / "config.json"))).companion
+
+
+def _check_companion(directory: Path, *, converts_tokenizer: bool) -> None:
+    name = find_companion(directory)
+    if name != TOKENIZER_NAME:
+        if not (directory / name).is_file():
+            raise ValueError(
+                f"{directory.name!r} has no image processor: expected {name}, as transformers' "
+                "AutoImageProcessor and save_pretrained write it"
+            )
+        return
+    names = (name, *(_OLDER_TOKENIZER_NAMES if converts_tokenizer else ()))
+    if not any((directory / one).is_file() for one in names):
+        raise ValueError(
+            f"{directory.name!r} has no tokenizer: expected {' or '.join(names)}; convert one of "
+            "another kind with transformers' AutoTokenizer and save_pretrained"
+        )
 
 
 def check_files(directory: Path, *, links_stay_in: Path | None = None) -> None:

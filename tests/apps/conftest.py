@@ -179,9 +179,9 @@ class LengthClassifier:
         self, request: ClassifyRequest, body: Mapping[str, Any], request_id: str
     ) -> ClassifyAnswer:
         model = self._models.resolve(request.model)
-        model.check_task("sequence_classification")
+        model.check_answers("labels")
         results = tuple(
-            Classification((LabelScore("long", len(texts[0]) / 100),)) for texts in request.input
+            Classification((LabelScore("long", len(texts[0]) / 100),)) for texts in request.inputs
         )
         return ClassifyAnswer(describe_origin(model), results, num_prompt_tokens=len(results))
 

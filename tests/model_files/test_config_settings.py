@@ -75,3 +75,11 @@ def test_generation_config_keeps_only_numeric_settings() -> None:
         "assistant_model": "x",
     }
     assert clean_generation_config({**settings, **others}) == settings
+
+
+def test_labels_of_classifiers_are_kept() -> None:
+    named = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "n/a", "1": "b"}}
+    cleaned = clean_config({**named, "label2id": {"x": "/etc/passwd"}})
+    assert cleaned == {**named, "label2id": {"n/a": 0, "b": 1}}
+    hostile = {**named, "id2label": {"../x": "b"}}
+    assert "id2label" not in clean_config(hostile)

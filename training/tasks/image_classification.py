@@ -199,8 +199,8 @@ class ImageObjective:
         """Decode and process images; `pixel_values` has the shape `[B, 3, height, width]`."""
         import torch
 
+        from model_files.images.decoding import decode_image
         from training.data.images.augmentation import mix_images
-        from training.data.images.encoded_image import decode_image
 
         labels = self._encoder.encode([row.labels for row in rows])
         if not rows:
@@ -245,9 +245,9 @@ class ImageObjective:
         return open_image_processor(self._base_model)
 
     def _process(self, images: "Sequence[Image.Image]", **settings: Any) -> "torch.Tensor":
-        from training.data.images.processor import process
+        from model_files.images.preprocessing import process_images
 
-        return process(images, self._processor, **settings)
+        return process_images(images, self._processor, **settings)
 
     def _augment(self, images: "Sequence[Image.Image]") -> "torch.Tensor":
         """Change images by the settings, one after the other; only their values are processed."""

@@ -296,8 +296,9 @@ class Model(_Answer):
     created: int = Field(description="Unix seconds.")
     owned_by: str
     aliases: list[str]
-    task: Literal["causal_lm", "sequence_classification", "masked_lm"] = Field(
-        description="Language model, text classifier, or encoder that can only be fine-tuned."
+    task: str = Field(
+        description="What it does: 'causal_lm' generates text, 'sequence_classification' and "
+        "'image_classification' classify, 'embedding' makes vectors of texts."
     )
     base: bool
     demonstration: bool

@@ -18,7 +18,6 @@ from apps.http_api.closing_response import ClosingResponse
 from apps.http_api.dependencies import Services
 from apps.http_api.model_import import IncomingModel
 from apps.http_api.routes import ServicesOf
-from model_files.model_task import ModelTask
 from serving.store.aliases import Alias, find_names
 from serving.store.export import ArchiveFormat, stream_archive
 from serving.store.model_reader import find_roots
@@ -144,7 +143,7 @@ class ModelObject(TypedDict):
     created: int
     owned_by: str
     aliases: list[str]
-    task: ModelTask
+    task: str
     base: bool
     demonstration: bool
     run_id: str | None

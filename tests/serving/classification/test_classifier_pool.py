@@ -11,6 +11,7 @@ import pytest
 from serving.classification.classifier_pool import ClassifierPool
 from serving.errors import EngineDeadError, InvalidRequestError
 from serving.store.model_store import ModelStore
+from serving.store.stored_model import StoredModel
 from storage.layout import StorageLayout
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +26,9 @@ def models(layout: StorageLayout, classifier_folder: Path) -> ModelStore:
 
 
 def make_pool(
-    max_loaded: int = 2, max_bytes: int = 1 << 30, load: Callable[[Path], Any] = Path.exists
+    max_loaded: int = 2,
+    max_bytes: int = 1 << 30,
+    load: Callable[[StoredModel], Any] = StoredModel.exists,
 ) -> ClassifierPool:
     return ClassifierPool(load, max_loaded, max_bytes)
 
@@ -48,7 +51,7 @@ async def test_size_limits_what_is_loaded(models: ModelStore) -> None:
 
 
 async def test_requests_share_one_loading(models: ModelStore) -> None:
-    loaded: list[Path] = []
+    loaded: list[StoredModel] = []
     pool = make_pool(load=loaded.append)
     first = pool.start_loading(models.get("a"))
     assert pool.start_loading(models.get("a")) is first
@@ -58,7 +61,7 @@ async def test_requests_share_one_loading(models: ModelStore) -> None:
 
 async def test_model_beside_is_kept_while_another_is_loaded(models: ModelStore) -> None:
     ready = threading.Event()
-    pool = make_pool(max_loaded=1, load=lambda path: path.name == "a" or ready.wait(10))
+    pool = make_pool(max_loaded=1, load=lambda model: model.id == "a" or ready.wait(10))
     old = models.get("a")
     await pool.get(old)
     task = pool.start_loading(models.get("b"), beside=old)
@@ -71,10 +74,10 @@ async def test_model_beside_is_kept_while_another_is_loaded(models: ModelStore) 
 
 
 async def test_failure_is_not_retried_at_once(models: ModelStore) -> None:
-    calls: list[Path] = []
+    calls: list[StoredModel] = []
 
-    def fail(path: Path) -> Any:
-        calls.append(path)
+    def fail(model: StoredModel) -> Any:
+        calls.append(model)
         raise EngineDeadError("broken")
 
     pool = make_pool(load=fail)

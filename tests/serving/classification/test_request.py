@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from serving.classification.request import parse_classify_request
+from serving.classification.request import ImageInput, parse_classify_request
 from serving.errors import InvalidRequestError
 
 
@@ -47,3 +47,35 @@ def test_other_input_is_refused(given: Any, message: str) -> None:
 def test_other_fields_are_refused(field: Any) -> None:
     with pytest.raises(InvalidRequestError, match=next(iter(field))):
         parse(input="a", **field)
+
+
+def test_images_are_base64_or_data_urls() -> None:
+    coded = "YWJj"
+    for given in (coded, f"data:image/png;base64,{coded}", f"DATA:image/x;a=b;base64,{coded}"):
+        (image,) = parse(images=given).images
+        assert image == ("image 0", b"abc")
+    uploaded = ImageInput("'a.png'", b"abc")
+    assert parse(images=[uploaded]).inputs == (uploaded,)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["YWJj", "?"], "'images': image 1 is neither base64 nor a data URL"),
+        (["YWJj", 5], "'images': image 1 is 5, expected base64 or a data URL"),
+        ("data:image/png,abc", "'images': image 0 begins with 'data:image/png,abc', expected a"),
+        (5, "'images': expected an image in base64, or a list of them, found 5"),
+        ([], "'images': expected 1 to 64 images, got 0"),
+        (["YQ=="] * 65, "'images': expected 1 to 64 images, got 65"),
+    ],
+)
+def test_other_images_are_refused(given: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError) as found:
+        parse(images=given)
+    assert found.value.message.startswith(message)
+
+
+def test_either_texts_or_images_are_expected() -> None:
+    for fields in ({}, {"input": "a", "images": "YQ=="}):
+        with pytest.raises(InvalidRequestError, match="expected either 'input' with texts or"):
+            parse(**fields)

@@ -15,7 +15,7 @@ from tests.tiny_encoder import build_tiny_encoder
 
 
 @pytest.mark.parametrize(
-    ("num_labels", "task"), [(3, "sequence_classification"), (None, "masked_lm")]
+    ("num_labels", "task"), [(3, "sequence_classification"), (None, "embedding")]
 )
 def test_classifiers_and_encoders_are_imported(
     layout: StorageLayout, tmp_path: Path, num_labels: int | None, task: str

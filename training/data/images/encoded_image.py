@@ -1,29 +1,17 @@
-"""Encoded images: where they are read from, and which of them can be used.
-
-A small file may declare an enormous image, so the size in its header is checked before anything is
-decoded.
-"""
+"""Encoded images of rows: where they are read from, and which of them can be used."""
 
 import base64
 import binascii
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from PIL import Image, ImageOps, UnidentifiedImageError
-
+from model_files.images import decoding
+from model_files.images.decoding import ImageFault
 from training.data.faults import RowFault, show_value
 
-MAX_IMAGE_BYTES = 20_000_000
-MAX_IMAGE_PIXELS = 50_000_000
-MAX_ASPECT_RATIO = 100
-"""The longer side by the shorter: a processor enlarges the shorter one to the model's size."""
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
-_MAX_REASON_CHARACTERS = 100
 
 
 def find_image_path(value: Any) -> str | None:
@@ -74,7 +62,8 @@ def find_image_file(folder: Path, path: str) -> Path:
 def read_image_file(file: Path, name: str) -> bytes:
     """Read an encoded image; raises `RowFault` if it is too large or cannot be read."""
     try:
-        _check_bytes(file.stat().st_size, name)
+        with _translate_fault():
+            decoding.check_image_bytes(file.stat().st_size, show_value(name))
         return file.read_bytes()
     except OSError as exc:
         raise RowFault("{} cannot be read ({})", show_value(name), exc.strerror) from exc
@@ -82,66 +71,13 @@ def read_image_file(file: Path, name: str) -> bytes:
 
 def check_image(encoded: bytes, name: str) -> None:
     """Raise `RowFault` for an image that is too large or that cannot be decoded."""
-    _check_bytes(len(encoded), name)
-    shown = show_value(name)
-    try:
-        with _ignore_warnings(), Image.open(BytesIO(encoded), formats=_FORMATS) as image:
-            _check_size(image.size, shown)
-            image.draft("RGB", (1, 1))  # decodes all of a JPEG at an eighth of its size
-            image.load()
-    except RowFault:
-        raise
-    except UnidentifiedImageError as exc:
-        formats = ", ".join(_FORMATS)
-        raise RowFault("{} is not an image, expected one of {}", shown, formats) from exc
-    except Image.DecompressionBombError as exc:
-        raise RowFault(
-            "{} has more than {:,} pixels, the limit for an image", shown, MAX_IMAGE_PIXELS
-        ) from exc
-    except Exception as exc:  # whatever Pillow raises for a damaged file
-        reason = (str(exc) or type(exc).__name__)[:_MAX_REASON_CHARACTERS]
-        raise RowFault("{} cannot be decoded ({})", shown, reason) from exc
-
-
-def decode_image(encoded: bytes | memoryview) -> Image.Image:
-    """Decode an image that was checked, as RGB, turned upright by its EXIF orientation."""
-    with _ignore_warnings(), Image.open(BytesIO(encoded), formats=_FORMATS) as image:
-        return ImageOps.exif_transpose(image).convert("RGB")
-
-
-def _check_bytes(size_bytes: int, name: str) -> None:
-    if size_bytes > MAX_IMAGE_BYTES:
-        raise RowFault(
-            "{} has {:,} bytes, expected at most {:,} of an image",
-            show_value(name),
-            size_bytes,
-            MAX_IMAGE_BYTES,
-        )
-
-
-def _check_size(size: tuple[int, int], shown: str) -> None:
-    width, height = size
-    if width * height > MAX_IMAGE_PIXELS:
-        raise RowFault(
-            "{} has {:,} × {:,} pixels, expected at most {:,} in total",
-            shown,
-            width,
-            height,
-            MAX_IMAGE_PIXELS,
-        )
-    if max(size) > MAX_ASPECT_RATIO * min(size):
-        raise RowFault(
-            "{} has {:,} × {:,} pixels, expected one side at most {} times the other",
-            shown,
-            width,
-            height,
-            MAX_ASPECT_RATIO,
-        )
+    with _translate_fault():
+        decoding.check_image(encoded, show_value(name))
 
 
 @contextmanager
-def _ignore_warnings() -> Iterator[None]:
-    """Ignore Pillow's warnings, such as of large images and faulty metadata."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+def _translate_fault() -> Iterator[None]:
+    try:
         yield
+    except ImageFault as exc:
+        raise RowFault(exc.pattern, *exc.values) from exc

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from model_files.images import decoding
+from model_files.images.decoding import decode_image
 from tests.tiny_vision import draw_shape
 from training.data.faults import RowFault
-from training.data.images import encoded_image
 from training.data.images.encoded_image import (
     check_image,
-    decode_image,
     find_image_file,
     find_image_path,
     get_image_bytes,
@@ -70,7 +70,7 @@ def test_unusable_image_is_described(encoded: bytes, message: str) -> None:
 
 
 def test_large_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoded_image, "MAX_IMAGE_BYTES", 10)
+    monkeypatch.setattr(decoding, "MAX_IMAGE_BYTES", 10)
     (tmp_path / "a.png").write_bytes(b"x" * 11)
     with pytest.raises(RowFault, match='^"a.png" has 11 bytes, expected at most 10 of an image$'):
         read_image_file(tmp_path / "a.png", "a.png")

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from model_files.images.decoding import decode_image
 from tests.tiny_vision import build_tiny_vit, draw_shape, write_image_folder
 from training.data.faults import DataError
-from training.data.images.encoded_image import decode_image
 from training.data.images.image_rows import IMAGE_LAYOUT, choose_image_columns
 from training.data.prepare import PreparedData, prepare_data
 from training.data.readers import KnownFile

@@ -4,17 +4,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from model_files.images.preprocessing import process_images
 from storage import durable
 from tests.tiny_vision import build_tiny_convolutions, build_tiny_vit, draw_shape, make_processor
 from training.base_model import UnknownModelError
-from training.data.images.processor import measure_output, open_image_processor, process
+from training.data.images.processor import measure_output, open_image_processor
 from training.spec import SettingError
 
 
 def test_processor_of_a_model_makes_its_size(tmp_path: Path) -> None:
     vit = open_image_processor(str(build_tiny_vit(tmp_path / "vit")))
     assert measure_output(vit, "vit") == (32, 32)
-    values = process([draw_shape("red", 1), draw_shape("red", 2, (64, 20))], vit)
+    values = process_images([draw_shape("red", 1), draw_shape("red", 2, (64, 20))], vit)
     assert values.shape == (2, 3, 32, 32)
     assert values.dtype == torch.float32
     cropping = open_image_processor(str(build_tiny_convolutions(tmp_path / "convnext", "convnext")))

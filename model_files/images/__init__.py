@@ -1,0 +1,1 @@
+"""Images and image processors from untrusted sources, for training and serving alike."""
