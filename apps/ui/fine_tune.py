@@ -1,6 +1,8 @@
 """The page "Fine-tune": choose a model and data, preview the data, start a job."""
 
+import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -36,11 +38,14 @@ DEMONSTRATION_NOTE = (
     "learns the handbook in minutes, but it is not an assistant: for real work, add a larger "
     "base model in deploy.yaml."
 )
+DEFAULT_TASK = "causal_lm"
 TASK_NAMES = {
     "causal_lm": "Generate text",
     "sequence_classification": "Classify texts",
     "image_classification": "Classify images",
 }
+CHECK_PATIENCE_S = 20.0
+CHECK_INTERVAL_S = 0.5
 MAIN_SETTINGS = ("epochs", "learning_rate", "micro_batch_tokens", "num_workers")
 ROW_SETTINGS = (
     *("format", "columns", "text_rows", "max_length", "overlong", "max_rows"),
@@ -52,8 +57,8 @@ GO_TO_RUN_JS = """(run) => {
 
 
 def list_model_choices(models: Sequence[Model]) -> list[tuple[str, str]]:
-    """List the entries of the model menu: base models first."""
-    ordered = sorted(models, key=lambda model: not model.base)
+    """List the entries of the model menu: base models first, of these language models first."""
+    ordered = sorted(models, key=lambda model: (not model.base, model.task != DEFAULT_TASK))
     return [(f"{model.id} (base)" if model.base else model.id, model.id) for model in ordered]
 
 
@@ -150,11 +155,22 @@ class FineTunePage:
         if not model:
             return None
         found = await self._client.jobs.get_defaults(model)
-        file = await self._client.files.get(data) if data else None
-        task = file.check.task if file and file.check else None
+        task = await self._find_task(data) if data else None
         if task in found.tasks and task != found.task:
             found = await self._client.jobs.get_defaults(model, task)
         return found.model_dump(by_alias=True)
+
+    async def _find_task(self, data: str) -> str | None:
+        """Return the task that the rows of a file are for; None if its check does not say.
+
+        Waits for the check of an upload, but not for that of a large file.
+        """
+        deadline = time.monotonic() + CHECK_PATIENCE_S
+        while (file := await self._client.files.get(data)).status == "uploaded":
+            if time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(CHECK_INTERVAL_S)
+        return file.check.task if file.check else None
 
     async def show_preview(
         self,

@@ -43,13 +43,13 @@ def test_job_fine_tunes_an_encoder_and_its_model_classifies(
     assert counts["label_counts"] == {"negative": 8, "positive": 8}
     settings = {
         "learning_rate": 0.005,
-        "task": "sequence_classification",
         "epochs": 6,
         "num_workers": 1,
         "micro_batch_size": 2,
     }
     body = {"model": "encoder", "training_file": file.id, "suffix": "feeling"}
-    refused = client.post("/v1/fine_tuning/jobs", json=body)
+    other = {"task": "causal_lm"}
+    refused = client.post("/v1/fine_tuning/jobs", json={**body, "training": other})
     assert refused.json()["error"]["param"] == "model"
     job = client.post("/v1/fine_tuning/jobs", json={**body, "training": settings}).json()
 
@@ -61,6 +61,7 @@ def test_job_fine_tunes_an_encoder_and_its_model_classifies(
 
     ended = wait_until(find_end, 180, "the job ends")
     assert ended["status"] == "succeeded", ended
+    assert ended["training"]["task"] == "sequence_classification"  # that of an encoder by default
     aliases = read_aliases(client)
     assert aliases["feeling"] == ended["fine_tuned_model"]
     assert aliases["latest"] == latest

@@ -1,0 +1,76 @@
+"""The page in a real browser against the real application: fine-tune a classifier, and try it."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect
+
+from serving.store.model_store import ModelStore
+from storage.layout import open_storage
+from tests.e2e.conftest import Application
+from tests.e2e.test_page import PATIENCE_MS, RUN_TIMEOUT_MS, browser, context
+from tests.tiny_encoder import build_tiny_encoder
+
+pytestmark = pytest.mark.e2e
+
+__all__ = ["browser", "context"]
+
+WORDS = {"good": "positive", "bad": "negative"}
+
+
+def write_rows(path: Path) -> Path:
+    """Write labelled texts with columns of other names than ours, as a spreadsheet has them."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("review", "category"))
+        for number in range(8):
+            for word, label in WORDS.items():
+                writer.writerow((f"the film was {'very ' * number}{word}", label))
+    return path
+
+
+def choose(page: Page, elem_id: str, option: str) -> None:
+    """Choose an entry of a dropdown."""
+    page.click(f"#{elem_id} input")
+    page.get_by_role("option", name=option, exact=True).click()
+
+
+def test_page_fine_tunes_classifier_shows_confusion_and_classifies(
+    context: BrowserContext, application: Application, tmp_path: Path
+) -> None:
+    store = ModelStore(open_storage(application.storage))
+    store.install(build_tiny_encoder(tmp_path / "encoder"), "page-encoder")
+    page = context.new_page()
+    page.goto(f"{application.url}/ui/")
+    expect(page.locator("#preview mark.ts-learned").nth(1)).to_be_visible(timeout=PATIENCE_MS)
+    page.set_input_files("input[type=file]", write_rows(tmp_path / "reviews.csv"))
+    expect(page.locator("#task input")).to_have_value("Classify texts", timeout=PATIENCE_MS)
+    choose(page, "base-model", "page-encoder (base)")
+    expect(page.locator("#task input")).to_have_value("Classify texts", timeout=PATIENCE_MS)
+    expect(page.locator("#preview")).to_contain_text("the film was good", timeout=PATIENCE_MS)
+    page.fill("#setting-epochs input", "8")
+    page.fill("#setting-learning-rate input", "0.005")
+    page.fill("#setting-num-workers input", "1")
+    page.click("#more-settings button")
+    page.fill("#setting-validation-fraction input", "0.25")
+    page.fill("#setting-micro-batch-size textarea, #setting-micro-batch-size input", "2")
+    choose(page, "setting-strategy", "ddp")
+    page.fill("#run-name textarea, #run-name input", "reviews")
+    page.click("#start-button")
+
+    page.wait_for_url("**/ui/runs?run=*")
+    expect(page.locator("#run-status")).to_have_text("Succeeded", timeout=RUN_TIMEOUT_MS)
+    evaluation = page.locator("#run-evaluation")
+    expect(evaluation).to_contain_text("Accuracy")
+    cells = evaluation.locator("td.ts-right-class, td.ts-wrong-class").all_inner_texts()
+    assert sum(map(int, cells)) == 4  # a quarter of 16 rows
+    expect(evaluation.locator("tbody th")).to_have_text(["negative", "positive"])
+
+    page.click("#classify-with-it")
+    page.wait_for_url("**/ui/classify?model=*")
+    page.fill("#classify-text textarea", "the film was very bad")
+    page.click("#classify-button")
+    labels = page.locator("#classify-result .ts-labels li")
+    expect(labels).to_have_count(2, timeout=PATIENCE_MS)
+    expect(labels.first).to_contain_text("negative")
