@@ -30,6 +30,7 @@ from apps.http_api.routes import (
     chat,
     classify,
     completions,
+    embeddings,
     files,
     health,
     job_events,
@@ -41,7 +42,7 @@ from apps.http_api.serve_handles import QueueClient, RemoteClassifier, RemoteTex
 from apps.middleware.admission import Admission
 from apps.middleware.audit import RequestLog
 from apps.middleware.auth import AccessControl
-from apps.middleware.body_limit import MAX_JSON_BYTES, MAX_TEXT_BYTES, BodyLimit
+from apps.middleware.body_limit import MAX_IMAGES_BYTES, MAX_JSON_BYTES, MAX_TEXT_BYTES, BodyLimit
 from apps.middleware.flow_control import ConsumptionReporting, WindowedSending
 from apps.middleware.rate_limit import RateLimit
 from apps.settings import ApplicationSettings
@@ -67,7 +68,8 @@ def build_http(
         models.router.prefix: services.max_model_bytes,
         "/v1/chat/completions": MAX_TEXT_BYTES,
         "/v1/completions": MAX_TEXT_BYTES,
-        "/v1/classify": MAX_TEXT_BYTES,
+        "/v1/classify": MAX_IMAGES_BYTES,
+        "/v1/embeddings": MAX_TEXT_BYTES,
     }
     admitted = Admission(BodyLimit(app, MAX_JSON_BYTES, limits), services.max_streams)
     limited = ConsumptionReporting(WindowedSending(admitted))
@@ -91,7 +93,7 @@ def build_routes(services: Services) -> FastAPI:
     app.state.services = services
     app.state.readiness = Readiness(services)
     install_error_handlers(app)
-    for resource in (access, health, files, jobs, job_events, aliases, classify):
+    for resource in (access, health, files, jobs, job_events, aliases, classify, embeddings):
         app.include_router(resource.router)
     app.include_router(models.router)
     install_description(app)

@@ -12,8 +12,9 @@ from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.settings import UsageLimits
 from apps.upstream.proxy import UpstreamProxy
+from serving.classification.embedding_request import EmbeddingRequest
 from serving.classification.request import ClassifyRequest
-from serving.classification.wire import ClassifyAnswer
+from serving.classification.wire import ClassifyAnswer, EmbedAnswer
 from serving.store.model_store import ModelStore
 from serving.wire import StreamItem, ValidRequest, WholeAnswer
 from storage.layout import StorageLayout
@@ -36,13 +37,21 @@ class TextGenerator(Protocol):
         """Raise if no response can be generated at present."""
 
 
-class TextClassification(Protocol):
-    """Classifies texts."""
+class InputClassification(Protocol):
+    """Classifies texts and images, and computes the vectors of texts."""
 
     async def classify(
         self, request: ClassifyRequest, body: Mapping[str, Any], request_id: str
     ) -> ClassifyAnswer:
         """Return the classifications of all inputs; `body` is for the log."""
+
+    async def embed(
+        self, request: EmbeddingRequest, body: Mapping[str, Any], request_id: str
+    ) -> EmbedAnswer:
+        """Return the vectors of all inputs; `body` is for the log."""
+
+    async def check(self) -> None:
+        """Raise if no request can be answered at present."""
 
 
 class FineTuning(Protocol):
@@ -88,7 +97,7 @@ class Services:
     files: FileStore
     models: ModelStore
     text: TextGenerator | UpstreamProxy
-    classifier: TextClassification
+    classifier: InputClassification
     fine_tuning: FineTuning
     max_upload_bytes: int
     max_model_bytes: int

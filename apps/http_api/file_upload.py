@@ -29,7 +29,7 @@ from training.data.files.measuring import is_packed, measure_unpacked
 
 _EXPECTED = (
     "expected rows as JSON, JSONL, CSV, plain text, Parquet or Arrow, also compressed with gzip or "
-    "zstd"
+    "zstd, or images in a ZIP archive"
 )
 _WRITE_BYTES = 1 << 18
 _MAX_FIELD_BYTES = 1_000

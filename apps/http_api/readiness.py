@@ -1,4 +1,4 @@
-"""Readiness of the application: storage, generator and queue, each checked separately.
+"""Readiness of the application: storage, generator, classifier and queue, checked separately.
 
 The route needs no key, so concurrent requests share a check, the storage is probed at most once a
 second, and a response contains only names and states: the log has the causes.
@@ -27,6 +27,7 @@ class Readiness:
         self._checks: dict[str, Callable[[], Awaitable[None]]] = {
             "storage": self._check_storage,
             "generator": services.text.check,
+            "classifier": services.classifier.check,
             "queue": services.fine_tuning.check,
         }
         self._thread = DedicatedThread("probe-storage")

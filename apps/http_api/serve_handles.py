@@ -9,8 +9,9 @@ from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from apps.http_api.deployment_health import DeploymentHealth
+from serving.classification.embedding_request import EmbeddingRequest
 from serving.classification.request import ClassifyRequest
-from serving.classification.wire import ClassifyAnswer, ClassifyCall
+from serving.classification.wire import ClassifyAnswer, ClassifyCall, EmbedAnswer, EmbedCall
 from serving.errors import DeadlineExceededError
 from serving.refusals import Refusal, unwrap
 from serving.store.model_store import ModelStore
@@ -129,28 +130,50 @@ class RemoteClassifier:
         self._handle = handle.options(_by_reference=False, request_serialization="pickle")
         self._timeout_s = timeout_s
         self._log_texts = log_texts
+        self._health = DeploymentHealth()
 
     async def classify(
         self, request: ClassifyRequest, body: Mapping[str, Any], request_id: str
     ) -> ClassifyAnswer:
         """Return the classifications of all inputs; cancellation cancels the request."""
-        call = ClassifyCall(request_id, request, str(dict(body)) if self._log_texts else None)
+        call = ClassifyCall(request_id, request, self._describe_body(body))
+        answer: ClassifyAnswer = await self._retry("classify", call)
+        return answer
+
+    async def embed(
+        self, request: EmbeddingRequest, body: Mapping[str, Any], request_id: str
+    ) -> EmbedAnswer:
+        """Return the vectors of all inputs; cancellation cancels the request."""
+        call = EmbedCall(request_id, request, self._describe_body(body))
+        answer: EmbedAnswer = await self._retry("embed", call)
+        return answer
+
+    async def check(self) -> None:
+        """Raise if no request can be answered; zero replicas are not a fault."""
+        application, deployment = self._handle.app_name, self._handle.deployment_name
+        await self._health.check(application, deployment, may_sleep=True)
+
+    def _describe_body(self, body: Mapping[str, Any]) -> str | None:
+        return str(dict(body)) if self._log_texts else None
+
+    async def _retry(self, method: str, call: ClassifyCall | EmbedCall) -> Any:
+        """Call a method; once more if the replica died."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 try:
-                    return await self._classify(call)
+                    return await self._call(method, call)
                 except RayActorError:
-                    logger.warning("%s: its classifier replica died; retrying", request_id)
-                    return await self._classify(call)
+                    logger.warning("%s: its classifier replica died; retrying", call.id)
+                    return await self._call(method, call)
         except TimeoutError as exc:
             raise DeadlineExceededError(f"no answer within {self._timeout_s:g} s") from exc
 
-    async def _classify(self, call: ClassifyCall) -> ClassifyAnswer:
-        response = self._handle.classify.remote(call)
+    async def _call(self, method: str, call: ClassifyCall | EmbedCall) -> Any:
+        response = getattr(self._handle, method).remote(call)
         try:
-            answer: ClassifyAnswer | Refusal = await response
+            answer: Any = await response
         except asyncio.CancelledError:
-            response.cancel()  # type: ignore[no-untyped-call]
+            response.cancel()
             raise
         return unwrap(answer)
 

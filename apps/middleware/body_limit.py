@@ -11,6 +11,7 @@ from apps.errors import error_body
 
 DEFAULT_MAX_UPLOAD_BYTES = 5_000_000_000  # of one file of rows
 MAX_TEXT_BYTES = 8_000_000  # a million characters of a prompt, at 8 bytes each in JSON
+MAX_IMAGES_BYTES = 16_000_000  # of the images of a request, in base64 or in a form
 MAX_JSON_BYTES = 250_000
 """For all other JSON bodies; 16 metadata pairs take 110 KB if every character is escaped."""
 

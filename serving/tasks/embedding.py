@@ -54,9 +54,11 @@ class ServedEncoder:
         }
 
     def try_companion(self, directory: Path) -> int:
-        """Try the tokenizer."""
+        """Try the tokenizer, and read the pooling."""
         from serving.loading.inspection import try_tokenizer
+        from serving.loading.pooling import read_pooling
 
+        read_pooling(directory)
         return try_tokenizer(directory, is_for_chat=False)
 
     def open_predictor(self, directory: Path) -> "TextEmbedder":

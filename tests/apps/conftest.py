@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import struct
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +20,14 @@ from apps.fine_tuning.index.run_lookup import find_run
 from apps.fine_tuning.queue import RunQueue
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
-from serving.classification.request import ClassifyRequest
-from serving.classification.wire import Classification, ClassifyAnswer, LabelScore
+from serving.classification.embedding_request import EmbeddingRequest
+from serving.classification.request import ClassifyRequest, ImageInput
+from serving.classification.wire import (
+    Classification,
+    ClassifyAnswer,
+    EmbedAnswer,
+    LabelScore,
+)
 from serving.openai.chat import ChatCompletionRequest
 from serving.store.model_store import ModelStore
 from serving.wire import Piece, StreamItem, ValidRequest, WholeAnswer, describe_origin
@@ -170,7 +177,7 @@ class Echo:
 
 
 class LengthClassifier:
-    """A classifier that scores the length of each text, for models that are classifiers."""
+    """A classifier that scores the length of each text or image, and embeds it as its length."""
 
     def __init__(self, models: ModelStore) -> None:
         self._models = models
@@ -181,9 +188,23 @@ class LengthClassifier:
         model = self._models.resolve(request.model)
         model.check_answers("labels")
         results = tuple(
-            Classification((LabelScore("long", len(texts[0]) / 100),)) for texts in request.inputs
+            Classification((LabelScore("long", len(content) / 100),))
+            for content in (
+                one.content if isinstance(one, ImageInput) else one[0] for one in request.inputs
+            )
         )
         return ClassifyAnswer(describe_origin(model), results, num_prompt_tokens=len(results))
+
+    async def embed(
+        self, request: EmbeddingRequest, body: Mapping[str, Any], request_id: str
+    ) -> EmbedAnswer:
+        model = self._models.resolve(request.model)
+        model.check_answers("vectors")
+        vectors = tuple(struct.pack("<f", len(one)) for one in request.input)
+        return EmbedAnswer(describe_origin(model), vectors, num_prompt_tokens=len(vectors))
+
+    async def check(self) -> None:
+        """Be always ready."""
 
 
 class LocalFineTuning:

@@ -94,13 +94,17 @@ class ImageClassificationTask:
     def open_source(
         self, path: "Path", spec: "TrainingSpec", known: "KnownFile | None"
     ) -> "RowSource | None":
-        """Open a folder of classes, or a file of rows; None for a folder of such files."""
+        """Open a folder of classes, an archive, or a file of rows; None for a folder of files."""
+        from training.data.files.zip_files import is_zip
         from training.data.images.image_folder import ImageFolder, holds_row_files
         from training.data.images.image_rows import ImageRowFile
+        from training.data.images.image_zip import ImageZip
 
         if path.is_dir():
             return None if holds_row_files(path) else ImageFolder(path)
         names = (*self.column_names, *spec.columns.values())
+        if is_zip(path):
+            return ImageZip(path, names, known)
         return ImageRowFile(path, names, known=known, columns=spec.columns)
 
     def open_data(self, spec: "TrainingSpec") -> "ImageData":

@@ -187,13 +187,14 @@ def read_share(run: RunFolder) -> float | None:
 def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -> None:
     """Read an upload as a fine-tuning job for `latest` would, and store the result with the file.
 
-    Rows with a text and a label are read as a job with the task 'sequence_classification' would.
-    Results are about the rows or the model. Other exceptions, such as `OSError` on a full disk, are
-    raised, and the check is repeated. With `is_quick`, raises `SlowRowsError` if reading takes too
-    long.
+    Rows with a text and a label are read as a job with the task 'sequence_classification' would,
+    and an archive of images as one with the task 'image_classification'. Results are about the rows
+    or the model. Other exceptions, such as `OSError` on a full disk, are raised, and the check is
+    repeated. With `is_quick`, raises `SlowRowsError` if reading takes too long.
     """
     import_transformers()
     from apps.fine_tuning.validation.row_task import list_row_tasks
+    from training.data.files.zip_files import is_zip
 
     files, models = FileStore(layout), ModelStore(layout)
     path = files.find_content(file_id)
@@ -211,8 +212,11 @@ def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -
         with model.lock_shared():
             spec = build_default_spec(models, model, str(path))
             known = find_known_files(layout, spec)
-            prepared = _prepare_first(list_row_tasks(spec, known), layout, stop_early, known)
-            found = count_rows(prepared)
+            if is_zip(path):
+                found = _count_images(path, stop_early, known.get(str(path)))
+            else:
+                prepared = _prepare_first(list_row_tasks(spec, known), layout, stop_early, known)
+                found = count_rows(prepared)
     except _CheckAbandonedError:
         logger.info("file %s was deleted before it was checked", file_id)
     except (DataError, SettingError, ServingError) as exc:
@@ -243,6 +247,27 @@ def _prepare_first(
             first = first or exc
     assert first is not None, "there is at least one spec"
     raise first
+
+
+def _count_images(path: Path, on_bytes: OnBytes, known: "KnownFile | None") -> RowCounts:
+    """Check an archive of images; it has no tokens, and no model is needed."""
+    from training.data.images.image_check import check_images
+
+    found = check_images(path, known, on_bytes)
+    return {
+        "format": found.format,
+        "max_length": 1,
+        "num_rows": found.num_rows,
+        "num_tokens": 0,
+        "num_learned_tokens": 0,
+        "num_truncated_rows": 0,
+        "num_dropped_rows": 0,
+        "num_split_rows": 0,
+        "learned_share": 0.0,
+        "ignored_keys": found.ignored_keys,
+        "task": "image_classification",
+        "label_counts": found.label_counts,
+    }
 
 
 def count_rows(prepared: "PreparedData") -> RowCounts:

@@ -15,6 +15,7 @@ from apps.fine_tuning.job_requests import FineTuneRequest
 from apps.http_api.openapi import response_schemas, text_schemas
 from apps.http_api.routes.aliases import Promotion
 from apps.http_api.routes.job_events import Publication
+from serving.classification.embedding_request import EmbeddingRequest
 from serving.classification.request import ClassifyRequest
 from serving.openai.chat import ChatCompletionRequest
 from serving.openai.completion import CompletionRequest
@@ -25,6 +26,7 @@ _REQUESTS = (
     ChatCompletionRequest,
     ClassifyRequest,
     CompletionRequest,
+    EmbeddingRequest,
     FineTuneRequest,
     Promotion,
     Publication,
@@ -89,6 +91,7 @@ _ANSWERS: Mapping[tuple[str, str], Content] = {
     ("get", "/v1/aliases/{name}/events"): _json(response_schemas.AliasEventList),
     ("post", "/v1/aliases/{name}/rollback"): _json(response_schemas.ModelAlias),
     ("post", "/v1/classify"): _json(text_schemas.ClassificationList),
+    ("post", "/v1/embeddings"): _json(text_schemas.EmbeddingList),
     ("post", "/v1/chat/completions"): {
         "application/json": text_schemas.ChatCompletion,
         "text/event-stream": {**_EVENTS, "description": "Data: `ChatCompletionChunk`, `[DONE]`."},

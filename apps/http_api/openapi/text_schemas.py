@@ -1,4 +1,4 @@
-"""Schemas of generated text in `/openapi.json`, in OpenAI's format, and of classifications."""
+"""Schemas in `/openapi.json` of generated text, of classifications and of embeddings."""
 
 from typing import Literal
 
@@ -138,7 +138,7 @@ class InputClassification(_Answer):
     value: float | None = None
 
 
-class ClassificationUsage(_Answer):
+class InputUsage(_Answer):
     """Token counts of the inputs."""
 
     prompt_tokens: int
@@ -151,4 +151,21 @@ class ClassificationList(_Answer):
     object: Literal["list"]
     model: str = Field(description="Id of the model that answered.")
     data: list[InputClassification]
-    usage: ClassificationUsage
+    usage: InputUsage
+
+
+class Embedding(_Answer):
+    """The vector of one input, of length one."""
+
+    object: Literal["embedding"]
+    index: int = Field(description="The position of the input in the request.")
+    embedding: list[float] | str = Field(description="Numbers, or base64 of fp32.")
+
+
+class EmbeddingList(_Answer):
+    """The vectors of all inputs of a request."""
+
+    object: Literal["list"]
+    model: str = Field(description="Id of the model that answered.")
+    data: list[Embedding]
+    usage: InputUsage

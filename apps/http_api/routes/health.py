@@ -23,7 +23,7 @@ async def check_liveness() -> JSONResponse:
 @router.get("/healthz", include_in_schema=False)  # the name of earlier releases
 @requires(Permission.ANY_KEY)
 async def check_readiness(request: Request) -> JSONResponse:
-    """Return 200 if the storage is writable and the generator and queue respond, else 503."""
+    """Return 200 if the storage is writable and the deployments can respond, else 503."""
     readiness: Readiness = request.app.state.readiness
     passed = await readiness.check()
     is_ready = all(passed.values())

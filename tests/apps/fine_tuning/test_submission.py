@@ -9,6 +9,7 @@ import pytest
 
 from apps.errors import ApiError, InvalidInputError
 from apps.file_store import FileStore
+from apps.fine_tuning import submission
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import name_model
 from apps.fine_tuning.job_responses import describe_job
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.anyio
         (
             {"training": {"task": "image_classification"}},
             InvalidInputError,
-            "training.task is 'image_classification', whose models are not served: expected ",
+            "base_model 'tiny' cannot be fine-tuned: .* no image classifier for",
         ),
         ({"training": {"num_workers": 64}}, ApiError, "64 workers × 0.5 CPUs = 32 CPUs"),
         (
@@ -74,6 +75,15 @@ async def test_invalid_job_request_is_refused_without_creating_run(
     with pytest.raises(error, match=f"^{message}"):
         await queue.create({"model": "latest", "training_file": file_id, **change})
     assert RunIndex(layout).scan().runs == []
+
+
+async def test_task_without_serving_is_refused(
+    queue: RunQueue, file_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "list_served_tasks", lambda: ("causal_lm",))
+    body = {"model": "latest", "training_file": file_id}
+    with pytest.raises(InvalidInputError, match="'image_classification', whose models are not"):
+        await queue.create({**body, "training": {"task": "image_classification"}})
 
 
 async def test_invalid_rows_are_named_without_creating_run(

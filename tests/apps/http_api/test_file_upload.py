@@ -153,7 +153,7 @@ async def test_file_that_expands_beyond_limit_is_refused_and_leaves_no_files(
             b"\xff",
             "is not text (invalid start byte in UTF-8); expected rows as JSON, JSONL, CSV, p",
         ),
-        (b"PK\x03\x04\xff\xff", "is not text"),
+        (b"PK\x03\x04\xff\xff", "rows is no ZIP archive that can be read"),
     ],
     ids=lambda value: (
         value if isinstance(value, str) else ""

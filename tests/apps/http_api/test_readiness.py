@@ -19,7 +19,7 @@ from apps.http_api.dependencies import Services
 from tests.apps.conftest import Echo
 
 pytestmark = pytest.mark.anyio
-READY = {"storage": "ok", "generator": "ok", "queue": "ok"}
+READY = {"storage": "ok", "generator": "ok", "classifier": "ok", "queue": "ok"}
 
 
 def open_client(services: Services, api_key: str | None = None) -> httpx.AsyncClient:

@@ -28,10 +28,12 @@ _COLUMNAR: dict[bytes, FileKind] = {
 _PACKED_SUFFIXES = (".gz", ".gzip", ".zst", ".zstd")
 _JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 _TEXT_SUFFIXES = (".txt", ".text")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 ROW_SUFFIXES = (*_JSON_SUFFIXES, ".csv", ".tsv", *_TEXT_SUFFIXES, ".parquet", ".arrow")
 _SEPARATORS = (",", ";", "\t")
 _FOREIGN_KINDS = {
-    b"PK\x03\x04": "a ZIP archive or an Office document: unpack it, or save it as CSV",
+    b"PK\x03\x04": "a ZIP archive or an Office document: unpack it, or save it as CSV; an "
+    "archive of images is for the task 'image_classification'",
     b"%PDF": "a PDF: save its text as a .txt file",
     b"BZh": "compressed with bzip2: unpack it, or compress it with gzip or zstd",
     b"\xfd7zXZ": "compressed with xz: unpack it, or compress it with gzip or zstd",

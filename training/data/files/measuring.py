@@ -13,6 +13,7 @@ from training.data.files.kinds import (
     find_compression,
 )
 from training.data.files.packed import open_unpacked
+from training.data.files.zip_files import ZIP_MAGIC, is_zip, measure_zip
 from training.data.row_limits import MAX_ROW_BYTES
 
 _CHUNK_BYTES = 1 << 20
@@ -23,16 +24,20 @@ _MIN_ROW_BYTES = 256
 
 
 def is_packed(head: bytes) -> bool:
-    """Return by its first bytes whether a file is packed: compressed, Parquet or Arrow."""
+    """Return by its first bytes whether a file is packed: compressed, Parquet, Arrow or ZIP."""
+    if head.startswith(ZIP_MAGIC):
+        return True
     return find_compression(head) is not None or find_columnar_kind(head) is not None
 
 
 def measure_unpacked(path: Path, name: str, max_bytes: int, max_s: float = MAX_UNPACKING_S) -> int:
-    """Count the bytes of text in a packed file; stops beyond `max_bytes`.
+    """Count the bytes of text, or of images, in a packed file; stops beyond `max_bytes`.
 
     Rows of Parquet and Arrow count as JSON. Raises `DataError` if the file cannot be unpacked, or
     takes more than `max_s` seconds, or if its content is not text in UTF-8.
     """
+    if is_zip(path):
+        return measure_zip(path, name)
     num_bytes = 0
     deadline = time.monotonic() + max_s
     for size_bytes in _measure_parts(path, name):

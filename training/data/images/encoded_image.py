@@ -11,8 +11,6 @@ from model_files.images import decoding
 from model_files.images.decoding import ImageFault
 from training.data.faults import RowFault, show_value
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
-
 
 def find_image_path(value: Any) -> str | None:
     """Return the path in an image column, if its value is one; None for an image itself."""
@@ -62,11 +60,16 @@ def find_image_file(folder: Path, path: str) -> Path:
 def read_image_file(file: Path, name: str) -> bytes:
     """Read an encoded image; raises `RowFault` if it is too large or cannot be read."""
     try:
-        with _translate_fault():
-            decoding.check_image_bytes(file.stat().st_size, show_value(name))
+        check_size(file.stat().st_size, name)
         return file.read_bytes()
     except OSError as exc:
         raise RowFault("{} cannot be read ({})", show_value(name), exc.strerror) from exc
+
+
+def check_size(size_bytes: int, name: str) -> None:
+    """Raise `RowFault` for an encoded image that is too large."""
+    with _translate_fault():
+        decoding.check_image_bytes(size_bytes, show_value(name))
 
 
 def check_image(encoded: bytes, name: str) -> None:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from storage import durable
 from training.data.faults import DataError, RowFault, show_names
-from training.data.files.kinds import ROW_SUFFIXES, Record, find_suffix
-from training.data.images.encoded_image import IMAGE_SUFFIXES, find_image_file
+from training.data.files.kinds import IMAGE_SUFFIXES, ROW_SUFFIXES, Record, find_suffix
+from training.data.images.encoded_image import find_image_file
 
 IMAGE_COLUMN, LABEL_COLUMN = "image", "label"
 

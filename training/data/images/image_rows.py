@@ -1,8 +1,9 @@
 """Rows of an image with a label: files of such rows, parsing, and their columns in a table."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from training.data.images.encoded_image import (
     read_image_file,
 )
 from training.data.images.image_folder import ImageFolder
+from training.data.images.image_zip import ImageZip
 from training.data.labelled.labels import LABEL_COLUMNS, check_columns, get_labels
 from training.data.readers import RowFile, RowSource
 from training.data.row_table import Counts, read_list
@@ -182,7 +184,7 @@ class ImageReader:
         self._mapped = columns
         self._columns: ImageColumns | None = None
         self._has_paths = False
-        self._folder = _find_folder(source)
+        self._open_image = _find_images(source)
 
     @property
     def format(self) -> str | None:
@@ -212,11 +214,12 @@ class ImageReader:
         except DataError as exc:
             raise DataError(f"{self._source.name}: {exc}") from exc
         self._has_paths = find_image_path(record.get(columns.image)) is not None
-        if self._has_paths and self._folder is None:
+        if self._has_paths and self._open_image is None:
             raise DataError(
                 f"{self._source.name}: the column {columns.image!r} has paths, and an uploaded "
-                "file or a data set of the hub has no folder of images; expected the images "
-                "themselves, as in a Parquet file that the datasets library writes"
+                "file or a data set of the hub has no folder of images; expected a ZIP archive of "
+                "the file and its images, or the images themselves, as in a Parquet file that the "
+                "datasets library writes"
             )
         return columns
 
@@ -228,13 +231,13 @@ class ImageReader:
                 raise RowFault("{!r} is an image, expected a path as in the first row", column)
             check_image(image, column)
             return image
-        if not self._has_paths or self._folder is None:
+        if not self._has_paths or self._open_image is None:
             raise RowFault(
                 "{!r} is the path {}, expected an image as in the first row",
                 column,
                 show_value(path),
             )
-        image = read_image_file(find_image_file(self._folder, path), path)
+        image = self._open_image(path)
         check_image(image, path)
         return image
 
@@ -251,13 +254,21 @@ class ImageReader:
         return {}
 
     def close(self) -> None:
-        """Free nothing."""
+        """Close an archive of images."""
+        if isinstance(self._source, ImageZip):
+            self._source.close()
 
 
-def _find_folder(source: RowSource) -> Path | None:
-    """Return the folder in which the paths of a source are; None if it has none."""
+def _find_images(source: RowSource) -> Callable[[str], bytes] | None:
+    """Return what reads an image by its path in a row; None if the source has no images."""
+    if isinstance(source, ImageZip):
+        return source.read_image
     if isinstance(source, ImageFolder):
-        return source.path
+        return partial(_read_from, source.path)
     if isinstance(source, RowFile) and source.known is None:
-        return source.path.parent
+        return partial(_read_from, source.path.parent)
     return None
+
+
+def _read_from(folder: Path, path: str) -> bytes:
+    return read_image_file(find_image_file(folder, path), path)
