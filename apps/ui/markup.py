@@ -20,6 +20,7 @@ PAGES = (("", "Fine-tune"), ("runs", "Runs"), ("chat", "Chat"), ("classify", "Cl
 TRIAL_LINKS = {
     "causal_lm": ("chat", "chat-with-it", "Chat with it"),
     "sequence_classification": ("classify", "classify-with-it", "Classify with it"),
+    "image_classification": ("classify", "classify-with-it", "Classify with it"),
 }
 """By task: the page where its models are tried, and the id and the text of the link to it."""
 MAX_SHOWN_TOKENS = 160

@@ -55,7 +55,7 @@ def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
         build_chat_page(client)
     with blocks.route("Classify", "classify"):
         _start_page("classify")
-        build_classify_page(client)
+        build_classify_page(client, uploads)
     blocks.state_session_capacity = MAX_SESSIONS
     blocks.queue(default_concurrency_limit=MAX_CONCURRENT_EVENTS)
     # By default Gradio polls its queue a thousand times a second.
