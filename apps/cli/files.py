@@ -147,8 +147,11 @@ def _render_file(file: File) -> Rows:
         properties |= {
             "rows": str(check.num_rows or ""),
             "format": check.format,
-            "tokens": f"{check.num_tokens:,} of {check.model}",
-            "learned": f"{check.learned_share:.0%} of them",
+            "tokens": f"{check.num_tokens:,} of {check.model}" if check.num_tokens else None,
+            "learned": f"{check.learned_share:.0%} of them" if check.num_tokens else None,
+            "labels": ", ".join(
+                f"{label} ({count:,} rows)" for label, count in check.label_counts.items()
+            ),
             "not used": ", ".join(
                 f"{name} ({count:,} rows)" for name, count in check.ignored_keys.items()
             ),

@@ -10,6 +10,7 @@ import typer
 
 from apps.cli.connection import DEFAULT_URL, AsJson, Url, run_with_api
 from apps.cli.files import send_file
+from apps.cli.folder_archive import pack_folder
 from apps.cli.output import Rows, decode, fail, print_json, show, show_time, write_bytes
 from apps.cli.watch import watch_job
 from apps.client.client import ApiClient
@@ -40,14 +41,22 @@ Watch = Annotated[bool, typer.Option("--watch", help="Watch the job until it end
 
 @jobs.command()
 def create(
-    rows: Annotated[str, typer.Argument(help="File of rows: a local path or a file id.")],
+    rows: Annotated[
+        str,
+        typer.Argument(
+            help="File of rows: a local path or a file id; for images also a local folder."
+        ),
+    ],
     model: Annotated[str, typer.Option(help="Model to fine-tune.")] = "latest",
     mix: Mixed = None,
     validation: Annotated[str | None, typer.Option(help="File of rows to evaluate on.")] = None,
     suffix: Suffix = None,
     task: Annotated[
         str | None,
-        typer.Option(help="What is learned: 'causal_lm' (default) or 'sequence_classification'."),
+        typer.Option(
+            help="What is learned: 'causal_lm' (default), 'sequence_classification' or "
+            "'image_classification'."
+        ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Number of passes over the rows.")] = None,
     priority: Annotated[int, typer.Option(help="Jobs with a higher priority start first.")] = 0,
@@ -181,7 +190,10 @@ def checkpoints(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) 
 
 
 async def upload_if_local(api: ApiClient, named: str) -> str:
-    """Return the id of a file of rows; upload it first if it is a local file."""
+    """Return the id of a file of rows; upload it first if it is a local file, or a folder."""
+    if Path(named).is_dir():
+        with pack_folder(Path(named)) as packed:
+            return (await send_file(api, packed)).id
     if Path(named).is_file():
         return (await send_file(api, Path(named))).id
     if not named.startswith("file-"):

@@ -6,7 +6,15 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import BinaryIO, Literal, NamedTuple, TypeVar
@@ -58,7 +66,7 @@ class Upload(NamedTuple):
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """A request; the body is `json`, `form` with `upload`, or `content`."""
+    """A request; the body is `json`, `form` with `upload` or `images`, or `content`."""
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str
@@ -66,6 +74,7 @@ class ApiRequest:
     json: Mapping[str, object] | None = None
     form: Mapping[str, str] | None = None
     upload: Upload | None = None
+    images: Sequence[Upload] = ()
     content: AsyncIterable[bytes] | None = None
     headers: Mapping[str, str] | None = None
     key: str | None = None
@@ -190,7 +199,7 @@ class ApiConnection:
             params=request.query,
             json=request.json,
             data=request.form,
-            files={"file": request.upload} if request.upload else None,
+            files=_list_files(request) or None,
             content=request.content,
             headers=request.headers,
             timeout=httpx.Timeout(timeouts[f"{request.kind}_s"], connect=CONNECT_TIMEOUT_S),
@@ -198,6 +207,12 @@ class ApiConnection:
         if key := request.key or self._find_key():
             built.headers["authorization"] = f"Bearer {key}"
         return built
+
+
+def _list_files(request: ApiRequest) -> list[tuple[str, Upload]]:
+    """Return the files of a form with the names of their fields."""
+    images = [("images", image) for image in request.images]
+    return [("file", request.upload), *images] if request.upload else images
 
 
 def join_path(collection: str, identifier: str, *parts: str) -> str:

@@ -113,6 +113,7 @@ class FileCheck(Resource):
     learned_share: float = 0.0
     task: str | None = None
     ignored_keys: Mapping[str, int] = {}
+    label_counts: Mapping[str, int] = {}
 
 
 class File(Resource):
@@ -137,12 +138,15 @@ class Token(Resource):
 class Row(Resource):
     """One row as the model sees it; `line` is its line in the file.
 
-    If `is_part` is set, it is one answer of a row, after its own prompt.
+    If `is_part` is set, it is one answer of a row, after its own prompt. A row for a classifier has
+    texts and labels instead of tokens.
     """
 
     line: int
     tokens: tuple[Token, ...]
     is_part: bool = False
+    texts: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
 
 class Preview(Resource):
@@ -157,6 +161,8 @@ class Preview(Resource):
     num_split_rows: int | None = None
     max_length: int
     ignored_keys: Mapping[str, int] = {}
+    label_counts: Mapping[str, int] = {}
+    task: str | None = None
     rows: tuple[Row, ...]
 
 

@@ -1,11 +1,11 @@
-"""Requests for generated text, and for classifications of text."""
+"""Requests for generated text, and for classifications of texts and images."""
 
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import NamedTuple, TypedDict
 
-from apps.client.connection import ApiConnection, ApiRequest
+from apps.client.connection import ApiConnection, ApiRequest, Upload
 from apps.client.errors import AnswerFailedError, UnexpectedResponseError, read_error_body
 from apps.client.resources import Piece
 from apps.sse import DONE, read_data
@@ -32,7 +32,7 @@ DEFAULT_SAMPLING = Sampling()
 
 
 class TextClient:
-    """Generates answers to chats, and classifies texts."""
+    """Generates answers to chats, and classifies texts and images."""
 
     def __init__(self, connection: ApiConnection) -> None:
         self._connection = connection
@@ -51,6 +51,12 @@ class TextClient:
         """Return the labels of texts, or of pairs of texts."""
         body = {"model": model, "input": inputs, "truncate": truncate}
         request = ApiRequest("POST", _CLASSIFY_PATH, json=body, kind="generation")
+        return await self._connection.read_object(request)
+
+    async def classify_images(self, model: str, images: Sequence[Upload]) -> Mapping[str, object]:
+        """Return the labels of images."""
+        form = {"model": model}
+        request = ApiRequest("POST", _CLASSIFY_PATH, form=form, images=images, kind="generation")
         return await self._connection.read_object(request)
 
     async def stream_chat(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 from apps.errors import InvalidInputError, invalid_input, refuse_full_disk
 from apps.file_index import FileCheck
@@ -15,6 +15,7 @@ from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import require_lineage
 from apps.fine_tuning.job_requests import FineTuneRequest, parse_fine_tune
+from apps.fine_tuning.validation.row_task import choose_preview_task
 from apps.fine_tuning.validation.row_validation import (
     RowCounts,
     SlowRowsError,
@@ -41,6 +42,9 @@ from training.settings.task_settings import DEFAULT_TASK
 from training.spec import SettingError, TrainingSpec
 from training.task import find_task
 
+if TYPE_CHECKING:
+    from training.data.readers import KnownFile
+
 BUILDING_PREFIX = ".building-"
 
 
@@ -52,11 +56,13 @@ class TokenObject(TypedDict):
 
 
 class RowObject(TypedDict):
-    """One row as tokens."""
+    """One row as tokens; of a classifier's file, its texts and labels, and no tokens."""
 
     line: int
     is_part: bool
     tokens: list[TokenObject]
+    texts: NotRequired[list[str]]
+    labels: NotRequired[list[str]]
 
 
 class PreviewObject(TypedDict):
@@ -122,8 +128,9 @@ class JobCreator:
     def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
     ) -> PreviewObject:
-        """Show how the first rows of a file become tokens for a model.
+        """Show how the first rows of a file become tokens for a model, or are labelled.
 
+        A file is previewed for the task in `training`, or else for the one that its check used.
         `training` has settings as in a job. Raises as `create` does.
         """
         import_transformers()
@@ -138,6 +145,9 @@ class JobCreator:
         spec = request.resolve_settings(defaults)
         known = find_known_files(self._layout, spec)
         try:
+            spec = choose_preview_task(spec, known, file, is_named="task" in training)
+            if spec.task != DEFAULT_TASK:
+                return self._preview_labelled(file_id, spec, num_rows, known)
             with invalid_input("model", only=SettingError):
                 shown = preview_rows(spec, num_rows, known)
         except DataError as exc:
@@ -155,20 +165,33 @@ class JobCreator:
             }
             for row in shown.rows
         ]
-        preview: PreviewObject = {
-            "object": "file.preview",
-            "num_rows": None,
-            "num_tokens": None,
-            "num_learned_tokens": None,
-            "num_truncated_rows": None,
-            "num_dropped_rows": None,
-            "num_split_rows": None,
-            "format": shown.format,
-            "max_length": shown.max_length,
-            "ignored_keys": dict(shown.ignored_keys),
-            "rows": rows,
-        }
+        preview = _make_preview(shown.format, shown.max_length, shown.ignored_keys, rows, spec.task)
         return {**preview, **counts} if counts is not None else preview
+
+    def _preview_labelled(
+        self, file_id: str, spec: TrainingSpec, num_rows: int, known: Mapping[str, "KnownFile"]
+    ) -> PreviewObject:
+        """Show the first rows of a file for a classifier; the counts are those of its check."""
+        from training.data.labelled.preview import preview_labelled_rows
+
+        shown = preview_labelled_rows(spec, num_rows, known)
+        check = self._files.get(file_id).get("check")
+        is_counted = check is not None and check.get("task") == spec.task
+        rows: list[RowObject] = [
+            {
+                "line": row.line,
+                "is_part": False,
+                "tokens": [],
+                "texts": list(row.texts),
+                "labels": list(row.labels),
+            }
+            for row in shown.rows
+        ]
+        preview = _make_preview(shown.format, 0, shown.ignored_keys, rows, spec.task)
+        if check is None or not is_counted:
+            return preview
+        labels = check.get("label_counts", {})
+        return {**preview, "num_rows": check["num_rows"], "label_counts": labels}
 
     def _count_rows(
         self, file_id: str, file: Path, spec: TrainingSpec, model_id: str | None
@@ -229,6 +252,30 @@ class JobCreator:
                 check_job_counts(self._runs, self._limits)
                 durable.move_directory(building, self._layout.run(record.id))
         return RunFolder(self._layout.run(record.id))
+
+
+def _make_preview(
+    format_name: str,
+    max_length: int,
+    ignored_keys: Mapping[str, int],
+    rows: list[RowObject],
+    task: str,
+) -> PreviewObject:
+    """Return a preview whose rows have not been counted."""
+    return {
+        "object": "file.preview",
+        "num_rows": None,
+        "num_tokens": None,
+        "num_learned_tokens": None,
+        "num_truncated_rows": None,
+        "num_dropped_rows": None,
+        "num_split_rows": None,
+        "format": format_name,
+        "max_length": max_length,
+        "ignored_keys": dict(ignored_keys),
+        "rows": rows,
+        "task": task,
+    }
 
 
 def _check_served(spec: TrainingSpec) -> None:

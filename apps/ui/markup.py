@@ -60,8 +60,10 @@ def render_badge(status: str, elem_id: str | None = None) -> str:
 def render_preview(preview: Preview) -> str:
     """Render the counts of a file and its first rows as tokens, with the learned ones marked.
 
-    A large file is counted only when the job is created.
+    A large file is counted only when the job is created. Rows for a classifier have labels.
     """
+    if any(row.texts for row in preview.rows):
+        return _render_labelled(preview)
     figures = [
         ("Rows", _show_count(preview.num_rows)),
         ("Tokens", _show_count(preview.num_tokens)),
@@ -81,6 +83,24 @@ def render_preview(preview: Preview) -> str:
         '<p class="ts-legend">The first rows as the model sees them. '
         '<mark class="ts-learned">Marked</mark> tokens are learned; the rest is context.'
         f"{explanation}</p>"
+        f'<div class="ts-rows">{rows}</div>'
+    )
+
+
+def _render_labelled(preview: Preview) -> str:
+    figures = [("Rows", _show_count(preview.num_rows)), ("Columns", preview.format)]
+    if preview.label_counts:
+        figures.append(("Labels", f"{len(preview.label_counts):,}"))
+    rows = "".join(
+        f'<div class="ts-row"><span class="ts-line">Row {row.line}</span>'
+        f'<div class="ts-tokens">{escape(" / ".join(row.texts))} '
+        f'<mark class="ts-learned">{escape(", ".join(row.labels))}</mark></div></div>'
+        for row in preview.rows
+    )
+    return (
+        f"{render_figures(figures)}{_render_ignored(preview.ignored_keys)}"
+        '<p class="ts-legend">The first rows, with their labels '
+        '<mark class="ts-learned">marked</mark>.</p>'
         f'<div class="ts-rows">{rows}</div>'
     )
 

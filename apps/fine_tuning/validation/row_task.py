@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.data.faults import DataError
@@ -12,9 +13,27 @@ if TYPE_CHECKING:
     from training.data.readers import KnownFile
 
 CLASSIFICATION_TASK = "sequence_classification"
+IMAGE_TASK = "image_classification"
 _GENERATION_KEYS = frozenset(
     {"messages", "conversations", "prompt", "completion", "instruction", "output"}
 )
+_SIZES = ("micro_batch_size", "micro_batch_tokens")
+
+
+def choose_preview_task(
+    spec: TrainingSpec, known: Mapping[str, "KnownFile"], path: Path, *, is_named: bool
+) -> TrainingSpec:
+    """Return the spec with which to preview a file: its own if its task `is_named`.
+
+    Otherwise that of the task which the check of the file uses; an archive has images.
+    """
+    from training.data.files.zip_files import is_zip
+
+    if is_named:
+        return spec
+    if is_zip(path):
+        return _change_task(spec, IMAGE_TASK)
+    return list_row_tasks(spec, known)[0]
 
 
 def list_row_tasks(spec: TrainingSpec, known: Mapping[str, "KnownFile"]) -> list[TrainingSpec]:
@@ -38,11 +57,16 @@ def list_row_tasks(spec: TrainingSpec, known: Mapping[str, "KnownFile"]) -> list
 
 def _make_classification_spec(spec: TrainingSpec) -> TrainingSpec:
     """Return a spec for the same rows, which are truncated: another model may have more context."""
-    unused = find_task(CLASSIFICATION_TASK).unused_settings
-    settings = spec.model_dump(exclude={*unused, "best_metric", "task_settings"})
-    return TrainingSpec.model_validate(
-        {**settings, "task": CLASSIFICATION_TASK, "overlong": "truncate"}
-    )
+    return _change_task(spec, CLASSIFICATION_TASK, overlong="truncate")
+
+
+def _change_task(spec: TrainingSpec, task: str, **settings: str) -> TrainingSpec:
+    """Return a spec for the same rows and another task, with the defaults of that task."""
+    own = {"best_metric", "task_settings", *find_task(task).unused_settings}
+    if task == IMAGE_TASK:  # an image is not as long as a text
+        own.update(_SIZES)
+    kept = spec.model_dump(exclude=own)
+    return TrainingSpec.model_validate({**kept, "task": task, **settings})
 
 
 def _read_first(

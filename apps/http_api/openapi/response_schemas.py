@@ -83,10 +83,14 @@ class PreviewRow(_Answer):
     line: int = Field(description="The line of the file that it begins in.")
     tokens: list[PreviewToken]
     is_part: bool = False
+    texts: list[str] | None = Field(
+        None, description="The texts of a row with labels, or the name of its image."
+    )
+    labels: list[str] | None = Field(None, description="The labels of such a row.")
 
 
 class FilePreview(_Answer):
-    """The first rows of a file as a model's tokens."""
+    """The first rows of a file as a model's tokens, or with their labels."""
 
     object: Literal["file.preview"]
     format: str
@@ -105,6 +109,10 @@ class FilePreview(_Answer):
         "been counted, else of the rows that were read for the preview."
     )
     rows: list[PreviewRow]
+    task: str = Field(description="The task for which the rows are shown.")
+    label_counts: dict[str, int] | None = Field(
+        None, description="Rows of each label, if the check of the file counted them."
+    )
 
 
 class _Page(_Answer):

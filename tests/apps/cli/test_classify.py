@@ -31,3 +31,17 @@ def test_invalid_classify_command_prints_error(call: Call, classifier: str) -> N
     status, output = call("classify", "one", "-m", "latest")
     assert status == 1
     assert "is a language model" in output
+
+
+def test_images_are_classified(call: Call, classifier: str, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"x" * 40)
+    (tmp_path / "b.png").write_bytes(b"x" * 5)
+    images = ("--image", str(tmp_path / "a.png"), "--image", str(tmp_path / "b.png"))
+    status, output = call("classify", "-m", classifier, *images)
+    assert status == 0, output
+    assert "long 0.400" in output
+    assert "b.png" in output
+    assert call("classify", "-m", classifier) == (1, "error: expected either texts or --image")
+    assert call("classify", "one", "-m", classifier, *images)[0] == 1
+    status, output = call("classify", "-m", classifier, "--image", str(tmp_path / "gone.png"))
+    assert (status, "gone.png" in output) == (1, True)

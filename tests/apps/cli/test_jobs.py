@@ -18,6 +18,7 @@ from apps.http_api.run_streams import has_ended
 from storage.layout import StorageLayout
 from tests.apps.cli.conftest import Call
 from tests.apps.conftest import build_services
+from tests.tiny_vision import build_tiny_vit, write_image_folder
 from training.run.folder import RunFolder
 
 ROWS = '{"prompt": "How many loaves?", "completion": "Twelve."}\n' * 3
@@ -273,3 +274,24 @@ def test_drawn_job_has_progress_bar_curve_and_queue_position(run: RunFolder) -> 
     assert "validation" in drawn
     assert sum("│" in line for line in drawn.splitlines()) >= 10
     assert max(map(len, drawn.splitlines())) <= 90
+
+
+def test_folder_of_images_is_sent_as_an_archive(
+    call: Call, services: Services, tmp_path: Path
+) -> None:
+    services.models.install(build_tiny_vit(tmp_path / "vit"), "vit")
+    folder = write_image_folder(tmp_path / "shapes", 2)
+    (folder / ".hidden").write_text("x")
+    model = ("--model", "vit", "--task", "image_classification")
+    status, job_id = call("jobs", "create", str(folder), *model, "--set", "num_workers=1")
+    assert status == 0, job_id
+    run = find_run(services.layout, job_id)
+    summary = run.read_data_summary()
+    assert summary["name"] == "shapes.zip"
+    assert summary["label_counts"] == {"blue": 2, "green": 2, "red": 2}
+    (folder / "red" / "link.png").symlink_to("000.png")
+    status, output = call("jobs", "create", str(folder), *model)
+    assert (status, "is a link" in output) == (1, True)
+    (tmp_path / "empty").mkdir()
+    status, output = call("jobs", "create", str(tmp_path / "empty"), *model)
+    assert (status, "has no files" in output) == (1, True)

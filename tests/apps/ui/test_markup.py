@@ -141,3 +141,13 @@ def test_duration_ends_with_run() -> None:
     assert markup.measure_duration(make_job(started_at=100, finished_at=160)) == 60
     assert markup.measure_duration(make_job(status="queued")) == 0
     assert 4 < markup.measure_duration(make_job(started_at=int(time.time()) - 5)) < 8
+
+
+def test_labelled_rows_are_shown_with_their_labels() -> None:
+    row = Row(line=3, tokens=(), texts=("good film", HOSTILE), labels=("positive",))
+    preview = make_preview([], label_counts={"positive": 1, "x": 2})
+    html = markup.render_preview(preview.model_copy(update={"rows": (row,)}))
+    assert "good film / " in html
+    assert '<mark class="ts-learned">positive</mark>' in html
+    assert HOSTILE not in html
+    assert "Tokens" not in html

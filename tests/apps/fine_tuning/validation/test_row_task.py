@@ -1,13 +1,18 @@
 """The check of uploads with labelled rows."""
 
+import io
 import json
+import zipfile
 from typing import Any
 
 import pytest
 
+from apps.errors import InvalidInputError
 from apps.file_store import FileStore
+from apps.fine_tuning.queue import RunQueue
 from apps.fine_tuning.validation.row_validation import check_file
 from storage.layout import StorageLayout
+from tests.tiny_vision import draw_shape
 
 LABELLED = {"sentence1": "the film was good", "sentence2": "really", "label": "positive"}
 
@@ -61,3 +66,62 @@ def test_faults_of_labelled_rows_are_reported(layout: StorageLayout) -> None:
     file = check(layout, LABELLED, {**LABELLED, "label": None})
     assert file["status"] == "error"
     assert "label" in file["status_details"]
+
+
+def pack_images(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def encode(colour: str) -> bytes:
+    buffer = io.BytesIO()
+    draw_shape(colour, 1).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+IMAGES = {"red/1.png": encode("red"), "red/2.png": encode("red"), "blue/1.png": encode("blue")}
+
+
+def test_archive_of_images_is_checked_without_an_image_model(layout: StorageLayout) -> None:
+    store = FileStore(layout)
+    store.add("file-images", pack_images(IMAGES), "shapes.zip")
+    check_file(layout, "file-images")
+    file: Any = store.get("file-images")
+    assert (file["status"], file["status_details"]) == ("processed", None)
+    assert file["check"]["task"] == "image_classification"
+    assert file["check"]["label_counts"] == {"blue": 1, "red": 2}
+    store.add("file-images", pack_images({**IMAGES, "red/3.png": b"x"}), "shapes.zip")
+    check_file(layout, "file-images")
+    file = store.get("file-images")
+    assert file["status"] == "error"
+    assert '"red/3.png" is not an image' in file["status_details"]
+
+
+@pytest.mark.anyio
+async def test_preview_shows_labelled_rows(queue: RunQueue, layout: StorageLayout) -> None:
+    check(layout, {**LABELLED, "id": 1}, {**LABELLED, "label": "negative"})
+    shown = await queue.preview("file-labelled", "latest", 1, {})
+    (row,) = shown["rows"]
+    texts = ["the film was good", "really"]
+    expected = {"line": 1, "is_part": False, "tokens": [], "texts": texts, "labels": ["positive"]}
+    assert row == expected
+    assert shown["task"] == "sequence_classification"
+    assert shown["format"] == "sentence1 and sentence2 with label"
+    assert (shown["num_rows"], shown["ignored_keys"]) == (2, {"id": 1})
+    assert shown["label_counts"] == {"negative": 1, "positive": 1}
+    training = {"task": "sequence_classification", "columns": {"text": "sentence2", "label": "id"}}
+    (row,) = (await queue.preview("file-labelled", "latest", 1, training))["rows"]
+    assert (row["texts"], row["labels"]) == (["really"], ["1"])
+    bad = {**training, "columns": {"label": "gone"}}
+    with pytest.raises(InvalidInputError, match="rows.jsonl: line 1: columns names"):
+        await queue.preview("file-labelled", "latest", 1, bad)
+    FileStore(layout).add("file-images", pack_images(IMAGES), "shapes.zip")
+    shown = await queue.preview("file-images", "latest", 2, {})
+    assert [(row["texts"], row["labels"]) for row in shown["rows"]] == [
+        (["blue/1.png"], ["blue"]),
+        (["red/1.png"], ["red"]),
+    ]
+    assert (shown["task"], shown["num_rows"]) == ("image_classification", None)

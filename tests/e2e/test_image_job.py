@@ -1,0 +1,81 @@
+"""A fine-tuning job over HTTP on an archive of images, from its upload to classified images."""
+
+import base64
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serving.store.model_store import ModelStore
+from storage.layout import open_storage
+from tests.e2e.conftest import Application
+from tests.e2e.test_classify_job import read_aliases
+from tests.tiny_vision import COLOURS, build_tiny_vit, draw_shape, write_image_folder
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+
+def pack_images(folder: Path) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for file in sorted(folder.rglob("*.*")):
+            archive.write(file, f"{folder.name}/{file.relative_to(folder)}")
+    return buffer.getvalue()
+
+
+def encode(colour: str, seed: int) -> bytes:
+    buffer = io.BytesIO()
+    draw_shape(colour, seed).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_job_fine_tunes_on_an_archive_and_its_model_classifies(
+    application: Application, tmp_path: Path
+) -> None:
+    ModelStore(open_storage(application.storage)).install(build_tiny_vit(tmp_path / "vit"), "vit")
+    client = httpx.Client(base_url=application.url, timeout=120)
+    packed = pack_images(write_image_folder(tmp_path / "shapes", 12))
+    file = application.client.files.create(file=("shapes.zip", packed), purpose="fine-tune")
+    checked = application.client.files.wait_for_processing(file.id)
+    assert checked.status == "processed", checked
+    found: Any = checked.to_dict()["check"]
+    assert (found["task"], found["num_rows"]) == ("image_classification", 36)
+    assert found["label_counts"] == {"blue": 12, "green": 12, "red": 12}
+    settings = {
+        "task": "image_classification",
+        "task_settings": {"augmentation": "none"},
+        "learning_rate": 0.003,
+        "epochs": 10,
+        "num_workers": 1,
+        "micro_batch_size": 6,
+        "validation_fraction": 0.2,
+    }
+    latest = read_aliases(client)["latest"]
+    body = {"model": "vit", "training_file": file.id, "suffix": "shapes", "training": settings}
+    job = client.post("/v1/fine_tuning/jobs", json=body).json()
+    assert "id" in job, job
+
+    def find_end() -> dict[str, Any] | None:
+        found: dict[str, Any] = client.get(f"/v1/fine_tuning/jobs/{job['id']}").json()
+        return found if found["status"] in ("succeeded", "failed", "cancelled") else None
+
+    ended = wait_until(find_end, 240, "the job ends")
+    assert ended["status"] == "succeeded", ended
+    aliases = read_aliases(client)
+    assert aliases["shapes"] == ended["fine_tuned_model"]
+    assert aliases["latest"] == latest
+    images = {colour: encode(colour, 9000) for colour in COLOURS}
+    files = [("images", (f"{colour}.png", image)) for colour, image in images.items()]
+    by_form = client.post("/v1/classify", data={"model": "shapes"}, files=files)
+    coded = [base64.b64encode(image).decode() for image in images.values()]
+    by_json = client.post("/v1/classify", json={"model": "shapes", "images": coded})
+    client.close()
+    for answer in (by_form, by_json):
+        assert answer.headers["x-run-id"] == job["id"]
+        labels = [one["labels"][0]["label"] for one in answer.json()["data"]]
+        assert labels == list(COLOURS)
+    assert by_form.json()["data"] == by_json.json()["data"]
