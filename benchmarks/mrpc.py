@@ -28,15 +28,10 @@ from typing import Any
 
 import torch
 import yaml
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from torchmetrics.functional.classification import binary_f1_score
-from transformers import (
-    AutoModelForSequenceClassification,
-    BertConfig,
-    BertForSequenceClassification,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForSequenceClassification
 
+from benchmarks.encoder import build_encoder
 from benchmarks.machine import describe_machine
 from benchmarks.workbench import call_contender
 from storage import durable
@@ -52,7 +47,6 @@ CLASSES = Classes("single_label_classification", ("0", "1"))
 NUM_HELD_OUT = 408
 NUM_TRAIN = 4076
 _TIMEOUT_S = 3600.0
-_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def main() -> int:
@@ -119,41 +113,7 @@ def _prepare(folder: Path, data: Path, seed: int, epochs: int) -> Path:
 def _build_model(folder: Path, train: Path, seed: int) -> None:
     rows = [record for _, record in RowFile(train, COLUMN_NAMES).read()]
     texts = [row[name] for row in rows for name in ("#1 String", "#2 String")]
-    backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 - no password
-    backend.normalizer = normalizers.BertNormalizer()
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=8000, special_tokens=_SPECIAL, show_progress=False
-    )
-    backend.train_from_iterator(texts, trainer)
-    backend.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )
-    PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token="[PAD]",  # noqa: S106 - no password
-        unk_token="[UNK]",  # noqa: S106
-        cls_token="[CLS]",  # noqa: S106
-        sep_token="[SEP]",  # noqa: S106
-        mask_token="[MASK]",  # noqa: S106
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-    ).save_pretrained(folder)
-    torch.manual_seed(seed)
-    config = BertConfig(
-        vocab_size=backend.get_vocab_size(),
-        hidden_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=1024,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        num_labels=2,
-        id2label=dict(enumerate(CLASSES.names)),
-        label2id={name: number for number, name in enumerate(CLASSES.names)},
-    )
-    BertForSequenceClassification(config).save_pretrained(folder)
+    build_encoder(folder, texts, CLASSES.names, seed)
 
 
 def _run(bench: Path, name: str) -> dict[str, Any]:

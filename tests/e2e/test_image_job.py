@@ -49,9 +49,9 @@ def test_job_fine_tunes_on_an_archive_and_its_model_classifies(
         "task": "image_classification",
         "task_settings": {"augmentation": "none"},
         "learning_rate": 0.003,
-        "epochs": 10,
+        "epochs": 5,
         "num_workers": 1,
-        "micro_batch_size": 6,
+        "micro_batch_size": 4,
         "validation_fraction": 0.2,
     }
     latest = read_aliases(client)["latest"]
@@ -63,7 +63,7 @@ def test_job_fine_tunes_on_an_archive_and_its_model_classifies(
         found: dict[str, Any] = client.get(f"/v1/fine_tuning/jobs/{job['id']}").json()
         return found if found["status"] in ("succeeded", "failed", "cancelled") else None
 
-    ended = wait_until(find_end, 240, "the job ends")
+    ended = wait_until(find_end, 400, "the job ends")
     assert ended["status"] == "succeeded", ended
     aliases = read_aliases(client)
     assert aliases["shapes"] == ended["fine_tuned_model"]
