@@ -178,10 +178,9 @@ def _train(folder: Path, case: Case, place: Place) -> Trained:
         _allow_fp16()
     spec, rows = make_spec(folder, case), RowTable(folder / "rows.arrow", TOKEN_LAYOUT)
     checkpoint = Checkpoint(case.checkpoint or folder, case.saved_by, Progress(num_shares=2))
-    is_universal = case.first > 0 and STRATEGY.is_resharded(spec, checkpoint.world_size, place)
     plan = BatchPlan.from_spec(spec, case.layout, case.num_shares)
     engine = STRATEGY.start_engine(
-        spec, place, plan, open_default_objective(), load_universal=is_universal
+        spec, place, plan, open_default_objective(), checkpoint if case.first > 0 else None
     )
     if case.first > 0:
         load_checkpoint(engine, checkpoint, place, folder / "universal")
