@@ -137,8 +137,8 @@ def _find_masters(shards: Path, stage: int) -> dict[str, list[torch.Tensor]]:
     `stage` is that of a pipeline.
     """
     pieces: dict[str, list[torch.Tensor]] = defaultdict(list)
-    kind = f"mp_rank_{stage:02d}_optim_states"
-    files = _list_rank_files(shards, kind) if any(shards.glob(f"*_{kind}.pt")) else []
+    has_states = any(shards.glob("*_optim_states.pt"))
+    files = _list_rank_files(shards, "optim_states", stage=stage) if has_states else []
     for state in (_load(file)["optimizer_state_dict"] for file in files):
         mappings = state.get("param_slice_mappings") or []
         groups = state.get("single_partition_of_fp32_groups") or []
@@ -281,12 +281,16 @@ def _load(file: Path) -> Any:
         raise ShardsError(f"{file.name!r} cannot be read, it is damaged: {reason}") from exc
 
 
-def _list_rank_files(shards: Path, kind: str, world_size: int | None = None) -> list[Path]:
+def _list_rank_files(
+    shards: Path, kind: str, world_size: int | None = None, *, stage: int = 0
+) -> list[Path]:
     """Return one file per rank, in order; raises `ShardsError` unless every rank has exactly one.
 
-    Without `world_size`, it is read from the file of rank 0.
+    Without `world_size`, it is read from the file of rank 0. `stage` is that of a pipeline, whose
+    ranks are its replicas.
     """
-    files = {_rank_of(file): file for file in shards.glob(f"*zero_pp_rank_*_{kind}.pt")}
+    pattern = f"*zero_pp_rank_*_mp_rank_{stage:02d}_{kind}.pt"
+    files = {_rank_of(file): file for file in shards.glob(pattern)}
     if world_size is None and 0 in files:
         count = _load(files[0])["optimizer_state_dict"]["partition_count"]
         world_size = max(count) if isinstance(count, list) else count

@@ -6,7 +6,7 @@ the loss must be known before it. DeepSpeed divides a loss by its own number of 
 batches, which is configured as 1, and averages gradients over replicas.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,8 +17,6 @@ from training.engine import StepBatches
 from training.pipeline.staged_model import StagedModel
 from training.place import Place
 from training.task import Metrics
-
-_Inputs = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class GradientSchedule(TrainSchedule):  # type: ignore[misc]
@@ -33,9 +31,7 @@ class GradientSchedule(TrainSchedule):  # type: ignore[misc]
 class StagedEngine:
     """One stage of a pipeline in training. Attributes that it lacks are DeepSpeed's engine's."""
 
-    def __init__(
-        self, engine: Any, model: StagedModel, shapes: Mapping[str, torch.Size]
-    ) -> None:
+    def __init__(self, engine: Any, model: StagedModel, shapes: Mapping[str, torch.Size]) -> None:
         """`shapes` are those of all parameters of the model by their names."""
         self._engine = engine
         self._model = model
@@ -60,7 +56,10 @@ class StagedEngine:
         return self._run(schedule, self._read(batches))
 
     def compute_loss(
-        self, batches: StepBatches, place: Place, metrics: Metrics | None  # noqa: ARG002
+        self,
+        batches: StepBatches,
+        place: Place,  # noqa: ARG002
+        metrics: Metrics | None,
     ) -> torch.Tensor:
         """Run the forward passes of this replica's micro batches."""
         assert metrics is None
@@ -70,7 +69,7 @@ class StagedEngine:
         """Compute logits on the last stage, and send them to all workers."""
         assert bool(inputs["attention_mask"].all()), "rows of different lengths"
         input_ids = inputs["input_ids"]
-        self._run(self._plan_forward(1), iter([(input_ids, None)]))
+        self._run(self._plan_forward(1), self._load([(input_ids, None)]))
         vocabulary = self._model.config.get_text_config().vocab_size
         logits = torch.empty((*input_ids.shape, vocabulary), device=input_ids.device)
         if self._model.has_head:
@@ -86,16 +85,26 @@ class StagedEngine:
     def _plan_forward(self, num_batches: int) -> Any:
         return InferenceSchedule(num_batches, self._model.num_stages, self._model.stage_id)
 
-    def _read(self, batches: StepBatches) -> Iterator[_Inputs]:
-        for _, batch in batches.read_share(self._replica, self._num_replicas):
-            yield batch.inputs["input_ids"], batch.labels
+    def _read(self, batches: StepBatches) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        share = batches.read_share(self._replica, self._num_replicas)
+        return self._load((batch.inputs["input_ids"], batch.labels) for _, batch in share)
 
-    def _run(self, schedule: Any, batches: Iterator[_Inputs]) -> torch.Tensor:
+    def _load(
+        self, batches: Iterable[tuple[torch.Tensor, torch.Tensor | None]]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Let DeepSpeed load micro batches, each right before a stage computes it."""
+        for input_ids, labels in batches:
+            self._model.labels = labels
+            yield input_ids, input_ids  # the second are DeepSpeed's labels, which are not used
+
+    def _run(
+        self, schedule: Any, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]
+    ) -> torch.Tensor:
         """Execute a schedule; returns the sum of the losses, 0 except in the last stage."""
         engine = self._engine
         self._model.loss_sum = torch.zeros((), dtype=torch.float64, device=engine.device)
         engine.total_loss = None
-        engine._compute_loss = True
+        engine._compute_loss = False  # the module does
         engine.set_dataiterator(batches)
         engine._exec_schedule(schedule)
         return self._model.loss_sum

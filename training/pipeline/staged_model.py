@@ -31,8 +31,10 @@ _TIMED_TOKENS = 256
 class StagedModel(PipelineModule):  # type: ignore[misc]
     """The layers of this worker's stage; its parameters have the names of the whole model.
 
-    The last stage computes the loss: the head is applied only at positions that predict a learned
-    token. Dropout is seeded for each layer of each micro batch, so it does not depend on the cut.
+    The last stage returns the loss of a micro batch: the head is applied only at positions that
+    predict a learned token. (A loss beyond the module, DeepSpeed's `loss_fn`, would lose the head's
+    gradients in bf16: they are cleared once the backward pass reaches the module's output.) Dropout
+    is seeded for each layer of each micro batch, so it does not depend on the cut.
     """
 
     def __init__(
@@ -42,15 +44,17 @@ class StagedModel(PipelineModule):  # type: ignore[misc]
         with redirect_stdout(StringIO()):  # it prints its settings
             super().__init__(layers, num_stages=spec.num_stages, dynamic_shape=True)
         self.config = weights.model.config
-        self.loss_fn = self._compute_loss
         self.seeds: deque[str] = deque()  # of the micro batches of a step
+        self.labels: torch.Tensor | None = None  # of the micro batch that is computed next
         self.loss_scale = 1.0
         self.loss_sum = torch.zeros((), dtype=torch.float64)
-        self._layer_specs = []  # they hold the weights of other stages' layers open
 
     def _partition_layers(self, method: str) -> None:  # noqa: ARG002 - DeepSpeed's
         self.parts = self.bounds
         self._set_bounds(self.bounds[self.stage_id], self.bounds[self.stage_id + 1])
+
+    def _synchronize_tied_weights(self) -> None:
+        """Send nothing: both stages have read the same weight, and compute the same updates."""
 
     @property
     def has_head(self) -> bool:
@@ -58,23 +62,25 @@ class StagedModel(PipelineModule):  # type: ignore[misc]
         return bool(self.stage_id == self.num_stages - 1)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute the stage's layers, except the head, which belongs to the loss."""
+        """Compute the stage's layers: hidden states, or on the last stage the loss.
+
+        The loss is scaled. Without labels, the last stage returns logits.
+        """
         seed = self.seeds.popleft() if self.training else None
         layers = self.forward_funcs[:-1] if self.has_head else self.forward_funcs
         for index, layer in enumerate(layers, self._local_start):
             if seed is not None:
                 seed_generator(f"{seed}/{index}")
             hidden = layer(hidden)
-        return hidden
+        return self._apply_head(hidden) if self.has_head else hidden
 
-    def _compute_loss(self, hidden: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor:
-        """Return the scaled loss of a micro batch, or the logits of a batch without labels."""
+    def _apply_head(self, hidden: torch.Tensor) -> torch.Tensor:
         head = self.forward_funcs[-1]
-        if labels is None:
+        if self.labels is None:
             logits: torch.Tensor = head(hidden)
             return logits
-        learned = find_learned(labels)
-        loss = sum_cross_entropy(head(hidden[learned]), labels[learned])
+        learned = find_learned(self.labels)
+        loss = sum_cross_entropy(head(hidden[learned]), self.labels[learned])
         self.loss_sum += loss.detach()
         return loss * self.loss_scale
 
@@ -99,7 +105,7 @@ class StagedModel(PipelineModule):  # type: ignore[misc]
             torch.save({"weights": weights, "bounds": self.bounds}, path)
 
     def load_state_dir(self, load_dir: str, *_: Any, **__: Any) -> None:
-        """Read the weights of the stage, of which a tied one is as this stage had it."""
+        """Read the weights of the stage."""
         weights = read_stage(Path(load_dir), self.stage_id)["weights"]
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -130,17 +136,17 @@ def build_layers(spec: TrainingSpec, weights: BaseWeights) -> list[Any]:
     if family.positions is not None:
         dropout = model.config.embd_pdrop
         layers.append(LayerSpec(PositionLayer, weights, family.positions, dropout))
-    for index in range(model.config.num_hidden_layers):
-        layers.append(
-            LayerSpec(
-                DecoderLayer,
-                weights,
-                f"{family.blocks}.{index}",
-                index,
-                family.rotary,
-                recomputes=spec.activation_checkpointing,
-            )
+    layers += [
+        LayerSpec(
+            DecoderLayer,
+            weights,
+            f"{family.blocks}.{index}",
+            index,
+            family.rotary,
+            recomputes=spec.activation_checkpointing,
         )
+        for index in range(model.config.num_hidden_layers)
+    ]
     layers.append(LayerSpec(Layer, weights, family.norm))
     if is_tied:
         tied["forward_fn"] = project

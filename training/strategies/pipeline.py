@@ -49,8 +49,8 @@ class PipelineStrategy:
 
         if start is not None and start.world_size != place.world_size:
             raise CheckpointError(
-                f"{start.path.name!r} is of {start.world_size} workers, and a pipeline resumes with "
-                f"the same number; num_workers is {place.world_size}"
+                f"{start.path.name!r} is of {start.world_size} workers, and a pipeline resumes "
+                f"with the same number; num_workers is {place.world_size}"
             )
         weights = BaseWeights(spec)
         layers = build_layers(spec, weights)

@@ -26,8 +26,6 @@ class ZeroEngine(DataParallelEngine):
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self.set_gradient_accumulation_boundary = engine.set_gradient_accumulation_boundary
-        self.backward = engine.backward
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_engine"], name)
@@ -35,6 +33,14 @@ class ZeroEngine(DataParallelEngine):
     def __call__(self, **inputs: torch.Tensor) -> Any:
         """Compute the model's outputs."""
         return self._engine(**inputs)
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """Tell whether the next backward pass is the last before a step."""
+        self._engine.set_gradient_accumulation_boundary(is_boundary)
+
+    def backward(self, loss: torch.Tensor, *, scale_wrt_gas: bool) -> None:
+        """Add the gradients of a loss; they are averaged over the workers before a step."""
+        self._engine.backward(loss, scale_wrt_gas=scale_wrt_gas)
 
 
 class ZeroStrategy:
