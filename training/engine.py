@@ -119,7 +119,7 @@ def take_step(
             "rate, or look at these rows"
         )
     num_skipped = engine.skipped_steps
-    grad_norm = _measure_unsharded_norm(engine)
+    grad_norm = engine.measure_norm()
     if grad_norm is not None and not math.isfinite(grad_norm):  # DeepSpeed would step anyway
         raise NonFiniteLossError(
             f"the gradients of step {engine.global_steps + 1} have the norm {float(grad_norm)}; "
@@ -152,17 +152,6 @@ def _gather(values: Sequence[float | torch.Tensor], place: Place) -> torch.Tenso
     everyones = [torch.empty_like(mine) for _ in range(place.world_size)]
     dist.all_gather(everyones, mine)
     return torch.stack(everyones).cpu()
-
-
-def _measure_unsharded_norm(engine: TrainingEngine) -> torch.Tensor | None:
-    """Return the gradient norm of fp32 parameters that are not sharded.
-
-    DeepSpeed measures it in all other cases.
-    """
-    if engine.zero_optimization() or engine.fp16_enabled() or engine.bfloat16_enabled():
-        return None
-    gradients = [p.grad for p in engine.module.parameters() if p.grad is not None]
-    return torch.nn.utils.get_total_norm(gradients)
 
 
 def _measure_peak_memory(device: torch.device) -> int:

@@ -85,14 +85,8 @@ class TrainingEngine(CheckpointedEngine, Protocol):
     def step(self) -> None:
         """Clip the gradients, take an optimizer step, and forget them."""
 
-    def zero_optimization(self) -> bool:
-        """Return whether anything is sharded."""
-
-    def fp16_enabled(self) -> bool:
-        """Return whether parameters are fp16."""
-
-    def bfloat16_enabled(self) -> bool:
-        """Return whether parameters are bf16."""
+    def measure_norm(self) -> "torch.Tensor | None":
+        """Return the norm of the gradients; None if the engine measures it as it steps."""
 
     def get_global_grad_norm(self) -> Any:
         """Return the norm of the last step's gradients before clipping."""

@@ -36,7 +36,9 @@ def find_family(config: Any) -> Family:
 
 
 def check_architecture(spec: TrainingSpec) -> None:
-    """Raise `SettingError` unless the base model can be cut into as many stages as a spec says."""
+    """Raise `SettingError` for a pipeline that cannot cut its base model into so many stages."""
+    if spec.strategy != "pipeline":
+        return
     config = load_config(spec.base_model)
     name = name_source(spec.base_model)
     if config.model_type not in _FAMILIES or getattr(config, "add_cross_attention", False):

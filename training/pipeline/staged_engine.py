@@ -78,6 +78,9 @@ class StagedEngine:
         dist.broadcast(logits, last_worker)
         return logits
 
+    def measure_norm(self) -> None:
+        """Return None: DeepSpeed measures the norm over all stages as it steps."""
+
     def step(self) -> None:
         """Clip the gradients, take an optimizer step, and forget them."""
         self._engine._exec_optimizer_step()

@@ -45,8 +45,7 @@ def check_settings(spec: TrainingSpec) -> None:
     check_base_model(spec.base_model, find_task(spec.task))
     if spec.strategy == "zero":
         check_deepspeed_keys(spec)
-    if spec.strategy == "pipeline":
-        check_architecture(spec)
+    check_architecture(spec)
 
 
 def check_base_model(base_model: str, task: Task) -> None:

@@ -35,6 +35,11 @@ class DataParallelEngine:
         for name, parameter in self.module.named_parameters():
             yield name, getattr(parameter, "ds_shape", parameter.shape)
 
+    def measure_norm(self) -> torch.Tensor | None:
+        """Return the norm of the gradients, which are the same on every worker."""
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients)
+
     def add_gradients(self, batches: StepBatches, place: Place, weight: float) -> torch.Tensor:
         """Add the gradients of this worker's micro batches; returns the sum of their losses."""
         loss_sum = torch.zeros((), dtype=torch.float64, device=place.device)

@@ -87,11 +87,9 @@ class DdpEngine(DataParallelEngine):
         self.optimizer.zero_grad()
         self.global_steps += 1
 
-    def zero_optimization(self) -> bool:
-        """Return False: nothing is sharded, and parameters are fp32."""
+    def load_universal_checkpoint(self) -> bool:
+        """Return False: a checkpoint is the same for any number of workers."""
         return False
-
-    fp16_enabled = bfloat16_enabled = load_universal_checkpoint = zero_optimization
 
     def get_global_grad_norm(self) -> float:
         """Return the norm of the last step's gradients before clipping."""

@@ -34,6 +34,13 @@ class ZeroEngine(DataParallelEngine):
         """Compute the model's outputs."""
         return self._engine(**inputs)
 
+    def measure_norm(self) -> torch.Tensor | None:
+        """Return the norm of fp32 gradients at stage 0; DeepSpeed measures it in all other cases."""
+        engine = self._engine
+        if engine.zero_optimization() or engine.fp16_enabled() or engine.bfloat16_enabled():
+            return None
+        return super().measure_norm()
+
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Tell whether the next backward pass is the last before a step."""
         self._engine.set_gradient_accumulation_boundary(is_boundary)

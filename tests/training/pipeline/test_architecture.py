@@ -6,7 +6,9 @@ import pytest
 from tests.tiny_model import build_tiny_model
 from training.pipeline.architecture import check_architecture
 from training.preflight.preflight import check_settings
-from training.spec import SettingError, TrainingSpec
+from training.spec import SettingError, TrainingSpec, load_spec
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -36,3 +38,7 @@ def test_other_architectures_are_refused(model: Path) -> None:
     expected = "'gpt_neox', which a pipeline cannot cut into stages; it can cut gpt2, llama, "
     with pytest.raises(SettingError, match=expected):
         check_architecture(make_spec(model, 2))
+
+
+def test_example_is_accepted() -> None:
+    check_settings(load_spec(ROOT / "examples" / "pipeline.yaml"))
