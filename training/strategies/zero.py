@@ -35,7 +35,7 @@ class ZeroEngine(DataParallelEngine):
         return self._engine(**inputs)
 
     def measure_norm(self) -> torch.Tensor | None:
-        """Return the norm of fp32 gradients at stage 0; DeepSpeed measures it in all other cases."""
+        """Return the norm of fp32 gradients at stage 0, which alone DeepSpeed does not measure."""
         engine = self._engine
         if engine.zero_optimization() or engine.fp16_enabled() or engine.bfloat16_enabled():
             return None

@@ -8,7 +8,7 @@ from training.pipeline.partition import choose_bounds, merge_ends
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 5])
 def test_heaviest_stage_is_as_light_as_possible(num_stages: int) -> None:
-    weights = np.random.default_rng(num_stages).integers(1, 50, 9).tolist()
+    weights = [int(one) for one in np.random.default_rng(num_stages).integers(1, 50, 9)]
 
     def measure(bounds: tuple[int, ...] | list[int]) -> float:
         return max(sum(weights[first:end]) for first, end in pairwise(bounds))
