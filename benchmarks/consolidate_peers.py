@@ -70,7 +70,7 @@ def _train(rank: int, model: Path, checkpoint: Path, rendezvous: Path) -> None:
     spec = TrainingSpec(
         base_model=str(model), train_file="-", precision="bf16", num_workers=2, zero_stage=3
     )
-    engine = STRATEGY.start_engine(
+    engine: Any = STRATEGY.start_engine(
         spec, place, BatchPlan.from_spec(spec, "padded", 2), open_default_objective()
     )
     ids = torch.arange(_NUM_TOKENS)[None] + rank

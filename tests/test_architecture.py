@@ -33,6 +33,9 @@ ADAPTERS = {
     "training/deepspeed/cpu_op.py": "the folder in which torch compiles extensions",
 }
 
+# The modules that only workers import, once they have set DeepSpeed's accelerator.
+WORKERS_ONLY = {"training/pipeline/staged_engine.py", "training/pipeline/staged_model.py"}
+
 
 def find_imports(source: str) -> set[str]:
     found = set()
@@ -64,7 +67,7 @@ def test_page_imports_neither_training_nor_serving() -> None:
 
 
 def test_controllers_do_not_import_deepspeed_at_import_time() -> None:
-    for file in ROOT.glob("training/**/*.py"):
+    for file in set(ROOT.glob("training/**/*.py")) - {ROOT / name for name in WORKERS_ONLY}:
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 assert "deepspeed" not in find_imports(ast.unparse(node)), file

@@ -144,10 +144,13 @@ def count_steps(lengths: Lengths, plan: BatchPlan, epochs: int, max_steps: int |
 
 
 def plan_evaluation(lengths: Lengths, plan: BatchPlan) -> EpochPlan:
-    """Plan one pass over validation rows by length, with `num_shares` micro batches per step."""
+    """Plan one pass over validation rows by length, with as many micro batches per step as usual.
+
+    All rows together give the result, so a step only groups what a pipeline computes at once.
+    """
     order = np.argsort(lengths, kind="stable")
     bounds = _cut(order, lengths, plan)
-    return EpochPlan(order, bounds, plan.num_shares)
+    return EpochPlan(order, bounds, plan.num_shares * plan.accumulation)
 
 
 def _sort_within_windows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> _Indices:

@@ -2,15 +2,15 @@
 
 The gradient of a step is the mean over the step's targets, such as learned tokens, across workers
 and micro batches alike. Each micro batch contributes its summed loss divided by the weight of the
-targets of the whole step. The engine averages gradients over workers, so the sum is scaled by the
-world size.
+targets of the whole step. An engine averages gradients over the workers that compute different
+micro batches, so it scales the sum by their number.
 """
 
 import hashlib
 import math
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,9 +42,47 @@ class StepResult:
     was_asked_to_stop: bool  # by any worker
 
 
+@dataclass(frozen=True)
+class StepBatches:
+    """The micro batches of a step, each read when it is needed.
+
+    `seed` is that of a training; None in an evaluation.
+    """
+
+    objective: Objective
+    rows: RowTable
+    step: Step
+    layout: BatchLayout
+    device: torch.device
+    seed: str | None = None
+
+    def count(self, num_shares: int) -> int:
+        """Return the number of micro batches in each of `num_shares`; all have the same number."""
+        return len(self.step.select_micro_batches(0, num_shares))
+
+    def name_seeds(self, share: int, num_shares: int) -> list[str]:
+        """Return the seed of each micro batch of a share: of the step, and its position in it."""
+        numbers = range(self.count(num_shares))
+        return [f"{self.seed}/{number * num_shares + share}" for number in numbers]
+
+    def read_share(self, share: int, num_shares: int) -> Iterator[tuple[Sequence[int], MicroBatch]]:
+        """Read the micro batches of a share, with the numbers of their rows; one may have no rows.
+
+        In a training, torch's generator is seeded before each.
+        """
+        selected = self.step.select_micro_batches(share, num_shares)
+        seeds = self.name_seeds(share, num_shares)
+        for indices, seed in zip(selected, seeds, strict=True):
+            if is_training := self.seed is not None:
+                seed_generator(seed)
+            rows = self.rows.read(indices)
+            batch = self.objective.collate(rows, self.layout, is_training=is_training)
+            yield indices, batch.to(self.device)
+
+
 def count_parameters(engine: TrainingEngine) -> int:
     """Count the parameters of the whole model, sharded or not."""
-    return sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
+    return sum(shape.numel() for _, shape in engine.list_parameters())
 
 
 def take_step(
@@ -70,15 +108,8 @@ def take_step(
     weight = objective.weigh_targets(rows, step.rows)
     for group in engine.optimizer.param_groups:
         group["lr"] = learning_rate
-    loss_sum = torch.zeros((), dtype=torch.float64, device=place.device)
-    micro_batches = step.select_micro_batches(place.rank, place.world_size)
-    for index, micro_batch in enumerate(micro_batches):
-        engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
-        _seed(f"{seed}/{index * place.world_size + place.rank}")
-        batch = read_micro_batch(objective, rows, micro_batch, place, layout, is_training=True)
-        loss = objective.compute(engine, batch).loss_sum
-        engine.backward(loss * (place.world_size / weight), scale_wrt_gas=False)
-        loss_sum += loss.detach()
+    batches = StepBatches(objective, rows, step, layout, place.device, seed)
+    loss_sum = engine.add_gradients(batches, place, weight)
     shares = _gather([loss_sum, _measure_peak_memory(place.device), stop], place)
     mean_loss = float(shares[:, 0].sum()) / weight
     if not math.isfinite(mean_loss):
@@ -88,7 +119,7 @@ def take_step(
             "rate, or look at these rows"
         )
     num_skipped = engine.skipped_steps
-    grad_norm = _measure_unsharded_norm(engine)
+    grad_norm = engine.measure_norm()
     if grad_norm is not None and not math.isfinite(grad_norm):  # DeepSpeed would step anyway
         raise NonFiniteLossError(
             f"the gradients of step {engine.global_steps + 1} have the norm {float(grad_norm)}; "
@@ -108,19 +139,6 @@ def take_step(
     )
 
 
-def read_micro_batch(
-    objective: Objective,
-    rows: RowTable,
-    indices: Sequence[int],
-    place: Place,
-    layout: BatchLayout,
-    *,
-    is_training: bool,
-) -> MicroBatch:
-    """Read rows as one micro batch on this worker's device."""
-    return objective.collate(rows.read(indices), layout, is_training=is_training).to(place.device)
-
-
 def sum_over_workers(value: float | torch.Tensor, place: Place) -> float:
     """Return the sum of a figure over all workers, which must call this together."""
     return float(_gather([value], place).sum())
@@ -136,17 +154,6 @@ def _gather(values: Sequence[float | torch.Tensor], place: Place) -> torch.Tenso
     return torch.stack(everyones).cpu()
 
 
-def _measure_unsharded_norm(engine: TrainingEngine) -> torch.Tensor | None:
-    """Return the gradient norm of fp32 parameters that are not sharded.
-
-    DeepSpeed measures it in all other cases.
-    """
-    if engine.zero_optimization() or engine.fp16_enabled() or engine.bfloat16_enabled():
-        return None
-    gradients = [p.grad for p in engine.module.parameters() if p.grad is not None]
-    return torch.nn.utils.get_total_norm(gradients)
-
-
 def _measure_peak_memory(device: torch.device) -> int:
     """Return this worker's peak memory in bytes: allocated on a GPU, resident on a CPU."""
     if device.type == "cuda":
@@ -154,6 +161,7 @@ def _measure_peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
 
 
-def _seed(text: str) -> None:
+def seed_generator(text: str) -> None:
+    """Seed torch's generators."""
     digest = hashlib.sha256(text.encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -1,13 +1,14 @@
 """The loss and the metrics of a task on validation rows, which are not learned."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from training.batching import BatchPlan, plan_evaluation
 from training.data.row_table import RowTable
-from training.engine import read_micro_batch, sum_over_workers
+from training.engine import StepBatches, sum_over_workers
 from training.place import Place
+from training.strategy import TrainingEngine
 from training.task import ConfusionMatrix, Objective
 
 
@@ -20,7 +21,7 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    engine: Any, place: Place, objective: Objective, rows: RowTable, plan: BatchPlan
+    engine: TrainingEngine, place: Place, objective: Objective, rows: RowTable, plan: BatchPlan
 ) -> Evaluation:
     """Evaluate all rows; every worker must call this together.
 
@@ -32,14 +33,8 @@ def evaluate(
     engine.eval()
     with torch.no_grad():
         for step in rounds:
-            for micro_batch in step.select_micro_batches(place.rank, place.world_size):
-                batch = read_micro_batch(
-                    objective, rows, micro_batch, place, plan.layout, is_training=False
-                )
-                result = objective.compute(engine, batch)
-                loss_sum += result.loss_sum
-                if metrics is not None and micro_batch and result.predictions is not None:
-                    metrics.add(result.predictions, batch.labels)
+            batches = StepBatches(objective, rows, step, plan.layout, place.device)
+            loss_sum += engine.compute_loss(batches, place, metrics)
     engine.train()
     weight = objective.weigh_targets(rows, range(len(rows)))
     loss = sum_over_workers(loss_sum, place) / weight

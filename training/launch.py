@@ -109,7 +109,7 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
     if len(nodes) == 1 and spec.min_workers is None:
         # Ray Train's watcher for node preemption is a process that takes seconds to start.
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-    if spec.strategy == "zero" and not use_gpu and ensure_cpu_op():
+    if spec.strategy != "ddp" and not use_gpu and ensure_cpu_op():
         run.events.add("Compiled DeepSpeed's CPU operation; this happens once on a machine")
     ending = train(run, spec, use_gpu=use_gpu)
     if ending == "paused":

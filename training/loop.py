@@ -149,7 +149,7 @@ def _find_position(
 ) -> Progress:
     if start is None:
         layout = choose_layout(spec, place.device)
-        return Progress(num_shares=spec.num_workers, layout=layout)
+        return Progress(num_shares=spec.num_replicas, layout=layout)
     is_extended = any(end.step == start.step for end in run.read_record().extends)
     return start.progress.reset_patience() if is_extended else start.progress
 
@@ -162,12 +162,9 @@ def _start_engine(
     objective: Objective,
     start: Checkpoint | None,
 ) -> TrainingEngine:
-    strategy = find_strategy(spec.strategy)
-    if start is None:
-        return strategy.start_engine(spec, place, plan, objective)
-    is_universal = strategy.is_resharded(spec, start.world_size, place)
-    engine = strategy.start_engine(spec, place, plan, objective, load_universal=is_universal)
-    load_checkpoint(engine, start, place, run.ray / "universal")
+    engine = find_strategy(spec.strategy).start_engine(spec, place, plan, objective, start)
+    if start is not None:
+        load_checkpoint(engine, start, place, run.ray / "universal")
     return engine
 
 

@@ -18,7 +18,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 _UNKNOWN_WIDTH = 1024  # of the few vision models that name no width
 _UNFIT_PREFIX = "unfit_head."
-_WEIGHT_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json"]
+WEIGHT_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json"]
 _CPU = torch.device("cpu")
 _FLATTENED_ARCHITECTURES = frozenset(
     {"gemma", "gemma2", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"}
@@ -75,10 +75,7 @@ def load_model(
     if task.adds_head:
         info = drop_head(info, model.base_model_prefix)
     if faults := find_weight_faults(info):
-        raise WeightsError(
-            f"the weights of {Path(spec.base_model).name!r} do not fit its architecture: {faults}; "
-            "training would start from random values in their place"
-        )
+        raise WeightsError(describe_faults(spec, faults))
     model.config.use_cache = False
     if spec.activation_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -102,7 +99,7 @@ def find_unfit_head(spec: TrainingSpec, objective: Objective) -> list[str]:
     objective.adapt_config(config)
     folder = Path(spec.base_model)
     if not folder.is_dir():
-        folder = Path(snapshot_download(spec.base_model, allow_patterns=_WEIGHT_FILES))
+        folder = Path(snapshot_download(spec.base_model, allow_patterns=WEIGHT_FILES))
     tensors = make_meta_tensors(read_weight_headers(folder))
     model, report = load_on_meta(config, tensors, objective.task.model_class)
     names = [str(found[0]) for found in report["mismatched_keys"]]
@@ -147,6 +144,14 @@ def find_weight_faults(loading_info: Any) -> dict[str, list[str]]:
     return {kind: sorted(str(key) for key in keys) for kind, keys in loading_info.items() if keys}
 
 
+def describe_faults(spec: TrainingSpec, faults: Mapping[str, Sequence[str]]) -> str:
+    """Describe what `find_weight_faults` found in the base model of a spec."""
+    return (
+        f"the weights of {Path(spec.base_model).name!r} do not fit its architecture: {faults}; "
+        "training would start from random values in their place"
+    )
+
+
 def choose_layout(spec: TrainingSpec, device: torch.device) -> BatchLayout:
     """Resolve 'auto': flattened rows where attention has a kernel for them, else padded rows.
 
@@ -160,6 +165,8 @@ def choose_layout(spec: TrainingSpec, device: torch.device) -> BatchLayout:
         return "padded"
     if spec.batch_layout != "auto":
         return spec.batch_layout
+    if spec.strategy == "pipeline":  # its stages exchange nothing but hidden states
+        return "padded"
     is_known = load_config(spec.base_model).model_type in _FLATTENED_ARCHITECTURES
     return "flattened" if is_known and has_varlen_kernel(spec, device) else "padded"
 

@@ -79,11 +79,6 @@ class TrainingSpec(StrategySettings, StepSettings, SourceSettings):
     )
 
     @property
-    def sharding_stage(self) -> int:
-        """What is sharded over the workers, as a stage of ZeRO; 0 is nothing."""
-        return self.zero_stage if self.strategy == "zero" else 0
-
-    @property
     def criterion(self) -> Criterion:
         """The figure by which checkpoints are compared."""
         is_loss = self.best_metric == "loss"

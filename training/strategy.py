@@ -3,6 +3,7 @@
 A strategy is one module in `training/strategies/` that defines `STRATEGY`.
 """
 
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,9 +11,11 @@ if TYPE_CHECKING:
     import torch
 
     from training.batching import BatchPlan
+    from training.checkpoint.format import Checkpoint
+    from training.engine import StepBatches
     from training.place import Place
     from training.spec import TrainingSpec
-    from training.task import Objective
+    from training.task import Metrics, Objective
 
 
 class CheckpointedEngine(Protocol):
@@ -29,15 +32,11 @@ class CheckpointedEngine(Protocol):
 
 
 class TrainingEngine(CheckpointedEngine, Protocol):
-    """A model in training: the part of DeepSpeed's engine that a training uses.
-
-    Calling it runs a forward pass. Attributes that it lacks are the model's. All workers call each
-    method together.
-    """
+    """A model in training. All workers call each method together."""
 
     @property
     def module(self) -> Any:
-        """The model."""
+        """The model, or the part of it that this worker has; its parameters have their names."""
 
     @property
     def optimizer(self) -> Any:
@@ -51,8 +50,31 @@ class TrainingEngine(CheckpointedEngine, Protocol):
     def skipped_steps(self) -> int:
         """Steps that changed no weight, because gradients were not finite."""
 
-    def __call__(self, **inputs: "torch.Tensor") -> Any:
-        """Compute the model's outputs."""
+    def list_parameters(self) -> "Iterable[tuple[str, torch.Size]]":
+        """Return the parameters of the whole model with their shapes, in the same order everywhere.
+
+        A shared parameter occurs once.
+        """
+
+    def add_gradients(
+        self, batches: "StepBatches", place: "Place", weight: float
+    ) -> "torch.Tensor":
+        """Add the gradients of a step's loss, summed over its targets and divided by `weight`.
+
+        Returns the sum of the losses that this worker computed, of shape `[]`, in fp64: the sum
+        over all workers is that of the step.
+        """
+
+    def compute_loss(
+        self, batches: "StepBatches", place: "Place", metrics: "Metrics | None"
+    ) -> "torch.Tensor":
+        """Compute losses without gradients; returns a sum as `add_gradients` does.
+
+        Adds the predictions to `metrics`.
+        """
+
+    def compute_logits(self, inputs: "Mapping[str, torch.Tensor]") -> "torch.Tensor":
+        """Compute the logits of the same inputs on every worker."""
 
     def train(self, mode: bool = True) -> Any:
         """Enable or disable dropout."""
@@ -60,23 +82,11 @@ class TrainingEngine(CheckpointedEngine, Protocol):
     def eval(self) -> Any:
         """Disable dropout."""
 
-    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Tell whether the next backward pass is the last before a step."""
-
-    def backward(self, loss: "torch.Tensor", *, scale_wrt_gas: bool) -> Any:
-        """Add the gradients of a loss; they are averaged over the workers before a step."""
-
     def step(self) -> None:
         """Clip the gradients, take an optimizer step, and forget them."""
 
-    def zero_optimization(self) -> bool:
-        """Return whether anything is sharded."""
-
-    def fp16_enabled(self) -> bool:
-        """Return whether parameters are fp16."""
-
-    def bfloat16_enabled(self) -> bool:
-        """Return whether parameters are bf16."""
+    def measure_norm(self) -> "torch.Tensor | None":
+        """Return the norm of the gradients; None if the engine measures it as it steps."""
 
     def get_global_grad_norm(self) -> Any:
         """Return the norm of the last step's gradients before clipping."""
@@ -97,16 +107,12 @@ class Strategy(Protocol):
         place: "Place",
         plan: "BatchPlan",
         objective: "Objective",
-        *,
-        load_universal: bool = False,
+        start: "Checkpoint | None" = None,
     ) -> TrainingEngine:
-        """Load the base model on all workers; raises `WeightsError`.
+        """Load the base model on all workers, and prepare to load the checkpoint `start`.
 
-        `load_universal` prepares the engine for a checkpoint that was resharded.
+        Raises `WeightsError`, and `CheckpointError` if `start` cannot be loaded by these workers.
         """
-
-    def is_resharded(self, spec: "TrainingSpec", saved_by: int, place: "Place") -> bool:
-        """Return whether a checkpoint of `saved_by` workers must be resharded for this many."""
 
 
 def find_strategy(name: str) -> Strategy:

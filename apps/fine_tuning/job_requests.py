@@ -194,11 +194,13 @@ class FineTuneRequest(RequestPart):
             ]
         if self.seed is not None:
             settings["seed"] = self.seed
+        if self.training.get("strategy") == "pipeline":
+            del settings["zero_stage"]  # that of another strategy
         settings.update(self.training)
         with invalid_input("training"):
-            TrainingSpec.model_validate(settings)  # before other values are derived from them
+            spec = TrainingSpec.model_validate(settings)
             return TrainingSpec.model_validate(
-                {**settings, **self._translate_hyperparameters(settings)}
+                {**settings, **self._translate_hyperparameters(spec)}
             )
 
     def find_hyperparameters(self) -> Hyperparameters:
@@ -207,26 +209,29 @@ class FineTuneRequest(RequestPart):
             return self.method.supervised.hyperparameters
         return self.hyperparameters or Hyperparameters()
 
-    def _translate_hyperparameters(self, settings: Mapping[str, Any]) -> dict[str, int | float]:
+    def _translate_hyperparameters(self, spec: TrainingSpec) -> dict[str, int | float]:
         asked = self.find_hyperparameters()
         changes: dict[str, int | float] = {}
         if asked.n_epochs != "auto" and "epochs" not in self.training:
             changes["epochs"] = asked.n_epochs
         if asked.learning_rate_multiplier != "auto" and "learning_rate" not in self.training:
-            changes["learning_rate"] = settings["learning_rate"] * asked.learning_rate_multiplier
+            changes["learning_rate"] = spec.learning_rate * asked.learning_rate_multiplier
         if asked.batch_size != "auto" and "micro_batch_size" not in self.training:
-            changes["micro_batch_size"] = _divide_batch(asked.batch_size, settings)
+            changes["micro_batch_size"] = _divide_batch(asked.batch_size, spec)
         return changes
 
 
-def _divide_batch(batch_size: int, settings: Mapping[str, Any]) -> int:
-    """Return the rows per micro batch: train batch = micro batch × accumulation × workers."""
-    shares: int = settings["num_workers"] * settings["gradient_accumulation_steps"]
+def _divide_batch(batch_size: int, spec: TrainingSpec) -> int:
+    """Return the rows per micro batch: train batch = micro batch × accumulation × workers.
+
+    In place of workers, a pipeline has replicas.
+    """
+    shares = spec.num_replicas * spec.gradient_accumulation_steps
     if batch_size < 1 or batch_size % shares:
         raise InvalidInputError(
             f"batch_size is {batch_size}, expected a positive multiple of {shares} "
-            f"({settings['num_workers']} workers × {settings['gradient_accumulation_steps']} "
-            "accumulation steps)",
+            f"({spec.num_replicas} {'workers' if spec.num_stages == 1 else 'replicas'} × "
+            f"{spec.gradient_accumulation_steps} accumulation steps)",
             param="batch_size",
         )
     return batch_size // shares

@@ -261,7 +261,7 @@ def _find_multiplier(request: Mapping[str, Any]) -> Auto | float:
 def _count_batch(spec: TrainingSpec) -> int | None:
     if spec.micro_batch_size is None:
         return None
-    return spec.micro_batch_size * spec.gradient_accumulation_steps * spec.num_workers
+    return spec.micro_batch_size * spec.gradient_accumulation_steps * spec.num_replicas
 
 
 def _describe_progress(last: dict[str, float] | None) -> ProgressObject | None:

@@ -212,6 +212,7 @@ class JobCreator:
     ) -> RunFolder:
         import_transformers()
         from training.data.prepare import link_data
+        from training.pipeline.architecture import check_architecture
         from training.preflight.preflight import check_base_model
 
         paths = {file_id: self._files.find_content(file_id) for file_id in request.list_files()}
@@ -223,6 +224,8 @@ class JobCreator:
             _check_generates(model)
         with invalid_input("model", only=SettingError):
             check_base_model(str(model.path), find_task(spec.task))
+        with invalid_input("training", only=SettingError):
+            check_architecture(spec)
         check_job_size(spec, self._limits)
         with invalid_input(only=ResourceError):
             check_resources(spec, nodes, self._reserved_cpus, self._reserved_gpus)

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from tests.e2e.worker_group import run_in_group
 from training.batching import BatchLayout, BatchPlan, Step, plan_epoch
 from training.checkpoint.format import TAG, Checkpoint
+from training.checkpoint.reference_logits import PROBE_NAME, compute_probe
 from training.checkpoint.restore import load_checkpoint
 from training.data.row_table import RowTable, RowWriter
 from training.data.text.encoding import TokenSample
@@ -31,6 +32,7 @@ from training.place import Place
 from training.run.progress import Progress
 from training.spec import TrainingSpec
 from training.strategies.zero import STRATEGY
+from training.strategy import find_strategy
 from training.task import open_default_objective
 
 NUM_STEPS = 40  # length of the learning-rate schedule; fewer steps are taken
@@ -51,6 +53,7 @@ class Case:
     checkpoint: Path | None = None  # saved to, or loaded from if `first` is not 0
     saved_by: int = 0  # number of workers that wrote it
     allow_fp16: bool = False
+    saves_probe: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,10 +181,9 @@ def _train(folder: Path, case: Case, place: Place) -> Trained:
         _allow_fp16()
     spec, rows = make_spec(folder, case), RowTable(folder / "rows.arrow", TOKEN_LAYOUT)
     checkpoint = Checkpoint(case.checkpoint or folder, case.saved_by, Progress(num_shares=2))
-    is_universal = case.first > 0 and STRATEGY.is_resharded(spec, checkpoint.world_size, place)
     plan = BatchPlan.from_spec(spec, case.layout, case.num_shares)
-    engine = STRATEGY.start_engine(
-        spec, place, plan, open_default_objective(), load_universal=is_universal
+    engine = find_strategy(spec.strategy).start_engine(
+        spec, place, plan, open_default_objective(), checkpoint if case.first > 0 else None
     )
     if case.first > 0:
         load_checkpoint(engine, checkpoint, place, folder / "universal")
@@ -204,8 +206,11 @@ def _train(folder: Path, case: Case, place: Place) -> Trained:
         grad_norms.append(result.grad_norm)
         if case.save_after == number + 1:
             engine.save_checkpoint(str(case.checkpoint), tag=TAG)
+            if case.saves_probe and case.checkpoint is not None:
+                probe = compute_probe(engine, place, open_default_objective())
+                probe.write(case.checkpoint / PROBE_NAME)
     num_bytes = _measure_state(engine) if spec.zero_stage == 3 else 0
-    parameters = _gather_parameters(engine)
+    parameters = _gather_parameters(engine, place)
     return Trained(losses, grad_norms, parameters, int(engine.skipped_steps), num_bytes)
 
 
@@ -228,15 +233,17 @@ def _measure_state(engine: Any) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def _gather_parameters(engine: Any) -> Parameters:
+def _gather_parameters(engine: Any, place: Place) -> Parameters:
     import deepspeed
 
-    parameters = {}
+    parameters: Parameters = {}
     for name, parameter in engine.module.named_parameters():
         sharded = [parameter] if hasattr(parameter, "ds_id") else []
         with deepspeed.zero.GatheredParameters(sharded):
             parameters[name] = parameter.detach().float().clone()
-    return parameters
+    everyones: list[Any] = [None] * place.world_size
+    dist.all_gather_object(everyones, parameters)
+    return {name: one for of_worker in everyones for name, one in of_worker.items()}
 
 
 def _allow_fp16() -> None:

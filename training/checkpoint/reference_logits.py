@@ -1,7 +1,7 @@
 """A model's logits in training, stored with its checkpoint to verify the exported model."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def compute_probe(engine: Any, place: Place, objective: Objective) -> Probe:
     engine.eval()
     cast = cast_inputs(inputs, next(engine.module.parameters()).dtype)
     with torch.no_grad():
-        logits = engine(**{name: one.to(place.device) for name, one in cast.items()}).logits
+        logits = engine.compute_logits({name: one.to(place.device) for name, one in cast.items()})
     engine.train()
     if logits.dim() == 3 and len(logits) == 1:
         logits = logits[0]
@@ -96,7 +96,7 @@ def _find_zeros(engine: Any, place: Place) -> frozenset[str]:
 
     Each worker checks its own shards, and the results are combined.
     """
-    found: dict[str, bool] = {}
+    found = dict.fromkeys(_list_parts(engine), False)
     for name, parameter in engine.module.named_parameters():
         start, share = _select_held(parameter, place)
         found[name] = bool(share.any())
@@ -109,6 +109,13 @@ def _find_zeros(engine: Any, place: Place) -> frozenset[str]:
     is_set = torch.tensor(list(found.values()), dtype=torch.int32, device=place.device)
     dist.all_reduce(is_set, op=dist.ReduceOp.MAX)
     return frozenset(name for name, value in zip(found, is_set.tolist(), strict=True) if not value)
+
+
+def _list_parts(engine: Any) -> Iterator[str]:
+    """Return the names of all parameters of the model and of their experts, as a probe has them."""
+    for name, shape in engine.list_parameters():
+        yield name
+        yield from (f"{name}[{expert}]" for expert in range(shape[0] if len(shape) > 2 else 0))
 
 
 def _select_held(parameter: Any, place: Place) -> tuple[int, torch.Tensor]:

@@ -13,6 +13,10 @@ weights of stages 1 and 2 are in the optimizer states: each rank has a range of 
 group, which may begin and end within a parameter. Stage 0 stores master weights without the names
 of their parameters, so the module's own weights are used.
 
+A pipeline: a file for each stage has its weights in the precision of training, and the master
+weights are in the optimizer states of the stage's replicas, as in stages 1 and 2. A tied weight is
+in the files of two stages.
+
 Universal (Lian et al. 2024, arXiv 2406.18820): a folder for each parameter, with its fp32 weights.
 """
 
@@ -29,6 +33,11 @@ import torch
 WHOLE_STATES = "mp_rank_00_model_states.pt"
 """The file of a module that is not sharded: stages 0 to 2, and the strategy `ddp`."""
 _SHARDED_STATES = "zero_pp_rank_0_mp_rank_00_model_states.pt"
+
+
+def name_stage(stage: int) -> str:
+    """Return the name of the file with the weights of a stage of a pipeline."""
+    return f"stage_{stage:04d}_weights.pt"
 
 
 class ShardsError(RuntimeError):
@@ -91,6 +100,8 @@ def open_weights(shards: Path, *, in_fp32: bool = False) -> StoredWeights:
     try:
         if (shards / "zero").is_dir():
             return _open_universal(shards)
+        if (shards / name_stage(0)).is_file():
+            return _open_stages(shards, in_fp32=in_fp32)
         if (shards / WHOLE_STATES).is_file():
             return _open_whole(shards, in_fp32=in_fp32)
         return _open_sharded(shards)
@@ -104,17 +115,30 @@ def _open_whole(shards: Path, *, in_fp32: bool) -> StoredWeights:
     states = _load(shards / WHOLE_STATES)
     tensors = _read_module(states)
     if in_fp32:
-        for name, pieces in _find_masters(shards).items():
+        for name, pieces in _find_masters(shards, 0).items():
             tensors[name] = _check_size(name, StoredTensor(tensors[name].shape, tuple(pieces)))
     return StoredWeights(tensors, _find_shared(states))
 
 
-def _find_masters(shards: Path) -> dict[str, list[torch.Tensor]]:
-    """Find the fp32 pieces of every parameter at stages 1 and 2; none at stage 0."""
+def _open_stages(shards: Path, *, in_fp32: bool) -> StoredWeights:
+    tensors: dict[str, StoredTensor] = {}
+    num_stages = len(_load(shards / name_stage(0))["bounds"]) - 1
+    for stage in range(num_stages):
+        masters = _find_masters(shards, stage) if in_fp32 else {}
+        for name, tensor in _load(shards / name_stage(stage))["weights"].items():
+            pieces = tuple(masters.get(name) or [tensor.flatten()])
+            tensors.setdefault(name, _check_size(name, StoredTensor(tensor.shape, pieces)))
+    return StoredWeights(tensors, {})
+
+
+def _find_masters(shards: Path, stage: int) -> dict[str, list[torch.Tensor]]:
+    """Find the fp32 pieces of every parameter at ZeRO stages 1 and 2; none at ZeRO stage 0.
+
+    `stage` is that of a pipeline.
+    """
     pieces: dict[str, list[torch.Tensor]] = defaultdict(list)
-    files = (
-        _list_rank_files(shards, "optim_states") if any(shards.glob("*_optim_states.pt")) else []
-    )
+    has_states = any(shards.glob("*_optim_states.pt"))
+    files = _list_rank_files(shards, "optim_states", stage=stage) if has_states else []
     for state in (_load(file)["optimizer_state_dict"] for file in files):
         mappings = state.get("param_slice_mappings") or []
         groups = state.get("single_partition_of_fp32_groups") or []
@@ -257,12 +281,16 @@ def _load(file: Path) -> Any:
         raise ShardsError(f"{file.name!r} cannot be read, it is damaged: {reason}") from exc
 
 
-def _list_rank_files(shards: Path, kind: str, world_size: int | None = None) -> list[Path]:
+def _list_rank_files(
+    shards: Path, kind: str, world_size: int | None = None, *, stage: int = 0
+) -> list[Path]:
     """Return one file per rank, in order; raises `ShardsError` unless every rank has exactly one.
 
-    Without `world_size`, it is read from the file of rank 0.
+    Without `world_size`, it is read from the file of rank 0. `stage` is that of a pipeline, whose
+    ranks are its replicas.
     """
-    files = {_rank_of(file): file for file in shards.glob(f"*zero_pp_rank_*_{kind}.pt")}
+    pattern = f"*zero_pp_rank_*_mp_rank_{stage:02d}_{kind}.pt"
+    files = {_rank_of(file): file for file in shards.glob(pattern)}
     if world_size is None and 0 in files:
         count = _load(files[0])["optimizer_state_dict"]["partition_count"]
         world_size = max(count) if isinstance(count, list) else count

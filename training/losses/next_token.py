@@ -66,15 +66,28 @@ def sum_loss(model: Any, batch: MicroBatch) -> torch.Tensor:
     Logits are computed only at the positions that predict a learned token: the output head is the
     largest matrix product of a small model, and its logits are the largest tensor of any model.
     """
-    learned = batch.labels != IGNORED_LABEL  # [rows, tokens]
-    learned[0, 0] |= ~learned.any()  # an empty selection would have no gradient to wait for
+    learned = find_learned(batch.labels)
     with _select_positions(model.get_output_embeddings(), learned):
         logits = model(**batch.inputs).logits  # [num_selected, vocabulary]
     if logits.dim() == 3:  # a model without a separate module for its head
         logits = logits[learned]
-    return F.cross_entropy(
-        logits.float(), batch.labels[learned], ignore_index=IGNORED_LABEL, reduction="sum"
-    )
+    return sum_cross_entropy(logits, batch.labels[learned])
+
+
+def find_learned(labels: torch.Tensor) -> torch.Tensor:
+    """Return where `labels` has a token to predict; a mask of the same shape.
+
+    If there is none, the first position is chosen, because an empty selection would have no
+    gradient to wait for.
+    """
+    learned = labels != IGNORED_LABEL
+    learned[0, 0] |= ~learned.any()
+    return learned
+
+
+def sum_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Sum the cross entropy of logits `[num_selected, vocabulary]` in fp32; shape `[]`."""
+    return F.cross_entropy(logits.float(), labels, ignore_index=IGNORED_LABEL, reduction="sum")
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from model_files.weight_headers import (
 from storage import durable
 from training.base_model import load_config
 from training.deepspeed.validation import check_deepspeed_keys
+from training.pipeline.architecture import check_architecture
 from training.spec import SettingError, TrainingSpec, name_source
 from training.task import Task, find_task
 
@@ -44,6 +45,7 @@ def check_settings(spec: TrainingSpec) -> None:
     check_base_model(spec.base_model, find_task(spec.task))
     if spec.strategy == "zero":
         check_deepspeed_keys(spec)
+    check_architecture(spec)
 
 
 def check_base_model(base_model: str, task: Task) -> None:

@@ -58,9 +58,10 @@ def estimate_memory(spec: TrainingSpec, num_parameters: int, *, on_gpu: bool) ->
     num_workers = spec.min_workers or spec.num_workers
     is_half = _count_pass_bytes(spec) < _MASTER_BYTES
     optimizer = _MOMENT_BYTES + (_MASTER_BYTES if is_half else 0)
-    num_weights = 1 if spec.sharding_stage == 3 else num_workers  # copies of each in the cluster
-    num_gradients = 1 if spec.sharding_stage >= 2 else num_workers
-    num_states = 1 if spec.sharding_stage >= 1 else num_workers
+    num_replicas = num_workers // spec.num_stages
+    num_weights = 1 if spec.sharding_stage == 3 else num_replicas  # copies of each in the cluster
+    num_gradients = 1 if spec.sharding_stage >= 2 else num_replicas
+    num_states = 1 if spec.sharding_stage >= 1 else num_replicas
     weights = _count_pass_bytes(spec) * num_parameters * num_weights
     gradients = _count_pass_bytes(spec) * num_parameters * num_gradients
     states = optimizer * num_parameters * num_states

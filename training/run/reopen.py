@@ -65,6 +65,11 @@ def reopen_run(run: RunFolder, spec: TrainingSpec, fingerprint: str) -> Training
             "them, or choose a new folder"
         )
     _check_length(spec, before)
+    if spec.strategy == "pipeline" and spec.num_workers != before.num_workers:
+        raise RerunError(
+            f"num_workers was {before.num_workers} and is {spec.num_workers}: a pipeline resumes "
+            "with the same number of workers"
+        )
     if record.status == "succeeded":
         _check_extends(run, spec, before)
         from training.checkpoint.format import (

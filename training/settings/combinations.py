@@ -75,12 +75,19 @@ def _check_steps(spec: "TrainingSpec") -> None:
 
 
 def _check_strategy(spec: "TrainingSpec") -> None:
+    if spec.strategy == "pipeline":
+        _check_pipeline(spec)
+    elif spec.pipeline_stages is not None:
+        raise ValueError(
+            f"pipeline_stages is {spec.pipeline_stages}, and strategy is {spec.strategy!r}: remove "
+            "it, or set strategy to 'pipeline'"
+        )
     if spec.strategy == "zero":
         return
     names = ("offload_optimizer", "offload_parameters", "wall_clock_breakdown", "deepspeed")
     if found := [name for name in names if getattr(spec, name)]:
         raise ValueError(
-            f"strategy is {spec.strategy!r}, and DeepSpeed is configured by {' and '.join(found)}: "
+            f"strategy is {spec.strategy!r}, which does not support {' and '.join(found)}: "
             f"remove {'it' if len(found) == 1 else 'them'}, or set strategy to 'zero'"
         )
     if spec.precision == "fp16":
@@ -88,6 +95,33 @@ def _check_strategy(spec: "TrainingSpec") -> None:
             f"precision is 'fp16', which needs a loss scale, and strategy {spec.strategy!r} has "
             "none: set precision to 'bf16' or 'fp32', or strategy to 'zero'"
         )
+
+
+def _check_pipeline(spec: "TrainingSpec") -> None:
+    if spec.task != "causal_lm":
+        raise ValueError(
+            f"strategy is 'pipeline', which cuts language models only, and task is {spec.task!r}: "
+            "set strategy to 'zero' or 'ddp'"
+        )
+    if spec.zero_stage != 1:
+        raise ValueError(
+            f"zero_stage is {spec.zero_stage}, and a pipeline has 1: its stages already have "
+            "different parameters, and DeepSpeed shards the optimizer's state over the replicas; "
+            "remove zero_stage, or set strategy to 'zero'"
+        )
+    if spec.num_workers < 2 or spec.num_workers % spec.num_stages:
+        stages = spec.pipeline_stages or "2 or more"
+        raise ValueError(
+            f"num_workers is {spec.num_workers}, expected a multiple of the {stages} stages of the "
+            "pipeline: each stage of each replica is a worker"
+        )
+    if spec.min_workers is not None:
+        raise ValueError(
+            f"min_workers is {spec.min_workers}, and a pipeline cannot continue without one of its "
+            "stages: remove min_workers"
+        )
+    if spec.batch_layout == "flattened":
+        raise ValueError("batch_layout is 'flattened', and a pipeline pads rows: set it to 'auto'")
 
 
 def _check_sharding(spec: "TrainingSpec") -> None:

@@ -11,16 +11,18 @@ import torch
 import torch.distributed as dist
 
 from training.batching import BatchPlan
+from training.checkpoint.format import Checkpoint
 from training.deepspeed.optimizer import build_optimizer
 from training.export.zero_shards import WHOLE_STATES
 from training.model import load_model
 from training.place import Place
 from training.spec import TrainingSpec
+from training.strategies.data_parallel import DataParallelEngine
 from training.strategy import TrainingEngine
 from training.task import Objective
 
 
-class DdpEngine:
+class DdpEngine(DataParallelEngine):
     """A replicated model with its optimizer, behind the interface of DeepSpeed's engine.
 
     With `has_unused_parameters`, some parameters may get no gradient.
@@ -85,11 +87,9 @@ class DdpEngine:
         self.optimizer.zero_grad()
         self.global_steps += 1
 
-    def zero_optimization(self) -> bool:
-        """Return False: nothing is sharded, and parameters are fp32."""
+    def load_universal_checkpoint(self) -> bool:
+        """Return False: a checkpoint is the same for any number of workers."""
         return False
-
-    fp16_enabled = bfloat16_enabled = load_universal_checkpoint = zero_optimization
 
     def get_global_grad_norm(self) -> float:
         """Return the norm of the last step's gradients before clipping."""
@@ -138,18 +138,12 @@ class DdpStrategy:
         place: Place,
         plan: BatchPlan,
         objective: Objective,
-        *,
-        load_universal: bool = False,
+        start: Checkpoint | None = None,  # noqa: ARG002 - the same for any number of workers
     ) -> TrainingEngine:
         """Load the base model in fp32 on every worker."""
-        assert not load_universal
         model = load_model(spec, objective, plan.layout, place.device, dtype=torch.float32)
         # A class with a head may have parameters of its base model that the head does not use.
         return DdpEngine(model, spec, place, has_unused_parameters=objective.task.adds_head)
-
-    def is_resharded(self, spec: TrainingSpec, saved_by: int, place: Place) -> bool:  # noqa: ARG002
-        """Return False: a checkpoint is the same for any number of workers."""
-        return False
 
 
 STRATEGY = DdpStrategy()

@@ -4,34 +4,58 @@ Rajbhandari et al. 2020, arXiv 1910.02054; `zero_stage` says what is sharded.
 """
 
 import logging
-import os
 from typing import Any
 
 import torch
 
 from training.batching import BatchPlan
+from training.checkpoint.format import Checkpoint
 from training.deepspeed.config import build_deepspeed_config
-from training.deepspeed.cpu_op import load_cpu_op
 from training.deepspeed.optimizer import build_optimizer
+from training.deepspeed.process import prepare_deepspeed
 from training.model import find_hidden_size, find_unfit_head, load_model
 from training.place import Place
 from training.spec import TrainingSpec
+from training.strategies.data_parallel import DataParallelEngine
 from training.strategy import TrainingEngine
 from training.task import Objective
 
 
+class ZeroEngine(DataParallelEngine):
+    """DeepSpeed's engine, with the passes of a step."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_engine"], name)
+
+    def __call__(self, **inputs: torch.Tensor) -> Any:
+        """Compute the model's outputs."""
+        return self._engine(**inputs)
+
+    def measure_norm(self) -> torch.Tensor | None:
+        """Return the norm of fp32 gradients at stage 0, which alone DeepSpeed does not measure."""
+        engine = self._engine
+        if engine.zero_optimization() or engine.fp16_enabled() or engine.bfloat16_enabled():
+            return None
+        return super().measure_norm()
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """Tell whether the next backward pass is the last before a step."""
+        self._engine.set_gradient_accumulation_boundary(is_boundary)
+
+    def backward(self, loss: torch.Tensor, *, scale_wrt_gas: bool) -> None:
+        """Add the gradients of a loss; they are averaged over the workers before a step."""
+        self._engine.backward(loss, scale_wrt_gas=scale_wrt_gas)
+
+
 class ZeroStrategy:
-    """DeepSpeed's engine itself is the engine of the strategy."""
+    """Every worker computes the whole model, of which it stores a share."""
 
     def prepare_process(self, device: torch.device) -> None:
         """Set up DeepSpeed's collectives in the process group that Ray Train created."""
-        # DeepSpeed guesses its accelerator at import: set it before, and import it in workers only.
-        os.environ["DS_ACCELERATOR"] = device.type
-        if device.type == "cpu":
-            load_cpu_op()
-        import deepspeed
-
-        deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo")
+        prepare_deepspeed(device)
 
     def start_engine(
         self,
@@ -39,10 +63,12 @@ class ZeroStrategy:
         place: Place,
         plan: BatchPlan,
         objective: Objective,
-        *,
-        load_universal: bool = False,
+        start: Checkpoint | None = None,
     ) -> TrainingEngine:
-        """Load the base model, sharded during loading, and wrap it in DeepSpeed's engine."""
+        """Load the base model, sharded during loading, and wrap it in DeepSpeed's engine.
+
+        A checkpoint of another number of workers is loaded as a universal one.
+        """
         import deepspeed
         from transformers.integrations import HfDeepSpeedConfig
 
@@ -54,21 +80,21 @@ class ZeroStrategy:
             place.world_size,
             hidden_size=find_hidden_size(spec.base_model),
             num_shares=plan.num_shares,
-            load_universal=load_universal,
+            load_universal=start is not None and _is_resharded(spec, start, place),
         )
         unfit_head = find_unfit_head(spec, objective)
         shards_on_load = HfDeepSpeedConfig(config)  # must live across from_pretrained
         model = load_model(spec, objective, plan.layout, place.device, unfit_head)
         del shards_on_load
-        engine: Any
         engine, *_ = deepspeed.initialize(
             model=model, optimizer=build_optimizer(model, spec), config=config
         )
-        return engine  # type: ignore[no-any-return]
+        wrapped: Any = ZeroEngine(engine)  # most of what it has is DeepSpeed's
+        return wrapped  # type: ignore[no-any-return]
 
-    def is_resharded(self, spec: TrainingSpec, saved_by: int, place: Place) -> bool:
-        """Return whether a checkpoint of `saved_by` workers must be resharded for this many."""
-        return spec.zero_stage > 0 and saved_by != place.world_size
+
+def _is_resharded(spec: TrainingSpec, start: Checkpoint, place: Place) -> bool:
+    return spec.zero_stage > 0 and start.world_size != place.world_size
 
 
 STRATEGY = ZeroStrategy()

@@ -39,6 +39,11 @@ pytestmark = pytest.mark.anyio
             InvalidInputError,
             "base_model 'tiny' cannot be fine-tuned: .* no image classifier for",
         ),
+        (
+            {"training": {"strategy": "pipeline", "num_workers": 3}},
+            ApiError,
+            "the pipeline has 3 stages, and base_model 'tiny' has 2 decoder layers: ",
+        ),
         ({"training": {"num_workers": 64}}, ApiError, "64 workers × 0.5 CPUs = 32 CPUs"),
         (
             {"training": {"train_file": "/etc/passwd"}},

@@ -7,6 +7,7 @@ from training.spec import TrainingSpec, describe_validation_error
 from training.task import list_tasks
 
 CLASSIFY = {"task": "sequence_classification"}
+PIPELINE = {"strategy": "pipeline"}
 
 
 def make_spec(**settings: Any) -> TrainingSpec:
@@ -59,12 +60,33 @@ def make_spec(**settings: Any) -> TrainingSpec:
         ),
         (
             {"strategy": "ddp", "offload_optimizer": True, "zero_stage": 1},
-            "^strategy is 'ddp', and DeepSpeed is configured by offload_optimizer: remove it, ",
+            "^strategy is 'ddp', which does not support offload_optimizer: remove it, ",
         ),
         (
             {"strategy": "ddp", "precision": "fp16"},
             "^precision is 'fp16', which needs a loss scale, and strategy 'ddp' has none: ",
         ),
+        (
+            {**CLASSIFY, "strategy": "pipeline"},
+            "^strategy is 'pipeline', which cuts language models only, and task is 'sequence_c",
+        ),
+        ({"pipeline_stages": 2}, "^pipeline_stages is 2, and strategy is 'zero': remove it, or "),
+        ({**PIPELINE, "zero_stage": 3}, "^zero_stage is 3, and a pipeline has 1: "),
+        ({**PIPELINE, "num_workers": 1}, "^num_workers is 1, expected a multiple of the 2 or more"),
+        (
+            {**PIPELINE, "num_workers": 5, "pipeline_stages": 2},
+            "^num_workers is 5, expected a multiple of the 2 stages of the pipeline: ",
+        ),
+        (
+            {**PIPELINE, "min_workers": 2, "save_every_steps": 5},
+            "^min_workers is 2, and a pipeline cannot continue without one of its stages: ",
+        ),
+        ({**PIPELINE, "batch_layout": "flattened"}, "^batch_layout is 'flattened', and a pipeline"),
+        (
+            {**PIPELINE, "deepspeed": {"steps_per_print": 5}},
+            "^strategy is 'pipeline', which does not support deepspeed: remove it, or set strategy",
+        ),
+        ({**PIPELINE, "precision": "fp16"}, "^precision is 'fp16', which needs a loss scale, and "),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -88,3 +110,12 @@ def test_modules_in_folder_are_tasks() -> None:
 )
 def test_best_direction_depends_on_metric(settings: dict[str, Any], is_lower_better: bool) -> None:
     assert make_spec(**settings).criterion.is_lower_better is is_lower_better
+
+
+def test_pipeline_has_as_many_stages_as_workers_unless_it_has_replicas() -> None:
+    spec = make_spec(**PIPELINE, num_workers=4)
+    assert (spec.num_stages, spec.num_replicas, spec.zero_stage) == (4, 1, 1)
+    spec = make_spec(**PIPELINE, num_workers=4, pipeline_stages=2)
+    assert (spec.num_stages, spec.num_replicas) == (2, 2)
+    spec = make_spec(num_workers=4)
+    assert (spec.num_stages, spec.num_replicas, spec.zero_stage) == (1, 4, 3)

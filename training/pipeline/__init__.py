@@ -1,0 +1,1 @@
+"""A model cut into stages, and DeepSpeed's schedule of their passes."""
