@@ -60,6 +60,13 @@ class RowFaultLog:
         if len(kind.lines) < MAX_LINES_SHOWN:
             kind.lines.append(line)
 
+    def add_log(self, later: "RowFaultLog") -> None:
+        """Add the faults of the rows that follow these in the source."""
+        for name, found in later._kinds.items():
+            kind = self._kinds.setdefault(name, _Kind(found.first))
+            kind.count += found.count
+            kind.lines = (kind.lines + found.lines)[:MAX_LINES_SHOWN]
+
     def raise_if_any(self, num_rows: int) -> None:
         """Raise a `DataError` that describes every kind of fault, the most frequent first."""
         if not self._kinds:
