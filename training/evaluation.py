@@ -26,6 +26,7 @@ def evaluate(
     The loss of a language model is in nats per learned token; its exponential is the perplexity.
     """
     rounds = plan_evaluation(rows.lengths, plan)
+    rows.begin(0, rounds.locate(0), plan)
     loss_sum = torch.zeros((), dtype=torch.float64, device=place.device)
     metrics = objective.open_metrics(place.device)
     engine.eval()
@@ -40,6 +41,7 @@ def evaluate(
                 if metrics is not None and micro_batch and result.predictions is not None:
                     metrics.add(result.predictions, batch.labels)
     engine.train()
+    rows.end()
     weight = objective.weigh_targets(rows, range(len(rows)))
     loss = sum_over_workers(loss_sum, place) / weight
     return Evaluation(loss, metrics.compute() if metrics is not None else {})

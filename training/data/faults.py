@@ -24,6 +24,10 @@ class DataError(ValueError):
     role: "RowRole | None" = None
 
 
+class ChangedRowsError(RuntimeError):
+    """A file has changed since its rows were checked."""
+
+
 class RowFault(ValueError):  # noqa: N818 - more often passed as a value than raised
     """Why one row cannot be used: a pattern, which is the kind of fault, and its values."""
 
