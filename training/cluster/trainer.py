@@ -13,8 +13,9 @@ from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 from training.cluster.retry import is_retryable
 
 # The first starts a process for Ray Data sets, which only the data engine `ray` uses. The second
-# starts a process that frees the workers' placement group if Ray Train's controller dies but its job survives: our
-# job ends with its controller, and Ray frees the placement groups of a job that has ended.
+# starts a process that frees the workers' placement group if Ray Train's controller dies but its
+# job survives: our job ends with its controller, and Ray frees the placement groups of a job that
+# has ended.
 UNUSED = frozenset({"DatasetsCallback", "PlacementGroupCleanerCallback"})
 
 

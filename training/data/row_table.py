@@ -91,8 +91,8 @@ class RowTable:
 
     `lengths` and `num_targets` have the shape `[num_rows]`: the length of each row, such as its
     tokens, and how many of its predictions the loss counts. `source_ends` has the end of the rows
-    of each source, if there are several. Nothing else is held in memory: rows are read from the mapped
-    file.
+    of each source, if there are several. Nothing else is held in memory: rows are read from the
+    mapped file.
     """
 
     def __init__(self, path: Path, layout: RowLayout[Any, Any]) -> None:

@@ -48,7 +48,8 @@ def read_lines(
 ) -> Iterator[bytes]:
     """Yield a line for each row: the position in the file, a space and the row as JSON.
 
-    The first `num_skipped` rows are skipped. The JSON of a row that is too long is omitted. Raises as `read_columnar` does.
+    The first `num_skipped` rows are skipped. The JSON of a row that is too long is omitted. Raises
+    as `read_columnar` does.
     """
     process = subprocess.Popen(  # noqa: S603 - our own command
         [

@@ -1,6 +1,7 @@
 """Encoding of the rows of spans, in a task of a pipeline."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -36,10 +37,8 @@ class SpanEncoder:
         for line, record in self._source.read():
             if isinstance(record, RowFault):
                 continue
-            try:
+            with suppress(RowFault):
                 self._reader.parse(line, record, 1)
-            except RowFault:
-                pass
             break
 
     @property
