@@ -104,10 +104,14 @@ class RowFile:
     def unit(self) -> str:
         """The unit in which its records are counted: lines, or rows for files without lines."""
         try:
-            with self.path.open("rb") as file:
+            with self.open_file() as file:
                 return "row" if find_columnar_kind(file.read(NUM_MAGIC_BYTES)) else "line"
         except OSError:  # reading it reports the error
             return "line"
+
+    def open_file(self) -> BinaryIO:
+        """Open the file as it is stored, for reading at any byte."""
+        return self.path.open("rb")
 
     @property
     def suffix(self) -> str:
@@ -132,7 +136,7 @@ class RowFile:
         with open_unpacked(self.path, self.name) as file:
             if sample.startswith(BOM_UTF8):
                 file.read(len(BOM_UTF8))
-            for record in self._read_text(kind, file, sample):
+            for record in self.read_kind(kind, file, sample):
                 self.position = find_position(file)
                 yield record
 
@@ -148,7 +152,8 @@ class RowFile:
             self.position = position
             yield record
 
-    def _read_text(self, kind: FileKind, file: BinaryIO, sample: bytes) -> Iterator[Record]:
+    def read_kind(self, kind: FileKind, file: BinaryIO, sample: bytes) -> Iterator[Record]:
+        """Yield the records of an open file of lines, a JSON array, a table or plain text."""
         if kind == "table":
             rows = read_table(file, self.name, self.suffix, sample)
             return (record for _, record in rows)

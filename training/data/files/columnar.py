@@ -24,7 +24,12 @@ _KIND_NAMES = {"parquet": "Parquet", "arrow_file": "Arrow", "arrow_stream": "Arr
 
 
 def read_columnar(
-    path: Path, name: str, kind: FileKind, *, reads_binary: bool = False, num_skipped: int = 0
+    path: Path | str,
+    name: str,
+    kind: FileKind,
+    *,
+    reads_binary: bool = False,
+    num_skipped: int = 0,
 ) -> Iterator[tuple[int, Record]]:
     """Yield the rows, numbered from 1, each after the bytes of the file that have been read.
 
@@ -44,7 +49,12 @@ def read_columnar(
 
 
 def read_lines(
-    path: Path, name: str, kind: FileKind, *, reads_binary: bool = False, num_skipped: int = 0
+    path: Path | str,
+    name: str,
+    kind: FileKind,
+    *,
+    reads_binary: bool = False,
+    num_skipped: int = 0,
 ) -> Iterator[bytes]:
     """Yield a line for each row: the position in the file, a space and the row as JSON.
 

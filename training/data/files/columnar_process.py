@@ -55,6 +55,18 @@ def main(
     output.flush()
 
 
+def _open(path: str) -> Any:
+    """Open a file of the file system mapped, or one in a bucket by its URL."""
+    import pyarrow as pa
+
+    if "://" not in path:
+        return pa.memory_map(path)
+    from pyarrow import fs
+
+    filesystem, place = fs.FileSystem.from_uri(path)
+    return filesystem.open_input_file(place)
+
+
 def _limit_memory(max_bytes: int) -> None:
     """Limit the writable memory of this process; mapped files do not count."""
     with open("/proc/self/status") as status:
@@ -70,9 +82,10 @@ def _limit_memory(max_bytes: int) -> None:
 def _read_parquet(path: str, batch_rows: int, num_skipped: int) -> Iterator[tuple[int, Any]]:
     import pyarrow.parquet as pq
 
-    size_bytes = os.stat(path).st_size
+    source = _open(path)
+    size_bytes = source.size()
     # Read pages one by one; otherwise a whole row group would be in memory.
-    with pq.ParquetFile(path, buffer_size=_PAGE_BUFFER_BYTES, pre_buffer=False) as file:
+    with pq.ParquetFile(source, buffer_size=_PAGE_BUFFER_BYTES, pre_buffer=False) as file:
         num_rows = max(1, file.metadata.num_rows)
         first, num_done = 0, 0
         while first < file.num_row_groups and num_skipped > 0:
@@ -96,8 +109,8 @@ def _read_parquet(path: str, batch_rows: int, num_skipped: int) -> Iterator[tupl
 def _read_arrow_file(path: str, batch_rows: int, num_skipped: int) -> Iterator[tuple[int, Any]]:
     import pyarrow as pa
 
-    size_bytes = os.stat(path).st_size
-    with pa.memory_map(path) as source:
+    with _open(path) as source:
+        size_bytes = source.size()
         reader = pa.ipc.open_file(source)
         for number in range(reader.num_record_batches):
             position = size_bytes * number // reader.num_record_batches
@@ -109,7 +122,7 @@ def _read_arrow_file(path: str, batch_rows: int, num_skipped: int) -> Iterator[t
 def _read_arrow_stream(path: str, batch_rows: int, num_skipped: int) -> Iterator[tuple[int, Any]]:
     import pyarrow as pa
 
-    with pa.memory_map(path) as source:
+    with _open(path) as source:
         for batch in pa.ipc.open_stream(source):
             yield from _cut(batch, source.tell(), batch_rows, num_skipped)
             num_skipped = max(0, num_skipped - batch.num_rows)

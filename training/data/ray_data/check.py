@@ -26,8 +26,9 @@ from training.data.ray_data.spans import (
     check_divisible,
     count_lines,
     divide_source,
+    is_within_line,
 )
-from training.data.readers import RowSource
+from training.data.readers import RowFile, RowSource
 from training.data.row_counts import RowCounts
 from training.data.row_table import view_column
 from training.data.source_encoder import EncodedSource
@@ -106,28 +107,19 @@ def _read_span(item: Mapping[str, Any]) -> Span:
 
 def _number_lines(source: RowSource, spans: list[Span]) -> list[Span]:
     """Set the lines before each span, so that faults are reported with the lines of the file."""
-    if len(spans) == 1 or source.path is None:
+    if len(spans) == 1 or not isinstance(source, RowFile):
         return spans
-    work = partial(_count_lines, source.path)
-    found = [int(row["num_lines"]) for row in run_over(_list(spans), work)]
+    found = [int(row["num_lines"]) for row in run_over(_list(spans), partial(_count_lines, source))]
     before = accumulate(found, initial=0)
     # A span begins with the first line that begins in it: the rest of the line before is skipped.
     return [
-        span._replace(num_lines=lines + _is_within_line(source.path, span))
+        span._replace(num_lines=lines + is_within_line(source, span))
         for span, lines in zip(spans, before, strict=False)
     ]
 
 
-def _is_within_line(path: Path, span: Span) -> bool:
-    if span.start == 0:
-        return False
-    with path.open("rb") as file:
-        file.seek(span.start - 1)
-        return file.read(1) != b"\n"
-
-
-def _count_lines(path: Path, item: Mapping[str, Any]) -> Iterator[Any]:
-    yield {"num_lines": np.array([count_lines(path, _read_span(item))])}
+def _count_lines(source: RowFile, item: Mapping[str, Any]) -> Iterator[Any]:
+    yield {"num_lines": np.array([count_lines(source, _read_span(item))])}
 
 
 def _check_span(

@@ -7,7 +7,6 @@ found at once; in other sources, the rows before it are read and skipped, or who
 
 from codecs import BOM_UTF8
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from training.data.faults import DataError
@@ -16,6 +15,7 @@ from training.data.files.csv_rows import read_table
 from training.data.files.json_rows import read_json_lines
 from training.data.files.kinds import COLUMNAR_KINDS, Record
 from training.data.files.text_rows import read_text
+from training.data.ray_data.bucket_files import BucketFile
 from training.data.readers import DetectedKind, HubRows, RowFile, RowSource
 
 SPAN_BYTES = 16 << 20
@@ -66,16 +66,25 @@ def divide_source(source: RowSource) -> list[Span]:
     return [Span(start, min(start + SPAN_BYTES, size)) for start in starts]
 
 
-def count_lines(path: Path, span: Span) -> int:
+def count_lines(source: RowFile, span: Span) -> int:
     """Count the line ends of a span of a file of lines."""
     assert span.end is not None
     num_lines, left = 0, span.end - span.start
-    with path.open("rb") as file:
+    with source.open_file() as file:
         file.seek(span.start)
         while left > 0 and (chunk := file.read(min(left, _SKIPPED_BYTES))):
             num_lines += chunk.count(b"\n")
             left -= len(chunk)
     return num_lines
+
+
+def is_within_line(source: RowFile, span: Span) -> bool:
+    """Return whether a span starts within a line, which belongs to the span before."""
+    if span.start == 0:
+        return False
+    with source.open_file() as file:
+        file.seek(span.start - 1)
+        return file.read(1) != b"\n"
 
 
 class SpanSource:
@@ -136,7 +145,7 @@ class SpanSource:
     def _read_lines(
         self, source: RowFile, found: DetectedKind, span: Span
     ) -> Iterator[tuple[int, Record]]:
-        with source.path.open("rb") as file:
+        with source.open_file() as file:
             lines: Any = _SpanLines(file, span)
             records = (
                 read_json_lines(lines)
@@ -149,7 +158,7 @@ class SpanSource:
     def _read_table(
         self, source: RowFile, found: DetectedKind, span: Span
     ) -> Iterator[tuple[int, Record]]:
-        with source.path.open("rb") as file:
+        with source.open_file() as file:
             if found.sample.startswith(BOM_UTF8):
                 file.read(len(BOM_UTF8))
             yield from read_table(file, source.name, source.suffix, found.sample, span.start)
@@ -158,7 +167,7 @@ class SpanSource:
         self, source: RowFile, found: DetectedKind, num_skipped: int
     ) -> Iterator[tuple[int, Record]]:
         rows = read_columnar(
-            source.path,
+            source.url if isinstance(source, BucketFile) else source.path,
             source.name,
             found.kind,
             reads_binary=source.reads_binary,
