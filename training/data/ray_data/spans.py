@@ -178,7 +178,10 @@ class SpanSource:
 
 
 class _SpanLines:
-    """The lines of a file that begin in a span, for readers of lines."""
+    """The lines of a file that begin in a span, for readers of lines.
+
+    A byte order mark belongs to the first line.
+    """
 
     def __init__(self, file: BinaryIO, span: Span) -> None:
         self._file = file
@@ -187,9 +190,11 @@ class _SpanLines:
         self.line_start = 0
         if span.start:
             self._skip_begun_line(span.start)
-        elif file.read(len(BOM_UTF8)) != BOM_UTF8:
-            file.seek(0)
-        self._position = file.tell()
+            self._position = self._next_position = file.tell()
+        else:
+            self._position = 0
+            self._next_position = len(BOM_UTF8) if file.read(len(BOM_UTF8)) == BOM_UTF8 else 0
+            file.seek(self._next_position)
 
     def _skip_begun_line(self, start: int) -> None:
         self._file.seek(start - 1)
@@ -203,7 +208,8 @@ class _SpanLines:
                 return b""
             self.line_start = self._position
         part = self._file.readline(limit)
-        self._position += len(part)
+        self._next_position += len(part)
+        self._position = self._next_position
         self._is_within_line = not part.endswith(b"\n")
         return part
 

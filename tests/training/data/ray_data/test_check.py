@@ -53,8 +53,8 @@ def prepare(tiny_model: Path, folder: Path, **settings: Any) -> list[tuple[RowTa
         {},
         {"validation_fraction": 0.2, "seed": 3},
         {"max_rows": 17},
-        {"max_length": 24, "overlong": "drop"},
-        {"max_length": 24},
+        {"max_length": 60, "overlong": "drop"},
+        {"max_length": 60},
     ],
     ids=str,
 )
@@ -82,7 +82,7 @@ def test_mix_of_files_has_the_same_rows(tiny_model: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"max_length": 24, "overlong": "refuse"}], ids=["faults", "refused"]
+    "settings", [{}, {"max_length": 60, "overlong": "refuse"}], ids=["faults", "refused"]
 )
 def test_faults_are_those_of_the_local_engine(
     tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
@@ -102,8 +102,9 @@ def test_faults_are_those_of_the_local_engine(
         assert caught.value.role == "training"
     assert messages[0] == messages[1]
     assert "rows.jsonl: " in messages[0]
-    assert "line 24" in messages[0]
-    assert "lines 8, 42" in messages[0]
+    assert "3 rows: 'messages'" in messages[0]
+    assert "lines 8, 24, 42" in messages[0]
+    assert "(line 59)" in messages[0]
 
 
 @pytest.mark.parametrize("content", ["", '{"other": 1}\n', "\n\n"], ids=repr)

@@ -101,11 +101,11 @@ def test_workers_receive_the_rows_of_their_steps(
     local = RowTable(data / "local" / "train.arrow", TOKEN_LAYOUT)
     # Fewer windows than two epochs have: the workers start another execution.
     workers = [
-        open_worker(data, "training", rank, world_size, num_windows=5) for rank in range(world_size)
+        open_worker(data, "training", rank, world_size, num_windows=3) for rank in range(world_size)
     ]
     for epoch in range(2):
         steps = plan_epoch(local.lengths, plan, epoch)
-        assert steps.locate(len(steps)).window > 5
+        assert steps.locate(len(steps)).window > 3
         start = first if epoch == 0 else 0
         if epoch == 0:
             for worker in workers:
@@ -151,9 +151,13 @@ def test_changed_file_is_reported_by_all_workers(data: Path) -> None:
         if rank:
             open_worker(data, "training", 0, 2, 40).begin(0, WindowPosition(0, 0), plan)
         with pytest.raises(ChangedRowsError, match=r"b\.jsonl has changed .* line \d+ is not"):
-            for step in steps:
-                for batch in step.select_micro_batches(rank, 2):
-                    worker.read(batch)
+            _read_all(worker, steps, rank)
+
+
+def _read_all(worker: StreamedRows, steps: EpochPlan, rank: int) -> None:
+    for step in steps:
+        for batch in step.select_micro_batches(rank, 2):
+            worker.read(batch)
 
 
 def test_other_rows_than_planned_are_an_error(data: Path) -> None:
