@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     """One cluster for all runs, with a small object store."""
-    context = ray.init(
+    context: Any = ray.init(
         address="local", num_cpus=2, include_dashboard=False, object_store_memory=80 << 20
     )
     before = os.environ.get("RAY_ADDRESS")

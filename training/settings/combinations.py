@@ -41,8 +41,8 @@ def _check_file(spec: "TrainingSpec", name: str, place: str) -> None:
         check_local_path(name, place)
     elif spec.data_engine != "ray":
         raise ValueError(
-            f"{name} is {place!r}, and data_engine is {spec.data_engine!r}, which reads files of "
-            "the file system: set data_engine to 'ray', or download the data"
+            f"{name} is {place!r}, expected a path of the file system, because data_engine is "
+            f"{spec.data_engine!r}: set data_engine to 'ray', or download the data"
         )
 
 
