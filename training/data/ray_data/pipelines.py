@@ -61,3 +61,5 @@ def silence() -> None:
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     logging.getLogger("ray.data").setLevel(logging.WARNING)
+    # It would warn once that the progress bars are disabled.
+    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
