@@ -60,6 +60,7 @@ def main() -> int:
         if options.megabytes:
             _write_rows(folder / "rows", options.megabytes << 20)
             streamed = _stream(folder, options.store_megabytes, options.steps)
+            print(json.dumps(streamed), file=sys.stderr)
         compared: dict[str, Any] = {}
         if options.rounds:
             _write_rows(folder / "few", options.compared_megabytes << 20)

@@ -198,7 +198,7 @@ def choose_windows(lengths: Lengths, plan: BatchPlan, epoch: int) -> list[_Indic
     order = np.random.default_rng([plan.seed, epoch]).permutation(len(segments))
     return [
         np.concatenate([segments[place] for place in places])
-        for places in np.array_split(order, -(-len(segments) // _WINDOW_SEGMENTS))
+        for places in np.array_split(order, _count_windows(lengths, plan, len(segments)))
     ]
 
 
@@ -234,7 +234,8 @@ def plan_evaluation(lengths: Lengths, plan: BatchPlan) -> EpochPlan:
 def choose_evaluation_windows(lengths: Lengths, plan: BatchPlan) -> list[_Indices]:
     """Choose the rows of each window of an evaluation, in the order of the rows."""
     segments = _cut_segments(lengths, plan)
-    places = np.array_split(np.arange(len(segments)), -(-len(segments) // _WINDOW_SEGMENTS))
+    num_windows = _count_windows(lengths, plan, len(segments))
+    places = np.array_split(np.arange(len(segments)), num_windows)
     return [np.concatenate([segments[place] for place in own]) for own in places]
 
 
@@ -242,6 +243,11 @@ def plan_evaluation_window(rows: _Indices, lengths: Lengths, plan: BatchPlan) ->
     """Plan the steps of the rows of one window of an evaluation."""
     order = rows[np.argsort(lengths[rows], kind="stable")]
     return EpochPlan(order, _cut(order, lengths, plan), plan.num_shares)
+
+
+def _count_windows(lengths: Lengths, plan: BatchPlan, num_segments: int) -> int:
+    total = int(lengths.sum(dtype=np.int64))
+    return 1 if plan.window is None else min(num_segments, max(1, -(-total // plan.window)))
 
 
 def _cut_segments(lengths: Lengths, plan: BatchPlan) -> list[_Indices]:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def find_training_workers() -> list[psutil.Process]:
     """Return the processes of this cluster that train."""
-    return [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if "RayTrainWorker" in " ".join(child.cmdline())
-    ]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if "RayTrainWorker" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def test_stream_has_the_losses_of_tables_through_lost_workers_and_a_kill(folder: Path) -> None:

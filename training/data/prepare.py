@@ -217,8 +217,9 @@ class _Build:
         first, the default is the format of the first. `max_rows` rows are read of each source.
         """
         entries: list[_Entry] = []
-        for one in sources:
-            entries.append(self._encode_source(one.source, meter, fallback, max_rows))
+        for place, one in enumerate(sources):
+            later = [other.source for other in sources[place + 1 :]] if fallback else []
+            entries.append(self._encode_source(one.source, meter, fallback, max_rows, later))
             fallback = fallback or entries[0].formats[0]
         if not _is_plain(sources):
             return self._mix(sources, entries, fraction)
@@ -230,8 +231,9 @@ class _Build:
         meter: ByteMeter,
         fallback: str | None,
         max_rows: int | None,
+        later: Sequence[RowSource],
     ) -> _Entry:
-        """Find or build the table of one source.
+        """Find or build the table of one source; `later` ones follow with the same arguments.
 
         A table that was built without a fallback is also used with one.
         """
@@ -244,7 +246,7 @@ class _Build:
                 return self._open_entry(key, is_hit=True)
         with build_entry(self._cache, keys[-1]) as building:
             table = building / TRAIN_TABLE
-            encoded = self._encoder.encode(source, fallback, max_rows, table, meter)
+            encoded = self._encoder.encode([source, *later], fallback, max_rows, table, meter)
             meter.finish_source(source.measure())
             counts = {**encoded.description, **self._count(table, encoded.counts)}
             durable.write_json(building / SUMMARY_FILE, counts)

@@ -1,6 +1,6 @@
 """Encoding of the rows of one source into a table; one implementation for each data engine."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -32,16 +32,16 @@ class SourceEncoder(Protocol):
 
     def encode(
         self,
-        source: RowSource,
+        sources: Sequence[RowSource],
         fallback: str | None,
         max_rows: int | None,
         table: Path,
         meter: ByteMeter,
     ) -> EncodedSource:
-        """Write the table of a source, or of its first `max_rows` rows.
+        """Write the table of the first source, or of its first `max_rows` rows.
 
-        `fallback` is the format of rows whose format is not recognised. Raises `DataError` for
-        rows that cannot be used.
+        The other sources probably follow, with the same arguments. `fallback` is the format of
+        rows whose format is not recognised. Raises `DataError` for rows that cannot be used.
         """
 
 
@@ -59,13 +59,14 @@ class LocalEncoder:
 
     def encode(
         self,
-        source: RowSource,
+        sources: Sequence[RowSource],
         fallback: str | None,
         max_rows: int | None,
         table: Path,
         meter: ByteMeter,
     ) -> EncodedSource:
-        """Write the rows of a source, in one pass over it."""
+        """Write the rows of the first source, in one pass over it."""
+        source = sources[0]
         reader = self._data.open_reader(source, fallback)
         stream = RowStream(source, reader, self._data.max_length, self._spec.overlong)
         with RowWriter(table, self.layout) as writer:

@@ -5,10 +5,10 @@ back to the driver, so neither the rows nor their tokens are copied.
 """
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class RayEncoder:
     def __init__(self, spec: TrainingSpec, data: TaskData) -> None:
         self.layout = IndexLayout(data.layout)
         self._spec = spec
+        self._results: _Results | None = None
 
     def describe_inputs(self) -> Mapping[str, Any]:
         """Return the version of the index."""
@@ -61,72 +62,130 @@ class RayEncoder:
 
     def encode(
         self,
-        source: RowSource,
+        sources: Sequence[RowSource],
         fallback: str | None,
         max_rows: int | None,
         table: Path,
         meter: ByteMeter,
     ) -> EncodedSource:
-        """Write the index of a source. Needs a connected Ray cluster."""
-        check_divisible(source)
-        spans = _number_lines(source, divide_source(source)) if max_rows is None else [Span()]
-        settings = EncodingSettings(self._spec.model_dump_json(), fallback)
-        work = partial(_check_span, source, settings, max_rows)
+        """Write the index of the first source. Needs a connected Ray cluster.
+
+        One pipeline checks all sources, whose results wait for the next calls.
+        """
+        source = sources[0]
+        if self._results is None or not self._results.has(source):
+            settings = EncodingSettings(self._spec.model_dump_json(), fallback)
+            self._results = _Results(sources, settings, max_rows)
         counts = RowCounts(RowFaultLog(source.name, source.unit))
         description: Mapping[str, Any] | None = None
-        max_length = 0
         with (
             pa.OSFile(str(table), "wb") as sink,
             pa.ipc.new_file(sink, self.layout.schema) as writer,
         ):
-            for span, row in zip(spans, run_over(_list(spans), work), strict=True):
-                report: SpanReport = pickle.loads(row["report"])  # noqa: S301 - our own task's
+            for result in self._results.take(source):
+                report: SpanReport = pickle.loads(result["report"])  # noqa: S301 - our own task's
                 if report.error is not None:
                     raise DataError(report.error)
                 counts.add(report.counts)
                 description = description or report.description
-                for batch in pa.ipc.open_stream(row["index"]):
+                for batch in pa.ipc.open_stream(result["index"]):
                     writer.write_batch(batch)
-                meter.report(span.end or 0)
-        if description is not None:
-            max_length = description["max_length"]
-        counts.check(source.name, source.unit, max_length)
+                meter.report(max(0, int(result["end"])))
+        counts.check(source.name, source.unit, (description or {}).get("max_length", 0))
         assert description is not None  # there are rows
         return EncodedSource(description, counts)
 
 
-def _list(spans: list[Span]) -> list[dict[str, Any]]:
+class _Results:
+    """The results of one pipeline over the spans of sources, in their order."""
+
+    def __init__(
+        self, sources: Sequence[RowSource], settings: EncodingSettings, max_rows: int | None
+    ) -> None:
+        for source in sources:
+            check_divisible(source)
+        self._left = list(sources)
+        self._spans = [[Span()] if max_rows else divide_source(source) for source in sources]
+        items = _list_items(_number_lines(sources, self._spans))
+        self._results = run_over(items, partial(_check_span, list(sources), settings, max_rows))
+
+    def has(self, source: RowSource) -> bool:
+        """Return whether the results of a source have not been taken."""
+        return any(one is source for one in self._left)
+
+    def take(self, source: RowSource) -> Iterator[Mapping[str, Any]]:
+        """Yield the results of a source; those of the sources before it are dropped."""
+        is_found = False
+        while not is_found:
+            is_found = self._left.pop(0) is source
+            for result in islice(self._results, len(self._spans.pop(0))):
+                if is_found:
+                    yield result
+
+
+def _list_items(spans: Sequence[Sequence[Span]]) -> list[dict[str, int]]:
     # Ray Data guesses the type of a column: -1 stands for None.
-    return [span._replace(end=-1 if span.end is None else span.end)._asdict() for span in spans]
-
-
-def _read_span(item: Mapping[str, Any]) -> Span:
-    start, end, num_lines = (int(item[name][0]) for name in Span._fields)
-    return Span(start, None if end < 0 else end, num_lines)
-
-
-def _number_lines(source: RowSource, spans: list[Span]) -> list[Span]:
-    """Set the lines before each span, so that faults are reported with the lines of the file."""
-    if len(spans) == 1 or not isinstance(source, RowFile):
-        return spans
-    found = [int(row["num_lines"]) for row in run_over(_list(spans), partial(_count_lines, source))]
-    before = accumulate(found, initial=0)
-    # A span begins with the first line that begins in it: the rest of the line before is skipped.
     return [
-        span._replace(num_lines=lines + is_within_line(source, span))
-        for span, lines in zip(spans, before, strict=False)
+        {
+            "source": place,
+            "start": span.start,
+            "end": -1 if span.end is None else span.end,
+            "num_lines": span.num_lines,
+        }
+        for place, own in enumerate(spans)
+        for span in own
     ]
 
 
-def _count_lines(source: RowFile, item: Mapping[str, Any]) -> Iterator[Any]:
-    yield {"num_lines": np.array([count_lines(source, _read_span(item))])}
+def _read_item(item: Mapping[str, Any]) -> tuple[int, Span]:
+    source, start, end, num_lines = (
+        int(item[name][0]) for name in ("source", "start", "end", "num_lines")
+    )
+    return source, Span(start, None if end < 0 else end, num_lines)
+
+
+def _number_lines(
+    sources: Sequence[RowSource], spans: Sequence[Sequence[Span]]
+) -> list[list[Span]]:
+    """Set the lines before each span, so that faults are reported with the lines of the file."""
+    divided = [
+        own if len(own) > 1 and isinstance(own_source, RowFile) else []
+        for own_source, own in zip(sources, spans, strict=True)
+    ]
+    items = _list_items(divided)
+    found = run_over(items, partial(_count_lines, list(sources))) if items else iter(())
+    numbered = []
+    for source, own, counted in zip(sources, spans, divided, strict=True):
+        if not counted or not isinstance(source, RowFile):
+            numbered.append(list(own))
+            continue
+        before = accumulate((int(row["num_lines"]) for row in islice(found, len(own))), initial=0)
+        # A span begins with the first line that begins in it: the rest of one is skipped.
+        numbered.append(
+            [
+                span._replace(num_lines=lines + is_within_line(source, span))
+                for span, lines in zip(own, list(before), strict=False)
+            ]
+        )
+    return numbered
+
+
+def _count_lines(sources: Sequence[RowSource], item: Mapping[str, Any]) -> Iterator[Any]:
+    place, span = _read_item(item)
+    source = sources[place]
+    assert isinstance(source, RowFile)
+    yield {"num_lines": np.array([count_lines(source, span)])}
 
 
 def _check_span(
-    source: RowSource, settings: EncodingSettings, max_rows: int | None, item: Mapping[str, Any]
+    sources: Sequence[RowSource],
+    settings: EncodingSettings,
+    max_rows: int | None,
+    item: Mapping[str, Any],
 ) -> Iterator[Any]:
     """Check the rows of a span; yields one row with their index and a `SpanReport`."""
-    span = _read_span(item)
+    place, span = _read_item(item)
+    source = sources[place]
     sink = pa.BufferOutputStream()
     try:
         report = _write_index(source, settings, span, max_rows, sink)
@@ -137,6 +196,7 @@ def _check_span(
         {
             "index": pa.array([sink.getvalue().to_pybytes()], pa.large_binary()),
             "report": pa.array([pickle.dumps(report)], pa.large_binary()),
+            "end": item["end"],
         }
     )
 

@@ -15,6 +15,7 @@ from training.data.files.csv_rows import read_table
 from training.data.files.json_rows import read_json_lines
 from training.data.files.kinds import COLUMNAR_KINDS, Record
 from training.data.files.text_rows import read_text
+from training.data.images.image_folder import ImageFolder
 from training.data.ray_data.bucket_files import BucketFile
 from training.data.readers import DetectedKind, HubRows, RowFile, RowSource
 
@@ -22,6 +23,7 @@ SPAN_BYTES = 16 << 20
 """The size of a part of a file that one task checks."""
 MAX_UNDIVIDED_BYTES = 64 << 20
 """The largest source whose rows have no places from which reading can start."""
+_SPAN_IMAGES = 256
 _SKIPPED_BYTES = 1 << 20
 
 
@@ -59,6 +61,9 @@ def check_divisible(source: RowSource) -> None:
 
 def divide_source(source: RowSource) -> list[Span]:
     """Divide a source into spans that are read in parallel; their lines are not counted yet."""
+    if isinstance(source, ImageFolder):
+        numbers = range(1, source.count_images() + 1, _SPAN_IMAGES)
+        return [Span(first, first + _SPAN_IMAGES, first - 1) for first in numbers]
     if not isinstance(source, RowFile) or not _is_lines(source, source.detect()):
         return [Span()]
     size = source.measure()
