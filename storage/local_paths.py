@@ -13,6 +13,11 @@ def is_url(place: str | os.PathLike[str]) -> bool:
     return _URL.match(os.fspath(place)) is not None
 
 
+def is_bucket_url(place: str | os.PathLike[str]) -> bool:
+    """Return whether a location is in a bucket of object storage: 's3://bucket/key'."""
+    return os.fspath(place).startswith("s3://")
+
+
 def check_local_path(
     name: str, place: str | os.PathLike[str], expected: str = "a path of the file system"
 ) -> None:

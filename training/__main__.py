@@ -131,9 +131,8 @@ def _run_command(options: argparse.Namespace, console: Console) -> int:
 
 def _fine_tune(options: argparse.Namespace, console: Console) -> Path | None:
     # These are slow to import; --help is not.
-    from training.data.prepare import link_data, prepare_data
+    from training.data.prepare import prepare_data
     from training.launch import disable_progress_bars
-    from training.monitoring.data_report import report_data
     from training.preflight.preflight import check_settings
 
     run = RunFolder(Path(options.output).resolve())
@@ -142,8 +141,25 @@ def _fine_tune(options: argparse.Namespace, console: Console) -> Path | None:
     check_trackers(spec)
     disable_progress_bars()
     check_settings(spec)  # before the rows are read, which may take long
-    with show_bytes(console, "Reading and tokenising the rows") as on_progress:
-        data = prepare_data(spec, options.cache, on_progress)
+    with _connect_to_ray() if spec.data_engine == "ray" else nullcontext():
+        with (
+            interrupt_on_sigterm(),  # ray.init handles SIGTERM itself
+            show_bytes(console, "Reading and tokenising the rows") as on_progress,
+        ):
+            data = prepare_data(spec, options.cache, on_progress)
+        return _train_prepared(run, spec, data, options, console)
+
+
+def _train_prepared(
+    run: RunFolder,
+    spec: TrainingSpec,
+    data: "PreparedData",
+    options: argparse.Namespace,
+    console: Console,
+) -> Path | None:
+    from training.data.prepare import link_data
+    from training.monitoring.data_report import report_data
+
     run.path.mkdir(parents=True, exist_ok=True)
     with acquire_lease(run):
         if (reopened := _reopen(run, spec, data)) is None:
@@ -237,6 +253,9 @@ def _connect_to_ray() -> Iterator[None]:
     """Connect to the cluster that `RAY_ADDRESS` names, or start one for this command only."""
     import ray
 
+    if ray.is_initialized():
+        yield
+        return
     address = os.environ.get("RAY_ADDRESS") or "local"
     alone: dict[str, Any] = {}
     if address == "local":

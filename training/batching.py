@@ -4,13 +4,17 @@ The plan of an epoch is a pure function of the lengths, the limits, the seed and
 worker computes it independently, and a position in it is just the number of a step. The plan does
 not depend on the current number of workers, which only distribute the micro batches of each step
 among themselves. So a run that resumes with fewer or more workers takes the same steps.
+
+Rows that are streamed cannot be shuffled all together. A plan with a `window` shuffles segments of
+neighbouring rows, joins several segments to a window, and shuffles and groups the rows within each
+window. A window is planned without the others, and no step has rows of two windows.
 """
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +26,11 @@ BatchLayout = Literal["padded", "flattened"]
 # Rows are shuffled first and sorted by length only within windows of this many micro batches, so
 # that an epoch does not run from the shortest row to the longest.
 _WINDOW_MICRO_BATCHES = 32
+_WINDOW_SEGMENTS = 16
+# The default window of streamed rows: about 4 MB of text, or 100 MB of images; and at least so many
+# steps, because the last step of a window may be smaller.
+_STREAMED_TOKENS, _STREAMED_ROWS = 1 << 20, 1 << 10
+_MIN_WINDOW_STEPS = 8
 
 Lengths = npt.NDArray[np.int32]
 _Indices = npt.NDArray[np.int64]
@@ -34,6 +43,7 @@ class BatchPlan:
     `num_tokens` limits the tokens of a micro batch, including padding where rows are padded, and
     `num_rows` its rows, if set. A step has `num_shares` × `accumulation` micro batches; the shares
     of a round have similar lengths, so that workers that compute them in parallel finish together.
+    `window` is the length of the rows that are shuffled together; None: all rows.
     """
 
     layout: BatchLayout
@@ -42,17 +52,27 @@ class BatchPlan:
     num_shares: int
     accumulation: int
     seed: int
+    window: int | None = None
 
     @classmethod
     def from_spec(cls, spec: TrainingSpec, layout: BatchLayout, num_shares: int) -> "BatchPlan":
         """Build the plan from the batch settings of a spec."""
+        counts_rows = find_task(spec.task).default_micro_batch_size
+        num_rows = spec.micro_batch_size or counts_rows
+        window = spec.shuffle_window
+        if window is None and spec.data_engine == "ray":
+            of_step = (num_rows if counts_rows else None) or spec.micro_batch_tokens
+            of_step *= num_shares * spec.gradient_accumulation_steps
+            smallest = _STREAMED_ROWS if counts_rows else _STREAMED_TOKENS
+            window = max(smallest, _MIN_WINDOW_STEPS * of_step)
         return cls(
             layout,
             spec.micro_batch_tokens,
-            spec.micro_batch_size or find_task(spec.task).default_micro_batch_size,
+            num_rows,
             num_shares,
             spec.gradient_accumulation_steps,
             spec.seed,
+            window,
         )
 
     def admits(self, num_rows: int, num_tokens: int, longest: int) -> bool:
@@ -84,35 +104,74 @@ class Step:
         return mine + [()] * (num_rounds - len(mine))
 
 
+class WindowPosition(NamedTuple):
+    """A step as the number of its window in the epoch and its number in the window."""
+
+    window: int
+    step: int
+
+
 class EpochPlan(Sequence[Step]):
     """The steps of one epoch, in which every row occurs exactly once.
 
     Takes 8 bytes of memory per row for the order, and 8 per micro batch for its start.
     """
 
-    def __init__(self, rows: _Indices, bounds: _Indices, micro_batches_per_step: int) -> None:
+    def __init__(
+        self,
+        rows: _Indices,
+        bounds: _Indices,
+        micro_batches_per_step: int,
+        windows: Sequence[int] | None = None,
+    ) -> None:
         self._rows = rows  # [num_rows]
         self._bounds = bounds  # [num_micro_batches + 1]
         self._per_step = micro_batches_per_step
+        self._windows = [len(bounds) - 1] if windows is None else list(windows)
+        num_steps = [-(-num // micro_batches_per_step) for num in self._windows]
+        self._first_steps = np.cumsum([0, *num_steps], dtype=np.int64)  # [num_windows + 1]
+        self._first_batches = np.cumsum([0, *self._windows], dtype=np.int64)  # [num_windows + 1]
 
     def __len__(self) -> int:
-        return -(-(len(self._bounds) - 1) // self._per_step)
+        return int(self._first_steps[-1])
 
     def __getitem__(self, index: int) -> Step:  # type: ignore[override]
         if not 0 <= index < len(self):
             raise IndexError(index)
-        bounds = self._bounds[index * self._per_step : (index + 1) * self._per_step + 1].tolist()
+        window, step = self.locate(index)
+        first = int(self._first_batches[window]) + step * self._per_step
+        last = min(first + self._per_step, int(self._first_batches[window + 1]))
+        bounds = self._bounds[first : last + 1].tolist()
         rows = self._rows[bounds[0] : bounds[-1]].tolist()
         starts = [bound - bounds[0] for bound in bounds]
         micro_batches = (tuple(rows[begin:end]) for begin, end in pairwise(starts))
         return Step(tuple(batch for batch in micro_batches if batch))
+
+    def locate(self, index: int) -> WindowPosition:
+        """Return the position of a step; of the end, the beginning of a window after the last."""
+        window = int(np.searchsorted(self._first_steps, index, side="right")) - 1
+        return WindowPosition(window, index - int(self._first_steps[window]))
 
     def compute_fingerprint(self) -> str:
         """Hash the order; a run that resumes checks that its order is unchanged."""
         digest = hashlib.sha256(self._rows.tobytes())
         digest.update(self._bounds.tobytes())
         digest.update(str(self._per_step).encode())
+        if len(self._windows) > 1:
+            digest.update(self._first_batches.tobytes())
         return digest.hexdigest()
+
+    @classmethod
+    def join(cls, windows: "Sequence[EpochPlan]") -> "EpochPlan":
+        """Join the plans of the windows of an epoch, at least one."""
+        starts = np.cumsum([0, *(len(one._rows) for one in windows)], dtype=np.int64)
+        ends = [one._bounds[1:] + start for one, start in zip(windows, starts, strict=False)]
+        return cls(
+            np.concatenate([one._rows for one in windows]),
+            np.concatenate([np.zeros(1, np.int64), *ends]),
+            windows[0]._per_step,
+            [len(one._bounds) - 1 for one in windows],
+        )
 
 
 def plan_epoch(lengths: Lengths, plan: BatchPlan, epoch: int) -> EpochPlan:
@@ -125,12 +184,35 @@ def plan_epoch(lengths: Lengths, plan: BatchPlan, epoch: int) -> EpochPlan:
             f"a row has {lengths.max()} tokens, more than micro_batch_tokens {plan.num_tokens}; "
             "raise micro_batch_tokens or lower max_length"
         )
-    random = np.random.default_rng([plan.seed, epoch])
-    order = random.permutation(len(lengths))
+    windows = choose_windows(lengths, plan, epoch)
+    return EpochPlan.join(
+        [plan_window(rows, lengths, plan, epoch, place) for place, rows in enumerate(windows)]
+    )
+
+
+def choose_windows(lengths: Lengths, plan: BatchPlan, epoch: int) -> list[_Indices]:
+    """Choose the rows of each window of an epoch; their number is the same in every epoch."""
+    segments = _cut_segments(lengths, plan)
+    if len(segments) == 1:
+        return segments
+    order = np.random.default_rng([plan.seed, epoch]).permutation(len(segments))
+    return [
+        np.concatenate([segments[place] for place in places])
+        for places in np.array_split(order, _count_windows(lengths, plan, len(segments)))
+    ]
+
+
+def plan_window(
+    rows: _Indices, lengths: Lengths, plan: BatchPlan, epoch: int, number: int
+) -> EpochPlan:
+    """Plan the steps of the rows of one window; `lengths` are those of all rows."""
+    is_whole = len(rows) == len(lengths)
+    random = np.random.default_rng([plan.seed, epoch, *([] if is_whole else [number])])
+    order = rows[random.permutation(len(rows))]
     if plan.layout == "padded":
         order = _sort_within_windows(order, lengths, plan)
-    rows, bounds = _form_rounds(order, _cut(order, lengths, plan), lengths, plan, random)
-    return EpochPlan(rows, bounds, plan.num_shares * plan.accumulation)
+    own, bounds = _form_rounds(order, _cut(order, lengths, plan), lengths, plan, random)
+    return EpochPlan(own, bounds, plan.num_shares * plan.accumulation)
 
 
 def count_steps(lengths: Lengths, plan: BatchPlan, epochs: int, max_steps: int | None) -> int:
@@ -148,13 +230,43 @@ def plan_evaluation(lengths: Lengths, plan: BatchPlan) -> EpochPlan:
 
     All rows together give the result, so a step only groups what a pipeline computes at once.
     """
-    order = np.argsort(lengths, kind="stable")
-    bounds = _cut(order, lengths, plan)
-    return EpochPlan(order, bounds, plan.num_shares * plan.accumulation)
+    windows = choose_evaluation_windows(lengths, plan)
+    return EpochPlan.join([plan_evaluation_window(rows, lengths, plan) for rows in windows])
+
+
+def choose_evaluation_windows(lengths: Lengths, plan: BatchPlan) -> list[_Indices]:
+    """Choose the rows of each window of an evaluation, in the order of the rows."""
+    segments = _cut_segments(lengths, plan)
+    num_windows = _count_windows(lengths, plan, len(segments))
+    places = np.array_split(np.arange(len(segments)), num_windows)
+    return [np.concatenate([segments[place] for place in own]) for own in places]
+
+
+def plan_evaluation_window(rows: _Indices, lengths: Lengths, plan: BatchPlan) -> EpochPlan:
+    """Plan the steps of the rows of one window of an evaluation."""
+    order = rows[np.argsort(lengths[rows], kind="stable")]
+    return EpochPlan(order, _cut(order, lengths, plan), plan.num_shares * plan.accumulation)
+
+
+def _count_windows(lengths: Lengths, plan: BatchPlan, num_segments: int) -> int:
+    total = int(lengths.sum(dtype=np.int64))
+    return 1 if plan.window is None else min(num_segments, max(1, -(-total // plan.window)))
+
+
+def _cut_segments(lengths: Lengths, plan: BatchPlan) -> list[_Indices]:
+    """Cut the rows into segments of about the same length; one if all fit into a window."""
+    rows = np.arange(len(lengths), dtype=np.int64)
+    total = int(lengths.sum(dtype=np.int64))
+    if plan.window is None or total <= plan.window:
+        return [rows]
+    num_segments = -(-total * _WINDOW_SEGMENTS // plan.window)
+    before = np.cumsum(lengths, dtype=np.int64) - lengths
+    ends = np.searchsorted(before * num_segments // total, np.arange(1, num_segments))
+    return [segment for segment in np.split(rows, ends) if len(segment)]
 
 
 def _sort_within_windows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> _Indices:
-    average = max(1, int(lengths.mean())) if len(lengths) else 1
+    average = max(1, int(lengths[order].mean())) if len(order) else 1
     num_rows = max(1, plan.num_tokens // average)
     if plan.num_rows is not None:
         num_rows = min(num_rows, plan.num_rows)

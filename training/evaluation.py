@@ -28,6 +28,7 @@ def evaluate(
     The loss of a language model is in nats per learned token; its exponential is the perplexity.
     """
     rounds = plan_evaluation(rows.lengths, plan)
+    rows.begin(0, rounds.locate(0), plan)
     loss_sum = torch.zeros((), dtype=torch.float64, device=place.device)
     metrics = objective.open_metrics(place.device)
     engine.eval()
@@ -36,6 +37,7 @@ def evaluate(
             batches = StepBatches(objective, rows, step, plan.layout, place.device)
             loss_sum += engine.compute_loss(batches, place, metrics)
     engine.train()
+    rows.end()
     weight = objective.weigh_targets(rows, range(len(rows)))
     loss = sum_over_workers(loss_sum, place) / weight
     if metrics is None:

@@ -23,7 +23,9 @@ from training.checkpoint.format import Checkpoint, CheckpointError
 from training.checkpoint.reference_logits import compute_probe
 from training.checkpoint.restore import find_start, load_checkpoint
 from training.checkpoint.writer import CheckpointWriter
+from training.data.faults import ChangedRowsError
 from training.data.row_table import RowTable
+from training.data.run_rows import open_rows
 from training.deepspeed.optimizer import learning_rate_at
 from training.engine import (
     NonFiniteLossError,
@@ -53,7 +55,7 @@ Ending = Literal["finished", "stopped_early", "paused"]
 _HANDOVER_S = 120.0
 # Errors that new workers would meet again, and that all workers raise together: if only one worker
 # returned, the others would wait for it.
-_NOT_RETRYABLE = (NonFiniteLossError, WeightsError, CheckpointError)
+_NOT_RETRYABLE = (NonFiniteLossError, WeightsError, CheckpointError, ChangedRowsError)
 
 
 def run_worker(config: dict[str, Any]) -> dict[str, str]:
@@ -94,7 +96,8 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
     start = find_start(run, place)
     progress = _find_position(spec, run, place, start)
     objective = find_task(spec.task).open_objective(spec, run.read_data_summary())
-    rows = RowTable(run.data / "train.arrow", objective.layout)
+    rows = open_rows(spec, run.data, "training", objective.layout, place)
+    assert rows is not None
     plan = BatchPlan.from_spec(spec, progress.layout, progress.num_shares)
     num_steps = count_steps(rows.lengths, plan, spec.epochs, spec.max_steps)
     with open_trackers(spec, run, progress.step, is_reporting=place.rank == 0) as trackers:
@@ -190,8 +193,7 @@ class _Worker:
         self._objective = objective
         self._rows = rows
         self._journal = journal
-        validation = run.data / "validation.arrow"
-        self._validation = RowTable(validation, objective.layout) if validation.is_file() else None
+        self._validation = open_rows(spec, run.data, "validation", objective.layout, place)
         self._writer = CheckpointWriter(run.checkpoints, place, spec.keep_checkpoints)
         self._watchdog = Watchdog(partial(report_stall, run, place.rank))
 
@@ -202,6 +204,7 @@ class _Worker:
 
     def _walk(self, progress: Progress, num_steps: int) -> Ending:
         steps, progress = self._enter_epoch(progress)
+        self._rows.begin(progress.epoch, steps.locate(progress.step_in_epoch), self._plan)
         ending = self._stop_early(progress)
         marked = time.monotonic()
         while progress.step < num_steps and ending is None:

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from storage.local_paths import is_bucket_url
 from training.criterion import Criterion
 from training.deepspeed.user_config import adopt_settings
 from training.settings.combinations import check_settings_together
@@ -130,9 +131,9 @@ class TrainingSpec(StrategySettings, StepSettings, SourceSettings):
         changes: dict[str, Any] = {}
         for name in ("train_file", "validation_file"):
             if (path := getattr(self, name)) is not None:
-                changes[name] = str(folder / Path(path).expanduser())
+                changes[name] = _pin_path(folder, path)
         files = tuple(
-            entry.model_copy(update={"file": str(folder / Path(entry.file).expanduser())})
+            entry.model_copy(update={"file": _pin_path(folder, entry.file)})
             for entry in self.train_files
         )
         base_model = folder / Path(self.base_model).expanduser()
@@ -141,6 +142,10 @@ class TrainingSpec(StrategySettings, StepSettings, SourceSettings):
         if files:
             changes["train_files"] = files
         return self.model_copy(update=changes)
+
+
+def _pin_path(folder: Path, path: str) -> str:
+    return path if is_bucket_url(path) else str(folder / Path(path).expanduser())
 
 
 def _drop_paths(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,6 +159,8 @@ def _drop_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def name_source(source: str) -> str:
     """Return the name of a model or a data set without its folder; an id on the hub unchanged."""
+    if is_bucket_url(source):  # the query may have credentials
+        return Path(source.split("?")[0]).name
     path = Path(source)
     return path.name if path.is_absolute() or path.exists() else source
 

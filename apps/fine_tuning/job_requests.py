@@ -31,6 +31,8 @@ SERVER_SETTINGS = frozenset(
         "train_dataset",
         "validation_file",
         "validation_dataset",
+        "data_engine",
+        "data_memory_mb",
         "deepspeed",
         "trackers",
     }

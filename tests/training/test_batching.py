@@ -12,9 +12,11 @@ from training.batching import (
     BatchPlan,
     EpochPlan,
     Lengths,
+    choose_windows,
     count_steps,
     plan_epoch,
     plan_evaluation,
+    plan_window,
 )
 from training.spec import TrainingSpec
 
@@ -237,3 +239,56 @@ def test_large_epoch_is_planned_fast_in_little_memory(layout: BatchLayout) -> No
     assert time.perf_counter() - began < 5
     held = sum(array.nbytes for array in vars(steps).values() if isinstance(array, np.ndarray))
     assert 8 * len(lengths) <= held < 8.5 * len(lengths)
+
+
+WINDOWED = [replace(plan, window=1500) for plan in iterate_plans()]
+
+
+@pytest.mark.parametrize("plan", WINDOWED, ids=str)
+def test_windows_of_an_epoch_are_planned_alone_and_have_each_row_once(plan: BatchPlan) -> None:
+    orders = set()
+    for epoch in range(3):
+        steps = plan_epoch(LENGTHS, plan, epoch)
+        assert Counter(row for step in steps for row in step.rows) == Counter(range(len(LENGTHS)))
+        windows = choose_windows(LENGTHS, plan, epoch)
+        alone = [
+            plan_window(rows, LENGTHS, plan, epoch, place) for place, rows in enumerate(windows)
+        ]
+        assert [step for window in alone for step in window] == list(steps)
+        places = [steps.locate(index) for index in range(len(steps) + 1)]
+        expected = [(place, step) for place, one in enumerate(alone) for step in range(len(one))]
+        assert places == [*expected, (len(windows), 0)]
+        assert 1 < len(windows) == len(choose_windows(LENGTHS, plan, 0))
+        assert all(LENGTHS[rows].sum() <= 1500 + 16 * LENGTHS.max() for rows in windows)
+        orders.add(steps.compute_fingerprint())
+    assert len(orders) == 3
+
+
+@pytest.mark.parametrize("plan", iterate_plans(), ids=str)
+def test_window_of_all_rows_changes_nothing(plan: BatchPlan) -> None:
+    windowed = replace(plan, window=int(LENGTHS.sum()))
+    for epoch in range(2):
+        assert list(plan_epoch(LENGTHS, windowed, epoch)) == list(plan_epoch(LENGTHS, plan, epoch))
+        fingerprints = {
+            plan_epoch(LENGTHS, one, epoch).compute_fingerprint() for one in (plan, windowed)
+        }
+        assert len(fingerprints) == 1
+    assert list(plan_evaluation(LENGTHS, windowed)) == list(plan_evaluation(LENGTHS, plan))
+
+
+@pytest.mark.parametrize("plan", WINDOWED, ids=str)
+def test_evaluation_in_windows_has_each_row_once(plan: BatchPlan) -> None:
+    steps = plan_evaluation(LENGTHS, plan)
+    assert sorted(row for step in steps for row in step.rows) == list(range(len(LENGTHS)))
+    assert steps.locate(len(steps)).window > 1
+
+
+def test_streamed_rows_have_a_window_by_default() -> None:
+    settings = {"base_model": "-", "train_file": "-", "micro_batch_tokens": 1024}
+    local = TrainingSpec.model_validate(settings)
+    assert BatchPlan.from_spec(local, "padded", 2).window is None
+    streamed = TrainingSpec.model_validate({**settings, "data_engine": "ray"})
+    assert BatchPlan.from_spec(streamed, "padded", 2).window == 1 << 20
+    assert BatchPlan.from_spec(streamed, "padded", 1024).window == 8 << 20
+    chosen = TrainingSpec.model_validate({**settings, "shuffle_window": 5000})
+    assert BatchPlan.from_spec(chosen, "padded", 2).window == 5000

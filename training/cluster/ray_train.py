@@ -58,6 +58,11 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
         num_workers = (spec.min_workers, spec.num_workers)
     worker: Any = run_worker
     run_config: Any = ray.train.RunConfig
+    streams: dict[str, Any] = {}
+    if spec.data_engine == "ray":
+        from training.data.ray_data.datasets import make_data_config, make_datasets
+
+        streams = {"datasets": make_datasets(run, spec), "dataset_config": make_data_config(spec)}
     trainer = LeanTorchTrainer(
         worker,
         train_loop_config={"spec": spec.model_dump(mode="json"), "run": str(run.path)},
@@ -73,6 +78,7 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
             callbacks=[ReportFailures(str(run.path))],
             worker_runtime_env={} if use_gpu else {"env_vars": CPU_WORKER_ENV},
         ),
+        **streams,
     )
     run.events.add("Starting the workers", data={"num_workers": spec.num_workers})
     try:

@@ -24,6 +24,10 @@ class DataError(ValueError):
     role: "RowRole | None" = None
 
 
+class ChangedRowsError(RuntimeError):
+    """A file has changed since its rows were checked."""
+
+
 class RowFault(ValueError):  # noqa: N818 - more often passed as a value than raised
     """Why one row cannot be used: a pattern, which is the kind of fault, and its values."""
 
@@ -59,6 +63,13 @@ class RowFaultLog:
         kind.count += 1
         if len(kind.lines) < MAX_LINES_SHOWN:
             kind.lines.append(line)
+
+    def add_log(self, later: "RowFaultLog") -> None:
+        """Add the faults of the rows that follow these in the source."""
+        for name, found in later._kinds.items():
+            kind = self._kinds.setdefault(name, _Kind(found.first))
+            kind.count += found.count
+            kind.lines = (kind.lines + found.lines)[:MAX_LINES_SHOWN]
 
     def raise_if_any(self, num_rows: int) -> None:
         """Raise a `DataError` that describes every kind of fault, the most frequent first."""

@@ -19,17 +19,17 @@ import numpy as np
 
 from storage import durable
 from system.byte_progress import ByteMeter, OnBytes
-from training.data.faults import DataError, IgnoredKeys, RowRole
+from training.data.faults import DataError, IgnoredKeys, RowFaultLog, RowRole
 from training.data.mixing import choose_rows, hold_out_rows, write_mix
 from training.data.readers import KnownFile, RowFile, RowSource
-from training.data.row_stream import RowStream
+from training.data.row_counts import RowCounts
 from training.data.row_table import (
     RowTable,
-    RowWriter,
     count_truncated,
     read_numbers,
     split_table,
 )
+from training.data.source_encoder import open_encoder
 from training.data.sources import (
     WeightedSource,
     describe_sources,
@@ -127,8 +127,8 @@ def prepare_data(
         validation_table = held_out.folder / TRAIN_TABLE
         is_hit = is_hit and held_out.is_hit
     found = data.summarise(
-        RowTable(entry.folder / TRAIN_TABLE, data.layout),
-        RowTable(validation_table, data.layout) if validation_table else None,
+        RowTable(entry.folder / TRAIN_TABLE, build.layout),
+        RowTable(validation_table, build.layout) if validation_table else None,
     )
     # A data set on the hub has a fingerprint instead of a SHA-256.
     sha256 = fingerprint if spec.train_dataset is None else None
@@ -197,6 +197,8 @@ class _Build:
     ) -> None:
         self._spec = spec
         self._data = data
+        self._encoder = open_encoder(spec, data)
+        self.layout = self._encoder.layout
         self._cache = cache
         self._max_cache_bytes = max_cache_bytes
         self._used: list[str] = []  # keys of entries that must not be pruned now
@@ -215,8 +217,9 @@ class _Build:
         first, the default is the format of the first. `max_rows` rows are read of each source.
         """
         entries: list[_Entry] = []
-        for one in sources:
-            entries.append(self._encode_source(one.source, meter, fallback, max_rows))
+        for place, one in enumerate(sources):
+            later = [other.source for other in sources[place + 1 :]] if fallback else []
+            entries.append(self._encode_source(one.source, meter, fallback, max_rows, later))
             fallback = fallback or entries[0].formats[0]
         if not _is_plain(sources):
             return self._mix(sources, entries, fraction)
@@ -228,8 +231,9 @@ class _Build:
         meter: ByteMeter,
         fallback: str | None,
         max_rows: int | None,
+        later: Sequence[RowSource],
     ) -> _Entry:
-        """Find or build the table of one source.
+        """Find or build the table of one source; `later` ones follow with the same arguments.
 
         A table that was built without a fallback is also used with one.
         """
@@ -241,14 +245,10 @@ class _Build:
                 meter.finish_source(source.measure())
                 return self._open_entry(key, is_hit=True)
         with build_entry(self._cache, keys[-1]) as building:
-            reader = self._data.open_reader(source, fallback)
-            stream = RowStream(source, reader, self._data.max_length, self._spec.overlong)
             table = building / TRAIN_TABLE
-            with RowWriter(table, self._data.layout) as writer:
-                for row in stream.encode(max_rows, lambda: meter.report(source.position)):
-                    writer.write(row)
+            encoded = self._encoder.encode([source, *later], fallback, max_rows, table, meter)
             meter.finish_source(source.measure())
-            counts = {**stream.describe(), **self._count(table, stream)}
+            counts = {**encoded.description, **self._count(table, encoded.counts)}
             durable.write_json(building / SUMMARY_FILE, counts)
         return self._open_entry(keys[-1], is_hit=False)
 
@@ -325,18 +325,15 @@ class _Build:
             durable.write_json(building / SUMMARY_FILE, counts)
         return self._open_entry(key, is_hit=False)
 
-    def _count(self, path: Path, stream: RowStream[Any, Any] | None = None) -> dict[str, Any]:
-        """Count the rows and tokens of a table, and the rows that its stream left out."""
-        table = RowTable(path, self._data.layout)
+    def _count(self, path: Path, read: RowCounts | None = None) -> dict[str, Any]:
+        """Count the rows and tokens of a table, and the rows read that were left out."""
+        table = RowTable(path, self.layout)
         return {
             "num_rows": len(table),
             "num_tokens": int(table.lengths.sum(dtype=np.int64)),
             "num_learned_tokens": int(table.num_targets.sum(dtype=np.int64)),
             "num_truncated_rows": count_truncated(table),
-            "num_dropped_rows": stream.num_dropped if stream else 0,
-            "dropped_lines": stream.dropped_lines if stream else [],
-            "num_split_rows": stream.num_split if stream else 0,
-            "ignored_keys": stream.ignored_keys.counts if stream else {},
+            **(read or RowCounts(RowFaultLog("", "line"))).describe(),
         }
 
     def _open_entry(self, key: str, *, is_hit: bool) -> _Entry:
@@ -355,6 +352,7 @@ class _Build:
                 "rows": source.compute_fingerprint(),
                 "task": self._spec.task,
                 **self._data.describe_inputs(),
+                **self._encoder.describe_inputs(),
                 "fallback": fallback,
                 "max_rows": max_rows,
                 "columns": self._spec.columns,

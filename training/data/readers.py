@@ -5,6 +5,7 @@ read is held in memory. A row that cannot be read is yielded as its `RowFault`, 
 of a file are reported together.
 """
 
+from codecs import BOM_UTF8
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
@@ -35,7 +36,6 @@ from training.spec import name_source
 
 _SAMPLE_BYTES = 1 << 16
 _HUB_BATCH_ROWS = 256
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class KnownFile(NamedTuple):
@@ -44,6 +44,14 @@ class KnownFile(NamedTuple):
     name: str
     size_bytes: int
     sha256: str | None
+
+
+class DetectedKind(NamedTuple):
+    """The kind of a file, whether it is compressed, and its beginning, unpacked."""
+
+    kind: FileKind
+    is_packed: bool
+    sample: bytes
 
 
 @dataclass
@@ -96,30 +104,39 @@ class RowFile:
     def unit(self) -> str:
         """The unit in which its records are counted: lines, or rows for files without lines."""
         try:
-            with self.path.open("rb") as file:
+            with self.open_file() as file:
                 return "row" if find_columnar_kind(file.read(NUM_MAGIC_BYTES)) else "line"
         except OSError:  # reading it reports the error
             return "line"
+
+    def open_file(self) -> BinaryIO:
+        """Open the file as it is stored, for reading at any byte."""
+        return self.path.open("rb")
 
     @property
     def suffix(self) -> str:
         """The suffix of the name for its content, as in '.csv'."""
         return find_suffix(self.path)
 
-    def read(self) -> Iterator[Record]:
-        """Yield the records; raises `DataError` for a file of an unsupported kind."""
+    def detect(self) -> DetectedKind:
+        """Detect its kind by its beginning; raises `DataError` for an unsupported kind."""
         self.measure()
         with open_unpacked(self.path, self.name) as file:
             is_packed = not isinstance(file.raw, FileIO)  # type: ignore[attr-defined]
             sample = file.read(_SAMPLE_BYTES)
         kind = detect_kind(self.name, self.suffix, sample, self.names)
+        return DetectedKind(kind, is_packed, sample)
+
+    def read(self) -> Iterator[Record]:
+        """Yield the records; raises `DataError` for a file of an unsupported kind."""
+        kind, is_packed, sample = self.detect()
         if kind in COLUMNAR_KINDS:
             yield from self._read_columnar(kind, is_packed=is_packed)
             return
         with open_unpacked(self.path, self.name) as file:
-            if sample.startswith(_BYTE_ORDER_MARK):
-                file.read(len(_BYTE_ORDER_MARK))
-            for record in self._read_text(kind, file, sample):
+            if sample.startswith(BOM_UTF8):
+                file.read(len(BOM_UTF8))
+            for record in self.read_kind(kind, file, sample):
                 self.position = find_position(file)
                 yield record
 
@@ -135,9 +152,11 @@ class RowFile:
             self.position = position
             yield record
 
-    def _read_text(self, kind: FileKind, file: BinaryIO, sample: bytes) -> Iterator[Record]:
+    def read_kind(self, kind: FileKind, file: BinaryIO, sample: bytes) -> Iterator[Record]:
+        """Yield the records of an open file of lines, a JSON array, a table or plain text."""
         if kind == "table":
-            return read_table(file, self.name, self.suffix, sample)
+            rows = read_table(file, self.name, self.suffix, sample)
+            return (record for _, record in rows)
         if kind == "text":
             return read_text(file, self.text_rows)
         return read_json_array(file) if kind == "array" else read_json_lines(file)

@@ -4,15 +4,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Any, Generic, Literal
 
-from training.data.faults import (
-    MAX_LINES_SHOWN,
-    DataError,
-    IgnoredKeys,
-    RowFault,
-    RowFaultLog,
-    describe_lines,
-)
+from training.data.faults import RowFault, RowFaultLog
 from training.data.readers import RowSource
+from training.data.row_counts import RowCounts, describe_empty
 from training.data.rows import Encoded, Parsed, ParsedRow, RowReader
 
 # Both limit a batch; a row with more bytes than the second is a batch of one row.
@@ -26,6 +20,7 @@ class RowStream(Generic[Parsed, Encoded]):
     """Reads, parses and encodes the rows of one source, and fits them to `max_length`.
 
     `overlong` says what becomes of longer rows. The counts are final once `encode` is exhausted.
+    `num_before` rows of the source precede those that are read.
     """
 
     def __init__(
@@ -34,24 +29,21 @@ class RowStream(Generic[Parsed, Encoded]):
         reader: RowReader[Parsed, Encoded],
         max_length: int,
         overlong: Overlong = "truncate",
+        num_before: int = 0,
     ) -> None:
         self.source = source
-        self.num_rows = 0
-        self.num_dropped = 0
-        self.dropped_lines: list[int] = []  # the first of them
-        self.num_split = 0  # rows that became several samples
-        self.ignored_keys = IgnoredKeys()
+        self.counts = RowCounts(RowFaultLog(source.name, source.unit))
         self._noted: dict[str, int] = {}  # the number of the last row noted, by kind of note
         self._reader = reader
         self._max_length = max_length
         self._overlong = overlong
-        self._faults = RowFaultLog(source.name, source.unit)
+        self._num_before = num_before
 
     @property
     def format(self) -> str:
         """The format of the rows; raises `DataError` if there are none."""
         if self._reader.format is None:
-            raise DataError(f"{self.source.name} holds no rows: expected at least one")
+            raise describe_empty(self.source.name)
         return self._reader.format
 
     def describe(self) -> dict[str, Any]:
@@ -67,39 +59,37 @@ class RowStream(Generic[Parsed, Encoded]):
         `DataError` at the end, for all rows together, if any cannot be used; immediately if the
         first row has no known format, or if the reader had to stop.
         """
-        num_samples = 0
+        yield from self.encode_unchecked(num_rows, on_read)
+        self.counts.check(self.source.name, self.source.unit, self._max_length)
+
+    def encode_unchecked(
+        self, num_rows: int | None = None, on_read: Callable[[], None] = lambda: None
+    ) -> Generator[Encoded, None, None]:
+        """Yield samples as `encode` does, but leave it to the caller to check the counts."""
         with closing(self._reader):
             batches = _form_batches(self._parse(num_rows, on_read))
             for row, encoded in self._reader.encode(batches):
                 if not isinstance(encoded, RowFault) and encoded.is_part:
-                    self.num_split += self._is_first(row, "split")
+                    self.counts.num_split += self._is_first(row, "split")
                 fitted = self._fit(row, encoded)
                 if fitted is not None:
-                    num_samples += 1
+                    self.counts.num_samples += 1
                     yield fitted.renumber(row.number)
-        self._faults.raise_if_any(self.num_rows)
-        if not num_samples and self.format:
-            lines = describe_lines(self.dropped_lines, self.num_dropped, self.source.unit)
-            raise DataError(
-                f"{self.source.name}: no row is left: all have more than max_length "
-                f"{self._max_length} tokens, or nothing to learn within them ({lines}); raise "
-                "max_length"
-            )
 
     def _parse(self, num_rows: int | None, on_read: Callable[[], None]) -> Iterator[Parsed]:
         for line, record in self.source.read():
-            self.num_rows += 1
+            self.counts.num_rows += 1
             on_read()
             try:
                 if isinstance(record, RowFault):
                     raise record
-                row = self._reader.parse(line, record, self.num_rows)
+                row = self._reader.parse(line, record, self._num_before + self.counts.num_rows)
             except RowFault as fault:
-                self._faults.add(line, fault)
+                self.counts.faults.add(line, fault)
             else:
-                self.ignored_keys.add(row.ignored)
+                self.counts.ignored_keys.add(row.ignored)
                 yield row
-            if self.num_rows == num_rows:
+            if self.counts.num_rows == num_rows:
                 return
 
     def _fit(self, row: Parsed, encoded: Encoded | RowFault) -> Encoded | None:
@@ -126,14 +116,12 @@ class RowStream(Generic[Parsed, Encoded]):
         if self._overlong == "truncate" and cut.num_targets:
             return cut
         if self._is_first(row, "dropped"):
-            self.num_dropped += 1
-            if len(self.dropped_lines) < MAX_LINES_SHOWN:
-                self.dropped_lines.append(row.line)
+            self.counts.drop(row.line)
         return None
 
     def _add_fault(self, row: ParsedRow, fault: RowFault) -> None:
         if self._is_first(row, "faulty"):
-            self._faults.add(row.line, fault)
+            self.counts.faults.add(row.line, fault)
 
     def _is_first(self, row: ParsedRow, what: str) -> bool:
         """Return whether `what` is noted for a row for the first time; its samples are adjacent."""

@@ -6,7 +6,7 @@ What a row contains is the task's: its `RowLayout` maps encoded rows to columns 
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ import pyarrow as pa
 
 from training.data.faults import MAX_LINES_SHOWN, describe_lines
 from training.data.rows import EncodedRow
+
+if TYPE_CHECKING:
+    from training.batching import BatchPlan, WindowPosition
 
 SOURCES_KEY = b"sources"
 """Metadata key of a table of several sources: JSON of [name, num_rows] for each, in order."""
@@ -87,8 +90,9 @@ class RowTable:
     """The rows in the file at `path`; rows are addressed by their index, from 0.
 
     `lengths` and `num_targets` have the shape `[num_rows]`: the length of each row, such as its
-    tokens, and how many of its predictions the loss counts. Nothing else is held in memory: rows
-    are read from the mapped file.
+    tokens, and how many of its predictions the loss counts. `source_ends` has the end of the rows
+    of each source, if there are several. Nothing else is held in memory: rows are read from the
+    mapped file.
     """
 
     def __init__(self, path: Path, layout: RowLayout[Any, Any]) -> None:
@@ -101,13 +105,27 @@ class RowTable:
         self.num_targets: Counts = self._gather(layout.count_targets)
         sources = json.loads((reader.schema.metadata or {}).get(SOURCES_KEY, b"[]"))
         self._source_names = [str(name) for name, _ in sources]
-        self._source_ends = np.cumsum([num_rows for _, num_rows in sources], dtype=np.int64)
+        self.source_ends = np.cumsum([num_rows for _, num_rows in sources], dtype=np.int64)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    def begin(self, epoch: int, position: "WindowPosition", plan: "BatchPlan") -> None:
+        """Announce that the rows of the steps from `position` on are read; every worker does.
+
+        A table on disk needs no announcement.
+        """
+
+    def end(self) -> None:
+        """Announce the end of a pass over validation rows."""
+
+    def read_labels(self, indices: Sequence[int]) -> list[tuple[str, ...]]:
+        """Read the column `labels` of rows."""
+        places = (self._locate(index) for index in indices)
+        return [tuple(read_list(batch, "labels", place).to_pylist()) for batch, place in places]
+
     def read(self, indices: Sequence[int]) -> list[Any]:
-        """Read rows in the form of the task's layout."""
+        """Read the rows of a micro batch, in the form of the task's layout."""
         places = (self._locate(index) for index in indices)
         return [self._layout.read_row(batch, place) for batch, place in places]
 
@@ -127,7 +145,7 @@ class RowTable:
             return describe_lines(lines, len(indices))
         by_source: dict[str, list[int]] = {}
         for index, line in zip(indices, lines, strict=False):
-            place = int(np.searchsorted(self._source_ends, index, side="right"))
+            place = int(np.searchsorted(self.source_ends, index, side="right"))
             by_source.setdefault(self._source_names[place], []).append(line)
         named = [
             f"{describe_lines(found, len(found))} of {name}" for name, found in by_source.items()

@@ -6,16 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from storage.local_paths import is_bucket_url
 from training.data.faults import DataError, show_names
 from training.data.files.kinds import ROW_SUFFIXES, find_suffix
 from training.data.readers import HubRows, KnownFile, RowFile, RowSource
 from training.settings.row_sources import HubDataset
-from training.spec import TrainingSpec
+from training.spec import TrainingSpec, name_source
 from training.task import find_task
 
 logger = logging.getLogger(__name__)
+
+_File = TypeVar("_File", Path, str)
 
 MAX_FILES = 1000
 """The most files of one folder or pattern."""
@@ -105,6 +108,8 @@ def _open_files(
 ) -> list[WeightedSource]:
     task = find_task(spec.task)
     record = (known or {}).get(file)
+    if is_bucket_url(file) and not record:
+        return _open_bucket(file, spec, weight, group)
     if not record and Path(file).is_dir() and (found := task.open_source(Path(file), spec, None)):
         return [WeightedSource(found, weight, group, found.name)]
     # A file with a record was uploaded, so it is one file, even if its name looks like a pattern.
@@ -116,6 +121,24 @@ def _open_files(
         or RowFile(path, names, known=record, text_rows=spec.text_rows)
         for path in paths
     ]
+    return [WeightedSource(source, weight, group, group_name) for source in sources]
+
+
+def _open_bucket(file: str, spec: TrainingSpec, weight: float, group: int) -> list[WeightedSource]:
+    """Open files in a bucket, which only the data engine `ray` reads."""
+    from training.data.ray_data.bucket_files import BucketFile, find_bucket_files
+
+    task = find_task(spec.task)
+    names = (*task.column_names, *spec.columns.values())
+    urls = _check_number(name_source(file), "holds", find_bucket_files(file))
+    group_name = name_source(file)
+    sources = [
+        BucketFile(Path(url.split("?")[0]), names, text_rows=spec.text_rows, url=url)
+        for url in urls
+    ]
+    for source in sources:
+        own = task.open_source(source.path, spec, None)
+        source.reads_binary = isinstance(own, RowFile) and own.reads_binary
     return [WeightedSource(source, weight, group, group_name) for source in sources]
 
 
@@ -144,7 +167,7 @@ def _list_folder(folder: Path) -> list[Path]:
     return _check_number(str(folder), "holds", rows)
 
 
-def _check_number(file: str, verb: str, files: list[Path]) -> list[Path]:
+def _check_number(file: str, verb: str, files: list[_File]) -> list[_File]:
     if not files:
         suffixes = ", ".join(ROW_SUFFIXES)
         raise DataError(f"{file!r} {verb} no file of rows; expected files with {suffixes}")

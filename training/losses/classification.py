@@ -103,7 +103,7 @@ class LabelEncoder:
         """Return the total weight of rows of a table, read only if classes have weights."""
         if not self._classes.weights:
             return float(len(indices))
-        return self.weigh([row.labels for row in rows.read(indices)])
+        return self.weigh(rows.read_labels(indices))
 
 
 def collate_labelled(

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from training.data.ray_data.pipelines import TASK_CPUS
 from training.deepspeed.user_config import is_switched_off
 from training.spec import SettingError, TrainingSpec
 
@@ -43,15 +44,16 @@ def check_resources(
             "precision is 'fp16', which needs GPUs, and the workers are on CPUs; use 'bf16' or "
             "'fp32'"
         )
-    asked = num_workers * spec.cpus_per_worker
+    asked = _count_cpus(spec, num_workers)
     cpus = [node.get("CPU", 0.0) for node in nodes]
     free, largest = sum(cpus) - reserved_cpus, max(cpus, default=0.0)
     num_startable = sum(int(node / spec.cpus_per_worker + _ROUNDING) for node in cpus)
     if asked > free + _ROUNDING or num_workers > num_startable:
         reserved = f" besides the {reserved_cpus:g} reserved for serving" if reserved_cpus else ""
+        streaming = f" + {TASK_CPUS:g} to prepare rows" if spec.data_engine == "ray" else ""
         raise ResourceError(
-            f"{num_workers} workers × {spec.cpus_per_worker:g} CPUs = {asked:g} CPUs were "
-            f"asked for, the cluster has {free:g}{reserved}, at most {largest:g} on one node; "
+            f"{num_workers} workers × {spec.cpus_per_worker:g} CPUs{streaming} = {asked:g} CPUs "
+            f"were asked for, the cluster has {free:g}{reserved}, at most {largest:g} on one node; "
             "lower num_workers or cpus_per_worker"
         )
     if on_gpu and (num_startable := _count_gpu_workers(spec, nodes)) < num_workers:
@@ -60,6 +62,12 @@ def check_resources(
             f"for, the cluster's nodes have room for {num_startable}; lower num_workers or "
             "cpus_per_worker"
         )
+
+
+def _count_cpus(spec: TrainingSpec, num_workers: int) -> float:
+    """Count the CPUs of workers, and of one task that prepares rows if these are streamed."""
+    streaming = TASK_CPUS if spec.data_engine == "ray" else 0.0
+    return num_workers * spec.cpus_per_worker + streaming
 
 
 def _count_gpu_workers(spec: TrainingSpec, nodes: Sequence[Mapping[str, float]]) -> int:
@@ -85,12 +93,12 @@ def find_shortage(
     free_cpus = sum(node.get("CPU", 0.0) for node in nodes) - reserved_cpus
     free_gpus = num_gpus - reserved_gpus
     for other in computing:
-        free_cpus -= other.num_workers * other.cpus_per_worker
+        free_cpus -= _count_cpus(other, other.num_workers)
         free_gpus -= other.num_workers if wants_gpu(other, num_gpus) else 0
     num_workers = spec.min_workers or spec.num_workers
     if wants_gpu(spec, num_gpus) and num_workers > free_gpus + _ROUNDING:
         return f"waits for {num_workers} GPUs, of which {max(0.0, free_gpus):g} are free"
-    asked = num_workers * spec.cpus_per_worker
+    asked = _count_cpus(spec, num_workers)
     if asked > free_cpus + _ROUNDING:
         return f"waits for {asked:g} CPUs, of which {max(0.0, free_cpus):g} are free"
     return None

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from storage.local_paths import check_local_path
+from storage.local_paths import check_local_path, is_bucket_url
 from training.deepspeed.user_config import check_batch_size
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ def check_settings_together(spec: "TrainingSpec") -> None:
     )
     _refuse_urls(spec)
     _check_sources(spec)
+    _check_engine(spec)
     _check_evaluation(spec)
     _check_steps(spec)
     _check_strategy(spec)
@@ -26,12 +27,34 @@ def check_settings_together(spec: "TrainingSpec") -> None:
 def _refuse_urls(spec: "TrainingSpec") -> None:
     check_local_path("base_model", spec.base_model, "a folder or a model id on the hub")
     for name in ("train_file", "validation_file"):
-        check_local_path(name, getattr(spec, name) or "")
+        _check_file(spec, name, getattr(spec, name) or "")
     for mixed in spec.train_files:
-        check_local_path("train_files", mixed.file)
+        _check_file(spec, "train_files", mixed.file)
     for name in ("train_dataset", "validation_dataset"):
         dataset_id = getattr(getattr(spec, name), "id", "")
         check_local_path(f"{name}.id", dataset_id, "an id on the hub, as in 'owner/name'")
+
+
+def _check_file(spec: "TrainingSpec", name: str, place: str) -> None:
+    """Raise `ValueError` for a URL, unless it is one that Ray Data streams."""
+    if not is_bucket_url(place):
+        check_local_path(name, place)
+    elif spec.data_engine != "ray":
+        raise ValueError(
+            f"{name} is {place!r}, expected a path of the file system, because data_engine is "
+            f"{spec.data_engine!r}: set data_engine to 'ray', or download the data"
+        )
+
+
+def _check_engine(spec: "TrainingSpec") -> None:
+    if spec.data_engine == "local":
+        return
+    for name in ("train_dataset", "validation_dataset"):
+        if getattr(spec, name):
+            raise ValueError(
+                f"{name} is set, and data_engine is {spec.data_engine!r}, which reads files: "
+                "download the data set as Parquet or JSONL files, or set data_engine to 'local'"
+            )
 
 
 def _check_sources(spec: "TrainingSpec") -> None:

@@ -104,6 +104,28 @@ class SourceSettings(BaseModel):
         "fine-tuned model is served with them too.",
     )
 
+    data_engine: Literal["local", "ray"] = Field(
+        "local",
+        description="Where rows are prepared: 'local' tokenises them once, in one process, into a "
+        "table that all workers map; 'ray' tokenises them in every epoch, as a Ray Data pipeline "
+        "over the CPUs of the cluster, and streams them to the workers.",
+    )
+    data_memory_mb: int = Field(
+        128,
+        ge=16,
+        le=MAX_INTEGER,
+        description="Megabytes of Ray's object store for each worker that streamed rows may take; "
+        "only for data_engine 'ray'.",
+    )
+    shuffle_window: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_INTEGER,
+        description="Tokens (or images) of the rows that are shuffled and grouped by length "
+        "together. Default: all rows with data_engine 'local'; about a million tokens (or a "
+        "thousand images), and at least 8 steps, with 'ray'.",
+    )
+
     max_rows: int | None = Field(
         None,
         ge=1,

@@ -20,6 +20,10 @@ def make_spec(base_model: str, train_file: Path, **settings: object) -> Training
             {"num_workers": 1, "cpus_per_worker": 3},
             "1 workers × 3 CPUs = 3 CPUs.*at most 2 on one node",
         ),
+        (
+            {"num_workers": 2, "cpus_per_worker": 1, "data_engine": "ray"},
+            r"2 workers × 1 CPUs \+ 0.5 to prepare rows = 2.5 CPUs",
+        ),
         ({"num_workers": 3, "cpus_per_worker": 0.7}, "3 workers × 0.7 CPUs"),
         ({"accelerator": "gpu"}, "2 workers with one GPU each were asked for, .* has 0 GPUs"),
     ],

@@ -66,3 +66,20 @@ def test_hub_data_set_id_with_scheme_is_rejected() -> None:
         "'hf://a/b', expected an id on",
     ):
         TrainingSpec.model_validate({"base_model": "m", "train_dataset": {"id": "hf://a/b"}})
+
+
+def test_bucket_is_read_only_by_data_engine_ray(tmp_path: Path) -> None:
+    values = {"base_model": "m", "train_file": "s3://bucket/rows.jsonl"}
+    spec = TrainingSpec.model_validate({**values, "data_engine": "ray"})
+    assert spec.pin_paths(tmp_path).train_file == "s3://bucket/rows.jsonl"
+    assert "train_file" not in spec.describe(), "a URL may have credentials"
+    with pytest.raises(ValueError, match="data_engine is 'local': set data_engine to 'ray'"):
+        TrainingSpec.model_validate(values)
+    with pytest.raises(ValueError, match="train_file is 'https://host/rows', expected a path"):
+        TrainingSpec.model_validate(
+            {**values, "train_file": "https://host/rows", "data_engine": "ray"}
+        )
+    with pytest.raises(ValueError, match="train_dataset is set, and data_engine is 'ray'"):
+        TrainingSpec.model_validate(
+            {"base_model": "m", "train_dataset": {"id": "a/b"}, "data_engine": "ray"}
+        )

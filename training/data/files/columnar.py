@@ -24,15 +24,23 @@ _KIND_NAMES = {"parquet": "Parquet", "arrow_file": "Arrow", "arrow_stream": "Arr
 
 
 def read_columnar(
-    path: Path, name: str, kind: FileKind, *, reads_binary: bool = False
+    path: Path | str,
+    name: str,
+    kind: FileKind,
+    *,
+    reads_binary: bool = False,
+    num_skipped: int = 0,
 ) -> Iterator[tuple[int, Record]]:
     """Yield the rows, numbered from 1, each after the bytes of the file that have been read.
+
+    The first `num_skipped` rows are skipped.
 
     With `reads_binary`, bytes are `{"base64": …}`, and rows may have `MAX_BINARY_ROW_BYTES`. Raises
     `DataError` for a file that cannot be read, or that needs more than `MAX_MEMORY_BYTES`.
     """
     limit = row_limits.MAX_BINARY_ROW_BYTES if reads_binary else row_limits.MAX_ROW_BYTES
-    for number, line in enumerate(read_lines(path, name, kind, reads_binary=reads_binary), 1):
+    lines = read_lines(path, name, kind, reads_binary=reads_binary, num_skipped=num_skipped)
+    for number, line in enumerate(lines, num_skipped + 1):
         position, _, content = line.partition(b" ")
         fault: RowFault | None = None
         if len(content) > limit or not content.strip():
@@ -41,16 +49,23 @@ def read_columnar(
 
 
 def read_lines(
-    path: Path, name: str, kind: FileKind, *, reads_binary: bool = False
+    path: Path | str,
+    name: str,
+    kind: FileKind,
+    *,
+    reads_binary: bool = False,
+    num_skipped: int = 0,
 ) -> Iterator[bytes]:
     """Yield a line for each row: the position in the file, a space and the row as JSON.
 
-    The JSON of a row that is too long is omitted. Raises as `read_columnar` does.
+    The first `num_skipped` rows are skipped. The JSON of a row that is too long is omitted. Raises
+    as `read_columnar` does.
     """
     process = subprocess.Popen(  # noqa: S603 - our own command
         [
             *(sys.executable, "-m", "training.data.files.columnar_process"),
-            *(str(path), kind, str(MAX_MEMORY_BYTES), *(["binary"] if reads_binary else [])),
+            *(str(path), kind, str(MAX_MEMORY_BYTES), str(num_skipped)),
+            *(["binary"] if reads_binary else []),
         ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

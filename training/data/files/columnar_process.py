@@ -1,7 +1,8 @@
-"""The process that reads one Parquet or Arrow file: `… PATH KIND MAX_BYTES [binary]`.
+"""The process that reads one Parquet or Arrow file: `… PATH KIND MAX_BYTES NUM_SKIPPED [binary]`.
 
 Each row is a line on stdout: the bytes of the file that have been read, a space, and the row as
-JSON. A line that begins with a mark contains the reason why nothing more can be read. With
+JSON. A line that begins with a mark contains the reason why nothing more can be read. The first
+NUM_SKIPPED rows are skipped. With
 `binary`, a value of bytes is `{"base64": …}`; otherwise it is text, or its length.
 """
 
@@ -25,7 +26,13 @@ _PAGE_BUFFER_BYTES = 1 << 20
 
 
 def main(
-    path: str, kind: str, max_bytes: int, output: BinaryIO, *, writes_binary: bool = False
+    path: str,
+    kind: str,
+    max_bytes: int,
+    num_skipped: int,
+    output: BinaryIO,
+    *,
+    writes_binary: bool = False,
 ) -> None:
     """Write the rows of a file, or the reason why it cannot be read."""
     import pyarrow as pa
@@ -35,7 +42,7 @@ def main(
     _limit_memory(max_bytes)
     try:
         num_rows = _BINARY_BATCH_ROWS if writes_binary else _BATCH_ROWS
-        for position, batch in _READERS[kind](path, num_rows):
+        for position, batch in _READERS[kind](path, num_rows, num_skipped):
             for row in batch.to_pylist():
                 output.write(b"%d %s\n" % (position, _write_row(row, writes_binary=writes_binary)))
     except MemoryError:  # Arrow's memory error is a subclass
@@ -46,6 +53,18 @@ def main(
         reason = (str(exc).splitlines() or [type(exc).__name__])[0].replace(path, "the file")
         output.write(ERROR_MARK + reason[:_MAX_REASON_CHARACTERS].encode(errors="replace") + b"\n")
     output.flush()
+
+
+def _open(path: str) -> Any:
+    """Open a file of the file system mapped, or one in a bucket by its URL."""
+    import pyarrow as pa
+
+    if "://" not in path:
+        return pa.memory_map(path)
+    from pyarrow import fs
+
+    filesystem, place = fs.FileSystem.from_uri(path)
+    return filesystem.open_input_file(place)
 
 
 def _limit_memory(max_bytes: int) -> None:
@@ -60,40 +79,60 @@ def _limit_memory(max_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _read_parquet(path: str, batch_rows: int) -> Iterator[tuple[int, Any]]:
+def _read_parquet(path: str, batch_rows: int, num_skipped: int) -> Iterator[tuple[int, Any]]:
     import pyarrow.parquet as pq
 
-    size_bytes, num_done = os.stat(path).st_size, 0
+    source = _open(path)
+    size_bytes = source.size()
     # Read pages one by one; otherwise a whole row group would be in memory.
-    with pq.ParquetFile(path, buffer_size=_PAGE_BUFFER_BYTES, pre_buffer=False) as file:
+    with pq.ParquetFile(source, buffer_size=_PAGE_BUFFER_BYTES, pre_buffer=False) as file:
         num_rows = max(1, file.metadata.num_rows)
-        for batch in file.iter_batches(batch_size=batch_rows, use_threads=False):
+        first, num_done = 0, 0
+        while first < file.num_row_groups and num_skipped > 0:
+            group_rows = file.metadata.row_group(first).num_rows
+            if group_rows > num_skipped:
+                break
+            first, num_skipped, num_done = (
+                first + 1,
+                num_skipped - group_rows,
+                num_done + group_rows,
+            )
+        groups = list(range(first, file.num_row_groups))
+        batches = file.iter_batches(batch_size=batch_rows, row_groups=groups, use_threads=False)
+        for batch in batches:
             num_done += batch.num_rows
-            yield min(size_bytes, size_bytes * num_done // num_rows), batch
+            position = min(size_bytes, size_bytes * num_done // num_rows)
+            yield position, batch.slice(num_skipped)
+            num_skipped = max(0, num_skipped - batch.num_rows)
 
 
-def _read_arrow_file(path: str, batch_rows: int) -> Iterator[tuple[int, Any]]:
+def _read_arrow_file(path: str, batch_rows: int, num_skipped: int) -> Iterator[tuple[int, Any]]:
     import pyarrow as pa
 
-    size_bytes = os.stat(path).st_size
-    with pa.memory_map(path) as source:
+    with _open(path) as source:
+        size_bytes = source.size()
         reader = pa.ipc.open_file(source)
         for number in range(reader.num_record_batches):
             position = size_bytes * number // reader.num_record_batches
-            yield from _cut(reader.get_batch(number), position, batch_rows)
+            batch = reader.get_batch(number)
+            yield from _cut(batch, position, batch_rows, num_skipped)
+            num_skipped = max(0, num_skipped - batch.num_rows)
 
 
-def _read_arrow_stream(path: str, batch_rows: int) -> Iterator[tuple[int, Any]]:
+def _read_arrow_stream(path: str, batch_rows: int, num_skipped: int) -> Iterator[tuple[int, Any]]:
     import pyarrow as pa
 
-    with pa.memory_map(path) as source:
+    with _open(path) as source:
         for batch in pa.ipc.open_stream(source):
-            yield from _cut(batch, source.tell(), batch_rows)
+            yield from _cut(batch, source.tell(), batch_rows, num_skipped)
+            num_skipped = max(0, num_skipped - batch.num_rows)
 
 
-def _cut(batch: Any, position: int, batch_rows: int) -> Iterator[tuple[int, Any]]:
+def _cut(batch: Any, position: int, batch_rows: int, num_skipped: int) -> Iterator[tuple[int, Any]]:
+    if num_skipped >= batch.num_rows:
+        return
     batch.validate(full=True)
-    for start in range(0, batch.num_rows, batch_rows):
+    for start in range(num_skipped, batch.num_rows, batch_rows):
         yield position, batch.slice(start, batch_rows)
 
 
@@ -140,6 +179,6 @@ def _write_binary(value: Any) -> Any:
 
 if __name__ == "__main__":
     main(
-        *(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.stdout.buffer),
-        writes_binary="binary" in sys.argv[4:],
+        *(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.stdout.buffer),
+        writes_binary="binary" in sys.argv[5:],
     )

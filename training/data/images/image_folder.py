@@ -46,6 +46,10 @@ class ImageFolder:
         """Return the size of all images; raises `DataError` for a folder of another kind."""
         return sum(entry.size_bytes for entry in self._list())
 
+    def count_images(self) -> int:
+        """Return the number of images; raises `DataError` for a folder of another kind."""
+        return len(self._list())
+
     def compute_fingerprint(self) -> str:
         """Hash the names and the contents of all images."""
         if self._fingerprint is None:

@@ -52,7 +52,7 @@ def preview_rows(
             num_tokens += len(row.input_ids)
             if num_tokens >= _ENOUGH_TOKENS:
                 break
-    counts = stream.ignored_keys.counts
+    counts = stream.counts.ignored_keys.counts
     return Preview(stream.format, data.max_length, rows, data.tokenizer, counts)
 
 

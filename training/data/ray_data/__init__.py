@@ -1,0 +1,1 @@
+"""The data engine `ray`: rows checked and prepared by Ray Data pipelines over the cluster."""
