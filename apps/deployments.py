@@ -123,6 +123,7 @@ class FineTuningQueueReplica:
             reserved_cpus=reserved_cpus,
             reserved_gpus=reserved_gpus,
             limits=settings.to_limits(),
+            allowed_loops=settings.allowed_loops,
         )
         start_retention(open_storage(storage), settings.max_token_cache_bytes)
         self._drain_signal = find_drain_signal()

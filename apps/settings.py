@@ -12,6 +12,7 @@ from serving.settings import ClassifierSettings, GenerationSettings
 from storage.layout import DEFAULT_ROOT
 from storage.local_paths import check_local_path
 from training.data.token_cache import MAX_CACHE_BYTES
+from training.settings.loop_settings import check_loop_name
 
 BUNDLED_SOURCE = "bundled"
 _BEYOND_CAPACITY = 64
@@ -174,6 +175,11 @@ class ApplicationSettings(GenerationSettings, UsageLimits, AccessSettings):
         description="How often a fine-tune whose process was lost is restarted without having "
         "completed a step in between.",
     )
+    allowed_loops: tuple[str, ...] = Field(
+        (),
+        description="Training functions that a job may name as its 'loop', each as "
+        "'package.module:function'; their modules must be installed beside Tuneserve.",
+    )
     replicas: ReplicaSettings = Field(
         default_factory=ReplicaSettings, description="How many generators there are."
     )
@@ -199,6 +205,11 @@ class ApplicationSettings(GenerationSettings, UsageLimits, AccessSettings):
     def _check_storage(cls, root: str) -> str:
         check_local_path("storage", root)
         return root
+
+    @field_validator("allowed_loops")
+    @classmethod
+    def _check_loops(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_loop_name(name) for name in names)
 
     @field_validator("base_models")
     @classmethod

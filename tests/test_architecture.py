@@ -30,6 +30,7 @@ ADAPTERS = {
     "apps/upstream/vllm_ingress.py": "the ingress of Ray's LLM support",
     "training/cluster/agent_port.py": "the port of a Ray cluster's agent",
     "training/cluster/trainer.py": "Ray Train's controller, callbacks and failure policy",
+    "training/own_loop/train_functions.py": "the functions of ray.train in a worker",
     "training/deepspeed/cpu_op.py": "the folder in which torch compiles extensions",
 }
 

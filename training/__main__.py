@@ -79,6 +79,11 @@ def main(arguments: list[str] | None = None) -> int:
         "it; that of a finished run extends it if the spec has more epochs",
     )
     parser.add_argument(
+        "--loop",
+        metavar="PACKAGE.MODULE:FUNCTION",
+        help="a training function for Ray Train to run in place of the built-in loop",
+    )
+    parser.add_argument(
         "--cache", type=Path, default=default_cache(), help="where rows are kept as tokens"
     )
     parser.add_argument(
@@ -125,7 +130,8 @@ def _run_command(options: argparse.Namespace, console: Console) -> int:
     if model is None:
         console.print("paused: the same command resumes it", highlight=False)
         return PAUSED_STATUS
-    print(model)  # noqa: T201 - the result, for a shell to take
+    if model.is_dir():
+        print(model)  # noqa: T201 - the result, for a shell to take
     return 0
 
 
@@ -137,7 +143,7 @@ def _fine_tune(options: argparse.Namespace, console: Console) -> Path | None:
 
     run = RunFolder(Path(options.output).resolve())
     _check_output(run)
-    spec = load_spec(options.spec)
+    spec = load_spec(options.spec, {"loop": options.loop} if options.loop else None)
     check_trackers(spec)
     disable_progress_bars()
     check_settings(spec)  # before the rows are read, which may take long
@@ -318,8 +324,8 @@ def _follow_run(run: RunFolder, bar: Progress, done: Event) -> None:
         if last := run.metrics.read_last():
             bar.update(
                 task,
-                description=f"loss {last['loss']:.4f}",
-                total=last["num_steps"],
+                description=f"loss {last['loss']:.4f}" if "loss" in last else "Training",
+                total=last.get("num_steps"),
                 completed=last["step"],
             )
         if finished:

@@ -38,10 +38,11 @@ def disable_progress_bars() -> None:
 def execute_run(run: RunFolder, spec: TrainingSpec) -> Path | None:
     """Execute a prepared run and update its record; returns the model directory, None if paused.
 
-    A full disk also pauses a run. A run that has checkpoints resumes from the last one. The caller
-    needs a connected Ray cluster and the lease of the run. Records and raises `SettingError`,
-    `TrainingFailedError`, `ConsolidationError` or `CompilerError`. Raises `ClusterLostError`
-    without recording it: the run resumes when it is started again.
+    The directory does not exist if a loop of the user's own has left no model. A full disk also
+    pauses a run. A run that has checkpoints resumes from the last one. The caller needs a connected
+    Ray cluster and the lease of the run. Records and raises `SettingError`, `TrainingFailedError`,
+    `ConsolidationError` or `CompilerError`. Raises `ClusterLostError` without recording it: the run
+    resumes when it is started again.
     """
     from training.base_model import lock_base_model
     from training.cluster.retry import is_full_disk
@@ -103,9 +104,10 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
     nodes = [node["Resources"] for node in alive if node["Alive"]]
     check_resources(spec, nodes)
     use_gpu = wants_gpu(spec, sum(node.get("GPU", 0.0) for node in nodes))
-    spec = resolve_precision(spec, on_gpu=use_gpu)
-    check_disk_and_memory(run, spec, nodes, on_gpu=use_gpu)
-    run.write_spec(spec)
+    if spec.loop is None:  # else it is unknown what the loop needs
+        spec = resolve_precision(spec, on_gpu=use_gpu)
+        check_disk_and_memory(run, spec, nodes, on_gpu=use_gpu)
+        run.write_spec(spec)
     if len(nodes) == 1 and spec.min_workers is None:
         # Ray Train's watcher for node preemption is a process that takes seconds to start.
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
@@ -118,6 +120,9 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
         else:
             run.events.add("Paused; start the run again to resume it")
         return None
+    if spec.loop is not None:
+        _export_loop_model(run, spec)
+        return run.model
     if rise := find_loss_rise(run.metrics.read()):
         run.events.add(
             rise.describe(),
@@ -127,6 +132,28 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
         )
     _consolidate(run, spec)
     return run.model
+
+
+def _export_loop_model(run: RunFolder, spec: TrainingSpec) -> None:
+    """Export the model of a loop; an event states why there is none, which is no failure.
+
+    Raises `RejectedError` for a model that does not load, or has values that are not finite.
+    """
+    from training.checkpoint.format import CheckpointError
+    from training.export.consolidate import RejectedError
+    from training.export.plan import ConsolidationError
+    from training.export.zero_shards import ShardsError
+
+    try:
+        _consolidate(run, spec)
+    except RejectedError:
+        raise
+    except (CheckpointError, ConsolidationError, ShardsError) as exc:
+        run.events.add(
+            f"Nothing is published: {exc}. The checkpoints that the loop reported are kept",
+            level="warn",
+            code="no_model",
+        )
 
 
 def _consolidate(run: RunFolder, spec: TrainingSpec) -> None:
@@ -153,6 +180,7 @@ def export_checkpoint(
     from training.export.lineage import write_lineage
     from training.export.zero_shards import ShardsError
     from training.model import DTYPES
+    from training.own_loop.result import build_loop_model
 
     metrics = checkpoint.progress.summarise()
     run.events.add(f"Consolidating the checkpoint of step {checkpoint.step}", data=metrics)
@@ -162,20 +190,29 @@ def export_checkpoint(
         _check_base_model(run, spec)
         if damage := find_damage(checkpoint, rank=0, world_size=1):
             raise ShardsError(f"the checkpoint of step {checkpoint.step} is damaged: {damage}")
-        verification = consolidate_checkpoint(
-            checkpoint.path,
-            spec.base_model,
-            output,
-            dtype=DTYPES[spec.precision if spec.export_dtype == "auto" else spec.export_dtype],
-            trained_in=DTYPES["fp32" if spec.strategy == "ddp" else spec.precision],
-            template_arguments=spec.template_arguments,
-            objective=find_task(spec.task).open_objective(spec, run.read_data_summary()),
-            add_files=lambda directory: write_lineage(directory, run, spec, metrics),
-        )
+
+        def add_files(directory: Path) -> None:
+            write_lineage(directory, run, spec, metrics)
+
+        if spec.loop is not None:
+            verification = build_loop_model(spec, checkpoint.path, output, add_files)
+        else:
+            verification = consolidate_checkpoint(
+                checkpoint.path,
+                spec.base_model,
+                output,
+                dtype=DTYPES[spec.precision if spec.export_dtype == "auto" else spec.export_dtype],
+                trained_in=DTYPES["fp32" if spec.strategy == "ddp" else spec.precision],
+                template_arguments=spec.template_arguments,
+                objective=find_task(spec.task).open_objective(spec, run.read_data_summary()),
+                add_files=add_files,
+            )
     took_s = time.monotonic() - started
-    (logits,) = (check for check in verification.checks if check.name == "logits")
+    # A loop saves no logits to compare with.
+    shown = "logits" if spec.loop is None else "loads"
+    (check,) = (check for check in verification.checks if check.name == shown)
     run.events.add(
-        f"The model is complete after {took_s:.1f} s, and verified: {logits.detail}",
+        f"The model is complete after {took_s:.1f} s, and verified: {check.detail}",
         data={"took_s": took_s, "step": checkpoint.step},
     )
 

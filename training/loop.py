@@ -39,6 +39,8 @@ from training.model import WeightsError, choose_layout
 from training.monitoring.journal import Journal
 from training.monitoring.trackers import open_trackers
 from training.monitoring.watchdog import Watchdog, report_stall
+from training.own_loop.function import LoopError
+from training.own_loop.worker import run_loop
 from training.place import Place
 from training.preflight.flattening_check import find_leak
 from training.run.folder import RunFolder
@@ -55,7 +57,13 @@ Ending = Literal["finished", "stopped_early", "paused"]
 _HANDOVER_S = 120.0
 # Errors that new workers would meet again, and that all workers raise together: if only one worker
 # returned, the others would wait for it.
-_NOT_RETRYABLE = (NonFiniteLossError, WeightsError, CheckpointError, ChangedRowsError)
+_NOT_RETRYABLE = (
+    NonFiniteLossError,
+    WeightsError,
+    CheckpointError,
+    ChangedRowsError,
+    LoopError,
+)
 
 
 def run_worker(config: dict[str, Any]) -> dict[str, str]:
@@ -75,6 +83,8 @@ def run_worker(config: dict[str, Any]) -> dict[str, str]:
     alone = run.lock("writer", _HANDOVER_S) if place.rank == 0 else nullcontext()
     with log_to_file(run.log_file), alone:
         try:
+            if spec.loop is not None:
+                return {"ending": run_loop(spec, run, place)}
             return {"ending": _train(spec, run, place)}
         except _NOT_RETRYABLE as exc:
             logger.exception("worker failed")

@@ -11,6 +11,7 @@ from training.criterion import Criterion
 from training.deepspeed.user_config import adopt_settings
 from training.settings.combinations import check_settings_together
 from training.settings.fault_messages import describe_faults, show_value
+from training.settings.loop_settings import LoopSettings
 from training.settings.source_settings import MAX_INTEGER, SourceSettings
 from training.settings.spec_file import read_spec_file
 from training.settings.step_settings import StepSettings
@@ -25,7 +26,7 @@ class SettingError(ValueError):
     """The settings do not match the model or the cluster."""
 
 
-class TrainingSpec(StrategySettings, StepSettings, SourceSettings):
+class TrainingSpec(LoopSettings, StrategySettings, StepSettings, SourceSettings):
     """Everything that decides what a fine-tune computes and which resources it may use.
 
     Unknown keys are refused. Raises `pydantic.ValidationError`, a `ValueError`, for a value out of
@@ -82,9 +83,9 @@ class TrainingSpec(StrategySettings, StepSettings, SourceSettings):
     @property
     def criterion(self) -> Criterion:
         """The figure by which checkpoints are compared."""
-        is_loss = self.best_metric == "loss"
+        metric = self.best_metric.removeprefix("eval_")  # as a loop may have reported it
         is_auto = self.best_direction == "auto"
-        return Criterion(self.best_metric, is_loss if is_auto else self.best_direction == "lowest")
+        return Criterion(metric, metric == "loss" if is_auto else self.best_direction == "lowest")
 
     @property
     def has_validation(self) -> bool:
@@ -114,7 +115,8 @@ class TrainingSpec(StrategySettings, StepSettings, SourceSettings):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         check_settings_together(self)
-        check_task_settings(self)
+        if self.loop is None:
+            check_task_settings(self)
         return self
 
     def describe(self) -> dict[str, Any]:
@@ -165,12 +167,12 @@ def name_source(source: str) -> str:
     return path.name if path.is_absolute() or path.exists() else source
 
 
-def load_spec(path: Path) -> TrainingSpec:
+def load_spec(path: Path, changes: Mapping[str, Any] | None = None) -> TrainingSpec:
     """Read a spec from YAML or JSON; its paths are relative to its own folder.
 
-    Raises `ValueError` that names the file and every faulty key.
+    `changes` replace its settings. Raises `ValueError` that names the file and every faulty key.
     """
-    content = read_spec_file(path)
+    content = {**read_spec_file(path), **(changes or {})}
     try:
         spec = TrainingSpec.model_validate(content)
     except ValidationError as exc:

@@ -58,6 +58,13 @@ def create(
             "'image_classification'."
         ),
     ] = None,
+    loop: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PACKAGE.MODULE:FUNCTION",
+            help="A training function that the operator allows, in place of the built-in loop.",
+        ),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Number of passes over the rows.")] = None,
     priority: Annotated[int, typer.Option(help="Jobs with a higher priority start first.")] = 0,
     settings: Settings = None,
@@ -69,6 +76,8 @@ def create(
     training = read_settings(settings)
     if task is not None:
         training["task"] = task
+    if loop is not None:
+        training["loop"] = loop
     if epochs is not None:
         training["epochs"] = epochs
     others = [read_mixed(one) for one in mix or ()]  # before anything is sent
@@ -270,7 +279,8 @@ def _summarize_state(job: Job) -> str:
     progress = job.progress
     if job.status == "running" and progress is not None:
         loss = "" if progress.loss is None else f", loss {progress.loss:.3f}"
-        return f"step {progress.step} of {progress.num_steps}{loss}"
+        total = f" of {progress.num_steps}" if progress.num_steps else ""
+        return f"step {progress.step}{total}{loss}"
     if job.error is not None:
         return job.error.message[:60]
     return job.waiting_for or job.fine_tuned_model or ""

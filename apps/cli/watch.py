@@ -134,11 +134,12 @@ def _draw_bar(last: Metrics) -> Progress:
         TextColumn("{task.fields[speed]}"),
     )
     minutes, seconds = divmod(int(last.remaining_s), 60)
+    speed = f"{last.tokens_per_s:,.0f} tokens/s, " if last.tokens_per_s else ""
     bar.add_task(
         "" if last.loss is None else f"loss {last.loss:.4f}",
-        total=last.num_steps,
+        total=last.num_steps or None,  # a loop of the operator's may not report it
         completed=last.step,
-        speed=f"{last.tokens_per_s:,.0f} tokens/s, {minutes}:{seconds:02} left",
+        speed=f"{speed}{minutes}:{seconds:02} left" if last.num_steps else "",
     )
     return bar
 

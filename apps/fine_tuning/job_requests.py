@@ -185,6 +185,9 @@ class FineTuneRequest(RequestPart):
                 param="training",
             )
         paths = paths or {}
+        if self.training.get("loop") is not None:  # the base model's defaults are for our own loop
+            kept = defaults.model_dump(include={"base_model", "train_file"})
+            defaults = TrainingSpec.model_validate(kept)
         settings = {**defaults.model_dump(), "validation_file": None}
         if self.validation_file is not None:
             settings["validation_file"] = str(paths[self.validation_file])

@@ -65,15 +65,15 @@ class SettingsObject(TypedDict):
 
 
 class ProgressObject(TypedDict):
-    """The figures of the newest step."""
+    """The figures of the newest step; None for what a loop of the operator's has not reported."""
 
     step: float
-    num_steps: float
-    epoch: float
-    loss: float
-    tokens_per_s: float
+    num_steps: float | None
+    epoch: float | None
+    loss: float | None
+    tokens_per_s: float | None
     elapsed_s: float
-    remaining_s: float
+    remaining_s: float | None
 
 
 class JobObject(SettingsObject):
@@ -223,7 +223,7 @@ def _estimate_finish(record: RunRecord, last: dict[str, float] | None) -> int | 
         return None
     # Workers need seconds to start; metrics of release 0.1 have no time.
     measured_at = last.get("created_at", 0)
-    if measured_at <= record.computing_since:
+    if measured_at <= record.computing_since or "remaining_s" not in last:
         return None
     return int(max(time.time(), measured_at + last["remaining_s"]))
 
@@ -269,10 +269,10 @@ def _describe_progress(last: dict[str, float] | None) -> ProgressObject | None:
         return None
     return {
         "step": last["step"],
-        "num_steps": last["num_steps"],
-        "epoch": last["epoch"],
-        "loss": last["loss"],
-        "tokens_per_s": last["tokens_per_s"],
+        "num_steps": last.get("num_steps"),
+        "epoch": last.get("epoch"),
+        "loss": last.get("loss"),
+        "tokens_per_s": last.get("tokens_per_s"),
         "elapsed_s": last["elapsed_s"],
-        "remaining_s": last["remaining_s"],
+        "remaining_s": last.get("remaining_s"),
     }

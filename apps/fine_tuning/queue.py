@@ -9,7 +9,7 @@ queued again, at its old position, and resumes from its last checkpoint.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from apps.errors import refuse_full_disk
@@ -58,6 +58,7 @@ class RunQueue:
         reserved_cpus: float = 0.0,
         reserved_gpus: float = 0.0,
         limits: UsageLimits | None = None,
+        allowed_loops: Sequence[str] = (),
     ) -> None:
         self.layout = layout
         self._runner = runner
@@ -71,7 +72,9 @@ class RunQueue:
         lost_runs = LostRuns(layout, processes, max_restarts)
         self._rows = RowThread()
         self._validation = ValidationScheduler(layout, runner, self._rows)
-        self._creator = JobCreator(layout, runs, sizes, limits, reserved_cpus, reserved_gpus)
+        self._creator = JobCreator(
+            layout, runs, sizes, limits, reserved_cpus, reserved_gpus, allowed_loops
+        )
         self._exporter = CheckpointExporter(layout, runs, runner, sizes, limits)
         self._changes = RunChanges(layout, lock, runs, processes, lost_runs, limits)
         scheduler = RunScheduler(
@@ -81,6 +84,7 @@ class RunQueue:
             max_concurrent_runs=max_concurrent_runs,
             reserved_cpus=reserved_cpus,
             reserved_gpus=reserved_gpus,
+            allowed_loops=allowed_loops,
         )
         self._reconciler = Reconciler(
             layout, lock, runs, processes, lost_runs, scheduler, self._validation

@@ -46,6 +46,12 @@ def finish_published(layout: StorageLayout, run: RunFolder) -> None:
     launch.succeed_run(run, model_id)
 
 
+def finish_unpublished(layout: StorageLayout, run: RunFolder) -> None:
+    """Mark a run as succeeded that has left no model, as a loop of the operator's may."""
+    run.update_record(result_file=write_results(layout, run))
+    launch.succeed_run(run)
+
+
 def _move_alias(store: ModelStore, model_id: str, suffix: str | None) -> str | None:
     """Point an alias to a new model, and return the alias; None if none may move.
 

@@ -45,12 +45,14 @@ class RunScheduler:
         max_concurrent_runs: int,
         reserved_cpus: float,
         reserved_gpus: float,
+        allowed_loops: Sequence[str] = (),
     ) -> None:
         self._layout = layout
         self._runner = runner
         self._lock = lock
         self._max_concurrent_runs = max_concurrent_runs
         self._reserved = reserved_cpus, reserved_gpus
+        self._allowed_loops = allowed_loops
         self._faults, self._start_faults = FaultLog(logger), FaultLog(logger)
 
     def start_next(self, waiting: Sequence[RunFolder], computing: Sequence[RunFolder]) -> None:
@@ -71,6 +73,10 @@ class RunScheduler:
         if isinstance(spec, str):  # perhaps written by another version
             with self._lock:
                 record_waiting_reason(run, f"its settings cannot be read: {spec}")
+            return
+        if spec.loop is not None and spec.loop not in self._allowed_loops:
+            with self._lock:
+                record_waiting_reason(run, f"its loop {spec.loop!r} is no longer allowed")
             return
         try:
             check_resources(spec, state.nodes, *self._reserved)

@@ -96,6 +96,7 @@ class JobCreator:
         limits: UsageLimits,
         reserved_cpus: float,
         reserved_gpus: float,
+        allowed_loops: Sequence[str] = (),
     ) -> None:
         self._layout = layout
         self._runs = runs
@@ -105,6 +106,7 @@ class JobCreator:
         self._files = FileStore(layout)
         self._models = ModelStore(layout)
         self._reserved_cpus, self._reserved_gpus = reserved_cpus, reserved_gpus
+        self._allowed_loops = allowed_loops
 
     def create(self, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]) -> RunFolder:
         """Validate a request for a fine-tuning job, and create its run, which is queued.
@@ -143,6 +145,12 @@ class JobCreator:
         )
         defaults = build_default_spec(self._models, stored, str(file), request.task)
         spec = request.resolve_settings(defaults)
+        if spec.loop is not None:
+            raise InvalidInputError(
+                f"training.loop is {spec.loop!r}, and a loop gets the rows as they are: there are "
+                "no tokens to show",
+                param="training",
+            )
         known = find_known_files(self._layout, spec)
         try:
             spec = choose_preview_task(spec, known, file, is_named="task" in training)
@@ -219,6 +227,7 @@ class JobCreator:
         training_file = str(paths[request.training_file])
         defaults = build_default_spec(self._models, model, training_file, request.task)
         spec = request.resolve_settings(defaults, paths)
+        _check_loop(spec, self._allowed_loops)
         _check_served(spec)
         if spec.task == DEFAULT_TASK:
             _check_generates(model)
@@ -279,6 +288,17 @@ def _make_preview(
         "rows": rows,
         "task": task,
     }
+
+
+def _check_loop(spec: TrainingSpec, allowed_loops: Sequence[str]) -> None:
+    """Raise `InvalidInputError` for a loop that the operator does not allow."""
+    if spec.loop is not None and spec.loop not in allowed_loops:
+        allowed = ", ".join(map(repr, allowed_loops)) or "none is, until the operator sets them"
+        raise InvalidInputError(
+            f"training.loop is {spec.loop!r}, which is not allowed here; allowed_loops: {allowed}",
+            param="training",
+            code="loop_not_allowed",
+        )
 
 
 def _check_served(spec: TrainingSpec) -> None:

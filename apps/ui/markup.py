@@ -184,10 +184,10 @@ def render_run(job: Job, stage: str) -> str:
 
 def _render_progress(job: Job, stage: str) -> str:
     progress = job.progress
-    if progress is None or not progress.num_steps:
+    if progress is None or not progress.step:
         return f'<p id="run-stage" class="ts-stage">{escape(stage)}</p>'
-    step = progress.step or 0
-    figures = [("Step", f"{step:,} of {progress.num_steps:,}")]
+    step = progress.step
+    figures = [("Step", f"{step:,} of {progress.num_steps:,}" if progress.num_steps else str(step))]
     if progress.loss is not None:
         figures.append(("Loss", f"{progress.loss:.3f}"))
     if progress.tokens_per_s is not None:
@@ -197,8 +197,10 @@ def _render_progress(job: Job, stage: str) -> str:
     has_ended = not job.is_active and not job.is_paused
     if has_ended:
         figures.append(("Duration", format_duration(measure_duration(job))))
-    share = min(1.0, step / progress.num_steps)
     stage_line = "" if has_ended else f'<p id="run-stage" class="ts-stage">{escape(stage)}</p>'
+    if not progress.num_steps:  # a loop of the operator's need not report it
+        return f"{render_figures(figures)}{stage_line}"
+    share = min(1.0, step / progress.num_steps)
     return (
         f'<progress id="run-progress" class="ts-progress ts-{escape(job.status)}" max="1" '
         f'value="{share:.4f}">{share:.0%}</progress>{render_figures(figures)}{stage_line}'

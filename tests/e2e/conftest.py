@@ -17,6 +17,7 @@ from benchmarks.application import find_free_port, write_deploy_file
 from tests.waiting import wait_until
 
 START_TIMEOUT_S = 240.0
+ALLOWED_LOOP = "examples.loops.bert_mrpc:train_func"
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -98,6 +99,7 @@ def ray_folder() -> Iterator[None]:
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
     folder = tmp_path_factory.mktemp("application")
     port = find_free_port()
-    running = start_application(write_deploy_file(ROOT / "deploy.yaml", folder, port), folder, port)
+    deploy = write_deploy_file(ROOT / "deploy.yaml", folder, port, allowed_loops=[ALLOWED_LOOP])
+    running = start_application(deploy, folder, port)
     yield running
     running.stop()

@@ -50,6 +50,7 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
     from training.cluster.retry import ReportFailures
     from training.cluster.trainer import LeanTorchTrainer
     from training.loop import run_worker
+    from training.own_loop.datasets import open_datasets
 
     # Ray's annotations are outdated for a range of workers, for settings of Train V2, and for the
     # return value of the workers.
@@ -78,7 +79,7 @@ def train(run: RunFolder, spec: TrainingSpec, *, use_gpu: bool) -> str:
             callbacks=[ReportFailures(str(run.path))],
             worker_runtime_env={} if use_gpu else {"env_vars": CPU_WORKER_ENV},
         ),
-        **streams,
+        **(streams or open_datasets(run, spec)),
     )
     run.events.add("Starting the workers", data={"num_workers": spec.num_workers})
     try:

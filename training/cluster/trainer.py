@@ -12,11 +12,12 @@ from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 
 from training.cluster.retry import is_retryable
 
-# The first starts a process for Ray Data sets, which only the data engine `ray` uses. The second
-# starts a process that frees the workers' placement group if Ray Train's controller dies but its
-# job survives: our job ends with its controller, and Ray frees the placement groups of a job that
-# has ended.
+# The first starts a process for Ray Data sets, which only the data engine `ray` and loops of users
+# have. The second starts a process that frees the workers' placement group if Ray Train's
+# controller dies but its job survives: our job ends with its controller, and Ray frees the placement
+# groups of an ended job.
 UNUSED = frozenset({"DatasetsCallback", "PlacementGroupCleanerCallback"})
+_USED_WITH_DATASETS = frozenset({"DatasetsCallback"})
 
 
 class FreeFailedGroup(WorkerGroupCallback, ControllerCallback):
@@ -70,6 +71,6 @@ class LeanTorchTrainer(TorchTrainer):
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks: list[Any] = super()._create_default_callbacks()  # type: ignore[misc]
-        unused = UNUSED - {"DatasetsCallback"} if self.datasets else UNUSED
+        unused = UNUSED - _USED_WITH_DATASETS if self.datasets else UNUSED
         used = [callback for callback in callbacks if type(callback).__name__ not in unused]
         return [*used, FreeFailedGroup()]

@@ -102,26 +102,30 @@ def prepare_data(
     added, the least recently used entries beyond `max_cache_bytes` are evicted; with None, none.
 
     Raises `DataError` for rows that cannot be used, `UnknownModelError`, or `ValueError` for a
-    length that the model has no positions for.
+    length that the model has no positions for. A loop of the user's own gets the rows as they are.
     """
+    if spec.loop is not None:
+        from training.own_loop.records import prepare_records  # it imports this module
+
+        return prepare_records(spec, cache, on_progress, known, max_cache_bytes)
     data = find_task(spec.task).open_data(spec)
     build = _Build(spec, data, cache, max_cache_bytes)
-    with _set_role("training"):
+    with set_role("training"):
         train = open_train_sources(spec, known)
         fingerprint = _compute_fingerprint(train)
         total_bytes = sum(one.source.measure() for one in train)
-    with _set_role("validation"):
+    with set_role("validation"):
         validation = open_validation_sources(spec, known)
         total_bytes += sum(one.source.measure() for one in validation)
     meter = ByteMeter(total_bytes, on_progress)
-    with _set_role("training"):
+    with set_role("training"):
         fraction = 0.0 if validation else spec.validation_fraction
         entry = build.encode_sources(train, meter, max_rows=spec.max_rows, fraction=fraction)
     counts = {"validation": None, **entry.counts}
     validation_table = entry.folder / VALIDATION_TABLE if fraction else None
     is_hit = entry.is_hit
     if validation:
-        with _set_role("validation"):
+        with set_role("validation"):
             held_out = build.encode_sources(validation, meter, fallback=entry.formats[0])
         counts["validation"] = {key: held_out.counts[key] for key in _COUNTS}
         validation_table = held_out.folder / TRAIN_TABLE
@@ -160,9 +164,10 @@ def link_data(prepared: PreparedData, run_data: Path) -> None:
     """
     run_data.mkdir(parents=True, exist_ok=True)
     for table, name in ((prepared.train, TRAIN_TABLE), (prepared.validation, VALIDATION_TABLE)):
-        (run_data / name).unlink(missing_ok=True)
+        target = (run_data / name).with_suffix(prepared.train.suffix)
+        target.unlink(missing_ok=True)
         if table is not None:
-            _link_file(table, run_data / name)
+            _link_file(table, target)
     summary = {key: value for key, value in prepared.summary.items() if key != "cache"}
     durable.write_json(run_data / SUMMARY_FILE, summary)
 
@@ -176,7 +181,7 @@ def _link_file(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def _set_role(role: RowRole) -> Iterator[None]:
+def set_role(role: RowRole) -> Iterator[None]:
     """Set the `role` of a `DataError` raised in the body."""
     try:
         yield

@@ -95,7 +95,7 @@ def consolidate_checkpoint(
         verification = Verification(checks=(values, *checks))
         verification.write(building)
         if not verification.passed:
-            raise _reject(building, output, verification)
+            raise reject_model(building, output, verification)
         durable.publish_directory(building, output, known=hashes)
     return verification
 
@@ -127,7 +127,7 @@ def write_model(
     config.architectures = [type(model).__name__]
     config.save_pretrained(directory)
     if objective.task.generates:
-        _copy_companions(base_model, config, template_arguments or {}, directory)
+        copy_text_companions(base_model, config, template_arguments or {}, directory)
     else:
         objective.task.save_companions(base_model, directory)
     return written.hashes, _check_values(written, probe)
@@ -140,7 +140,7 @@ def _check_values(written: WrittenWeights, probe: Probe | None) -> Check:
     return check_values(written.non_finite, unexpected, len(written.weight_map))
 
 
-def _copy_companions(
+def copy_text_companions(
     base_model: str,
     config: PreTrainedConfig,
     template_arguments: Mapping[str, TemplateValue],
@@ -165,7 +165,7 @@ def _copy_companions(
     generation.save_pretrained(directory)
 
 
-def _reject(building: Path, output: Path, verification: Verification) -> RejectedError:
+def reject_model(building: Path, output: Path, verification: Verification) -> RejectedError:
     """Move a model that failed beside `output`, and replace a previously rejected one."""
     aside = output.with_name(f"{output.name}{REJECTED_SUFFIX}")
     shutil.rmtree(aside, ignore_errors=True)

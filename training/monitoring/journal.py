@@ -105,9 +105,13 @@ class Journal:
                 line |= _name_if_finite("eval_perplexity", compute_perplexity(loss))
         for name, value in progress.measured_metrics.items():
             line |= _name_if_finite(f"eval_{name}", value)
+        self.record_line(line)
+
+    def record_line(self, line: dict[str, float]) -> None:
+        """Write one line of metrics, which has its `step`."""
         if self._is_reporting:
             self._run.metrics.add(line)
-            self._track(line, progress.step)
+            self._track(line, int(line["step"]))
 
     def _track(self, line: dict[str, float], step: int) -> None:
         """Pass a line to the trackers; one that fails is removed, and training continues."""

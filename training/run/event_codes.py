@@ -15,4 +15,5 @@ EventCode = Literal[
     "tracker_off",
     "disk_full",
     "loss_rose",
+    "no_model",
 ]

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from storage.local_paths import check_local_path, is_bucket_url
 from training.deepspeed.user_config import check_batch_size
+from training.settings.loop_settings import check_loop_settings
 
 if TYPE_CHECKING:
     from training.spec import TrainingSpec
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
 def check_settings_together(spec: "TrainingSpec") -> None:
     """Raise `ValueError` for settings that exclude each other or need another one."""
+    check_loop_settings(spec)
     check_batch_size(
         spec.deepspeed, spec.micro_batch_size, spec.gradient_accumulation_steps, spec.num_workers
     )
@@ -59,7 +61,8 @@ def _check_engine(spec: "TrainingSpec") -> None:
 
 def _check_sources(spec: "TrainingSpec") -> None:
     sources = ("train_file", "train_files", "train_dataset")
-    if len(found := [name for name in sources if getattr(spec, name)]) != 1:
+    found = [name for name in sources if getattr(spec, name)]
+    if len(found) != 1 and (found or spec.loop is None):  # a loop may need no rows of ours
         set_ones = f"{' and '.join(found)} are set" if found else "none of them is set"
         raise ValueError(
             f"rows come from train_file, train_files or train_dataset, and {set_ones}: set one "
@@ -71,6 +74,8 @@ def _check_sources(spec: "TrainingSpec") -> None:
 
 
 def _check_evaluation(spec: "TrainingSpec") -> None:
+    if spec.loop is not None:  # it evaluates as it likes
+        return
     for name, is_set in (
         ("keep", spec.keep == "best"),
         ("early_stopping_patience", spec.early_stopping_patience),

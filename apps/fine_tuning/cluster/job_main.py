@@ -10,7 +10,7 @@ import sys
 
 from apps.fine_tuning.cluster.cluster_connection import connect_to_cluster
 from apps.fine_tuning.index.run_lookup import name_model
-from apps.fine_tuning.run_endings import finish_published
+from apps.fine_tuning.run_endings import finish_published, finish_unpublished
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from storage.privacy import keep_files_private
@@ -71,13 +71,17 @@ def execute_queued_run(layout: StorageLayout, run: RunFolder, job_id: str) -> in
 def _compute_and_publish(layout: StorageLayout, run: RunFolder, job_id: str) -> int:
     """Train and publish; returns the exit status, and raises `ClusterLostError`."""
     try:
-        if launch.execute_run(run, run.read_spec()) is None:
+        model = launch.execute_run(run, run.read_spec())
+        if model is None:
             return 0  # paused, as the record states
         record = run.read_record()
         if record.job_id != job_id or record.is_final or run.is_cancel_requested:
             logger.error("job %s may not publish run %s any more", job_id, record.id)
             return 1
-        ModelStore(layout).publish(run.model, name_model(record))
+        if not model.is_dir():
+            finish_unpublished(layout, run)
+            return 0
+        ModelStore(layout).publish(model, name_model(record))
     except ClusterLostError:
         raise
     except Exception as exc:  # noqa: BLE001 - the process ends here; its record must state why

@@ -73,6 +73,12 @@ def test_job_is_created_with_settings_paused_resumed_and_cancelled(
     assert call("jobs", "checkpoints", cloned)[0] == 0
 
 
+def test_loop_that_is_not_allowed_is_refused(call: Call, rows: Path) -> None:
+    status, output = call("jobs", "create", str(rows), "--loop", "a.b:c")
+    assert status == 1
+    assert "training.loop is 'a.b:c', which is not allowed here" in output
+
+
 def test_training_files_are_mixed_by_weight(
     call: Call, services: Services, rows: Path, tmp_path: Path
 ) -> None:

@@ -100,6 +100,14 @@ def test_active_run_shows_progress() -> None:
     assert "chat-with-it" not in html
 
 
+def test_run_of_a_loop_without_a_number_of_steps_shows_its_figures() -> None:
+    html = markup.render_run(make_job(progress=Progress(step=3, loss=1.5)), "Training")
+    assert "1.500" in html
+    assert "3 of" not in html
+    assert "<progress" not in html
+    assert "Tokens/s" not in html
+
+
 def test_run_before_first_step_shows_its_stage() -> None:
     html = markup.render_run(make_job(status="queued"), "Starting workers")
     assert '<p id="run-stage" class="ts-stage">Starting workers</p>' in html

@@ -74,6 +74,7 @@ FIXED: dict[str, Any] = {
     "best_direction": "highest",
     "strategy": "ddp",
 }
+LOOP = {"loop": "a:b", "precision": "auto", "save_every_steps": None}
 CLASSIFICATION = {"task": "sequence_classification"}
 # Settings that replace others, which must be removed.
 REPLACED: dict[str, dict[str, Any]] = {
@@ -83,6 +84,9 @@ REPLACED: dict[str, dict[str, Any]] = {
     "validation_dataset": {"validation_fraction": 0, "validation_dataset": {"id": "owner/rows"}},
     "task_settings": {**CLASSIFICATION, "task_settings": {"class_weights": "balanced"}},
     "best_metric": {**CLASSIFICATION, "best_metric": "f1"},
+    "loop": LOOP,
+    "loop_config": {**LOOP, "loop_config": {"batch_size": 4}},
+    "loop_split": {**LOOP, "loop_split": "none"},
 }
 
 

@@ -39,5 +39,8 @@ def check_images(path: Path, known: KnownFile | None, on_bytes: OnBytes) -> Imag
             "expected at least 2 classes"
         )
     return ImageCounts(
-        stream.format, labels.total(), dict(sorted(labels.items())), stream.counts.ignored_keys.counts
+        stream.format,
+        labels.total(),
+        dict(sorted(labels.items())),
+        stream.counts.ignored_keys.counts,
     )

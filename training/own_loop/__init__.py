@@ -1,0 +1,1 @@
+"""Training functions of users, in place of our own loop."""
