@@ -14,8 +14,8 @@ from training.cluster.retry import is_retryable
 
 # The first starts a process for Ray Data sets, which only the data engine `ray` and loops of users
 # have. The second starts a process that frees the workers' placement group if Ray Train's
-# controller dies but its job survives: our job ends with its controller, and Ray frees the placement
-# groups of an ended job.
+# controller dies but its job survives: our job ends with its controller, and Ray frees the groups
+# of an ended job.
 UNUSED = frozenset({"DatasetsCallback", "PlacementGroupCleanerCallback"})
 _USED_WITH_DATASETS = frozenset({"DatasetsCallback"})
 
