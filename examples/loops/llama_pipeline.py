@@ -71,9 +71,9 @@ def train_func(config: dict[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             engine.save_checkpoint(folder, client_state={"epoch": epoch + 1})
             own = set(engine.module.parameters())  # tuneserve
-            trained = {n: p for n, p in model.named_parameters() if p in own}  # tuneserve
-            dist.all_gather_object(parts := [None] * dist.get_world_size(), trained)  # tuneserve
-            model.load_state_dict({n: p for part in parts for n, p in part.items()})  # tuneserve
+            part = {n: p.data.clone() for n, p in model.named_parameters() if p in own}  # tuneserve
+            dist.all_gather_object(parts := [None] * dist.get_world_size(), part)  # tuneserve
+            model.load_state_dict({n: p for one in parts for n, p in one.items()})  # tuneserve
             model.save_pretrained(Path(folder) / "model")  # tuneserve
             ray.train.report(
                 {"epoch": epoch, "loss": sum(losses) / len(losses)},
