@@ -7,6 +7,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.multiprocessing.spawn import ProcessRaisedException
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -205,12 +206,22 @@ def check_master_weights(checkpoint: Path, base_model: Path) -> None:
         assert not torch.equal(weights.flatten(), target.float()), name
 
 
+def test_loss_that_is_not_finite_is_refused(folder: Path) -> None:
+    model = build_model("llama-untied", vocabulary=384)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.fill_(torch.inf)
+    model.save_pretrained(folder / "infinite")
+    case = make_case(folder, "infinite", 2, last=1)
+    with pytest.raises(ProcessRaisedException, match="the loss of step 1 is nan, on the rows of"):
+        train_in_group(2, folder, [case])
+
+
 def test_killed_run_takes_the_same_steps(tmp_path: Path) -> None:
     """Two stages, killed and uninterrupted, and one process with ZeRO, all on Ray."""
     folder = write_inputs(tmp_path)
     settings: dict[str, Any] = {
         "precision": "fp32",
-        "epochs": 2,
+        "epochs": 1,
         "learning_rate": 0.001,
         "gradient_accumulation_steps": 2,
     }

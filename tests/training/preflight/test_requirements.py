@@ -57,6 +57,8 @@ def test_disk_estimate_of_trained_run_has_only_model() -> None:
         ({"zero_stage": 0}, (2 + 12) * 4),
         ({"zero_stage": 0, "precision": "fp32"}, (4 + 8) * 4),
         ({"zero_stage": 0, "min_workers": 1, "save_every_steps": 5}, 14),
+        ({"zero_stage": 1, "strategy": "pipeline"}, 14),
+        ({"zero_stage": 1, "strategy": "pipeline", "pipeline_stages": 2}, 2 * 2 + 12),
     ],
 )
 def test_memory_on_cpus_is_sum_of_all_workers(settings: dict[str, Any], certain: int) -> None:

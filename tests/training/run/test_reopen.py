@@ -73,6 +73,7 @@ FIXED: dict[str, Any] = {
     "task": "sequence_classification",
     "best_direction": "highest",
     "strategy": "ddp",
+    "pipeline_partition": "uniform",
 }
 LOOP = {"loop": "a:b", "precision": "auto", "save_every_steps": None}
 CLASSIFICATION = {"task": "sequence_classification"}
@@ -87,6 +88,7 @@ REPLACED: dict[str, dict[str, Any]] = {
     "loop": LOOP,
     "loop_config": {**LOOP, "loop_config": {"batch_size": 4}},
     "loop_split": {**LOOP, "loop_split": "none"},
+    "pipeline_stages": {"strategy": "pipeline", "num_workers": 4, "pipeline_stages": 2},
 }
 
 
@@ -143,6 +145,14 @@ def test_changed_setting_that_affects_steps_is_refused_by_name(tmp_path: Path, n
     assert message.endswith("Restore them, or choose a new folder")
     assert (run.spec_file.read_bytes(), run.record_file.read_bytes()) == before
     assert run.events.read() == []
+
+
+def test_pipeline_resumes_only_with_the_same_number_of_workers(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "failed")
+    pipeline = {"strategy": "pipeline", "pipeline_stages": 2}
+    run.write_spec(make_spec(**pipeline, num_workers=2))
+    with pytest.raises(RerunError, match="^num_workers was 2 and is 4: a pipeline resumes with"):
+        reopen_run(run, make_spec(**pipeline, num_workers=4), SHA256)
 
 
 def test_each_setting_is_classified_as_changeable_or_fixed() -> None:
