@@ -76,13 +76,26 @@ class RayEncoder:
         if self._results is None or not self._results.has(source):
             settings = EncodingSettings(self._spec.model_dump_json(), fallback)
             self._results = _Results(sources, settings, max_rows)
+        try:
+            return self._merge_results(self._results.take(source), source, table, meter)
+        except BaseException:
+            self._results.close()  # now, while the cluster is connected
+            raise
+
+    def _merge_results(
+        self,
+        results: Iterator[Mapping[str, Any]],
+        source: RowSource,
+        table: Path,
+        meter: ByteMeter,
+    ) -> EncodedSource:
         counts = RowCounts(RowFaultLog(source.name, source.unit))
         description: Mapping[str, Any] | None = None
         with (
             pa.OSFile(str(table), "wb") as sink,
             pa.ipc.new_file(sink, self.layout.schema) as writer,
         ):
-            for result in self._results.take(source):
+            for result in results:
                 report: SpanReport = pickle.loads(result["report"])  # noqa: S301 - our own task's
                 if report.error is not None:
                     raise DataError(report.error)
@@ -121,6 +134,12 @@ class _Results:
             for result in islice(self._results, len(self._spans.pop(0))):
                 if is_found:
                     yield result
+        if not self._left:
+            self.close()
+
+    def close(self) -> None:
+        """End the pipeline."""
+        self._results.close()
 
 
 def _list_items(spans: Sequence[Sequence[Span]]) -> list[dict[str, int]]:
@@ -153,7 +172,7 @@ def _number_lines(
         for own_source, own in zip(sources, spans, strict=True)
     ]
     items = _list_items(divided)
-    found = run_over(items, partial(_count_lines, list(sources))) if items else iter(())
+    found = iter(list(run_over(items, partial(_count_lines, list(sources)))) if items else [])
     numbered = []
     for source, own, counted in zip(sources, spans, divided, strict=True):
         if not counted or not isinstance(source, RowFile):

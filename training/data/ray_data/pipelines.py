@@ -1,7 +1,7 @@
 """How pipelines of Ray Data are executed: in order, with bounded memory, without progress bars."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 TASK_CPUS = 0.5
@@ -33,8 +33,13 @@ def number_items(num_items: int, work: Work) -> Any:
     return _apply(ray.data.range(num_items, override_num_blocks=num_items), work)
 
 
-def run_over(items: Sequence[Mapping[str, Any]], work: Work) -> Iterator[Mapping[str, Any]]:
-    """Execute `work` for each item over the cluster; yields the rows of its results, in order."""
+def run_over(
+    items: Sequence[Mapping[str, Any]], work: Work
+) -> Generator[Mapping[str, Any], None, None]:
+    """Execute `work` for each item over the cluster; yields the rows of its results, in order.
+
+    Closing the generator ends the pipeline.
+    """
     import ray.data
 
     silence()
