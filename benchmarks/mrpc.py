@@ -7,9 +7,11 @@ each seed, a random BERT (4 layers, 256 wide, no dropout) with a WordPiece vocab
 is trained for 3 epochs on 16 pairs per step; 408 pairs are held out by the seed. The contenders
 start from the same weights and take the same steps:
 
-zero     `python -m training` with ZeRO-3, two workers of one thread
-ddp      the same with `strategy: ddp`
-trainer  transformers' Trainer, one process of two threads, with the same optimizer
+zero      `python -m training` with ZeRO-3, two workers of one thread
+ddp       the same with `strategy: ddp`
+zero-ray  as zero, with rows streamed by `data_engine: ray`
+ddp-ray   as ddp, with rows streamed
+trainer   transformers' Trainer, one process of two threads, with the same optimizer
 
 Accuracy and F1 are those of the saved models on the held-out and on the test pairs, computed here
 in the same way for all. `loss_difference` is the largest difference of the loss of a step from that
@@ -42,7 +44,7 @@ from training.data.row_table import RowTable
 from training.losses.classification import Classes, LabelEncoder, collate_labelled
 from training.spec import load_spec
 
-CONTENDERS = ("zero", "ddp", "trainer")
+CONTENDERS = ("zero", "ddp", "zero-ray", "ddp-ray", "trainer")
 CLASSES = Classes("single_label_classification", ("0", "1"))
 NUM_HELD_OUT = 408
 NUM_TRAIN = 4076
@@ -101,8 +103,10 @@ def _prepare(folder: Path, data: Path, seed: int, epochs: int) -> Path:
         "keep_checkpoints": 1,
         "seed": seed,
     }
-    (folder / "zero.yaml").write_text(yaml.safe_dump(spec))
-    (folder / "ddp.yaml").write_text(yaml.safe_dump({**spec, "strategy": "ddp"}))
+    for strategy in ("zero", "ddp"):
+        for suffix, engine in (("", "local"), ("-ray", "ray")):
+            own = {**spec, "strategy": strategy, "data_engine": engine}
+            (folder / f"{strategy}{suffix}.yaml").write_text(yaml.safe_dump(own))
     (folder / "test.yaml").write_text(
         yaml.safe_dump({**spec, "train_file": str(data / "msr_paraphrase_test.txt")})
     )
