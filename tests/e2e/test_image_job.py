@@ -1,4 +1,4 @@
-"""A fine-tuning job over HTTP on an archive of images, from its upload to classified images."""
+"""A job over HTTP on an archive of images, and its model over HTTP and on the page."""
 
 import base64
 import io
@@ -8,15 +8,19 @@ from typing import Any
 
 import httpx
 import pytest
+from playwright.sync_api import BrowserContext, expect
 
 from serving.store.model_store import ModelStore
 from storage.layout import open_storage
 from tests.e2e.conftest import Application
 from tests.e2e.test_classify_job import read_aliases
+from tests.e2e.test_page import PATIENCE_MS, browser, context
 from tests.tiny_vision import COLOURS, build_tiny_vit, draw_shape, write_image_folder
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
+
+__all__ = ["browser", "context"]
 
 
 def pack_images(folder: Path) -> bytes:
@@ -34,7 +38,7 @@ def encode(colour: str, seed: int) -> bytes:
 
 
 def test_job_fine_tunes_on_an_archive_and_its_model_classifies(
-    application: Application, tmp_path: Path
+    context: BrowserContext, application: Application, tmp_path: Path
 ) -> None:
     ModelStore(open_storage(application.storage)).install(build_tiny_vit(tmp_path / "vit"), "vit")
     client = httpx.Client(base_url=application.url, timeout=120)
@@ -48,6 +52,7 @@ def test_job_fine_tunes_on_an_archive_and_its_model_classifies(
     settings = {
         "task": "image_classification",
         "task_settings": {"augmentation": "none"},
+        "strategy": "ddp",
         "learning_rate": 0.003,
         "epochs": 5,
         "num_workers": 1,
@@ -79,3 +84,20 @@ def test_job_fine_tunes_on_an_archive_and_its_model_classifies(
         labels = [one["labels"][0]["label"] for one in answer.json()["data"]]
         assert labels == list(COLOURS)
     assert by_form.json()["data"] == by_json.json()["data"]
+    check_page(context, f"{application.url}/ui/classify?model=shapes", images, tmp_path)
+
+
+def check_page(
+    context: BrowserContext, address: str, images: dict[str, bytes], folder: Path
+) -> None:
+    """Check that the page shows an uploaded image with its labels."""
+    page = context.new_page()
+    page.goto(address)
+    for colour, image in images.items():
+        file = folder / f"{colour}.png"
+        file.write_bytes(image)
+        page.set_input_files("input[type=file]", file)
+        label = page.locator("#classify-result .ts-labels li").first
+        expect(label).to_contain_text(colour, timeout=PATIENCE_MS)
+        assert page.locator("#classify-result img").evaluate("one => one.naturalWidth") == 32
+    page.close()
