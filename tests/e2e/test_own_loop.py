@@ -38,6 +38,7 @@ from tests.waiting import wait_until
 from training import launch
 from training.checkpoint.format import list_checkpoints
 from training.data.prepare import link_data, prepare_data
+from training.deepspeed.cpu_op import ensure_cpu_op
 from training.run.folder import RunFolder
 from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
@@ -52,6 +53,7 @@ TIMEOUT_S = 240.0
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """One Ray cluster for all runs; returns its address."""
+    ensure_cpu_op()  # plain runs find it too, by the environment that this sets
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
