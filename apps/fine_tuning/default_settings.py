@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from apps.bundled import DEMONSTRATION_MODEL, read_demonstration_settings
-from apps.errors import InvalidInputError
+from apps.errors import InvalidInputError, invalid_input
 from apps.fine_tuning.job_requests import SERVER_SETTINGS
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from system.library_imports import import_transformers
-from training.spec import TrainingSpec
+from training.spec import SettingError, TrainingSpec
 from training.task import find_task, list_tasks
 
 
@@ -28,11 +28,16 @@ class DefaultsObject(TypedDict):
 
 
 def list_learnable_tasks(model: StoredModel) -> list[str]:
-    """Return the tasks that a model can learn, the most likely one first."""
+    """Return the tasks that a model can learn, the most likely one first.
+
+    Raises `InvalidInputError` if its configuration cannot be read.
+    """
     import_transformers()
     from training.base_model import load_config
 
-    config, found = load_config(str(model.path)), []
+    with invalid_input("model", only=SettingError):
+        config = load_config(str(model.path))
+    found = []
     for name in list_tasks():
         try:
             find_task(name).check_config(config, model.id)

@@ -43,7 +43,7 @@ from training.task import TaskData, find_task
 
 TRAIN_TABLE, VALIDATION_TABLE, SUMMARY_FILE = "train.arrow", "validation.arrow", "summary.json"
 # Part of every cache key: increment it when the same rows must become other tokens.
-_ENCODING_VERSION = 5
+_ENCODING_VERSION = 6
 _COUNTS = (
     "num_rows",
     "num_tokens",

@@ -16,6 +16,7 @@ _CHANGEABLE_SETTINGS = frozenset(
         "accelerator",
         "activation_checkpointing",
         "cpus_per_worker",
+        "data_memory_mb",
         "early_stopping_patience",
         "epochs",
         "evaluate_every_steps",

@@ -148,6 +148,11 @@ def _check_pipeline(spec: "TrainingSpec") -> None:
             f"min_workers is {spec.min_workers}, and a pipeline cannot continue without one of its "
             "stages: remove min_workers"
         )
+    if spec.data_engine != "local":
+        raise ValueError(
+            f"data_engine is {spec.data_engine!r}, which divides rows among all workers, and the "
+            "stages of a pipeline need the same rows: set it to 'local'"
+        )
     if spec.batch_layout == "flattened":
         raise ValueError("batch_layout is 'flattened', and a pipeline pads rows: set it to 'auto'")
 

@@ -26,6 +26,7 @@ CHANGEABLE: dict[str, Any] = {
     "accelerator": "cpu",
     "activation_checkpointing": True,
     "cpus_per_worker": 1.0,
+    "data_memory_mb": 512,
     "early_stopping_patience": 2,
     "epochs": 4,
     "evaluate_every_steps": 5,
@@ -74,6 +75,8 @@ FIXED: dict[str, Any] = {
     "best_direction": "highest",
     "strategy": "ddp",
     "pipeline_partition": "uniform",
+    "data_engine": "ray",
+    "shuffle_window": 5000,
 }
 LOOP = {"loop": "a:b", "precision": "auto", "save_every_steps": None}
 CLASSIFICATION = {"task": "sequence_classification"}

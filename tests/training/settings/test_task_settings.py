@@ -82,6 +82,7 @@ def make_spec(**settings: Any) -> TrainingSpec:
             "^min_workers is 2, and a pipeline cannot continue without one of its stages: ",
         ),
         ({**PIPELINE, "batch_layout": "flattened"}, "^batch_layout is 'flattened', and a pipeline"),
+        ({**PIPELINE, "data_engine": "ray"}, "^data_engine is 'ray', which divides rows among"),
         (
             {**PIPELINE, "deepspeed": {"steps_per_print": 5}},
             "^strategy is 'pipeline', which does not support deepspeed: remove it, or set strategy",
