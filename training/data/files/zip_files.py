@@ -15,7 +15,14 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple
 
 from training.data.faults import DataError, show_names, show_value
-from training.data.files.kinds import IMAGE_SUFFIXES, ROW_SUFFIXES, find_suffix
+from training.data.files.kinds import (
+    IMAGE_SUFFIXES,
+    NUM_MAGIC_BYTES,
+    ROW_SUFFIXES,
+    find_columnar_kind,
+    find_compression,
+    find_suffix,
+)
 
 ZIP_MAGIC = b"PK\x03\x04"
 MAX_FILES = 100_000
@@ -91,6 +98,7 @@ def survey_zip(archive: zipfile.ZipFile, name: str) -> ZipContent:
     if len(found) == len(rows):
         raise DataError(f"{name} has no images: {_EXPECTED}")
     if rows:
+        _check_rows(archive, rows[0], found[rows[0]], name)
         return ZipContent(*_relate_to_rows(found, rows[0]))
     files = _drop_root(found)
     if misplaced := [path for path in files if path.count("/") != 1]:
@@ -170,6 +178,17 @@ def _check_entry(info: zipfile.ZipInfo, name: str) -> None:
         raise DataError(
             f"{name}: {shown} is compressed with method {info.compress_type}, expected 'deflate' "
             "or none"
+        )
+
+
+def _check_rows(archive: zipfile.ZipFile, path: str, info: zipfile.ZipInfo, name: str) -> None:
+    """Refuse a compressed file of rows, whose unpacked size the archive does not declare."""
+    with _describe_faults(name), archive.open(info) as file:
+        head = file.read(NUM_MAGIC_BYTES)
+    if find_compression(head) or find_columnar_kind(head):
+        raise DataError(
+            f"{name}: {show_value(path)} is compressed itself, or in Parquet or Arrow; expected "
+            "rows as CSV or JSONL, which the archive compresses"
         )
 
 

@@ -1,5 +1,6 @@
 """Archives of images: folders of classes, rows that name images, and hostile archives."""
 
+import gzip
 import io
 import struct
 import zipfile
@@ -26,6 +27,7 @@ def encode(colour: str, seed: int) -> bytes:
 
 
 RED, BLUE = encode("red", 1), encode("blue", 2)
+NUMBERED = {"1.png": RED, "2.png": BLUE}
 CLASSES = {"red/1.png": RED, "red/2.PNG": RED, "blue/1.png": BLUE}
 
 
@@ -105,6 +107,13 @@ def test_file_of_rows_names_images(tmp_path: Path, folder: str, name: str, rows:
             {"a.csv": b"image,label\n../1.png,red\n", "1.png": RED},
             'there is no file "../1.png" in the archive',
         ),
+        (
+            {"a.csv": b"image,label\n1.png,red\n2.png,blue\n./1.png,red\n", **NUMBERED},
+            '1 of 3 rows .*"./1.png" is the image of line 2 already, .*line 4',
+        ),
+        ({"a.csv.gz": gzip.compress(b"image,label\n"), **NUMBERED}, 'csv.gz" is compressed its'),
+        ({"a.csv": gzip.compress(b"image,label\n"), **NUMBERED}, "^a.zip: .* is compressed its"),
+        ({"a.parquet": b"PAR1", **NUMBERED}, "or in Parquet or Arrow; expected rows as CSV or"),
     ],
 )
 def test_other_content_is_named(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
