@@ -4,6 +4,7 @@ An archive is untrusted: a small one may declare any number of files of any size
 is limited before it is read, and a file is read up to the size that it declares.
 """
 
+import shutil
 import stat
 import zipfile
 import zlib
@@ -26,8 +27,8 @@ from training.data.files.kinds import (
 
 ZIP_MAGIC = b"PK\x03\x04"
 MAX_FILES = 100_000
-_MAX_READ_BYTES = 16 << 20
-"""Most bytes that are read at once; the directory of an archive is read at once."""
+_MAX_DIRECTORY_BYTES = 16 << 20
+_CHUNK_BYTES = 1 << 20
 _MAX_NAME_CHARACTERS = 1_000
 # For other methods, zipfile decompresses each read completely, whatever size a file declares.
 _METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
@@ -57,24 +58,30 @@ class ZipContent(NamedTuple):
     rows: str | None
 
 
-class _BoundedReader(BufferedReader):
-    """A file of which only limited pieces can be read."""
+class _ArchiveReader(BufferedReader):
+    """An archive whose directory, which `ZipFile` reads at once, is limited."""
+
+    is_opened = False
+    """Whether the directory has been read; files are read up to the size that they declare."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read a piece; raises `BadZipFile` for one that is too large."""
-        is_whole = size is None or size < 0 or size > _MAX_READ_BYTES
-        found = super().read(_MAX_READ_BYTES + 1 if is_whole else size)
-        if len(found) > _MAX_READ_BYTES:
-            raise zipfile.BadZipFile(f"its directory has more than {_MAX_READ_BYTES:,} bytes")
+        """Read a piece; raises `BadZipFile` for a directory that is too large."""
+        if self.is_opened:
+            return super().read(size)
+        is_whole = size is None or size < 0 or size > _MAX_DIRECTORY_BYTES
+        found = super().read(_MAX_DIRECTORY_BYTES + 1 if is_whole else size)
+        if len(found) > _MAX_DIRECTORY_BYTES:
+            raise zipfile.BadZipFile(f"its directory has more than {_MAX_DIRECTORY_BYTES:,} bytes")
         return found
 
 
 @contextmanager
 def open_zip(path: Path, name: str) -> Iterator[zipfile.ZipFile]:
     """Open an archive, whose name in messages is `name`; raises `DataError` if it is damaged."""
-    with _BoundedReader(FileIO(path)) as file:
+    with _ArchiveReader(FileIO(path)) as file:
         with _describe_faults(name):
             archive = zipfile.ZipFile(file)
+        file.is_opened = True
         with archive:
             yield archive
 
@@ -119,6 +126,12 @@ def read_zip_file(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) ->
     """Read a file of an archive completely; raises `DataError` if it is damaged."""
     with _describe_faults(name), archive.open(info) as file:
         return file.read(info.file_size)
+
+
+def copy_zip_file(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, target: Path) -> None:
+    """Copy a file of an archive in pieces; raises `DataError` if it is damaged."""
+    with target.open("xb") as copy, _describe_faults(name), archive.open(info) as file:
+        shutil.copyfileobj(file, copy, _CHUNK_BYTES)
 
 
 def is_zip(path: Path) -> bool:

@@ -9,7 +9,13 @@ from pathlib import Path, PurePosixPath
 from storage import durable
 from training.data.faults import DataError, RowFault, show_value
 from training.data.files.kinds import Record
-from training.data.files.zip_files import ZipContent, open_zip, read_zip_file, survey_zip
+from training.data.files.zip_files import (
+    ZipContent,
+    copy_zip_file,
+    open_zip,
+    read_zip_file,
+    survey_zip,
+)
 from training.data.images.encoded_image import check_size
 from training.data.images.image_folder import IMAGE_COLUMN, LABEL_COLUMN
 from training.data.readers import KnownFile, RowFile
@@ -120,7 +126,7 @@ class ImageZip:
         known = KnownFile(f"{self.name}/{rows}", info.file_size, None)
         with tempfile.TemporaryDirectory(prefix="tuneserve-rows-") as folder:
             copy = Path(folder) / f"rows{''.join(PurePosixPath(rows).suffixes[-2:])}"
-            copy.write_bytes(read_zip_file(self._open(), info, self.name))
+            copy_zip_file(self._open(), info, self.name, copy)
             yield RowFile(copy, self._names, known=known)
 
     def _survey(self) -> ZipContent:

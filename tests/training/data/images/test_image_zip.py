@@ -159,9 +159,22 @@ def test_number_of_files_and_directory_are_limited(
     monkeypatch.setattr(zip_files, "MAX_FILES", 2)
     with pytest.raises(DataError, match="a.zip has 3 files, expected at most 2"):
         measure_unpacked(path, "a.zip", 1 << 30)
-    monkeypatch.setattr(zip_files, "_MAX_READ_BYTES", 100)
+    monkeypatch.setattr(zip_files, "_MAX_DIRECTORY_BYTES", 100)
     with pytest.raises(DataError, match="a.zip is no ZIP archive that can be read"):
         measure_unpacked(path, "a.zip", 1 << 30)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_files_may_be_larger_than_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: int
+) -> None:
+    large = {"1.png": RED + bytes(17_500_000), "2.png": BLUE}
+    rows = "image,label,note\n1.png,red,\n2.png,blue," + "x" * 1_000_000 + "\n"
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as archive:
+        for name, content in {**large, "rows.csv": rows.encode()}.items():
+            archive.writestr(name, content)
+    monkeypatch.setattr(zip_files, "_MAX_DIRECTORY_BYTES", 10_000)
+    assert count(tmp_path / "a.zip").label_counts == {"blue": 1, "red": 1}
 
 
 def test_size_that_a_file_declares_is_not_exceeded(tmp_path: Path) -> None:
