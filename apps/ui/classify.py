@@ -2,11 +2,12 @@
 
 import base64
 import logging
+import os
 from collections.abc import Awaitable, Mapping, Sequence
 from html import escape
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import gradio as gr
 
@@ -14,6 +15,7 @@ from apps.client.client import ApiClient
 from apps.client.connection import Upload
 from apps.client.errors import ApiClientError
 from apps.client.resources import Model, ScoredLabel, TextLabels, read_resources
+from apps.middleware.body_limit import MAX_IMAGES_BYTES
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
 from apps.ui.protection.uploads import ForeignFileError, UploadFolder
@@ -27,6 +29,8 @@ NO_MODELS_NOTE = (
 )
 UNKNOWN_MODEL_NOTE = "There is no classifier {!r}; choose one from the menu."
 MAX_CHARACTERS = 20_000
+MAX_UPLOAD_BYTES = MAX_IMAGES_BYTES - 2_000
+"""The form that contains the image is a little larger."""
 MAX_SHOWN_BYTES = 2 << 20
 """Larger images are classified, but not shown."""
 _EMPTY = '<p class="ts-empty">The labels appear here.</p>'
@@ -142,7 +146,7 @@ class _Page:
             raise gr.Error("Choose a model first.", print_exception=False)
         try:
             with self._uploads.open(path) as file:
-                content = file.read()
+                content = _read_image(file)
         except ForeignFileError as exc:
             _logger.warning("An image was refused: %s", exc)
             raise gr.Error(
@@ -153,6 +157,18 @@ class _Page:
         upload = Upload(Path(path).name, BytesIO(content))
         labels = await _render_answer(self._client.text.classify_images(model, [upload]))
         return render_image(content) + labels
+
+
+def _read_image(file: BinaryIO) -> bytes:
+    """Read an upload; raises `gr.Error` if the API would refuse its size."""
+    num_bytes = os.fstat(file.fileno()).st_size
+    if num_bytes > MAX_UPLOAD_BYTES:
+        raise gr.Error(
+            f"The image has {num_bytes:,} bytes; expected at most {MAX_UPLOAD_BYTES:,}. Make it "
+            "smaller.",
+            print_exception=False,
+        )
+    return file.read()
 
 
 async def _render_answer(call: Awaitable[Mapping[str, object]]) -> str:

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 MAX_IMAGE_BYTES = 20_000_000
 MAX_IMAGE_PIXELS = 50_000_000
 MAX_ASPECT_RATIO = 100
-"""The longer side by the shorter: a processor enlarges the shorter one to the model's size."""
+"""The longer side by the shorter: a processor scales the shorter one to the model's size."""
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 _MAX_REASON_CHARACTERS = 100
 

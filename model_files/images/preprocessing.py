@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from model_files.config_settings import clean_config
+from model_files.images.decoding import MAX_ASPECT_RATIO, MAX_IMAGE_PIXELS
 from model_files.json_files import read_object
 from model_files.loading import CONFIG_NAME
 from storage import durable
@@ -57,6 +58,7 @@ def measure_processed(processor: Any, name: str) -> tuple[int, int]:
     large.
     """
     _check_sizes(processor, name)
+    _check_enlargement(processor, name)
     tried = [Image.new("RGB", size) for size in _TRIED_SIZES]
     shapes = {tuple(process_images([image], processor).shape[1:]) for image in tried}
     if len(shapes) > 1:
@@ -84,3 +86,28 @@ def _check_sizes(processor: Any, name: str) -> None:
                     f"the image processor of {name} has {key!r} {dict(size)}, expected 1 to "
                     f"{MAX_SIDE:,} pixels"
                 )
+
+
+def _check_enlargement(processor: Any, name: str) -> None:
+    """Raise `ValueError` if it could scale an image that may be used to more than any may have.
+
+    A processor that scales the shorter side, and crops the result, makes the longer side up to
+    `MAX_ASPECT_RATIO` times as long. With `crop_pct`, it scales to the size divided by that.
+    """
+    size = dict(getattr(processor, "size", None) or {})
+    share: Any = getattr(processor, "crop_pct", None)
+    if share is not None and not (isinstance(share, int | float) and 0 < share <= 1):
+        raise ValueError(
+            f"the image processor of {name} has 'crop_pct' {share!r}, expected more than 0, and at "
+            "most 1"
+        )
+    if share is None and (not size.get("shortest_edge") or size.get("longest_edge")):
+        return
+    side = max((int(one) for one in size.values() if one is not None), default=0) / (share or 1)
+    if side**2 * MAX_ASPECT_RATIO > MAX_IMAGE_PIXELS:
+        max_side = int((MAX_IMAGE_PIXELS / MAX_ASPECT_RATIO) ** 0.5)
+        raise ValueError(
+            f"the image processor of {name} scales the shorter side of an image to {side:,.0f} "
+            f"pixels, expected at most {max_side}, because the other may be {MAX_ASPECT_RATIO} "
+            f"times as long: set 'size' to a height and a width in {PROCESSOR_NAME}"
+        )

@@ -45,7 +45,7 @@ CLASSIFIER_CAPACITY = 64
 MAX_BATCH_SIZE = 64
 BATCH_WAIT_S = 0.002
 MAX_HELD_BYTES = 1 << 30
-"""Most bytes of the processed images of all requests, unless a single request has more."""
+"""Most bytes of the processed images of one request, and of all requests together."""
 _HELD_RETRY_AFTER_S = 1
 
 _expected = return_refusals(ServingError)
@@ -127,7 +127,11 @@ class ClassifierReplica:
         num_inputs: int,
         record: RequestRecord,
     ) -> list[_Row]:
-        """Return the row of each input; raises `OverloadedError` if inputs take too much memory."""
+        """Return the row of each input.
+
+        Raises `InvalidRequestError` if its inputs take too much memory, and `OverloadedError` if
+        they do with those of other requests.
+        """
         with self._hold(num_inputs * loaded.predictor.input_bytes):
             encoded = await self._encoding.run(loaded.predictor.encode, request)
             record.num_prompt_tokens = sum(one.num_tokens for one in encoded)
@@ -142,7 +146,13 @@ class ClassifierReplica:
     @contextmanager
     def _hold(self, num_bytes: int) -> Iterator[None]:
         """Count the bytes of encoded inputs; refuse more of them while they are too many."""
-        if self._held_bytes and self._held_bytes + num_bytes > MAX_HELD_BYTES:
+        if num_bytes > MAX_HELD_BYTES:
+            raise InvalidRequestError(
+                f"the images have {num_bytes:,} bytes in the size that the model takes, expected "
+                f"at most {MAX_HELD_BYTES:,} in a request; send several requests",
+                param="images",
+            )
+        if self._held_bytes + num_bytes > MAX_HELD_BYTES:
             raise OverloadedError(
                 "too many images are being classified; try again later",
                 retry_after_s=_HELD_RETRY_AFTER_S,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from serving.served_task import AnswerKind, Companion
+from serving.served_task import AnswerKind, Companion, select_all_mismatches
 
 
 class ServedLanguageModel:
@@ -14,14 +14,11 @@ class ServedLanguageModel:
     answers: AnswerKind = "text"
     description = "is a language model; use POST /v1/chat/completions or POST /v1/completions"
     companion: Companion = "tokenizer.json"
+    select_mismatches = staticmethod(select_all_mismatches)
 
     def matches(self, config: Mapping[str, Any]) -> bool:  # noqa: ARG002 - all models are
         """Return true: a generator reports what else prevents that it loads a model."""
         return True
-
-    def select_mismatches(self, report: Mapping[str, Any], model: Any) -> Mapping[str, Any]:  # noqa: ARG002 - all weights are used
-        """Return the whole report."""
-        return report
 
     def try_companion(self, directory: Path) -> int:
         """Try the tokenizer, also with the control tokens of chats."""

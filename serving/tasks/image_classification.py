@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.served_task import AnswerKind, Companion, find_architecture
+from serving.served_task import AnswerKind, Companion, find_architecture, select_all_mismatches
 
 if TYPE_CHECKING:
     from serving.classification.image_classifier import ImageClassifier
@@ -17,14 +17,11 @@ class ServedImageClassifier:
     answers: AnswerKind = "labels"
     description = "is an image classifier; use POST /v1/classify with 'images'"
     companion: Companion = "preprocessor_config.json"
+    select_mismatches = staticmethod(select_all_mismatches)
 
     def matches(self, config: Mapping[str, Any]) -> bool:
         """Return whether the architecture is that of an image classifier."""
         return find_architecture(config).endswith("ForImageClassification")
-
-    def select_mismatches(self, report: Mapping[str, Any], model: Any) -> Mapping[str, Any]:  # noqa: ARG002 - all weights are used
-        """Return the whole report."""
-        return report
 
     def try_companion(self, directory: Path) -> int:
         """Try the image processor, whose memory is not worth counting."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.served_task import AnswerKind, Companion, find_architecture
+from serving.served_task import AnswerKind, Companion, find_architecture, select_all_mismatches
 
 if TYPE_CHECKING:
     from serving.classification.text_classifier import TextClassifier
@@ -17,14 +17,11 @@ class ServedTextClassifier:
     answers: AnswerKind = "labels"
     description = "is a text classifier; use POST /v1/classify"
     companion: Companion = "tokenizer.json"
+    select_mismatches = staticmethod(select_all_mismatches)
 
     def matches(self, config: Mapping[str, Any]) -> bool:
         """Return whether the architecture is that of a text classifier."""
         return find_architecture(config).endswith("ForSequenceClassification")
-
-    def select_mismatches(self, report: Mapping[str, Any], model: Any) -> Mapping[str, Any]:  # noqa: ARG002 - all weights are used
-        """Return the whole report."""
-        return report
 
     def try_companion(self, directory: Path) -> int:
         """Try the tokenizer."""

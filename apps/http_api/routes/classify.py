@@ -115,7 +115,7 @@ async def _read_form(form: FormData) -> Mapping[str, object]:
         if name == _IMAGES and isinstance(value, UploadFile):
             images.append(ImageInput(shorten(value.filename), await value.read()))
         elif name in _FIELDS and isinstance(value, str) and name not in body:
-            body[name] = int(value) if name == "top_k" and value.isdecimal() else value
+            body[name] = value
         else:
             raise InvalidInputError(
                 f"the form has an unexpected part {shorten(name)}; expected files {_IMAGES!r}, and "

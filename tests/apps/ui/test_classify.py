@@ -1,12 +1,13 @@
 """The page "Classify", through its functions."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from apps.client.resources import TextLabels
 from apps.ui.chat import list_chat_models
-from apps.ui.classify import render_labels
+from apps.ui.classify import MAX_UPLOAD_BYTES, render_labels
 from apps.ui.settings import UiSettings
 from tests.apps.stub_api import HOSTILE, StubApi, ask
 from tests.apps.ui.page_server import PageCaller, serve_page
@@ -72,6 +73,17 @@ def test_invalid_input_is_reported(
     shown = visitor.call(visitor.find_function("classify"), [model, text, ""])
     assert not shown.success
     assert message in shown.text
+
+
+def test_image_beyond_the_limit_of_the_api_is_not_read(visitor: PageCaller, api: StubApi) -> None:
+    image = visitor.upload("a.png", bytes(MAX_UPLOAD_BYTES + 1))
+    session = {"session_hash": "a" * 32}
+    visitor.call(visitor.find_function("show_classifiers"), [], **session)  # fills the menu
+    shown = visitor.call(visitor.find_function("classify_image"), ["topics", image], **session)
+    assert not shown.success
+    assert "The image has 15,998,001 bytes; expected at most 15,998,000." in shown.text
+    assert not Path(image["path"]).exists()
+    assert api.bodies == []
 
 
 def test_value_of_regression_is_shown() -> None:

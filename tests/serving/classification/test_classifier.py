@@ -1,12 +1,15 @@
 """A classifier replica without Serve."""
 
 import asyncio
+import base64
 import shutil
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from serving.classification import classifier
 from serving.classification.classifier import ClassifierReplica, ClassifierReplicaSettings
 from serving.classification.request import parse_classify_request
 from serving.classification.wire import ClassifyAnswer, ClassifyCall
@@ -14,6 +17,7 @@ from serving.errors import InvalidRequestError, ModelNotFoundError
 from serving.refusals import unwrap
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
+from tests.tiny_vision import build_tiny_vit, draw_shape
 
 pytestmark = pytest.mark.anyio
 
@@ -50,6 +54,23 @@ async def test_language_model_is_refused(
         await classify(replica, "tiny")
     with pytest.raises(ModelNotFoundError):
         await classify(replica, "nothing")
+
+
+async def test_request_of_too_many_processed_images_is_refused(
+    layout: StorageLayout,
+    replica: ClassifierReplica,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ModelStore(layout).add(build_tiny_vit(tmp_path / "vit"), "shapes")
+    encoded = BytesIO()
+    draw_shape("red", 1).save(encoded, "PNG")
+    images = [base64.b64encode(encoded.getvalue()).decode()] * 2
+    monkeypatch.setattr(classifier, "MAX_HELD_BYTES", 2 * 3 * 4 * 32 * 32)
+    answer = await classify(replica, "shapes", input=None, images=images)
+    assert len(answer.results) == 2
+    with pytest.raises(InvalidRequestError, match="36,864 bytes .*, expected at most 24,576"):
+        await classify(replica, "shapes", input=None, images=[*images, images[0]])
 
 
 async def test_moved_alias_is_answered_by_old_model_until_new_one_is_loaded(

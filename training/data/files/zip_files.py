@@ -4,6 +4,7 @@ An archive is untrusted: a small one may declare any number of files of any size
 is limited before it is read, and a file is read up to the size that it declares.
 """
 
+import shutil
 import stat
 import zipfile
 import zlib
@@ -15,12 +16,19 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple
 
 from training.data.faults import DataError, show_names, show_value
-from training.data.files.kinds import IMAGE_SUFFIXES, ROW_SUFFIXES, find_suffix
+from training.data.files.kinds import (
+    IMAGE_SUFFIXES,
+    NUM_MAGIC_BYTES,
+    ROW_SUFFIXES,
+    find_columnar_kind,
+    find_compression,
+    find_suffix,
+)
 
 ZIP_MAGIC = b"PK\x03\x04"
 MAX_FILES = 100_000
-_MAX_READ_BYTES = 16 << 20
-"""Most bytes that are read at once; the directory of an archive is read at once."""
+_MAX_DIRECTORY_BYTES = 16 << 20
+_CHUNK_BYTES = 1 << 20
 _MAX_NAME_CHARACTERS = 1_000
 # For other methods, zipfile decompresses each read completely, whatever size a file declares.
 _METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
@@ -50,24 +58,30 @@ class ZipContent(NamedTuple):
     rows: str | None
 
 
-class _BoundedReader(BufferedReader):
-    """A file of which only limited pieces can be read."""
+class _ArchiveReader(BufferedReader):
+    """An archive whose directory, which `ZipFile` reads at once, is limited."""
+
+    is_opened = False
+    """Whether the directory has been read; files are read up to the size that they declare."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read a piece; raises `BadZipFile` for one that is too large."""
-        is_whole = size is None or size < 0 or size > _MAX_READ_BYTES
-        found = super().read(_MAX_READ_BYTES + 1 if is_whole else size)
-        if len(found) > _MAX_READ_BYTES:
-            raise zipfile.BadZipFile(f"its directory has more than {_MAX_READ_BYTES:,} bytes")
+        """Read a piece; raises `BadZipFile` for a directory that is too large."""
+        if self.is_opened:
+            return super().read(size)
+        is_whole = size is None or size < 0 or size > _MAX_DIRECTORY_BYTES
+        found = super().read(_MAX_DIRECTORY_BYTES + 1 if is_whole else size)
+        if len(found) > _MAX_DIRECTORY_BYTES:
+            raise zipfile.BadZipFile(f"its directory has more than {_MAX_DIRECTORY_BYTES:,} bytes")
         return found
 
 
 @contextmanager
 def open_zip(path: Path, name: str) -> Iterator[zipfile.ZipFile]:
     """Open an archive, whose name in messages is `name`; raises `DataError` if it is damaged."""
-    with _BoundedReader(FileIO(path)) as file:
+    with _ArchiveReader(FileIO(path)) as file:
         with _describe_faults(name):
             archive = zipfile.ZipFile(file)
+        file.is_opened = True
         with archive:
             yield archive
 
@@ -91,6 +105,7 @@ def survey_zip(archive: zipfile.ZipFile, name: str) -> ZipContent:
     if len(found) == len(rows):
         raise DataError(f"{name} has no images: {_EXPECTED}")
     if rows:
+        _check_rows(archive, rows[0], found[rows[0]], name)
         return ZipContent(*_relate_to_rows(found, rows[0]))
     files = _drop_root(found)
     if misplaced := [path for path in files if path.count("/") != 1]:
@@ -111,6 +126,12 @@ def read_zip_file(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) ->
     """Read a file of an archive completely; raises `DataError` if it is damaged."""
     with _describe_faults(name), archive.open(info) as file:
         return file.read(info.file_size)
+
+
+def copy_zip_file(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, target: Path) -> None:
+    """Copy a file of an archive in pieces; raises `DataError` if it is damaged."""
+    with target.open("xb") as copy, _describe_faults(name), archive.open(info) as file:
+        shutil.copyfileobj(file, copy, _CHUNK_BYTES)
 
 
 def is_zip(path: Path) -> bool:
@@ -170,6 +191,17 @@ def _check_entry(info: zipfile.ZipInfo, name: str) -> None:
         raise DataError(
             f"{name}: {shown} is compressed with method {info.compress_type}, expected 'deflate' "
             "or none"
+        )
+
+
+def _check_rows(archive: zipfile.ZipFile, path: str, info: zipfile.ZipInfo, name: str) -> None:
+    """Refuse a compressed file of rows, whose unpacked size the archive does not declare."""
+    with _describe_faults(name), archive.open(info) as file:
+        head = file.read(NUM_MAGIC_BYTES)
+    if find_compression(head) or find_columnar_kind(head):
+        raise DataError(
+            f"{name}: {show_value(path)} is compressed itself, or in Parquet or Arrow; expected "
+            "rows as CSV or JSONL, which the archive compresses"
         )
 
 

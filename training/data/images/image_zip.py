@@ -9,7 +9,13 @@ from pathlib import Path, PurePosixPath
 from storage import durable
 from training.data.faults import DataError, RowFault, show_value
 from training.data.files.kinds import Record
-from training.data.files.zip_files import ZipContent, open_zip, read_zip_file, survey_zip
+from training.data.files.zip_files import (
+    ZipContent,
+    copy_zip_file,
+    open_zip,
+    read_zip_file,
+    survey_zip,
+)
 from training.data.images.encoded_image import check_size
 from training.data.images.image_folder import IMAGE_COLUMN, LABEL_COLUMN
 from training.data.readers import KnownFile, RowFile
@@ -30,6 +36,8 @@ class ImageZip:
         self.position = 0  # bytes of the archive, in proportion to the rows that have been read
         self._names = names
         self._known = known
+        self._line = 0  # that was read last
+        self._named: dict[str, int] = {}  # the line that names each image
         self._content: ZipContent | None = None
         self._fingerprint = known.sha256 if known else None
         self._opened = ExitStack()
@@ -62,6 +70,7 @@ class ImageZip:
     def read(self) -> Iterator[Record]:
         """Yield the path and the label of each image, or the rows of the file of rows."""
         content = self._survey()
+        self._named.clear()
         if content.rows is None:
             yield from self._read_classes(content)
             return
@@ -69,13 +78,26 @@ class ImageZip:
         with self._copy_rows(content, content.rows) as rows:
             for line, record in rows.read():
                 self.position = size_bytes * rows.position // max(1, rows.measure())
+                self._line = line
                 yield line, record
 
     def read_image(self, path: str) -> bytes:
-        """Return the encoded image at a path that a row has; raises `RowFault` if there is none."""
-        info = self._survey().files.get(str(PurePosixPath(path)))
+        """Return the encoded image at the path in the row that was read last.
+
+        Raises `RowFault` if there is none, or if an earlier row has it: each row stores its image,
+        so a small archive could otherwise fill the disk.
+        """
+        name = str(PurePosixPath(path))
+        info = self._survey().files.get(name)
         if info is None:
             raise RowFault("there is no file {} in the archive", show_value(path))
+        if (first := self._named.get(name)) is not None:
+            raise RowFault(
+                "{} is the image of line {} already, expected one row for each image",
+                show_value(path),
+                first,
+            )
+        self._named[name] = self._line
         check_size(info.file_size, path)
         try:
             return read_zip_file(self._open(), info, self.name)
@@ -104,7 +126,7 @@ class ImageZip:
         known = KnownFile(f"{self.name}/{rows}", info.file_size, None)
         with tempfile.TemporaryDirectory(prefix="tuneserve-rows-") as folder:
             copy = Path(folder) / f"rows{''.join(PurePosixPath(rows).suffixes[-2:])}"
-            copy.write_bytes(read_zip_file(self._open(), info, self.name))
+            copy_zip_file(self._open(), info, self.name, copy)
             yield RowFile(copy, self._names, known=known)
 
     def _survey(self) -> ZipContent:

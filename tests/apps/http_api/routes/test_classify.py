@@ -40,6 +40,8 @@ async def test_images_are_base64_or_files(client: httpx.AsyncClient) -> None:
         ({"model": "mood", "input": "a"}, "images", "the form has an unexpected part 'input'"),
         ({"model": "mood"}, "image", "the form has an unexpected part 'image'; expected files "),
         ({"model": "mood", "top_k": "many"}, "images", "'top_k': "),
+        ({"model": "mood", "top_k": "9" * 5_000}, "images", "'top_k': "),
+        ({"model": "mood", "top_k": "0"}, "images", "'top_k': "),
         ({}, "images", "'model' is required"),
     ],
 )

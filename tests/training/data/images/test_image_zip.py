@@ -1,5 +1,6 @@
 """Archives of images: folders of classes, rows that name images, and hostile archives."""
 
+import gzip
 import io
 import struct
 import zipfile
@@ -26,6 +27,7 @@ def encode(colour: str, seed: int) -> bytes:
 
 
 RED, BLUE = encode("red", 1), encode("blue", 2)
+NUMBERED = {"1.png": RED, "2.png": BLUE}
 CLASSES = {"red/1.png": RED, "red/2.PNG": RED, "blue/1.png": BLUE}
 
 
@@ -105,6 +107,13 @@ def test_file_of_rows_names_images(tmp_path: Path, folder: str, name: str, rows:
             {"a.csv": b"image,label\n../1.png,red\n", "1.png": RED},
             'there is no file "../1.png" in the archive',
         ),
+        (
+            {"a.csv": b"image,label\n1.png,red\n2.png,blue\n./1.png,red\n", **NUMBERED},
+            '1 of 3 rows .*"./1.png" is the image of line 2 already, .*line 4',
+        ),
+        ({"a.csv.gz": gzip.compress(b"image,label\n"), **NUMBERED}, 'csv.gz" is compressed its'),
+        ({"a.csv": gzip.compress(b"image,label\n"), **NUMBERED}, "^a.zip: .* is compressed its"),
+        ({"a.parquet": b"PAR1", **NUMBERED}, "or in Parquet or Arrow; expected rows as CSV or"),
     ],
 )
 def test_other_content_is_named(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
@@ -150,9 +159,22 @@ def test_number_of_files_and_directory_are_limited(
     monkeypatch.setattr(zip_files, "MAX_FILES", 2)
     with pytest.raises(DataError, match="a.zip has 3 files, expected at most 2"):
         measure_unpacked(path, "a.zip", 1 << 30)
-    monkeypatch.setattr(zip_files, "_MAX_READ_BYTES", 100)
+    monkeypatch.setattr(zip_files, "_MAX_DIRECTORY_BYTES", 100)
     with pytest.raises(DataError, match="a.zip is no ZIP archive that can be read"):
         measure_unpacked(path, "a.zip", 1 << 30)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_files_may_be_larger_than_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: int
+) -> None:
+    large = {"1.png": RED + bytes(17_500_000), "2.png": BLUE}
+    rows = "image,label,note\n1.png,red,\n2.png,blue," + "x" * 1_000_000 + "\n"
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as archive:
+        for name, content in {**large, "rows.csv": rows.encode()}.items():
+            archive.writestr(name, content)
+    monkeypatch.setattr(zip_files, "_MAX_DIRECTORY_BYTES", 10_000)
+    assert count(tmp_path / "a.zip").label_counts == {"blue": 1, "red": 1}
 
 
 def test_size_that_a_file_declares_is_not_exceeded(tmp_path: Path) -> None:

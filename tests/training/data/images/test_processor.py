@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import CLIPImageProcessorPil, ConvNextImageProcessorPil
 
 from model_files.images.preprocessing import process_images
 from storage import durable
@@ -48,3 +49,19 @@ def test_processor_that_keeps_the_shape_is_refused() -> None:
     huge = make_processor(size={"height": 100_000, "width": 100_000})
     with pytest.raises(SettingError, match="has 'size' .*, expected 1 to 4,096 pixels$"):
         measure_output(huge, "vit")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"size": {"shortest_edge": 4096}}, "side of an image to 4,096 pixels, expected at most 7"),
+        ({"size": {"shortest_edge": 32}, "crop_pct": 0.001}, "side of an image to 32,000 pixels"),
+        ({"size": {"shortest_edge": 32}, "crop_pct": 0}, "has 'crop_pct' 0, expected more than 0"),
+    ],
+)
+def test_processor_that_enlarges_too_much_is_refused(
+    settings: dict[str, object], message: str
+) -> None:
+    make = ConvNextImageProcessorPil if "crop_pct" in settings else CLIPImageProcessorPil
+    with pytest.raises(SettingError, match=message):
+        measure_output(make(**settings), "model")
