@@ -20,6 +20,8 @@ from system.byte_progress import ByteMeter, OnBytes
 from training.data.faults import DataError, RowFault, RowFaultLog, show_value
 from training.data.images.encoded_image import read_image_file
 from training.data.images.image_folder import IMAGE_COLUMN, ImageFolder
+from training.data.images.image_rows import IMAGE_COLUMNS
+from training.data.images.image_zip import ImageZip
 from training.data.mixing import hold_out_rows
 from training.data.prepare import SUMMARY_FILE, PreparedData, set_role
 from training.data.readers import KnownFile, RowFile, RowSource
@@ -34,7 +36,7 @@ from training.spec import TrainingSpec
 
 TRAIN_ROWS, VALIDATION_ROWS = "train.parquet", "validation.parquet"
 # Part of every cache key: increment it when the same rows must become other files.
-_VERSION = 1
+_VERSION = 2
 _BATCH_ROWS = 256
 _GROUP_BYTES = 16 << 20
 
@@ -154,7 +156,7 @@ class _Records:
             for first, batch in self._read_batches(source):
                 schema = _widen(schema, batch, f"{source.name}: {source.unit}s from {first}")
                 num_rows += len(batch)
-            self._meter.finish_source(source.measure())
+            self._finish(source)
         return num_rows, schema
 
     def _write_rows(self, path: Path, chosen: Any) -> None:
@@ -170,9 +172,14 @@ class _Records:
                     if sum(one.nbytes for one in group) >= _GROUP_BYTES:
                         writer.write_table(pa.Table.from_batches(group))
                         group = []
-                self._meter.finish_source(source.measure())
+                self._finish(source)
             writer.write_table(pa.Table.from_batches(group, schema=schema))
         durable.fsync_file(path)
+
+    def _finish(self, source: RowSource) -> None:
+        self._meter.finish_source(source.measure())
+        if isinstance(source, ImageZip):
+            source.close()
 
     def _read_batches(self, source: RowSource) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         """Yield batches of rows, each with the line of its first row; reports all faulty rows."""
@@ -222,6 +229,14 @@ def _make_row(record: Any, source: RowSource) -> dict[str, Any]:
     if isinstance(source, ImageFolder):
         name = row[IMAGE_COLUMN]
         row[IMAGE_COLUMN] = read_image_file(source.path / name, name)
+    if isinstance(source, ImageZip):
+        column = next((one for one in IMAGE_COLUMNS if isinstance(row.get(one), str)), None)
+        if column is None:
+            raise RowFault(
+                "no column has the path of an image in the archive: expected one of {}",
+                ", ".join(map(repr, IMAGE_COLUMNS)),
+            )
+        row[column] = source.read_image(row[column])
     return row
 
 

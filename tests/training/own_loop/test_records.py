@@ -1,4 +1,5 @@
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,34 @@ def test_images_are_bytes(tmp_path: Path) -> None:
     assert read(prepare(tmp_path, train_file="rows.parquet").train) == [
         {"img": b"\xff\x00", "label": 1}
     ]
+
+
+def test_images_of_an_archive_are_bytes(tmp_path: Path) -> None:
+    folder = write_image_folder(tmp_path / "shapes", 1)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = [path.relative_to(folder).as_posix() for path in files]
+    with zipfile.ZipFile(tmp_path / "shapes.zip", "w") as archive:
+        for path, name in zip(files, names, strict=True):
+            archive.write(path, name)
+    settings = {"task": "image_classification"}
+    found = read(prepare(tmp_path, train_file="shapes.zip", **settings).train)
+    assert found == read(prepare(tmp_path, train_file="shapes", **settings).train)
+
+    rows = "".join(f"{json.dumps({'file_name': name, 'size': 3})}\n" for name in names)
+    with zipfile.ZipFile(tmp_path / "named.zip", "w") as archive:
+        archive.writestr("rows.jsonl", rows)
+        for path, name in zip(files, names, strict=True):
+            archive.write(path, name)
+    found = read(prepare(tmp_path, train_file="named.zip", **settings).train)
+    assert found == [{"file_name": path.read_bytes(), "size": 3} for path in files]
+
+
+def test_row_of_an_archive_without_a_path_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "named.zip", "w") as archive:
+        archive.writestr("rows.jsonl", '{"picture": "a.png"}\n')
+        archive.writestr("a.png", b"")
+    with pytest.raises(DataError, match=r"no column has the path of an image .* 'image', 'img'"):
+        prepare(tmp_path, train_file="named.zip", task="image_classification")
 
 
 def test_column_of_several_types_is_refused_with_its_lines(tmp_path: Path) -> None:
