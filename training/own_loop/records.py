@@ -37,7 +37,9 @@ from training.spec import TrainingSpec
 TRAIN_ROWS, VALIDATION_ROWS = "train.parquet", "validation.parquet"
 # Part of every cache key: increment it when the same rows must become other files.
 _VERSION = 2
+# Both limit a batch; a row with more bytes than the second is a batch of one row.
 _BATCH_ROWS = 256
+_BATCH_BYTES = 4 << 20
 _GROUP_BYTES = 16 << 20
 
 
@@ -184,7 +186,7 @@ class _Records:
     def _read_batches(self, source: RowSource) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         """Yield batches of rows, each with the line of its first row; reports all faulty rows."""
         faults = RowFaultLog(source.name, source.unit)
-        first, num_rows = 0, 0
+        first, num_rows, num_bytes = 0, 0, 0
         batch: list[dict[str, Any]] = []
         for line, record in source.read():
             if num_rows == self._max_rows:
@@ -195,12 +197,14 @@ class _Records:
             except RowFault as fault:
                 faults.add(line, fault)
                 continue
-            first = first if batch else line
-            batch.append(row)
-            if len(batch) == _BATCH_ROWS:
+            size_bytes = _measure(row)
+            if batch and (len(batch) == _BATCH_ROWS or num_bytes + size_bytes > _BATCH_BYTES):
                 self._meter.report(source.position)
                 yield first, batch
-                batch = []
+                batch, num_bytes = [], 0
+            first = first if batch else line
+            batch.append(row)
+            num_bytes += size_bytes
         faults.raise_if_any(num_rows)
         if batch:
             yield first, batch
@@ -238,6 +242,17 @@ def _make_row(record: Any, source: RowSource) -> dict[str, Any]:
             )
         row[column] = source.read_image(row[column])
     return row
+
+
+def _measure(value: Any) -> int:
+    """Return about how many bytes a value has, without the overhead of Python's objects."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(len(name) + _measure(item) for name, item in value.items())
+    if isinstance(value, Sequence):
+        return sum(map(_measure, value))
+    return 8
 
 
 def _decode(value: Any) -> Any:

@@ -11,6 +11,7 @@ from tests.tiny_vision import COLOURS, write_image_folder
 from training.data.faults import DataError
 from training.data.prepare import link_data, prepare_data
 from training.monitoring.data_report import report_data
+from training.own_loop import records
 from training.run.folder import RunFolder
 from training.spec import TrainingSpec
 
@@ -118,6 +119,24 @@ def test_column_of_several_types_is_refused_with_its_lines(tmp_path: Path) -> No
     with pytest.raises(DataError, match=expected) as caught:
         prepare(tmp_path, train_file="rows.jsonl")
     assert caught.value.role == "training"
+
+
+def test_batches_of_large_rows_are_limited_by_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "_BATCH_BYTES", 1_000)
+    sizes: list[int] = []
+    convert = records._widen
+
+    def widen(schema: Any, batch: Any, where: str) -> Any:
+        sizes.append(len(batch))
+        return convert(schema, batch, where)
+
+    monkeypatch.setattr(records, "_widen", widen)
+    rows = [{"text": "a" * size} for size in (400, 400, 400, 5_000, 10)]
+    write_rows(tmp_path / "rows.jsonl", rows)
+    assert read(prepare(tmp_path, train_file="rows.jsonl").train) == rows
+    assert sizes == [2, 1, 1, 1]
 
 
 def test_rows_that_are_no_objects_are_refused_together(tmp_path: Path) -> None:
