@@ -166,11 +166,12 @@ class _Records:
         with pq.ParquetWriter(path, schema) as writer:
             group: list[pa.RecordBatch] = []
             for source in self._sources:
-                for _, batch in self._read_batches(source):
+                for first, batch in self._read_batches(source):
                     mask = chosen[number : number + len(batch)]
                     number += len(batch)
                     kept = [row for row, is_kept in zip(batch, mask, strict=True) if is_kept]
-                    group.append(pa.RecordBatch.from_pylist(kept, schema=schema))
+                    where = f"{source.name}: {source.unit}s from {first}"
+                    group.append(_convert(kept, schema, where))
                     if sum(one.nbytes for one in group) >= _GROUP_BYTES:
                         writer.write_table(pa.Table.from_batches(group))
                         group = []
@@ -281,6 +282,25 @@ def _widen(schema: pa.Schema, batch: Sequence[Mapping[str, Any]], where: str) ->
                 f"one type in all rows ({reason})"
             ) from exc
     return schema
+
+
+def _convert(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """Return rows with these columns; raises `DataError` that names a column and `where`.
+
+    A value may not fit the type of its column, as an integer above 2^53 in a column of fractions.
+    """
+    columns = []
+    for field in schema:
+        try:
+            columns.append(pa.array([row.get(field.name) for row in rows], field.type))
+        except (pa.ArrowException, OverflowError) as exc:
+            reason = str(exc).splitlines()[0]
+            raise DataError(
+                f"{where} on: the column {show_value(field.name)} has a value that does not fit "
+                f"{field.type}, the type of all its rows ({reason}); convert the column to text, "
+                "or to one type of numbers"
+            ) from exc
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _count(path: Path, schema: pa.Schema) -> dict[str, Any]:

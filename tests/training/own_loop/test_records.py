@@ -121,6 +121,17 @@ def test_column_of_several_types_is_refused_with_its_lines(tmp_path: Path) -> No
     assert caught.value.role == "training"
 
 
+def test_integer_that_does_not_fit_the_column_is_refused(tmp_path: Path) -> None:
+    rows = [{"id": 2**53 + 1 + number} for number in range(256)]
+    write_rows(tmp_path / "rows.jsonl", [*rows, {"id": 0.5}])
+    expected = (
+        r"^rows.jsonl: lines from 1 on: the column \"id\" has a value that does not fit double"
+    )
+    with pytest.raises(DataError, match=expected) as caught:
+        prepare(tmp_path, train_file="rows.jsonl")
+    assert caught.value.role == "training"
+
+
 def test_batches_of_large_rows_are_limited_by_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
