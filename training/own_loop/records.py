@@ -56,7 +56,7 @@ def prepare_records(
     Raises `DataError` for rows that cannot be read, or
     whose columns have values of several types.
     """
-    sources = [] if _has_no_rows(spec) else open_train_sources(spec, known)
+    sources = open_train_sources(spec, known) if spec.has_rows else []
     train = _prepare(sources)
     validation = _prepare(open_validation_sources(spec, known))
     fraction = 0.0 if validation or not train else spec.validation_fraction
@@ -98,10 +98,6 @@ def prepare_records(
     return PreparedData(
         cache / key / TRAIN_ROWS, held_out_rows if held_out_rows.exists() else None, summary
     )
-
-
-def _has_no_rows(spec: TrainingSpec) -> bool:
-    return not (spec.train_file or spec.train_files or spec.train_dataset)
 
 
 def _write_train(
