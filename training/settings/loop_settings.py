@@ -63,7 +63,9 @@ def _check_config(value: dict[str, Any]) -> dict[str, Any]:
             f"set {taken[0]} itself, outside of loop_config"
         )
     if (size := len(json.dumps(value, default=str))) > _MAX_CONFIG_BYTES:
-        raise ValueError(f"loop_config has {size} bytes as JSON, expected {_MAX_CONFIG_BYTES}")
+        raise ValueError(
+            f"loop_config has {size} bytes as JSON, expected at most {_MAX_CONFIG_BYTES}"
+        )
     return value
 
 
