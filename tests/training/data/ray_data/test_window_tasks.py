@@ -14,7 +14,7 @@ from training.batching import BatchPlan, EpochPlan, WindowPosition, plan_epoch, 
 from training.cluster.retry import is_transient
 from training.data.faults import ChangedRowsError, RowRole
 from training.data.prepare import link_data, prepare_data
-from training.data.ray_data import window_tasks
+from training.data.ray_data.encoding import SpanEncoder
 from training.data.ray_data.streamed_rows import StreamedRows
 from training.data.ray_data.window_tasks import PrepareWindow
 from training.data.row_table import RowTable
@@ -170,7 +170,7 @@ def test_failure_to_read_is_raised_by_all_workers_and_retried(
     def fail(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(window_tasks.SpanEncoder, "encode", fail)
+    monkeypatch.setattr(SpanEncoder, "encode", fail)
     plan = BatchPlan.from_spec(read_spec(data), "padded", 2)
     local = RowTable(data / "local" / "train.arrow", TOKEN_LAYOUT)
     steps = plan_epoch(local.lengths, plan, 0)
