@@ -1,4 +1,4 @@
-"""Rejects URLs where a file system path is expected."""
+"""Distinguishes URLs from paths of the file system, and shows them without credentials."""
 
 import os
 import re
@@ -18,6 +18,17 @@ def is_bucket_url(place: str | os.PathLike[str]) -> bool:
     return os.fspath(place).startswith("s3://")
 
 
+def hide_credentials(place: str | os.PathLike[str]) -> str:
+    """Return a location as it may be shown: a URL without its user, password and query."""
+    text = os.fspath(place)
+    if not is_url(text):
+        return text
+    # A password may have any character, if it was not escaped.
+    before, sign, rest = text.rpartition("@")
+    shown = rest.partition("?")[0]
+    return f"{before.partition(':')[0]}://…@{shown}" if sign else shown
+
+
 def check_local_path(
     name: str, place: str | os.PathLike[str], expected: str = "a path of the file system"
 ) -> None:
@@ -26,8 +37,9 @@ def check_local_path(
     The message contains `name`, the setting or option, and `expected`, its valid kind of value.
     """
     if is_url(place):
+        shown = hide_credentials(place)[:_MAX_SHOWN_CHARACTERS]
         raise ValueError(
-            f"{name} is {os.fspath(place)[:_MAX_SHOWN_CHARACTERS]!r}, expected {expected}: object "
+            f"{name} is {shown!r}, expected {expected}: object "
             "storage and other URLs are not supported yet. Download the data or mount the bucket, "
             "and use the path where the data is"
         )

@@ -137,23 +137,21 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
 def _export_loop_model(run: RunFolder, spec: TrainingSpec) -> None:
     """Export the model of a loop; an event states why there is none, which is no failure.
 
-    Raises `RejectedError` for a model that does not load, or has values that are not finite.
+    That is so if the loop reported no checkpoint, or saved no model in it. Raises as
+    `export_checkpoint` does, and `CheckpointError` if all checkpoints are lost or damaged.
     """
-    from training.checkpoint.format import CheckpointError
-    from training.export.consolidate import RejectedError
-    from training.export.plan import ConsolidationError
-    from training.export.zero_shards import ShardsError
+    from training.checkpoint.format import has_had_checkpoints
+    from training.own_loop.result import NoModelError
 
-    try:
-        _consolidate(run, spec)
-    except RejectedError:
-        raise
-    except (CheckpointError, ConsolidationError, ShardsError) as exc:
-        run.events.add(
-            f"Nothing is published: {exc}. The checkpoints that the loop reported are kept",
-            level="warn",
-            code="no_model",
-        )
+    reason = "the loop reported no checkpoint"
+    if has_had_checkpoints(run.checkpoints):
+        try:
+            _consolidate(run, spec)
+        except NoModelError as exc:
+            reason = f"{exc}. The checkpoints that the loop reported are kept"
+        else:
+            return
+    run.events.add(f"Nothing is published: {reason}", level="warn", code="no_model")
 
 
 def _consolidate(run: RunFolder, spec: TrainingSpec) -> None:

@@ -88,6 +88,11 @@ class TrainingSpec(LoopSettings, StrategySettings, StepSettings, SourceSettings)
         return Criterion(metric, metric == "loss" if is_auto else self.best_direction == "lowest")
 
     @property
+    def has_rows(self) -> bool:
+        """Whether there are rows to train on; only a loop may have none."""
+        return bool(self.train_file or self.train_files or self.train_dataset)
+
+    @property
     def has_validation(self) -> bool:
         """Whether there are rows to evaluate on."""
         return bool(self.validation_file or self.validation_dataset or self.validation_fraction)

@@ -54,8 +54,8 @@ def create(
     task: Annotated[
         str | None,
         typer.Option(
-            help="What is learned: 'causal_lm' (default), 'sequence_classification' or "
-            "'image_classification'."
+            help="What is learned: 'causal_lm', 'sequence_classification' or "
+            "'image_classification'; by default what suits the model."
         ),
     ] = None,
     loop: Annotated[

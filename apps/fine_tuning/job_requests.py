@@ -186,7 +186,7 @@ class FineTuneRequest(RequestPart):
             )
         paths = paths or {}
         if self.training.get("loop") is not None:  # the base model's defaults are for our own loop
-            kept = defaults.model_dump(include={"base_model", "train_file"})
+            kept = defaults.model_dump(include={"base_model", "train_file", "task"})
             defaults = TrainingSpec.model_validate(kept)
         settings = {**defaults.model_dump(), "validation_file": None}
         if self.validation_file is not None:

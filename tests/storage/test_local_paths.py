@@ -5,7 +5,7 @@ import pytest
 from apps.server.deploy_file import DeployFileError, find_storage
 from apps.settings import ApplicationSettings
 from storage.layout import open_storage
-from storage.local_paths import check_local_path
+from storage.local_paths import check_local_path, hide_credentials
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,19 @@ def test_url_is_rejected_as_path(value: str | Path) -> None:
 @pytest.mark.parametrize("value", ["", "rows.jsonl", "/data/a:b/rows.jsonl", "owner/model", "C:/x"])
 def test_paths_and_hub_ids_are_accepted(value: str) -> None:
     check_local_path("train_file", value)
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("s3://key:secret@rows/a.jsonl?region=x", "s3://…@rows/a.jsonl"),
+        ("https://name:se/c@r?t@host/f", "https://…@host/f"),
+        ("s3://rows/a.jsonl?token=secret", "s3://rows/a.jsonl"),
+        ("/data/a@b?.jsonl", "/data/a@b?.jsonl"),
+    ],
+)
+def test_credentials_of_url_are_not_shown(place: str, shown: str) -> None:
+    assert hide_credentials(place) == shown
 
 
 def test_url_is_rejected_as_storage_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

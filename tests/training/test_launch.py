@@ -9,8 +9,11 @@ import ray
 
 from tests.tiny_model import build_tiny_model
 from training.base_model import UnknownModelError, find_revision
+from training.checkpoint.format import record_complete
 from training.cluster.ray_train import ClusterLostError
-from training.launch import execute_run
+from training.export.zero_shards import ShardsError
+from training.launch import _export_loop_model, execute_run
+from training.own_loop.result import NoModelError
 from training.run.folder import RunFolder
 from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
@@ -79,3 +82,27 @@ def test_run_with_unreadable_base_model_lineage_fails(
         match="^the lineage of the base model 'base' cannot be read: its format is 2.0",
     ):
         execute_run(run, spec)
+
+
+def test_loop_without_a_model_succeeds_and_a_failed_export_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    spec = TrainingSpec(base_model="m", loop="a:b")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("training.launch._consolidate", fail)
+    error: Exception = ShardsError("it is damaged")
+    run.path.mkdir()
+    _export_loop_model(run, spec)
+    record_complete(run.checkpoints, 3)
+    with pytest.raises(ShardsError, match="it is damaged"):
+        _export_loop_model(run, spec)
+    error = NoModelError("it has no model")
+    _export_loop_model(run, spec)
+    events = run.events.read()
+    assert [event["code"] for event in events] == ["no_model", "no_model"]
+    assert events[0]["message"] == "Nothing is published: the loop reported no checkpoint"
+    assert events[1]["message"].startswith("Nothing is published: it has no model. The checkpoints")

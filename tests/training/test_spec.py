@@ -139,6 +139,13 @@ def test_rows_have_exactly_one_source(change: dict[str, Any], message: str) -> N
     assert message in describe_refusal(change)
 
 
+@pytest.mark.parametrize("place", ["s3://key:secret@rows/a", "https://key:secret@host/a"])
+def test_credentials_of_refused_url_are_not_shown(place: str) -> None:
+    with pytest.raises(ValidationError, match="expected a path of the file system") as caught:
+        TrainingSpec(base_model="m", train_file=place)
+    assert "secret" not in describe_validation_error(caught.value)
+
+
 def test_rows_may_be_a_hub_data_set() -> None:
     rows = {"id": "owner/rows", "name": "small", "split": "train[:10%]", "revision": "v1"}
     spec = TrainingSpec.model_validate(

@@ -34,6 +34,8 @@ from training.run.progress import Progress
 logger = logging.getLogger(__name__)
 
 TAG = "state"
+LATEST_NAMES = ("latest", "latest_universal")
+"""Files that name the folder of shards in a checkpoint; the second is of DeepSpeed's converter."""
 _NAME = re.compile(r"checkpoint_([0-9]{10,})")
 LAST_COMPLETE_NAME = "last_complete.json"
 _QUARANTINE_PREFIX = ".quarantined-"
@@ -80,10 +82,9 @@ def find_shards(checkpoint: Path) -> Path:
 
     Raises `CheckpointError` if this is no DeepSpeed checkpoint.
     """
-    latest = checkpoint / "latest"
-    if not latest.is_file() and (checkpoint / "latest_universal").is_file():
-        latest = checkpoint / "latest_universal"  # as DeepSpeed's converter calls it
-    if not latest.is_file():
+    files = (checkpoint / name for name in LATEST_NAMES)
+    latest = next((file for file in files if file.is_file()), None)
+    if latest is None:
         raise CheckpointError(f"{checkpoint.name!r} is no checkpoint: it has no file 'latest'")
     shards = checkpoint / latest.read_text().strip()
     if not shards.is_dir():
@@ -156,6 +157,12 @@ def read_last_complete(folder: Path) -> int | None:
     except (ValueError, KeyError, TypeError):
         logger.exception("%s is damaged and is ignored", LAST_COMPLETE_NAME)
         return None
+
+
+def has_had_checkpoints(folder: Path) -> bool:
+    """Return whether a checkpoint in `folder` has been complete, even if it is damaged now."""
+    survey = survey_checkpoints(folder)
+    return bool(survey.complete or survey.damaged or survey.newer or read_last_complete(folder))
 
 
 def explain_missing(folder: Path, survey: CheckpointSurvey, last_step: int) -> str | None:

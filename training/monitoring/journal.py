@@ -64,8 +64,7 @@ class Journal:
 
     def record_evaluation(self, step: int, found: Evaluation) -> None:
         """Write an evaluation to its file, and its figures as an event."""
-        if self._is_reporting:
-            self._run.evaluations.add(step, found.loss, found.metrics, found.confusion)
+        self.add_evaluation(step, found)
         figures = [f"validation loss {found.loss:.4f}"]
         if self._has_perplexity:
             figures.append(f"perplexity {compute_perplexity(found.loss):.2f} per token")
@@ -76,6 +75,11 @@ class Journal:
             eval_loss=found.loss,
             figures={f"eval_{name}": value for name, value in found.metrics.items()},
         )
+
+    def add_evaluation(self, step: int, found: Evaluation) -> None:
+        """Write an evaluation to its file; a loss that is not finite counts as absent."""
+        if self._is_reporting:
+            self._run.evaluations.add(step, found.loss, found.metrics, found.confusion)
 
     def record_step(self, result: StepResult, progress: Progress, steps_in_epoch: int) -> None:
         """Write the metrics of a step, and of the evaluation after it if there was one."""

@@ -2,11 +2,10 @@
 
 from typing import Any
 
+from training.data.ray_data.pipelines import READER_CPUS
 from training.own_loop.records import TRAIN_ROWS, VALIDATION_ROWS
 from training.run.folder import RunFolder
 from training.spec import TrainingSpec
-
-_READER_CPUS = 0.1  # reading is decompression; so a small cluster has room beside the workers
 
 
 def open_datasets(run: RunFolder, spec: TrainingSpec) -> dict[str, Any]:
@@ -26,7 +25,7 @@ def open_datasets(run: RunFolder, spec: TrainingSpec) -> dict[str, Any]:
     names = {name for name, path in files.items() if path.is_file()}
     return {
         "datasets": {
-            name: ray.data.read_parquet(str(files[name]), num_cpus=_READER_CPUS)
+            name: ray.data.read_parquet(str(files[name]), num_cpus=READER_CPUS)
             for name in sorted(names)
         },
         "dataset_config": ray.train.DataConfig(datasets_to_split=_choose_split(spec, names)),

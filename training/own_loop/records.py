@@ -20,6 +20,8 @@ from system.byte_progress import ByteMeter, OnBytes
 from training.data.faults import DataError, RowFault, RowFaultLog, show_value
 from training.data.images.encoded_image import read_image_file
 from training.data.images.image_folder import IMAGE_COLUMN, ImageFolder
+from training.data.images.image_rows import IMAGE_COLUMNS
+from training.data.images.image_zip import ImageZip
 from training.data.mixing import hold_out_rows
 from training.data.prepare import SUMMARY_FILE, PreparedData, set_role
 from training.data.readers import KnownFile, RowFile, RowSource
@@ -34,8 +36,10 @@ from training.spec import TrainingSpec
 
 TRAIN_ROWS, VALIDATION_ROWS = "train.parquet", "validation.parquet"
 # Part of every cache key: increment it when the same rows must become other files.
-_VERSION = 1
+_VERSION = 2
+# Both limit a batch; a row with more bytes than the second is a batch of one row.
 _BATCH_ROWS = 256
+_BATCH_BYTES = 4 << 20
 _GROUP_BYTES = 16 << 20
 
 
@@ -52,7 +56,7 @@ def prepare_records(
     Raises `DataError` for rows that cannot be read, or
     whose columns have values of several types.
     """
-    sources = [] if _has_no_rows(spec) else open_train_sources(spec, known)
+    sources = open_train_sources(spec, known) if spec.has_rows else []
     train = _prepare(sources)
     validation = _prepare(open_validation_sources(spec, known))
     fraction = 0.0 if validation or not train else spec.validation_fraction
@@ -94,10 +98,6 @@ def prepare_records(
     return PreparedData(
         cache / key / TRAIN_ROWS, held_out_rows if held_out_rows.exists() else None, summary
     )
-
-
-def _has_no_rows(spec: TrainingSpec) -> bool:
-    return not (spec.train_file or spec.train_files or spec.train_dataset)
 
 
 def _write_train(
@@ -154,7 +154,7 @@ class _Records:
             for first, batch in self._read_batches(source):
                 schema = _widen(schema, batch, f"{source.name}: {source.unit}s from {first}")
                 num_rows += len(batch)
-            self._meter.finish_source(source.measure())
+            self._finish(source)
         return num_rows, schema
 
     def _write_rows(self, path: Path, chosen: Any) -> None:
@@ -162,22 +162,28 @@ class _Records:
         with pq.ParquetWriter(path, schema) as writer:
             group: list[pa.RecordBatch] = []
             for source in self._sources:
-                for _, batch in self._read_batches(source):
+                for first, batch in self._read_batches(source):
                     mask = chosen[number : number + len(batch)]
                     number += len(batch)
                     kept = [row for row, is_kept in zip(batch, mask, strict=True) if is_kept]
-                    group.append(pa.RecordBatch.from_pylist(kept, schema=schema))
+                    where = f"{source.name}: {source.unit}s from {first}"
+                    group.append(_convert(kept, schema, where))
                     if sum(one.nbytes for one in group) >= _GROUP_BYTES:
                         writer.write_table(pa.Table.from_batches(group))
                         group = []
-                self._meter.finish_source(source.measure())
+                self._finish(source)
             writer.write_table(pa.Table.from_batches(group, schema=schema))
         durable.fsync_file(path)
+
+    def _finish(self, source: RowSource) -> None:
+        self._meter.finish_source(source.measure())
+        if isinstance(source, ImageZip):
+            source.close()
 
     def _read_batches(self, source: RowSource) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         """Yield batches of rows, each with the line of its first row; reports all faulty rows."""
         faults = RowFaultLog(source.name, source.unit)
-        first, num_rows = 0, 0
+        first, num_rows, num_bytes = 0, 0, 0
         batch: list[dict[str, Any]] = []
         for line, record in source.read():
             if num_rows == self._max_rows:
@@ -188,12 +194,14 @@ class _Records:
             except RowFault as fault:
                 faults.add(line, fault)
                 continue
-            first = first if batch else line
-            batch.append(row)
-            if len(batch) == _BATCH_ROWS:
+            size_bytes = _measure(row)
+            if batch and (len(batch) == _BATCH_ROWS or num_bytes + size_bytes > _BATCH_BYTES):
                 self._meter.report(source.position)
                 yield first, batch
-                batch = []
+                batch, num_bytes = [], 0
+            first = first if batch else line
+            batch.append(row)
+            num_bytes += size_bytes
         faults.raise_if_any(num_rows)
         if batch:
             yield first, batch
@@ -222,7 +230,26 @@ def _make_row(record: Any, source: RowSource) -> dict[str, Any]:
     if isinstance(source, ImageFolder):
         name = row[IMAGE_COLUMN]
         row[IMAGE_COLUMN] = read_image_file(source.path / name, name)
+    if isinstance(source, ImageZip):
+        column = next((one for one in IMAGE_COLUMNS if isinstance(row.get(one), str)), None)
+        if column is None:
+            raise RowFault(
+                "no column has the path of an image in the archive: expected one of {}",
+                ", ".join(map(repr, IMAGE_COLUMNS)),
+            )
+        row[column] = source.read_image(row[column])
     return row
+
+
+def _measure(value: Any) -> int:
+    """Return about how many bytes a value has, without the overhead of Python's objects."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(len(name) + _measure(item) for name, item in value.items())
+    if isinstance(value, Sequence):
+        return sum(map(_measure, value))
+    return 8
 
 
 def _decode(value: Any) -> Any:
@@ -251,6 +278,25 @@ def _widen(schema: pa.Schema, batch: Sequence[Mapping[str, Any]], where: str) ->
                 f"one type in all rows ({reason})"
             ) from exc
     return schema
+
+
+def _convert(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """Return rows with these columns; raises `DataError` that names a column and `where`.
+
+    A value may not fit the type of its column, as an integer above 2^53 in a column of fractions.
+    """
+    columns = []
+    for field in schema:
+        try:
+            columns.append(pa.array([row.get(field.name) for row in rows], field.type))
+        except (pa.ArrowException, OverflowError) as exc:
+            reason = str(exc).splitlines()[0]
+            raise DataError(
+                f"{where} on: the column {show_value(field.name)} has a value that does not fit "
+                f"{field.type}, the type of all its rows ({reason}); convert the column to text, "
+                "or to one type of numbers"
+            ) from exc
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _count(path: Path, schema: pa.Schema) -> dict[str, Any]:

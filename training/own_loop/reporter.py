@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from training.checkpoint.format import Checkpoint, name_checkpoint
 from training.checkpoint.writer import CheckpointWriter
+from training.evaluation import Evaluation
 from training.monitoring.journal import Journal
 from training.own_loop.function import LoopError
 from training.place import Place
@@ -223,6 +224,9 @@ class Reporter:
             line.pop("num_steps", None)
         self._journal.record_line(line)
         if has_checkpoint:
+            if measured := self._measure(figures):
+                found = Evaluation(measured.pop("loss", math.nan), measured)
+                self._journal.add_evaluation(step, found)
             shown = {name: value for name, value in figures.items() if name != "step"}
             listed = "".join(f", {name} {value:.4g}" for name, value in shown.items())
             self._journal.log_event(

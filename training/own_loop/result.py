@@ -13,7 +13,7 @@ from model_files import loading
 from storage import durable
 from storage.scratch import build_in_scratch
 from training.base_model import load_config
-from training.checkpoint.format import CheckpointError, find_shards
+from training.checkpoint.format import LATEST_NAMES
 from training.export.consolidate import consolidate_checkpoint, copy_text_companions, reject_model
 from training.export.model_settings import check_settings
 from training.export.plan import ConsolidationError
@@ -45,14 +45,12 @@ def build_loop_model(
     task = find_task(spec.task)
     if (folder := find_model(checkpoint)) is not None:
         return _copy_model(spec, task, folder, output, add_files)
-    try:
-        find_shards(checkpoint)
-    except CheckpointError:
+    if not any((checkpoint / name).is_file() for name in LATEST_NAMES):
         raise NoModelError(
             f"its checkpoint {checkpoint.name!r} has no model: expected a Hugging Face model "
             f"directory in {MODEL_FOLDER!r} (config.json and *.safetensors, as "
             "'save_pretrained' writes them), or a checkpoint of DeepSpeed with its file 'latest'"
-        ) from None
+        )
     objective: Any = _LoopObjective(task, checkpoint)
     return consolidate_checkpoint(
         checkpoint,

@@ -1,9 +1,9 @@
 """A loop on one Ray Train worker."""
 
-import os
 from typing import Literal
 
 from training.checkpoint.restore import find_start
+from training.deepspeed.process import set_accelerator
 from training.monitoring.journal import Journal
 from training.monitoring.trackers import open_trackers
 from training.own_loop.function import build_config, call_loop, import_loop
@@ -21,7 +21,7 @@ def run_loop(spec: TrainingSpec, run: RunFolder, place: Place) -> Literal["finis
     what the loop raises.
     """
     assert spec.loop is not None
-    _prepare_deepspeed(place)
+    set_accelerator(place.device)  # the loop may use DeepSpeed
     start = find_start(run, place)
     with open_trackers(
         spec, run, start.step if start else 0, is_reporting=place.rank == 0
@@ -41,12 +41,3 @@ def run_loop(spec: TrainingSpec, run: RunFolder, place: Place) -> Literal["finis
             return "paused"
         journal.log_event("The loop has ended")
     return "finished"
-
-
-def _prepare_deepspeed(place: Place) -> None:
-    """Let DeepSpeed find its accelerator and its compiled operation, if the loop uses it."""
-    os.environ["DS_ACCELERATOR"] = place.device.type
-    if place.device.type == "cpu":
-        from training.deepspeed.cpu_op import load_cpu_op
-
-        load_cpu_op()

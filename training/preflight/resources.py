@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from training.data.ray_data.pipelines import TASK_CPUS
+from training.data.ray_data.pipelines import READER_CPUS, TASK_CPUS
 from training.deepspeed.user_config import is_switched_off
 from training.spec import SettingError, TrainingSpec
 
@@ -50,7 +50,9 @@ def check_resources(
     num_startable = sum(int(node / spec.cpus_per_worker + _ROUNDING) for node in cpus)
     if asked > free + _ROUNDING or num_workers > num_startable:
         reserved = f" besides the {reserved_cpus:g} reserved for serving" if reserved_cpus else ""
-        streaming = f" + {TASK_CPUS:g} to prepare rows" if spec.data_engine == "ray" else ""
+        rows = _count_row_cpus(spec)
+        verb = "prepare" if spec.loop is None else "read"
+        streaming = f" + {rows:g} to {verb} rows" if rows else ""
         raise ResourceError(
             f"{num_workers} workers × {spec.cpus_per_worker:g} CPUs{streaming} = {asked:g} CPUs "
             f"were asked for, the cluster has {free:g}{reserved}, at most {largest:g} on one node; "
@@ -65,9 +67,15 @@ def check_resources(
 
 
 def _count_cpus(spec: TrainingSpec, num_workers: int) -> float:
-    """Count the CPUs of workers, and of one task that prepares rows if these are streamed."""
-    streaming = TASK_CPUS if spec.data_engine == "ray" else 0.0
-    return num_workers * spec.cpus_per_worker + streaming
+    """Count the CPUs of workers, and of one task for their rows if these are streamed."""
+    return num_workers * spec.cpus_per_worker + _count_row_cpus(spec)
+
+
+def _count_row_cpus(spec: TrainingSpec) -> float:
+    """Count the CPUs of one task that prepares rows, or that reads those of a loop."""
+    if spec.loop is not None:
+        return READER_CPUS if spec.has_rows else 0.0
+    return TASK_CPUS if spec.data_engine == "ray" else 0.0
 
 
 def _count_gpu_workers(spec: TrainingSpec, nodes: Sequence[Mapping[str, float]]) -> int:

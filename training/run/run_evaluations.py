@@ -1,18 +1,21 @@
 """The evaluations of a run, a file of JSON lines with one line per evaluation."""
 
-import json
+import logging
 import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storage import durable
 from training.run.run_metrics import drop_lines_after
 from training.task import ConfusionMatrix
+
+logger = logging.getLogger(__name__)
 
 _TAIL_BYTES = 1 << 20
 
@@ -56,13 +59,23 @@ class RunEvaluations:
         durable.append_json_line(self.path, line)
 
     def read_newest(self, limit: int) -> list[EvaluationRecord]:
-        """Read the newest evaluations, newest first: at most `limit`, of the last 1 MiB."""
+        """Read the newest evaluations, newest first: at most `limit`, of the last 1 MiB.
+
+        Lines that are damaged, such as those cut by a crash, are skipped and logged.
+        """
         tail = durable.read_tail(self.path, _TAIL_BYTES)
         lines = tail[: tail.rfind(b"\n") + 1].splitlines()
         if len(tail) == _TAIL_BYTES:  # the first line may be cut
             lines = lines[1:]
-        newest = lines[::-1][:limit]
-        return [EvaluationRecord.model_validate(json.loads(line)) for line in newest]
+        records = (self._parse(line) for line in lines[::-1] if line.strip())
+        return list(islice((record for record in records if record is not None), limit))
+
+    def _parse(self, line: bytes) -> EvaluationRecord | None:
+        try:
+            return EvaluationRecord.model_validate_json(line)
+        except ValidationError:
+            logger.warning("%s has a damaged line, which is skipped", self.path)
+            return None
 
     def drop_after(self, step: int) -> None:
         """Drop the evaluations of steps after `step`, which will be repeated."""

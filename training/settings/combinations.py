@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from storage.local_paths import check_local_path, is_bucket_url
+from storage.local_paths import check_local_path, hide_credentials, is_bucket_url
 from training.deepspeed.user_config import check_batch_size
 from training.settings.loop_settings import check_loop_settings
 
@@ -43,8 +43,8 @@ def _check_file(spec: "TrainingSpec", name: str, place: str) -> None:
         check_local_path(name, place)
     elif spec.data_engine != "ray":
         raise ValueError(
-            f"{name} is {place!r}, expected a path of the file system, because data_engine is "
-            f"{spec.data_engine!r}: set data_engine to 'ray', or download the data"
+            f"{name} is {hide_credentials(place)!r}, expected a path of the file system, because "
+            f"data_engine is {spec.data_engine!r}: set data_engine to 'ray', or download the data"
         )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from storage.local_paths import hide_credentials
 from training.settings.fault_messages import show_value
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ def _check_config(value: dict[str, Any]) -> dict[str, Any]:
             f"set {taken[0]} itself, outside of loop_config"
         )
     if (size := len(json.dumps(value, default=str))) > _MAX_CONFIG_BYTES:
-        raise ValueError(f"loop_config has {size} bytes as JSON, expected {_MAX_CONFIG_BYTES}")
+        raise ValueError(
+            f"loop_config has {size} bytes as JSON, expected at most {_MAX_CONFIG_BYTES}"
+        )
     return value
 
 
@@ -102,8 +105,9 @@ def check_loop_settings(spec: "TrainingSpec") -> None:
                 f"{spec.loop!r}: remove it, or pass a value of your own in loop_config"
             )
     if weighted := [entry.file for entry in spec.train_files if entry.weight != 1]:
+        shown = hide_credentials(weighted[0])
         raise ValueError(
-            f"train_files has a weight other than 1 for {weighted[0]!r}, expected 1 with a loop: "
+            f"train_files has a weight other than 1 for {shown!r}, expected 1 with a loop: "
             "it reads every row once"
         )
 

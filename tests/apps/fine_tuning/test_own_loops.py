@@ -8,12 +8,14 @@ import pytest
 
 from apps.errors import InvalidInputError
 from apps.fine_tuning.index.run_index import RunIndex
+from apps.fine_tuning.job_requests import parse_fine_tune
 from apps.fine_tuning.job_responses import describe_job
 from apps.fine_tuning.queue import RunQueue
 from apps.fine_tuning.run_endings import finish_unpublished
 from apps.settings import ApplicationSettings
 from storage.layout import StorageLayout
 from tests.apps.conftest import NotedJobs, create_run
+from training.spec import TrainingSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -85,6 +87,15 @@ async def test_settings_without_effect_are_refused(
 ) -> None:
     with pytest.raises(InvalidInputError, match=message):
         await create_run(loop_queue, file_id, **change)
+
+
+def test_loop_has_the_task_that_suits_its_model() -> None:
+    request = parse_fine_tune({"model": "m", "training_file": "f", "training": {"loop": LOOP}})
+    defaults = TrainingSpec(
+        base_model="m", train_file="f", task="sequence_classification", micro_batch_size=2
+    )
+    spec = request.resolve_settings(defaults)
+    assert (spec.task, spec.loop) == ("sequence_classification", LOOP)
 
 
 async def test_preview_of_a_loop_is_refused(loop_queue: RunQueue, file_id: str) -> None:

@@ -1,4 +1,5 @@
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tests.tiny_vision import COLOURS, write_image_folder
 from training.data.faults import DataError
 from training.data.prepare import link_data, prepare_data
 from training.monitoring.data_report import report_data
+from training.own_loop import records
 from training.run.folder import RunFolder
 from training.spec import TrainingSpec
 
@@ -82,6 +84,34 @@ def test_images_are_bytes(tmp_path: Path) -> None:
     ]
 
 
+def test_images_of_an_archive_are_bytes(tmp_path: Path) -> None:
+    folder = write_image_folder(tmp_path / "shapes", 1)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = [path.relative_to(folder).as_posix() for path in files]
+    with zipfile.ZipFile(tmp_path / "shapes.zip", "w") as archive:
+        for path, name in zip(files, names, strict=True):
+            archive.write(path, name)
+    settings = {"task": "image_classification"}
+    found = read(prepare(tmp_path, train_file="shapes.zip", **settings).train)
+    assert found == read(prepare(tmp_path, train_file="shapes", **settings).train)
+
+    rows = "".join(f"{json.dumps({'file_name': name, 'size': 3})}\n" for name in names)
+    with zipfile.ZipFile(tmp_path / "named.zip", "w") as archive:
+        archive.writestr("rows.jsonl", rows)
+        for path, name in zip(files, names, strict=True):
+            archive.write(path, name)
+    found = read(prepare(tmp_path, train_file="named.zip", **settings).train)
+    assert found == [{"file_name": path.read_bytes(), "size": 3} for path in files]
+
+
+def test_row_of_an_archive_without_a_path_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "named.zip", "w") as archive:
+        archive.writestr("rows.jsonl", '{"picture": "a.png"}\n')
+        archive.writestr("a.png", b"")
+    with pytest.raises(DataError, match=r"no column has the path of an image .* 'image', 'img'"):
+        prepare(tmp_path, train_file="named.zip", task="image_classification")
+
+
 def test_column_of_several_types_is_refused_with_its_lines(tmp_path: Path) -> None:
     rows: list[Any] = [{"label": number} for number in range(300)]
     write_rows(tmp_path / "rows.jsonl", [*rows, {"label": "x"}])
@@ -89,6 +119,35 @@ def test_column_of_several_types_is_refused_with_its_lines(tmp_path: Path) -> No
     with pytest.raises(DataError, match=expected) as caught:
         prepare(tmp_path, train_file="rows.jsonl")
     assert caught.value.role == "training"
+
+
+def test_integer_that_does_not_fit_the_column_is_refused(tmp_path: Path) -> None:
+    rows = [{"id": 2**53 + 1 + number} for number in range(256)]
+    write_rows(tmp_path / "rows.jsonl", [*rows, {"id": 0.5}])
+    expected = (
+        r"^rows.jsonl: lines from 1 on: the column \"id\" has a value that does not fit double"
+    )
+    with pytest.raises(DataError, match=expected) as caught:
+        prepare(tmp_path, train_file="rows.jsonl")
+    assert caught.value.role == "training"
+
+
+def test_batches_of_large_rows_are_limited_by_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "_BATCH_BYTES", 1_000)
+    sizes: list[int] = []
+    convert = records._widen
+
+    def widen(schema: Any, batch: Any, where: str) -> Any:
+        sizes.append(len(batch))
+        return convert(schema, batch, where)
+
+    monkeypatch.setattr(records, "_widen", widen)
+    rows = [{"text": "a" * size} for size in (400, 400, 400, 5_000, 10)]
+    write_rows(tmp_path / "rows.jsonl", rows)
+    assert read(prepare(tmp_path, train_file="rows.jsonl").train) == rows
+    assert sizes == [2, 1, 1, 1]
 
 
 def test_rows_that_are_no_objects_are_refused_together(tmp_path: Path) -> None:

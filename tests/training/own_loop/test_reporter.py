@@ -114,6 +114,19 @@ def test_best_checkpoint_is_kept_and_chosen(run: RunFolder, tmp_path: Path) -> N
     assert choose_result(found, "best", spec.criterion).step == 2
 
 
+def test_results_reported_with_a_checkpoint_are_an_evaluation(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    reporter = make_reporter(run)
+    report(reporter, loss=3.0, accuracy=0.1)
+    report(reporter, tmp_path / "one", loss=2.0, eval_accuracy=0.5)
+    report(reporter, tmp_path / "two", loss=1.0, eval_loss=1.5, accuracy=0.75)
+    report(reporter, tmp_path / "three", loss=0.5)
+    newest, before = run.evaluations.read_newest(9)
+    assert (newest.step, newest.loss, newest.metrics) == (3, 1.5, {"accuracy": 0.75})
+    assert (before.step, before.loss, before.metrics) == (2, None, {"accuracy": 0.5})
+
+
 def test_loss_of_training_is_compared_only_on_request(run: RunFolder, tmp_path: Path) -> None:
     report(make_reporter(run), tmp_path / "one", loss=2.0)
     assert list_checkpoints(run.checkpoints)[0].progress.eval_loss is None

@@ -9,6 +9,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from storage import durable
 from tests.tiny_encoder import build_tiny_encoder
+from training.checkpoint.format import CheckpointError
 from training.export.consolidate import RejectedError
 from training.own_loop.result import NoModelError, build_loop_model
 from training.spec import TrainingSpec
@@ -96,4 +97,13 @@ def test_checkpoint_without_model_is_explained(spec: TrainingSpec, tmp_path: Pat
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "state.pt").write_bytes(b"")
     with pytest.raises(NoModelError, match="has no model: expected a Hugging Face model directory"):
+        build(spec, tmp_path / "checkpoint", tmp_path)
+
+
+def test_checkpoint_whose_shards_are_gone_is_not_one_without_model(
+    spec: TrainingSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "latest").write_text("step_1")
+    with pytest.raises(CheckpointError, match="names the shards 'step_1': they are gone"):
         build(spec, tmp_path / "checkpoint", tmp_path)

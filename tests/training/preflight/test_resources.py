@@ -24,6 +24,10 @@ def make_spec(base_model: str, train_file: Path, **settings: object) -> Training
             {"num_workers": 2, "cpus_per_worker": 1, "data_engine": "ray"},
             r"2 workers × 1 CPUs \+ 0.5 to prepare rows = 2.5 CPUs",
         ),
+        (
+            {"num_workers": 2, "cpus_per_worker": 1, "loop": "a:b"},
+            r"2 workers × 1 CPUs \+ 0.1 to read rows = 2.1 CPUs",
+        ),
         ({"num_workers": 3, "cpus_per_worker": 0.7}, "3 workers × 0.7 CPUs"),
         ({"accelerator": "gpu"}, "2 workers with one GPU each were asked for, .* has 0 GPUs"),
     ],
@@ -31,6 +35,11 @@ def make_spec(base_model: str, train_file: Path, **settings: object) -> Training
 def test_unavailable_resources_are_rejected(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ResourceError, match=f"^{message}"):
         check_resources(make_spec("m", Path("f"), **settings), [{"CPU": 2.0}])
+
+
+def test_loop_without_rows_may_take_all_cpus() -> None:
+    spec = TrainingSpec(base_model="m", loop="a:b", num_workers=2, cpus_per_worker=1)
+    check_resources(spec, [{"CPU": 2.0}])
 
 
 def test_each_worker_must_fit_on_one_node() -> None:

@@ -34,6 +34,13 @@ def test_evaluations_of_repeated_steps_are_dropped(evaluations: RunEvaluations) 
     assert [one.step for one in evaluations.read_newest(9)] == [4, 2]
 
 
+def test_damaged_lines_are_skipped(evaluations: RunEvaluations) -> None:
+    with evaluations.path.open("ab") as file:
+        file.write(b'{"step": 8, "lo\n\xff\n[1]\n{"loss": 1.0}\n')
+    evaluations.add(10, 0.1, {}, None)
+    assert [one.step for one in evaluations.read_newest(2)] == [10, 6]
+
+
 def test_only_end_of_large_file_is_read(evaluations: RunEvaluations) -> None:
     labels = tuple(str(number) * 400 for number in range(10))
     large = ConfusionMatrix(labels, ((0,) * 10,) * 10)

@@ -24,7 +24,10 @@ def test_name_of_another_form_is_refused(name: str) -> None:
         ({"strategy": "ddp"}, "strategy is 'ddp', which has no effect on the loop"),
         ({"loop_config": {"epochs": 3}}, "loop_config has 'epochs', which the loop receives from"),
         ({"loop_config": {"base_model": "/etc"}}, "loop_config has 'base_model'"),
-        ({"loop_config": {"text": "x" * 70_000}}, "loop_config has .* bytes as JSON, expected"),
+        (
+            {"loop_config": {"text": "x" * 70_000}},
+            "loop_config has .* bytes as JSON, expected at most 65536",
+        ),
         ({"loop": None, "loop_config": {"lr": 1}}, "loop_config is set, and loop is not"),
         ({"loop": None, "loop_split": "none"}, "loop_split is set, and loop is not"),
         ({"train_file": None, "loop": None}, "and none of them is set"),

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -64,10 +65,10 @@ def read_lines(
     process = subprocess.Popen(  # noqa: S603 - our own command
         [
             *(sys.executable, "-m", "training.data.files.columnar_process"),
-            *(str(path), kind, str(MAX_MEMORY_BYTES), str(num_skipped)),
+            *(kind, str(MAX_MEMORY_BYTES), str(num_skipped)),
             *(["binary"] if reads_binary else []),
         ],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={
             **os.environ,
@@ -75,8 +76,11 @@ def read_lines(
             "ARROW_DEFAULT_MEMORY_POOL": "system",  # other pools reserve more than they use
         },
     )
+    assert process.stdin is not None
     assert process.stdout is not None
     try:
+        with suppress(BrokenPipeError), process.stdin:  # it has ended: its status is reported below
+            process.stdin.write(os.fsencode(path))
         yield from _take_lines(process.stdout, name, kind)
         if status := process.wait():
             raise DataError(

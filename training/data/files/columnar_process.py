@@ -1,5 +1,7 @@
-"""The process that reads one Parquet or Arrow file: `… PATH KIND MAX_BYTES NUM_SKIPPED [binary]`.
+"""The process that reads one Parquet or Arrow file: `… KIND MAX_BYTES NUM_SKIPPED [binary]`.
 
+Its path or URL is read from stdin: a URL may have credentials, and all users of a machine can read
+the arguments of a process.
 Each row is a line on stdout: the bytes of the file that have been read, a space, and the row as
 JSON. A line that begins with a mark contains the reason why nothing more can be read. The first
 NUM_SKIPPED rows are skipped. With
@@ -179,6 +181,7 @@ def _write_binary(value: Any) -> Any:
 
 if __name__ == "__main__":
     main(
-        *(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.stdout.buffer),
-        writes_binary="binary" in sys.argv[5:],
+        os.fsdecode(sys.stdin.buffer.read()),
+        *(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.stdout.buffer),
+        writes_binary="binary" in sys.argv[4:],
     )

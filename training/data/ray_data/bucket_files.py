@@ -153,7 +153,8 @@ def _connect(url: str) -> tuple[Any, str]:
         filesystem, path = fs.FileSystem.from_uri(url)
     except (ArrowInvalid, OSError) as exc:
         name = PurePosixPath(urlsplit(url).path).name
-        raise DataError(f"{name!r} cannot be reached: {_shorten(exc)}") from exc
+        reason = _shorten(exc).replace(url, "the URL")  # which may have credentials
+        raise DataError(f"{name!r} cannot be reached: {reason}") from exc
     return filesystem, path
 
 

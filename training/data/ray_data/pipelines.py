@@ -6,6 +6,9 @@ from typing import Any
 
 TASK_CPUS = 0.5
 """Logical CPUs of a task; the cluster must have as many beside those of the workers."""
+READER_CPUS = 0.1
+"""Logical CPUs of a task that reads the rows of a loop: decompression only, so that a small cluster
+has room for it beside the workers."""
 _CHECK_MEMORY_BYTES = 64 << 20
 
 Work = Callable[[Mapping[str, Any]], Iterator[Any]]

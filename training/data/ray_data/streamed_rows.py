@@ -114,7 +114,10 @@ class StreamedRows(RowTable):
         self._blocks = None
 
     def _receive(self) -> Piece:
-        """Wait for the next piece of a window; start another execution after the last."""
+        """Wait for the next piece of a window; start another execution after the last.
+
+        Raises `ChangedRowsError`, or the `OSError` with which reading failed, on all workers.
+        """
         assert self._blocks is not None, "begin() comes first"
         assert self._request is not None
         block = next(self._blocks, None)
@@ -123,7 +126,9 @@ class StreamedRows(RowTable):
             block = next(self._blocks, None)
         if block is None:
             raise RuntimeError("the stream of rows has ended before the last step")
-        row = {name: block[name][0].as_py() for name in ("epoch", "window", "num_reads", "error")}
+        row = {name: block[name][0].as_py() for name in block.column_names if name != "content"}
+        if row["error_number"]:
+            raise OSError(row["error_number"], row["error"])
         if row["error"]:
             raise ChangedRowsError(row["error"])
         self._request = self._request.model_copy(

@@ -4,6 +4,7 @@ The pieces of a window go to the workers in turn, so the first of every `world_s
 to the first worker. Each piece contains the rows of several steps of its worker.
 """
 
+import errno
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -60,10 +61,23 @@ class PrepareWindow:
                 yield _make_row(epoch, number, num_reads, content)
         except (DataError, ChangedRowsError, OSError) as exc:
             for _ in range(request.world_size):  # all workers must end together
-                yield _make_row(epoch, number, 1, b"", str(exc) or type(exc).__name__)
+                yield _make_row(epoch, number, 1, b"", *_describe_error(exc))
 
 
-def _make_row(epoch: int, window: int, num_reads: int, content: bytes, error: str = "") -> Any:
+def _describe_error(exc: Exception) -> tuple[str, int]:
+    """Return the message of an error, and its number if reading failed, else 0.
+
+    An `OSError` of Arrow, as for a file in a bucket, has no number: it counts as `EIO`.
+    """
+    if not isinstance(exc, OSError):
+        return str(exc) or type(exc).__name__, 0
+    place = f"{Path(exc.filename).name}: " if isinstance(exc.filename, str) else ""
+    return f"{place}{exc.strerror or exc or type(exc).__name__}", exc.errno or errno.EIO
+
+
+def _make_row(
+    epoch: int, window: int, num_reads: int, content: bytes, error: str = "", error_number: int = 0
+) -> Any:
     return pa.table(
         {
             "epoch": pa.array([epoch], pa.int64()),
@@ -71,6 +85,7 @@ def _make_row(epoch: int, window: int, num_reads: int, content: bytes, error: st
             "num_reads": pa.array([num_reads], pa.int64()),
             "content": pa.array([content], pa.large_binary()),
             "error": pa.array([error], pa.string()),
+            "error_number": pa.array([error_number], pa.int64()),
         }
     )
 

@@ -162,6 +162,18 @@ def test_rows_with_shared_large_text_are_read_in_small_batches(tmp_path: Path) -
     assert sum(1 for _ in RowFile(tmp_path / "rows").read()) == 200
 
 
+def test_path_is_not_shown_among_the_arguments_of_the_process(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "rows", pa.Table.from_pylist([{"text": "x" * 100_000}] * 2_000))
+    before = {child.pid for child in psutil.Process().children()}
+    records = RowFile(tmp_path / "rows").read()
+    next(records)
+    (process,) = [child for child in psutil.Process().children() if child.pid not in before]
+    arguments = process.cmdline()
+    records.close()  # type: ignore[attr-defined]
+    assert "parquet" in arguments
+    assert str(tmp_path) not in " ".join(arguments)
+
+
 def test_closed_reader_ends_its_process(tmp_path: Path) -> None:
     table = pa.Table.from_pylist([{"text": "x" * 100_000}] * 2_000)
     write_parquet(tmp_path / "rows", table)

@@ -64,6 +64,12 @@ def test_rows_of_a_pattern_are_prepared(
     assert "secret" not in str(prepared.summary)
 
 
+def test_credentials_of_url_that_cannot_be_parsed_are_not_shown() -> None:
+    with pytest.raises(DataError, match=r"^'a\.jsonl' cannot be reached: .*the URL") as caught:
+        find_bucket_files("s3://key:sec ret@rows/a.jsonl")
+    assert "ret" not in str(caught.value)
+
+
 def test_missing_file_is_reported_by_its_name(
     bucket: tuple[Path, str], tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """Windows that tasks prepare are the steps of the plan, for any number of workers."""
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import torch
 
 from tests.training.data.ray_data.test_check import CHAT, make_spec, write
 from training.batching import BatchPlan, EpochPlan, WindowPosition, plan_epoch, plan_evaluation
+from training.cluster.retry import is_transient
 from training.data.faults import ChangedRowsError, RowRole
 from training.data.prepare import link_data, prepare_data
+from training.data.ray_data.encoding import SpanEncoder
 from training.data.ray_data.streamed_rows import StreamedRows
 from training.data.ray_data.window_tasks import PrepareWindow
 from training.data.row_table import RowTable
@@ -152,6 +155,32 @@ def test_changed_file_is_reported_by_all_workers(data: Path) -> None:
             open_worker(data, "training", 0, 2, 40).begin(0, WindowPosition(0, 0), plan)
         with pytest.raises(ChangedRowsError, match=r"b\.jsonl has changed .* line \d+ is not"):
             _read_all(worker, steps, rank)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (TimeoutError(errno.ETIMEDOUT, "timed out", "/data/b.jsonl"), r"b\.jsonl: timed out"),
+        (OSError("AWS error: slow down"), "AWS error: slow down"),
+    ],
+)
+def test_failure_to_read_is_raised_by_all_workers_and_retried(
+    data: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, expected: str
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(SpanEncoder, "encode", fail)
+    plan = BatchPlan.from_spec(read_spec(data), "padded", 2)
+    local = RowTable(data / "local" / "train.arrow", TOKEN_LAYOUT)
+    steps = plan_epoch(local.lengths, plan, 0)
+    workers = [open_worker(data, "training", rank, 2, num_windows=40) for rank in range(2)]
+    for worker in workers:
+        worker.begin(0, WindowPosition(0, 0), plan)
+    for rank, worker in enumerate(workers):
+        with pytest.raises(OSError, match=expected) as caught:
+            _read_all(worker, steps, rank)
+        assert is_transient(caught.value)
 
 
 def _read_all(worker: StreamedRows, steps: EpochPlan, rank: int) -> None:
