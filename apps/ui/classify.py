@@ -46,6 +46,12 @@ def list_classifiers(models: Sequence[Model]) -> list[Model]:
     return [model for model in models if model.task in (TEXT_TASK, IMAGE_TASK)]
 
 
+def list_choices(models: Sequence[Model]) -> list[tuple[str, str]]:
+    """List the entries of the model menu: all models, then the aliases with their models."""
+    aliases = [(f"{alias} → {model.id}", alias) for model in models for alias in model.aliases]
+    return [(model.id, model.id) for model in models] + aliases
+
+
 def render_image(content: bytes) -> str:
     """Render an image in the page itself; empty for a large one, or of another kind."""
     kinds = (kind for start, kind in _SIGNATURES.items() if content.startswith(start))
@@ -77,7 +83,7 @@ class _Page:
     def __init__(self, client: ApiClient, uploads: UploadFolder) -> None:
         self._client = client
         self._uploads = uploads
-        self.models: gr.State = gr.State({})  # the task of each model in the menu
+        self.models: gr.State = gr.State({})  # the task of each name in the menu
         self.note = gr.HTML(elem_id="classify-note", visible=False)
         with gr.Row(equal_height=False):
             with gr.Column(scale=3, min_width=320):
@@ -112,12 +118,12 @@ class _Page:
             models = list_classifiers(await self._client.models.list_all())
         except ApiClientError as exc:
             return gr.skip(), gr.skip(), _show_note(describe_error(exc), "error"), *(gr.skip(),) * 2
-        tasks = {model.id: model.task for model in models}
+        tasks = {name: model.task for model in models for name in (model.id, *model.aliases)}
         chosen = request.query_params.get("model") or next(iter(tasks), None)
         note = _show_note("" if tasks else NO_MODELS_NOTE)
         if chosen is not None and chosen not in tasks:
             note, chosen = _show_note(UNKNOWN_MODEL_NOTE.format(chosen), "error"), None
-        menu = gr.Dropdown(choices=list(tasks), value=chosen)
+        menu = gr.Dropdown(choices=list_choices(models), value=chosen)
         return menu, tasks, note, *_show_inputs(tasks.get(chosen or ""))
 
     def choose_classifier(self, tasks: dict[str, str], name: Any) -> tuple[Any, ...]:

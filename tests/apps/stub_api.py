@@ -259,7 +259,7 @@ def _add_chat(app: FastAPI, stub: StubApi) -> None:
             models.insert(0, {"id": stub.latest, "object": "model", "aliases": []})
         for model in models:
             model["aliases"] = ["latest"] if model["id"] == stub.latest else []
-        classifier = {"id": "topics", "object": "model", "task": "sequence_classification"}
+        classifier = {"id": "topics", "task": "sequence_classification", "aliases": ["subject"]}
         return {"object": "list", "data": [*models, classifier]}
 
     @app.post("/v1/classify", response_model=None)

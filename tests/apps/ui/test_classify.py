@@ -33,6 +33,14 @@ def test_menu_has_classifiers_only(visitor: PageCaller) -> None:
     assert "base-tuned" not in shown.text
 
 
+def test_alias_of_classifier_is_chosen(page: str) -> None:
+    visitor = PageCaller(page, query={"model": "subject"})
+    shown = visitor.call(visitor.find_function("show_classifiers"), []).text
+    visitor.close()
+    assert "subject → topics" in shown
+    assert "no classifier" not in shown
+
+
 def test_menu_of_chat_has_no_classifier(api: StubApi) -> None:
     names = [model.id for model in ask(api, list_chat_models)]
     assert "base-tuned" in names
