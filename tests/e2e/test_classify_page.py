@@ -69,8 +69,9 @@ def test_page_fine_tunes_classifier_shows_confusion_and_classifies(
     assert sum(map(int, cells)) == 4  # a quarter of 16 rows
     expect(evaluation.locator("tbody th")).to_have_text(["negative", "positive"])
 
+    model = page.locator("#run-detail .ts-result code").inner_text()
     page.click("#classify-with-it")
-    page.wait_for_url("**/ui/classify?model=*")
+    expect(page.locator("#classify-model input")).to_have_value(model, timeout=PATIENCE_MS)
     page.fill("#classify-text textarea", "the film was very bad")
     page.click("#classify-button")
     labels = page.locator("#classify-result .ts-labels li")
