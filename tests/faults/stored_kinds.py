@@ -37,6 +37,7 @@ NOT_DAMAGED = {
     "runs/*/.*.lock": "empty; its lock is in the kernel",
     "keys.json": "tests/apps/access/test_keys.py",
     "runs/*/log.*-*.txt": "as the run log",
+    "runs/*/evaluations.jsonl": "tests/training/run/test_run_evaluations.py",
     "keys.required": "only its existence matters",
     "runs/*/cancel": "only its existence matters",
     "runs/*/pause": "its existence matters, and one word in it",
@@ -59,6 +60,9 @@ NOT_DAMAGED = {
     "files/*/check_tries.json": "tests/apps/fine_tuning/validation/test_validation_attempts.py",
     "runs/*/check_tries.json": "tests/apps/fine_tuning/validation/test_validation_attempts.py",
     "files/*/data_*.csv": "as uploaded rows; the metrics of a run",
+    "files/*/data_*.zip": "tests/training/data/images/test_image_zip.py",
+    "cache/tokens/*/*.parquet": "rows of loops, as tokens",
+    "runs/*/data/*.parquet": "rows of loops, as tokens",
 }
 """The files that `test_damage` does not damage, with the reason or the test that covers them."""
 
