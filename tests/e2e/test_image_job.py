@@ -99,5 +99,6 @@ def check_page(
         page.set_input_files("input[type=file]", file)
         label = page.locator("#classify-result .ts-labels li").first
         expect(label).to_contain_text(colour, timeout=PATIENCE_MS)
-        assert page.locator("#classify-result img").evaluate("one => one.naturalWidth") == 32
+        shown = page.locator("#classify-result img")
+        expect(shown).to_have_js_property("naturalWidth", 32, timeout=PATIENCE_MS)
     page.close()
