@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 from playwright.sync_api import BrowserContext, expect
 
 from serving.store.model_store import ModelStore
@@ -99,6 +100,7 @@ def check_page(
         page.set_input_files("input[type=file]", file)
         label = page.locator("#classify-result .ts-labels li").first
         expect(label).to_contain_text(colour, timeout=PATIENCE_MS)
+        width = Image.open(io.BytesIO(image)).width
         shown = page.locator("#classify-result img")
-        expect(shown).to_have_js_property("naturalWidth", 32, timeout=PATIENCE_MS)
+        expect(shown).to_have_js_property("naturalWidth", width, timeout=PATIENCE_MS)
     page.close()
