@@ -4,6 +4,7 @@ import json
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
