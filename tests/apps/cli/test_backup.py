@@ -31,6 +31,7 @@ from storage.snapshots.snapshot_writer import SnapshotWriter
 from storage.tombstones import rename_to_tombstone
 from tests.apps.conftest import NotedJobs, add_job, create_run
 from tests.damage import damage
+from tests.waiting import wait_for
 from training.checkpoint.format import (
     list_checkpoints,
     name_manifest,
@@ -107,6 +108,8 @@ async def test_restored_backup_matches_storage_and_its_run_resumes(
     (layout.root / "keys.json").write_text("{}")
     (layout.token_cache / "rows").mkdir(parents=True)
     (layout.models / ".added-1").mkdir()
+    files = layout.root / "files"
+    await wait_for(lambda: list(files.glob("*/check.json")), 60, "the file is checked")
     expect("backup", tmp_path / "backups", layout.root)
     restored = tmp_path / "restored"
     expect("restore", tmp_path / "backups", restored)
