@@ -1,6 +1,9 @@
 """Tiny vision models with their image processors, and images of coloured shapes, for tests."""
 
 import random
+import struct
+import zlib
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +87,17 @@ def write_image_folder(folder: Path, num_images: int) -> Path:
             suffix = "jpg" if number % 3 == 2 else "png"
             image.save(folder / colour / f"{number:03}.{suffix}", quality=90)
     return folder
+
+
+def encode(image: Image.Image, kind: str = "PNG") -> bytes:
+    """Return an image in a format of files."""
+    buffer = BytesIO()
+    image.save(buffer, kind)
+    return buffer.getvalue()
+
+
+def declare_png(width: int, height: int) -> bytes:
+    """Write the header of a PNG of a few bytes that declares a size."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 10) + b"IDAT" + bytes(10)

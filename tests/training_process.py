@@ -113,6 +113,14 @@ def end(processes: list[psutil.Process]) -> None:
     assert not alive
 
 
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a command and then what it has started, and wait until all have ended."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    end(children)
+
+
 def finish(process: "subprocess.Popen[bytes]") -> int:
     return process.wait(timeout=TIMEOUT_S)
 

@@ -75,7 +75,8 @@ def describe_defaults(models: ModelStore, name: str, task: str | None) -> Defaul
     Raises `InvalidInputError` for an unknown task.
     """
     model = models.resolve(name)
-    spec = build_default_spec(models, model, "-", task)
+    tasks = list_learnable_tasks(model)
+    spec = build_default_spec(models, model, "-", task or next(iter(tasks), None))
     chosen = find_task(spec.task)
     hidden = {*SERVER_SETTINGS, *chosen.unused_settings}
     own = chosen.settings.model_validate(spec.task_settings)
@@ -86,7 +87,7 @@ def describe_defaults(models: ModelStore, name: str, task: str | None) -> Defaul
         "object": "fine_tuning.defaults",
         "model": name,
         "task": spec.task,
-        "tasks": list_learnable_tasks(model),
+        "tasks": tasks,
         "training": {
             **spec.model_dump(mode="json", exclude=hidden),
             "task_settings": own.model_dump(mode="json"),

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -22,8 +21,8 @@ from tests.e2e.test_equality import differ
 from tests.e2e.training_group import Case, Trained, train_in_group, train_plainly, write_table
 from tests.tiny_model import build_tiny_model
 from tests.training_process import (
-    end,
     finish,
+    kill,
     read_messages,
     read_steps,
     start,
@@ -231,10 +230,7 @@ def test_killed_run_takes_the_same_steps(tmp_path: Path) -> None:
         assert finish(process) == 0
     with start(folder, "killed", strategy="pipeline", **settings) as process:
         wait_for_step(folder, "killed", 8, process)
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        process.wait()
-        end(children)
+        kill(process)
     whole = read_steps(folder, "whole")
     assert len(read_steps(folder, "killed")) < len(whole)
     with start(folder, "killed", strategy="pipeline", **settings) as process:

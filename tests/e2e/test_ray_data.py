@@ -15,8 +15,8 @@ import ray
 
 from tests.training_process import (
     ROWS,
-    end,
     finish,
+    kill,
     read_messages,
     read_steps,
     start,
@@ -74,10 +74,7 @@ def test_stream_has_the_losses_of_tables_through_lost_workers_and_a_kill(folder:
         wait_for_step(folder, "stream", 7, process)
         find_training_workers()[0].send_signal(signal.SIGKILL)
         wait_for_step(folder, "stream", 12, process)
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        process.wait()
-        end(children)
+        kill(process)
     assert len(read_steps(folder, "stream")) < len(expected)
     with start(folder, "stream", data_engine="ray", **SETTINGS) as process:
         assert finish(process) == 0

@@ -17,8 +17,8 @@ from tests.training_process import (
     TIMEOUT_S,
     Steps,
     TrainedFolder,
-    end,
     finish,
+    kill,
     read_messages,
     read_steps,
     start,
@@ -77,10 +77,7 @@ def test_lost_workers_are_replaced(
 def test_run_resumes_after_kill_and_after_pause_timeout(folder: Path, whole: Steps) -> None:
     with start(folder, "job") as process:
         wait_for_step(folder, "job", 13, process)
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        process.wait()
-        end(children)
+        kill(process)
     num_steps = len(read_steps(folder, "job"))
     assert num_steps < len(whole)
     with start(folder, "job", arguments=("--pause-timeout", "2")) as process:
@@ -107,10 +104,7 @@ def test_killed_ddp_run_takes_the_same_steps_as_zero(folder: Path) -> None:
     expected = read_steps(folder, "sharded")
     with start(folder, "replicated", strategy="ddp", **settings) as process:
         wait_for_step(folder, "replicated", 8, process)
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        process.wait()
-        end(children)
+        kill(process)
     assert len(read_steps(folder, "replicated")) < len(expected)
     with start(folder, "replicated", strategy="ddp", **settings) as process:
         assert finish(process) == 0

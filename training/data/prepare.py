@@ -150,7 +150,7 @@ def prepare_data(
 def _compute_fingerprint(sources: Sequence[WeightedSource]) -> str:
     """Return what identifies the rows: one file's hash, or a hash of all hashes and weights."""
     parts = [(one.source.compute_fingerprint(), one.weight) for one in sources]
-    return parts[0][0] if _is_plain(sources) else _hash_parts({"mix": parts})
+    return parts[0][0] if _is_plain(sources) else hash_parts({"mix": parts})
 
 
 def _is_plain(sources: Sequence[WeightedSource]) -> bool:
@@ -273,7 +273,7 @@ class _Build:
             "seed": self._spec.seed if is_drawn else None,
             "version": _ENCODING_VERSION,
         }
-        key = _hash_parts(parts)
+        key = hash_parts(parts)
         is_hit = all(entry.is_hit for entry in entries)
         if use_entry(self._cache, key):
             return self._open_entry(key, is_hit=is_hit)
@@ -314,7 +314,7 @@ class _Build:
         row, and both keep the order of rows.
         """
         parts = [whole.folder.name, self._spec.validation_fraction, self._spec.seed]
-        key = _hash_parts({"split": parts, "version": _ENCODING_VERSION})
+        key = hash_parts({"split": parts, "version": _ENCODING_VERSION})
         if is_hit := use_entry(self._cache, key):
             return self._open_entry(key, is_hit=is_hit)
         table = whole.folder / TRAIN_TABLE
@@ -350,7 +350,7 @@ class _Build:
 
     def _compute_key(self, source: RowSource, fallback: str | None, max_rows: int | None) -> str:
         """Hash everything that determines the table of a source."""
-        return _hash_parts(
+        return hash_parts(
             {
                 "encoding": _ENCODING_VERSION,
                 "packages": {name: version(name) for name in ("transformers", "tokenizers")},
@@ -370,7 +370,8 @@ class _Build:
         )
 
 
-def _hash_parts(parts: Mapping[str, Any]) -> str:
+def hash_parts(parts: Mapping[str, Any]) -> str:
+    """Return the key of a cache entry that these values determine."""
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

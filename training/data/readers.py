@@ -237,7 +237,7 @@ class RowSource(Protocol):
 def _list_class_names(features: Mapping[str, Any]) -> dict[str, dict[int, str]]:
     """Return the names of the classes by their numbers, for each column of classes.
 
-    Other numbers, such as -1, stand for a row without a label.
+    Other numbers, such as -1, mean a row without a label.
     """
     import datasets
 

@@ -5,8 +5,6 @@ not grow with their number.
 """
 
 import base64
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from training.data.images.image_folder import IMAGE_COLUMN, ImageFolder
 from training.data.images.image_rows import IMAGE_COLUMNS
 from training.data.images.image_zip import ImageZip
 from training.data.mixing import hold_out_rows
-from training.data.prepare import SUMMARY_FILE, PreparedData, set_role
+from training.data.prepare import SUMMARY_FILE, PreparedData, hash_parts, set_role
 from training.data.readers import KnownFile, RowFile, RowSource
 from training.data.sources import (
     WeightedSource,
@@ -60,7 +58,7 @@ def prepare_records(
     train = _prepare(sources)
     validation = _prepare(open_validation_sources(spec, known))
     fraction = 0.0 if validation or not train else spec.validation_fraction
-    key = _hash(
+    key = hash_parts(
         {
             "records": _VERSION,
             "train": [_describe(source) for source in train],
@@ -86,7 +84,7 @@ def prepare_records(
         if max_cache_bytes is not None:
             prune_cache(cache, [key], max_cache_bytes)
     fingerprints = [source.compute_fingerprint() for source in train]
-    fingerprint = fingerprints[0] if len(train) == 1 else _hash({"rows": fingerprints})
+    fingerprint = fingerprints[0] if len(train) == 1 else hash_parts({"rows": fingerprints})
     summary = {
         **durable.read_json(cache / key / SUMMARY_FILE),
         "fingerprint": fingerprint,
@@ -316,7 +314,3 @@ def _count(path: Path, schema: pa.Schema) -> dict[str, Any]:
         "num_split_rows": 0,
         "ignored_keys": {},
     }
-
-
-def _hash(parts: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

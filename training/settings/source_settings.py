@@ -41,7 +41,7 @@ class SourceSettings(BaseModel):
         None,
         min_length=1,
         description="File of rows to learn from: JSON, JSONL, CSV, Parquet, Arrow or plain text. "
-        "A folder, or a pattern as in 'data/*.jsonl', stands for its files in the order of their "
+        "A folder, or a pattern as in 'data/*.jsonl', means its files in the order of their "
         "names.",
     )
     train_files: Annotated[tuple[TrainFile, ...], BeforeValidator(limit_train_files)] = Field(

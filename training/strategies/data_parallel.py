@@ -1,5 +1,6 @@
 """The passes of strategies in which every worker computes the whole model on its own rows."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from training.place import Place
 from training.task import Metrics
 
 
-class DataParallelEngine:
+class DataParallelEngine(ABC):
     """Passes with an engine that is called like its model, as DeepSpeed's is.
 
     Attributes that it lacks are the model's.
@@ -18,17 +19,17 @@ class DataParallelEngine:
 
     module: Any
 
+    @abstractmethod
     def __call__(self, **inputs: torch.Tensor) -> Any:
         """Compute the model's outputs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Tell whether the next backward pass is the last before a step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def backward(self, loss: torch.Tensor, *, scale_wrt_gas: bool) -> Any:
         """Add the gradients of a loss; they are averaged over the workers before a step."""
-        raise NotImplementedError
 
     def list_parameters(self) -> Iterator[tuple[str, torch.Size]]:
         """Return the parameters with their shapes, which a sharded one has in `ds_shape`."""

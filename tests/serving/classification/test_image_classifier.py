@@ -1,8 +1,6 @@
 """One loaded image classifier, compared with plain transformers and with training."""
 
 import base64
-import struct
-import zlib
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -20,25 +18,18 @@ from serving.errors import InvalidRequestError
 from serving.store.model_store import ModelStore
 from serving.tasks.image_classification import TASK
 from storage.layout import StorageLayout
-from tests.tiny_vision import build_tiny_convolutions, build_tiny_vit, draw_shape
+from tests.tiny_vision import (
+    build_tiny_convolutions,
+    build_tiny_vit,
+    declare_png,
+    draw_shape,
+    encode,
+)
 from training.data.images.processor import open_image_processor
 from training.spec import TrainingSpec
 from training.tasks.image_classification import ImageClassificationTask
 
 IMAGES = [draw_shape("red", 1), draw_shape("blue", 2, (64, 30)), draw_shape("green", 3)]
-
-
-def encode(image: Image.Image, kind: str = "PNG") -> bytes:
-    buffer = BytesIO()
-    image.save(buffer, kind)
-    return buffer.getvalue()
-
-
-def declare_png(width: int, height: int) -> bytes:
-    """Write the header of a PNG of a few bytes that declares a size."""
-    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
-    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 10) + b"IDAT" + bytes(10)
 
 
 def ask(images: Sequence[bytes], **fields: Any) -> ClassifyRequest:

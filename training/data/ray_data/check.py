@@ -143,7 +143,7 @@ class _Results:
 
 
 def _list_items(spans: Sequence[Sequence[Span]]) -> list[dict[str, int]]:
-    # Ray Data guesses the type of a column: -1 stands for None.
+    # Ray Data guesses the type of a column: -1 means None.
     return [
         {
             "source": place,

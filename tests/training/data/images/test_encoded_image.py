@@ -1,6 +1,4 @@
 import base64
-import struct
-import zlib
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ from PIL import Image
 
 from model_files.images import decoding
 from model_files.images.decoding import decode_image
-from tests.tiny_vision import draw_shape
+from tests.tiny_vision import declare_png, draw_shape, encode
 from training.data.faults import RowFault
 from training.data.images.encoded_image import (
     check_image,
@@ -19,19 +17,6 @@ from training.data.images.encoded_image import (
     get_image_bytes,
     read_image_file,
 )
-
-
-def encode(image: Image.Image, kind: str = "PNG") -> bytes:
-    buffer = BytesIO()
-    image.save(buffer, kind)
-    return buffer.getvalue()
-
-
-def declare_png(width: int, height: int) -> bytes:
-    """Write the header of a PNG of a few bytes that declares a size."""
-    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
-    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 10) + b"IDAT" + bytes(10)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP", "GIF"])

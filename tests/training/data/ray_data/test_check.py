@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("without_cluster")
 CHAT = [
     {
         "messages": [
-            {"role": "user", "content": f"What comes after {number}?"},
+            {"role": "user", "content": f"What follows {number}?"},
             {"role": "assistant", "content": f"{number + 1}{'.' * (number % 7)}"},
         ]
     }

@@ -144,7 +144,7 @@ def test_validation_rows_are_streamed_once_if_they_are_few(data: Path) -> None:
 
 def test_changed_file_is_reported_by_all_workers(data: Path) -> None:
     text = (data / "b.jsonl").read_text()
-    (data / "b.jsonl").write_text(text.replace("What comes after 50?", "What comes after fifty?"))
+    (data / "b.jsonl").write_text(text.replace("What follows 50?", "What follows fifty?"))
     plan = BatchPlan.from_spec(read_spec(data), "padded", 2)
     local = RowTable(data / "local" / "train.arrow", TOKEN_LAYOUT)
     steps = plan_epoch(local.lengths, plan, 0)
