@@ -103,3 +103,10 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applicatio
     running = start_application(deploy, folder, port)
     yield running
     running.stop()
+
+
+@pytest.fixture
+def http(application: Application) -> Iterator[httpx.Client]:
+    """A client for requests that OpenAI's client cannot send."""
+    with httpx.Client(base_url=application.url, timeout=120) as client:
+        yield client

@@ -38,8 +38,8 @@ def store(application: Application, tmp_path_factory: pytest.TempPathFactory) ->
     for name, num_labels in (("mood-1", 2), ("mood-2", 3)):
         store.add(build_tiny_encoder(folder / name, num_labels=num_labels), name)
     store.point_alias("mood", "mood-1")
-    store.install(build_tiny_vit(folder / "shapes"), "shapes")
-    store.install(build_tiny_encoder(folder / "encoder"), "encoder")
+    store.install(build_tiny_vit(folder / "shapes"), "stored-vit")
+    store.install(build_tiny_encoder(folder / "encoder"), "stored-encoder")
     return store
 
 
@@ -126,7 +126,7 @@ def test_images_are_classified_like_plain_transformers(
     client: httpx.Client, store: ModelStore
 ) -> None:
     images = [draw_shape(colour, number) for number, colour in enumerate(("red", "blue") * 4)]
-    path = store.get("shapes").path
+    path = store.get("stored-vit").path
     processor = AutoImageProcessor.from_pretrained(path, backend="pil")
     with torch.no_grad():
         model = AutoModelForImageClassification.from_pretrained(path)
@@ -139,8 +139,8 @@ def test_images_are_classified_like_plain_transformers(
     coded = [base64.b64encode(one).decode() for one in encoded]
     coded[0] = f"data:image/png;base64,{coded[0]}"
     files = [("images", (f"{number}.png", one)) for number, one in enumerate(encoded)]
-    by_json = client.post("/v1/classify", json={"model": "shapes", "images": coded, "top_k": 2})
-    by_form = client.post("/v1/classify", data={"model": "shapes"}, files=files)
+    by_json = client.post("/v1/classify", json={"model": "stored-vit", "images": coded, "top_k": 2})
+    by_form = client.post("/v1/classify", data={"model": "stored-vit"}, files=files)
     for answer in (by_json, by_form):
         assert answer.status_code == 200, answer.text
         for row, one in zip(expected.tolist(), answer.json()["data"], strict=True):
@@ -150,29 +150,29 @@ def test_images_are_classified_like_plain_transformers(
 
 def test_unusable_images_are_refused(client: httpx.Client) -> None:
     files = [("images", ("notes.txt", b"no image"))]
-    by_form = client.post("/v1/classify", data={"model": "shapes"}, files=files)
+    by_form = client.post("/v1/classify", data={"model": "stored-vit"}, files=files)
     assert by_form.status_code == 400
     assert by_form.json()["error"]["message"].startswith("'notes.txt' is not an image, expected")
-    by_json = client.post("/v1/classify", json={"model": "shapes", "images": ["YWJj"]})
+    by_json = client.post("/v1/classify", json={"model": "stored-vit", "images": ["YWJj"]})
     assert by_json.json()["error"] == {
         "message": "image 0 is not an image, expected one of JPEG, PNG, WEBP, BMP, GIF",
         "type": "invalid_request_error",
         "param": "images",
         "code": "invalid_image",
     }
-    texts = client.post("/v1/classify", json={"model": "shapes", "input": "a"})
+    texts = client.post("/v1/classify", json={"model": "stored-vit", "input": "a"})
     assert "send images as 'images'" in texts.json()["error"]["message"]
 
 
 def test_openai_client_gets_embeddings(application: Application, store: ModelStore) -> None:
     texts = ["the film was good", "bad"]
-    path = store.get("encoder").path
+    path = store.get("stored-encoder").path
     model, tokenizer = AutoModel.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     embeddings = application.client.embeddings
     for encoding_format in ("float", "base64", None):
         chosen: Any = {"encoding_format": encoding_format} if encoding_format else {}
-        answer = embeddings.create(model="encoder", input=texts, **chosen)
-        assert answer.model == "encoder"
+        answer = embeddings.create(model="stored-encoder", input=texts, **chosen)
+        assert answer.model == "stored-encoder"
         assert answer.usage.prompt_tokens == answer.usage.total_tokens == 6 + 3
         for text, one in zip(texts, answer.data, strict=True):
             vector: Any = one.embedding
@@ -183,11 +183,11 @@ def test_openai_client_gets_embeddings(application: Application, store: ModelSto
             expected = torch.nn.functional.normalize(hidden.mean(0), dim=0).tolist()
             assert vector == pytest.approx(expected, abs=1e-5)
     cls = embeddings.create(
-        model="encoder", input=[[2, 5, 3]], dimensions=32, extra_body={"pooling": "cls"}
+        model="stored-encoder", input=[[2, 5, 3]], dimensions=32, extra_body={"pooling": "cls"}
     )
     assert len(cls.data[0].embedding) == 32
     with pytest.raises(BadRequestError, match="dimensions is 16, and vectors of the model have 32"):
-        embeddings.create(model="encoder", input="bad", dimensions=16)
+        embeddings.create(model="stored-encoder", input="bad", dimensions=16)
 
 
 def test_application_is_ready_with_the_classifier(client: httpx.Client) -> None:

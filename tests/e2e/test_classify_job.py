@@ -16,17 +16,16 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.e2e
 
 
-def read_aliases(client: httpx.Client) -> dict[str, str]:
+def read_aliases(http: httpx.Client) -> dict[str, str]:
     """Return the model of each alias."""
-    return {one["id"]: one["model"] for one in client.get("/v1/aliases").json()["data"]}
+    return {one["id"]: one["model"] for one in http.get("/v1/aliases").json()["data"]}
 
 
 def test_job_fine_tunes_an_encoder_and_its_model_classifies(
-    application: Application, tmp_path: Path
+    application: Application, http: httpx.Client, tmp_path: Path
 ) -> None:
     store = ModelStore(open_storage(application.storage))
-    client = httpx.Client(base_url=application.url, timeout=120)
-    store.install(build_tiny_encoder(tmp_path / "encoder"), "encoder")
+    store.install(build_tiny_encoder(tmp_path / "encoder"), "job-encoder")
     labels = {"good": "positive", "bad": "negative"}
     rows = [
         {"text": f"the {noun} was {'very ' * number}{word}", "label": label}
@@ -47,27 +46,26 @@ def test_job_fine_tunes_an_encoder_and_its_model_classifies(
         "num_workers": 1,
         "micro_batch_size": 2,
     }
-    body = {"model": "encoder", "training_file": file.id, "suffix": "feeling"}
+    body = {"model": "job-encoder", "training_file": file.id, "suffix": "feeling"}
     other = {"task": "causal_lm"}
-    refused = client.post("/v1/fine_tuning/jobs", json={**body, "training": other})
+    refused = http.post("/v1/fine_tuning/jobs", json={**body, "training": other})
     assert refused.json()["error"]["param"] == "model"
-    job = client.post("/v1/fine_tuning/jobs", json={**body, "training": settings}).json()
+    job = http.post("/v1/fine_tuning/jobs", json={**body, "training": settings}).json()
 
-    latest = read_aliases(client)["latest"]
+    latest = read_aliases(http)["latest"]
 
     def find_end() -> dict[str, Any] | None:
-        found: dict[str, Any] = client.get(f"/v1/fine_tuning/jobs/{job['id']}").json()
+        found: dict[str, Any] = http.get(f"/v1/fine_tuning/jobs/{job['id']}").json()
         return found if found["status"] in ("succeeded", "failed", "cancelled") else None
 
     ended = wait_until(find_end, 180, "the job ends")
     assert ended["status"] == "succeeded", ended
     assert ended["training"]["task"] == "sequence_classification"  # that of an encoder by default
-    aliases = read_aliases(client)
+    aliases = read_aliases(http)
     assert aliases["feeling"] == ended["fine_tuned_model"]
     assert aliases["latest"] == latest
     texts = ["the film was good", "the book was bad"]
-    answer = client.post("/v1/classify", json={"model": "feeling", "input": texts})
-    client.close()
+    answer = http.post("/v1/classify", json={"model": "feeling", "input": texts})
     assert answer.headers["x-run-id"] == job["id"]
     found = [one["labels"] for one in answer.json()["data"]]
     assert [{label["label"] for label in labels} for labels in found] == [classes] * 2

@@ -39,10 +39,11 @@ def encode(colour: str, seed: int) -> bytes:
 
 
 def test_job_fine_tunes_on_an_archive_and_its_model_classifies(
-    context: BrowserContext, application: Application, tmp_path: Path
+    context: BrowserContext, application: Application, http: httpx.Client, tmp_path: Path
 ) -> None:
-    ModelStore(open_storage(application.storage)).install(build_tiny_vit(tmp_path / "vit"), "vit")
-    client = httpx.Client(base_url=application.url, timeout=120)
+    ModelStore(open_storage(application.storage)).install(
+        build_tiny_vit(tmp_path / "vit"), "job-vit"
+    )
     packed = pack_images(write_image_folder(tmp_path / "shapes", 12))
     file = application.client.files.create(file=("shapes.zip", packed), purpose="fine-tune")
     checked = application.client.files.wait_for_processing(file.id)
@@ -60,26 +61,25 @@ def test_job_fine_tunes_on_an_archive_and_its_model_classifies(
         "micro_batch_size": 4,
         "validation_fraction": 0.2,
     }
-    latest = read_aliases(client)["latest"]
-    body = {"model": "vit", "training_file": file.id, "suffix": "shapes", "training": settings}
-    job = client.post("/v1/fine_tuning/jobs", json=body).json()
+    latest = read_aliases(http)["latest"]
+    body = {"model": "job-vit", "training_file": file.id, "suffix": "shapes", "training": settings}
+    job = http.post("/v1/fine_tuning/jobs", json=body).json()
     assert "id" in job, job
 
     def find_end() -> dict[str, Any] | None:
-        found: dict[str, Any] = client.get(f"/v1/fine_tuning/jobs/{job['id']}").json()
+        found: dict[str, Any] = http.get(f"/v1/fine_tuning/jobs/{job['id']}").json()
         return found if found["status"] in ("succeeded", "failed", "cancelled") else None
 
     ended = wait_until(find_end, 400, "the job ends")
     assert ended["status"] == "succeeded", ended
-    aliases = read_aliases(client)
+    aliases = read_aliases(http)
     assert aliases["shapes"] == ended["fine_tuned_model"]
     assert aliases["latest"] == latest
     images = {colour: encode(colour, 9000) for colour in COLOURS}
     files = [("images", (f"{colour}.png", image)) for colour, image in images.items()]
-    by_form = client.post("/v1/classify", data={"model": "shapes"}, files=files)
+    by_form = http.post("/v1/classify", data={"model": "shapes"}, files=files)
     coded = [base64.b64encode(image).decode() for image in images.values()]
-    by_json = client.post("/v1/classify", json={"model": "shapes", "images": coded})
-    client.close()
+    by_json = http.post("/v1/classify", json={"model": "shapes", "images": coded})
     for answer in (by_form, by_json):
         assert answer.headers["x-run-id"] == job["id"]
         labels = [one["labels"][0]["label"] for one in answer.json()["data"]]
