@@ -39,8 +39,7 @@ def finish_published(layout: StorageLayout, run: RunFolder) -> None:
     record = run.read_record()
     model_id = name_model(record)
     suffix = record.request.get("suffix")
-    alias = _move_alias(ModelStore(layout), model_id, suffix if isinstance(suffix, str) else None)
-    moved = f", and {alias!r} points to it" if alias else ""
+    moved = _move_alias(ModelStore(layout), model_id, suffix if isinstance(suffix, str) else None)
     run.events.add_once(f"Published as {model_id}{moved}")
     run.update_record(result_file=write_results(layout, run))
     launch.succeed_run(run, model_id)
@@ -52,8 +51,8 @@ def finish_unpublished(layout: StorageLayout, run: RunFolder) -> None:
     launch.succeed_run(run)
 
 
-def _move_alias(store: ModelStore, model_id: str, suffix: str | None) -> str | None:
-    """Point an alias to a new model, and return the alias; None if none may move.
+def _move_alias(store: ModelStore, model_id: str, suffix: str | None) -> str:
+    """Point an alias to a new model, and return what an event says of it; empty if none may move.
 
     A language model moves `latest`. Clients of `latest` expect text, so a classifier moves only the
     alias with the name of its job's suffix, and only if no other kind of model has that alias.
@@ -61,18 +60,18 @@ def _move_alias(store: ModelStore, model_id: str, suffix: str | None) -> str | N
     model = store.get(model_id)
     if model.served_task.answers == "text":
         store.point_alias(LATEST_ALIAS, model_id)
-        return LATEST_ALIAS
+        return f", and {LATEST_ALIAS!r} points to it"
     if suffix is None or suffix == LATEST_ALIAS:
-        return None
+        return ""
     try:
         current = store.read_aliases().get(suffix)
-        if current is not None and store.get(current.model_id).task != model.task:
-            return None
+        if current is not None and (task := store.get(current.model_id).task) != model.task:
+            return f"; the alias {suffix!r} stays with a model of the task {task!r}"
         store.point_alias(suffix, model_id)
     except ServingError as exc:  # the model can still be used by its id
         logger.warning("the alias %r does not move to %s: %s", suffix, model_id, exc)
-        return None
-    return suffix
+        return f"; no alias points to it: {exc}"
+    return f", and {suffix!r} points to it"
 
 
 def end_run(

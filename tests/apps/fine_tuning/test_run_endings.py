@@ -91,10 +91,21 @@ async def test_published_model_becomes_latest_when_disk_is_full(
 
 
 @pytest.mark.parametrize(
-    ("suffix", "alias"), [("mood", "mood"), (None, None), ("latest", None), ("text", None)]
+    ("suffix", "alias", "told"),
+    [
+        ("mood", "mood", ", and 'mood' points to it"),
+        (None, None, ""),
+        ("latest", None, ""),
+        ("text", None, "; the alias 'text' stays with a model of the task 'causal_lm'"),
+        (
+            "tiny",
+            None,
+            "; no alias points to it: 'tiny' is the id of a model and cannot be an alias too",
+        ),
+    ],
 )
 def test_classifier_moves_only_alias_of_its_suffix(
-    layout: StorageLayout, tmp_path: Path, suffix: str | None, alias: str | None
+    layout: StorageLayout, tmp_path: Path, suffix: str | None, alias: str | None, told: str
 ) -> None:
     store = ModelStore(layout)
     store.point_alias("text", "tiny")
@@ -106,3 +117,4 @@ def test_classifier_moves_only_alias_of_its_suffix(
     finish_published(layout, run)
     after = {name: one.model_id for name, one in store.read_aliases().items()}
     assert after == {**before, **({alias: model_id} if alias else {})}
+    assert f"Published as {model_id}{told}" in list_messages(run)
