@@ -46,8 +46,18 @@ def watch_job(url: str, job_id: str, *, as_json: bool) -> NoReturn:
         notes.print(f"stopped watching; {job_id} continues")
         raise typer.Exit(_INTERRUPTED) from None
     if job.status == "succeeded" and not as_json:
-        print_message(f"{job.fine_tuned_model} is ready; try it with: tuneserve chat")
+        print_message(_describe_result(job))
     raise typer.Exit(0 if job.status == "succeeded" else 1)
+
+
+def _describe_result(job: Job) -> str:
+    """Say how to try the model of a job that has succeeded."""
+    model = job.fine_tuned_model
+    if model is None:  # of a loop of the operator's
+        return f"{job.id} has succeeded; it has left no model"
+    is_classifier = str(job.training.get("task", "")).endswith("_classification")
+    command = f"classify --model {model}" if is_classifier else "chat"  # with `latest`
+    return f"{model} is ready; try it with: tuneserve {command}"
 
 
 async def _print_events(api: ApiClient, job_id: str, *, as_json: bool) -> None:
