@@ -25,10 +25,10 @@ COLOURS = {"blue": (30, 60, 200), "green": (40, 180, 60), "red": (200, 40, 40)}
 
 
 def build_tiny_vit(folder: Path, **config: Any) -> Path:
-    """Write a random ViT of 32 × 32 pixels with two classes of its own."""
+    """Write a random ViT of 32 × 32 pixels in patches of 4 × 4, with two classes of its own."""
     sizes = {
         "image_size": SIZE,
-        "patch_size": 8,
+        "patch_size": 4,
         "hidden_size": 32,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,

@@ -1,4 +1,4 @@
-"""`python -m training` for image classification: two ZeRO-3 workers under Ray Train."""
+"""`python -m training` for image classification: two workers with ZeRO-3, and two with ddp."""
 
 import warnings
 from io import BytesIO
@@ -42,10 +42,14 @@ SPEC: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Fine-tune a model whose head is new: three classes in place of two."""
-    folder = tmp_path_factory.mktemp("images")
+    return train(tmp_path_factory.mktemp("images"))
+
+
+def train(folder: Path, **settings: Any) -> Path:
+    """Fine-tune in a folder, which then has the inputs and the output `run`; return it."""
     build_tiny_vit(folder / "vit")
     write_image_folder(folder / "shapes", 24)
-    run_spec(folder, SPEC)
+    run_spec(folder, {**SPEC, **settings})
     return folder
 
 
@@ -90,7 +94,7 @@ def test_losses_equal_those_of_one_process(folder: Path) -> None:
     steps = plan_epoch(rows.lengths, BatchPlan.from_spec(spec, "padded", 2), 0)
     num_steps = len(steps) * spec.epochs
     torch.manual_seed(spec.seed)
-    for shape in [(1, 1, 32), (1, 17, 32)]:  # a ViT that is built with values draws its embeddings
+    for shape in [(1, 1, 32), (1, 65, 32)]:  # a ViT that is built with values draws its embeddings
         torch.randn(shape)
     model = AutoModelForImageClassification.from_pretrained(
         folder / "vit", num_labels=3, ignore_mismatched_sizes=True
@@ -115,3 +119,14 @@ def test_losses_equal_those_of_one_process(folder: Path) -> None:
         optimizer.step()
     found = [line["loss"] for line in read_metrics(folder)[: len(steps)]]
     assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_ddp_has_the_losses_of_zero(folder: Path, tmp_path: Path) -> None:
+    found = read_metrics(train(tmp_path, strategy="ddp"))
+    expected = read_metrics(folder)
+    for name in ("loss", "grad_norm", "eval_loss"):
+        values = [line[name] for line in found if name in line]
+        assert len(values) >= 5
+        assert values == pytest.approx([line[name] for line in expected if name in line], abs=1e-4)
+    best = max(line["eval_accuracy"] for line in found if "eval_accuracy" in line)
+    assert best >= 0.95
