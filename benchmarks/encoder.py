@@ -1,7 +1,8 @@
 """A random BERT with a WordPiece vocabulary of given texts, for benchmarks of classification."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
@@ -9,9 +10,27 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedTo
 
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
+Size = Literal["small", "base"]
+_SIZES: Mapping[Size, Mapping[str, int]] = {
+    "small": {
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 1024,
+    },
+    "base": {  # of BERT-base
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+    },
+}
 
-def build_encoder(folder: Path, texts: Sequence[str], labels: Sequence[str], seed: int) -> None:
-    """Write a classifier of 4 layers, 256 wide, without dropout."""
+
+def build_encoder(
+    folder: Path, texts: Sequence[str], labels: Sequence[str], seed: int, size: Size = "small"
+) -> None:
+    """Write a classifier without dropout: 4 layers, 256 wide; or with the layers of BERT-base."""
     backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 - no password
     backend.normalizer = normalizers.BertNormalizer()
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -36,10 +55,7 @@ def build_encoder(folder: Path, texts: Sequence[str], labels: Sequence[str], see
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=backend.get_vocab_size(),
-        hidden_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=1024,
+        **_SIZES[size],
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         num_labels=len(labels),

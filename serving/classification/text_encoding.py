@@ -1,6 +1,6 @@
 """Tokens of texts, and batches of them, for the models of `serving.classification`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,8 @@ from serving.errors import InvalidRequestError
 
 MAX_BATCH_TOKENS = 4_096
 """Most tokens of one forward pass, padding included, unless a single input has more."""
+PASS_TOKENS = 32
+"""What the calls of one forward pass cost besides its computation, as tokens."""
 _UNLIMITED_CONTEXT = 1_000_000  # tokenizers report 10^30 if it is unknown
 
 
@@ -127,16 +129,28 @@ class TextEncoding:
         ]
 
 
-def plan_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the indices of each batch: similar lengths, at most `MAX_BATCH_TOKENS` with padding."""
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and (len(batch) + 1) * lengths[index] > MAX_BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
+def plan_batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Return the indices of the rows of each batch: similar lengths, in ascending order.
+
+    A batch costs the tokens of all its rows, each padded to the longest, and `PASS_TOKENS`; the
+    batches are those of the lowest cost. None has more than `MAX_BATCH_TOKENS` unless it is a
+    single row.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    costs, starts = [0], [0]  # of the cheapest batches of the first rows, and where the last begins
+    for end, index in enumerate(order, 1):
+        fitting = max(1, MAX_BATCH_TOKENS // lengths[index])
+        cost, start = min(
+            (costs[start] + (end - start) * lengths[index] + PASS_TOKENS, start)
+            for start in range(max(0, end - fitting), end)
+        )
+        costs.append(cost)
+        starts.append(start)
+    batches, end = [], len(order)
+    while end:
+        batches.append(order[starts[end] : end])
+        end = starts[end]
+    return batches[::-1]
 
 
 def _pad(rows: Sequence[Sequence[int]], length: int, pad: int) -> torch.Tensor:

@@ -15,6 +15,7 @@ from apps.fine_tuning.job_responses import describe_job
 from apps.fine_tuning.queue import RunQueue
 from apps.http_api.dependencies import Services
 from apps.http_api.run_streams import has_ended
+from storage import durable
 from storage.layout import StorageLayout
 from tests.apps.cli.conftest import Call
 from tests.apps.conftest import build_services
@@ -196,6 +197,24 @@ def test_watch_without_terminal_prints_events(
     assert exit_code == code
     assert [f"step {step}" in output for step in (1, 2, 3)] == [True] * 3
     assert ("tiny is ready" in output) == (status == "succeeded")
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "told"),
+    [
+        ("tiny", "causal_lm", "tiny is ready; try it with: tuneserve chat"),
+        ("tiny", "image_classification", "try it with: tuneserve classify --model tiny"),
+        (None, "causal_lm", "has succeeded; it has left no model"),
+    ],
+)
+def test_watch_says_how_to_try_the_model(
+    call: Call, run: RunFolder, model: str | None, task: str, told: str
+) -> None:
+    durable.write_json(run.spec_file, {**durable.read_json(run.spec_file), "task": task})
+    run.update_record(status="succeeded", model_id=model)
+    exit_code, output = call("jobs", "watch", run.path.name)
+    assert exit_code == 0
+    assert told in " ".join(output.split())
 
 
 def test_watch_with_json_option_prints_events_as_json(call: Call, run: RunFolder) -> None:
