@@ -10,6 +10,7 @@ import torch
 from model_files.architecture import hide_load_report, load_on_meta, make_meta_tensors
 from model_files.trainable import drop_head, is_of_base
 from model_files.weight_headers import read_weight_headers
+from training.adapters.layers import add_adapter
 from training.batching import BatchLayout
 from training.spec import TrainingSpec
 from training.task import Objective, find_task
@@ -41,8 +42,9 @@ def load_model(
     """Load the base model; raises `WeightsError` unless its weights match its architecture.
 
     The weights of a head that the base model lacks are random, by the seed of the spec, and so are
-    those of `unfit_head`. All have `dtype`, by default that of the spec's precision. Raises
-    `UnknownModelError` if there is no such model.
+    those of `unfit_head`. All have `dtype`, by default that of the spec's precision. With an
+    adapter in the spec, only the adapter's parameters require gradients. Raises `UnknownModelError`
+    if there is no such model, and `SettingError` for an adapter that does not fit it.
     """
     import transformers
 
@@ -77,6 +79,8 @@ def load_model(
     if faults := find_weight_faults(info):
         raise WeightsError(describe_faults(spec, faults))
     model.config.use_cache = False
+    if spec.adapter is not None:
+        add_adapter(model, spec.adapter, has_new_head=task.adds_head, seed=spec.seed)
     if spec.activation_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()

@@ -153,6 +153,11 @@ def _check_pipeline(spec: "TrainingSpec") -> None:
             f"data_engine is {spec.data_engine!r}, which divides rows among all workers, and the "
             "stages of a pipeline need the same rows: set it to 'local'"
         )
+    if spec.adapter is not None:
+        raise ValueError(
+            "adapter is set, and a pipeline trains all weights of its stages: set strategy to "
+            "'zero' or 'ddp', or remove adapter"
+        )
     if spec.batch_layout == "flattened":
         raise ValueError("batch_layout is 'flattened', and a pipeline pads rows: set it to 'auto'")
 

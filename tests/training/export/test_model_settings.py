@@ -10,8 +10,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from tests.tiny_model import build_tiny_model
 from tests.written_checkpoint import write_whole
 from training.base_model import load_config
-from training.export.consolidate import RejectedError, consolidate_checkpoint
+from training.export.consolidate import consolidate_checkpoint
 from training.export.model_settings import check_settings, remove_stale_settings
+from training.export.verification import RejectedError
 
 STALE = {
     "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},

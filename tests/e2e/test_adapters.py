@@ -1,0 +1,153 @@
+"""Adapters compared with a plain loop of PEFT, and with themselves after a resume."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from tests.e2e.test_equality import differ
+from tests.e2e.training_group import (
+    Case,
+    Trained,
+    make_spec,
+    train_in_group,
+    train_plainly,
+    write_table,
+)
+from tests.tiny_model import build_tiny_model
+from training.checkpoint.format import find_shards
+from training.checkpoint.reference_logits import make_prompt, read_probe
+from training.export.adapter import ADAPTER_WEIGHTS, export_adapter
+from training.export.zero_shards import open_weights
+from training.task import open_default_objective
+
+pytestmark = pytest.mark.e2e
+
+TARGETS = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+METHODS = ("lora", "dora", "rslora")
+STRATEGIES: list[dict[str, Any]] = [
+    {"zero_stage": 0},
+    {"zero_stage": 2},
+    {"zero_stage": 3},
+    {"strategy": "ddp"},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapters")
+    build_tiny_model(folder / "tiny")
+    write_table(folder / "rows.arrow")
+    return folder
+
+
+def make_case(method: str, strategy: dict[str, Any], **changes: Any) -> Case:
+    settings = {"adapter": {"method": method, "rank": 4}, "learning_rate": 0.01, **strategy}
+    return Case(settings, **changes)
+
+
+def train_with_peft(folder: Path, case: Case) -> Trained:
+    """Compute the steps of a case with PEFT in one process."""
+    base = AutoModelForCausalLM.from_pretrained(folder / "tiny", dtype=torch.float32)
+    method = case.settings["adapter"]["method"]
+    config = LoraConfig(
+        r=4,
+        lora_alpha=8,
+        target_modules=TARGETS,
+        use_dora=method == "dora",
+        use_rslora=method == "rslora",
+    )
+    torch.manual_seed(0)
+    trained = train_plainly(folder, case, get_peft_model(base, config))
+    learned = {
+        name.removeprefix("base_model.model."): one
+        for name, one in trained.parameters.items()
+        if "lora_" in name
+    }
+    return replace(trained, parameters=learned)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_losses_equal_those_of_peft(folder: Path, world_size: int) -> None:
+    cases = [
+        make_case(method, strategy, num_shares=world_size)
+        for method in METHODS
+        for strategy in STRATEGIES
+    ]
+    plain = {one: train_with_peft(folder, make_case(one, {})) for one in METHODS}
+    for case, found in zip(cases, train_in_group(world_size, folder, cases), strict=True):
+        expected = plain[case.settings["adapter"]["method"]]
+        assert expected.losses[-1] < expected.losses[0] - 0.01
+        differences = differ(found, expected)
+        print(world_size, case.settings, differences)
+        assert differences["loss"] < 1e-4, case
+        assert differences["parameter"] < 1e-3, case
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_resumed_adapter_equals_uninterrupted_one(
+    folder: Path, tmp_path: Path, world_size: int
+) -> None:
+    def make_cases(**changes: Any) -> list[Case]:
+        return [
+            make_case(method, strategy, checkpoint=tmp_path / f"{method}-{number}", **changes)
+            for method in ("lora", "dora")
+            for number, strategy in enumerate(STRATEGIES)
+        ]
+
+    whole = train_in_group(2, folder, make_cases(save_after=5))
+    resumed = train_in_group(world_size, folder, make_cases(first=5, saved_by=2))
+    for case, found, expected in zip(make_cases(), resumed, whole, strict=True):
+        if world_size == 2:
+            assert found.losses == expected.losses[5:], case
+            for name, tensor in expected.parameters.items():
+                assert torch.equal(found.parameters[name], tensor), (case, name)
+        else:
+            assert found.losses == pytest.approx(expected.losses[5:], rel=1e-4), case
+        assert case.checkpoint is not None
+        stored = open_weights(find_shards(case.checkpoint)).tensors
+        names = [name for name, one in stored.items() if not one.is_buffer]
+        assert names
+        assert all("lora_" in name for name in names), names
+
+
+def test_exported_adapter_has_the_logits_of_training(folder: Path, tmp_path: Path) -> None:
+    cases = [
+        make_case(method, strategy, checkpoint=tmp_path / f"{method}-{number}", save_after=10)
+        for method in METHODS
+        for number, strategy in enumerate(STRATEGIES)
+    ]
+    cases = [replace(case, saves_probe=True) for case in cases]
+    train_in_group(2, folder, cases)
+    for case in cases:
+        assert case.checkpoint is not None
+        spec = make_spec(folder, case)
+        assert spec.adapter is not None
+        output = tmp_path / f"{case.checkpoint.name}-exported"
+        verification = export_adapter(
+            case.checkpoint,
+            spec,
+            spec.adapter,
+            output,
+            dtype=torch.float32,
+            objective=open_default_objective(),
+        )
+        assert verification.passed
+        size = (output / ADAPTER_WEIGHTS).stat().st_size
+        assert size < (folder / "tiny" / "model.safetensors").stat().st_size
+        base = AutoModelForCausalLM.from_pretrained(folder / "tiny", dtype=torch.float32)
+        prompt = make_prompt(base.config)
+        with torch.no_grad():
+            plain = base(**prompt).logits[0]
+            model: Any = PeftModel.from_pretrained(base, str(output)).eval()
+            adapted = model(**prompt).logits[0]
+            merged = model.merge_and_unload()(**prompt).logits[0]
+        probe = read_probe(case.checkpoint)
+        assert probe is not None
+        assert torch.allclose(adapted, probe.logits, atol=1e-4)
+        assert torch.allclose(merged, adapted, atol=1e-4)
+        assert not torch.allclose(plain, adapted, atol=1e-2)

@@ -1,0 +1,63 @@
+"""The adapter of a model in training: layers of PEFT, beside frozen weights."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from training.adapters.targets import choose_targets, find_saved_modules
+from training.settings.adapter_settings import AdapterSettings
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+ADAPTER_NAME = "default"
+"""What PEFT calls the only adapter of a model."""
+
+
+def plan_adapter(
+    model: torch.nn.Module, settings: AdapterSettings, *, has_new_head: bool
+) -> "LoraConfig":
+    """Return PEFT's configuration of an adapter for a model, whose weights may be on `meta`.
+
+    A new head is learned whole. Raises `SettingError` as `choose_targets` does.
+    """
+    from peft import LoraConfig
+
+    saved = find_saved_modules(model, settings, has_new_head=has_new_head)
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.scale_numerator,  # type: ignore[arg-type]  # PEFT divides it
+        lora_dropout=settings.dropout,
+        target_modules=choose_targets(model, settings, saved),
+        modules_to_save=saved or None,
+        use_dora=settings.method == "dora",
+        use_rslora=settings.method == "rslora",
+    )
+
+
+def add_adapter(
+    model: Any, settings: AdapterSettings, *, has_new_head: bool, seed: int
+) -> "LoraConfig":
+    """Add an adapter to a model in place, and freeze everything else; returns its configuration.
+
+    Its random values depend only on `seed`. Frozen parameters are left out of the model's state,
+    and so of checkpoints. Raises `SettingError` as `choose_targets` does.
+    """
+    from peft import inject_adapter_in_model
+
+    config = plan_adapter(model, settings, has_new_head=has_new_head)
+    torch.manual_seed(seed)
+    inject_adapter_in_model(config, model, ADAPTER_NAME)
+    model.register_state_dict_post_hook(_drop_frozen)
+    return config
+
+
+def _drop_frozen(
+    module: torch.nn.Module,
+    state: dict[str, Any],
+    prefix: str,
+    metadata: object,  # noqa: ARG001
+) -> None:
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            state.pop(f"{prefix}{name}", None)
