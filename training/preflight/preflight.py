@@ -22,6 +22,7 @@ from storage import durable
 from training.base_model import load_config
 from training.deepspeed.validation import check_deepspeed_keys
 from training.pipeline.architecture import check_architecture
+from training.preflight.adapter_check import count_learned_parameters
 from training.spec import SettingError, TrainingSpec, name_source
 from training.task import Task, find_task
 
@@ -40,12 +41,14 @@ class UnfitModelError(SettingError):
 def check_settings(spec: TrainingSpec) -> None:
     """Check everything that depends only on the settings and the base model.
 
-    Raises `UnfitModelError`, `UnknownModelError` or `DeepSpeedSettingError`.
+    Raises `UnfitModelError`, `UnknownModelError`, `DeepSpeedSettingError`, or `SettingError` for
+    an adapter or a pipeline that does not fit the base model.
     """
     check_base_model(spec.base_model, find_task(spec.task))
     if spec.strategy == "zero":
         check_deepspeed_keys(spec)
     check_architecture(spec)
+    count_learned_parameters(spec)  # checks the adapter
 
 
 def check_base_model(base_model: str, task: Task) -> None:

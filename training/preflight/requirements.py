@@ -14,6 +14,13 @@ _MOMENT_BYTES = 8
 _MARGIN = 1.1  # activations, buffers, files that are not weights
 
 
+class ModelSize(NamedTuple):
+    """The parameters of a model, and those that are learned: all, or those of an adapter."""
+
+    num_parameters: int
+    num_learned: int
+
+
 class Need(NamedTuple):
     """Bytes that are certainly needed, and bytes that are likely to be needed."""
 
@@ -21,22 +28,25 @@ class Need(NamedTuple):
     likely: int
 
 
-def estimate_checkpoint(spec: TrainingSpec, num_parameters: int) -> Need:
-    """Estimate one sharded checkpoint: fp32 weights, moments, and below stage 3 the module."""
-    certain = (_MASTER_BYTES + _MOMENT_BYTES) * num_parameters
-    module = 0 if spec.sharding_stage == 3 else _count_pass_bytes(spec) * num_parameters
+def estimate_checkpoint(spec: TrainingSpec, size: ModelSize) -> Need:
+    """Estimate one sharded checkpoint of what is learned.
+
+    That is fp32 weights, moments, and below stage 3 the module.
+    """
+    certain = (_MASTER_BYTES + _MOMENT_BYTES) * size.num_learned
+    module = 0 if spec.sharding_stage == 3 else _count_pass_bytes(spec) * size.num_learned
     return Need(certain, int(_MARGIN * (certain + module)))
 
 
-def estimate_disk(spec: TrainingSpec, num_parameters: int, *, has_trained: bool) -> Need:
+def estimate_disk(spec: TrainingSpec, size: ModelSize, *, has_trained: bool) -> Need:
     """Estimate the disk space that a run's folder needs for checkpoints and the model.
 
     A checkpoint is complete before an older one is removed, so there is one more than
     `keep_checkpoints`. For a run that has trained, only the model is certain: the run may be at its
     end.
     """
-    checkpoint = estimate_checkpoint(spec, num_parameters)
-    model_bytes = _count_export_bytes(spec) * num_parameters
+    checkpoint = estimate_checkpoint(spec, size)
+    model_bytes = _count_export_bytes(spec) * size.num_learned
     may_end_early = spec.early_stopping_patience or spec.max_steps
     num_saved = 1 if may_end_early else spec.epochs  # at least
     num_kept = min(spec.keep_checkpoints, num_saved)
@@ -49,7 +59,7 @@ def estimate_disk(spec: TrainingSpec, num_parameters: int, *, has_trained: bool)
     return Need(model_bytes if has_trained else certain, likely)
 
 
-def estimate_memory(spec: TrainingSpec, num_parameters: int, *, on_gpu: bool) -> tuple[Need, Need]:
+def estimate_memory(spec: TrainingSpec, size: ModelSize, *, on_gpu: bool) -> tuple[Need, Need]:
     """Estimate the total memory of all workers' hosts, and the memory of one GPU.
 
     The second estimate is 0 without GPUs. Activations are not certain, because they depend on the
@@ -62,9 +72,9 @@ def estimate_memory(spec: TrainingSpec, num_parameters: int, *, on_gpu: bool) ->
     num_weights = 1 if spec.sharding_stage == 3 else num_replicas  # copies of each in the cluster
     num_gradients = 1 if spec.sharding_stage >= 2 else num_replicas
     num_states = 1 if spec.sharding_stage >= 1 else num_replicas
-    weights = _count_pass_bytes(spec) * num_parameters * num_weights
-    gradients = _count_pass_bytes(spec) * num_parameters * num_gradients
-    states = optimizer * num_parameters * num_states
+    weights = _count_pass_bytes(spec) * size.num_parameters * num_weights
+    gradients = _count_pass_bytes(spec) * size.num_learned * num_gradients
+    states = optimizer * size.num_learned * num_states
     if not on_gpu:
         return Need(weights + states, int(_MARGIN * (weights + gradients + states))), Need(0, 0)
     on_host = (states if spec.offload_optimizer else 0) + (
