@@ -25,4 +25,5 @@ def count_learned_parameters(spec: TrainingSpec) -> int | None:
             load_config(spec.base_model), trust_remote_code=False
         )
         add_adapter(model, spec.adapter, has_new_head=task.adds_head, seed=spec.seed)
-    return sum(one.numel() for one in model.parameters() if one.requires_grad)
+    sizes: list[int] = [one.numel() for one in model.parameters() if one.requires_grad]
+    return sum(sizes)
